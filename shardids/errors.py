@@ -1,0 +1,109 @@
+"""Every error that shardids raises on purpose: one root, and one class per SQLSTATE of class ``SI``.
+
+The database raises the ``SI`` states itself (``sql/``); :func:`from_database` turns one into the
+exception of this module, message and hint untouched, so that Python and psql users read the same words.
+"""
+
+from __future__ import annotations
+
+
+class ShardidsError(Exception):
+    """Root of all errors raised by shardids.
+
+    ``message`` says what is wrong, with the thing, the shard and the node; ``hint`` says what to do
+    next, and may be empty. ``sqlstate`` is the PostgreSQL error code where there is one.
+    """
+
+    sqlstate: str | None = None
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(f"{message}\n{hint}" if hint else message)
+        self.message = message
+        self.hint = hint
+
+
+class BadArgument(ShardidsError, ValueError):
+    """A value that can't be used: out of range, of the wrong form, or unknown. Nothing was changed."""
+
+    sqlstate = "SI007"
+
+
+class UnsupportedKey(ShardidsError, TypeError):
+    """A sharding key of a type that has no stable hash (only int, str, bytes and UUID have one)."""
+
+
+class UnknownShard(ShardidsError, LookupError):
+    """The shard is not in this cluster, or not on this node."""
+
+    sqlstate = "SI001"
+
+
+class ShardFenced(ShardidsError):
+    """The shard is stopped: it issues no IDs until it is activated."""
+
+    sqlstate = "SI002"
+
+
+class ShardMoved(ShardFenced):
+    """The shard lives on another node now."""
+
+    sqlstate = "SI003"
+
+
+class CopyNotActivated(ShardidsError):
+    """This database is a copy of the one that was activated; it issues no IDs until it is activated."""
+
+    sqlstate = "SI004"
+
+
+class TooFarAhead(ShardidsError):
+    """The shard's ticks are ahead of the server's clock by more than ``max_ahead``."""
+
+    sqlstate = "SI005"
+
+
+class TimeExhausted(ShardidsError):
+    """The layout's time bits can't express the present time any more."""
+
+    sqlstate = "SI006"
+
+
+class ConnectionFailed(ShardidsError):
+    """A server can't be reached or refuses the login. The message never holds a password."""
+
+
+class MissingPrivilege(ShardidsError):
+    """The role that was used lacks a privilege; the message says which role and what."""
+
+
+class UnsupportedServer(ShardidsError):
+    """The server is older than the oldest supported PostgreSQL, or is no primary."""
+
+
+class ClusterConflict(ShardidsError):
+    """What was asked contradicts what the cluster already is. Nothing was changed."""
+
+
+class ServerStartFailed(ShardidsError):
+    """An embedded PostgreSQL server could not be made or started."""
+
+
+BY_SQLSTATE: dict[str, type[ShardidsError]] = {
+    cls.sqlstate: cls
+    for cls in (
+        UnknownShard,
+        ShardFenced,
+        ShardMoved,
+        CopyNotActivated,
+        TooFarAhead,
+        TimeExhausted,
+        BadArgument,
+    )
+    if cls.sqlstate is not None
+}
+
+
+def from_database(sqlstate: str | None, message: str, hint: str = "") -> ShardidsError | None:
+    """The exception for an error that the database raised, or ``None`` if the state is not ours."""
+    cls = BY_SQLSTATE.get(sqlstate or "")
+    return cls(message, hint=hint) if cls else None
