@@ -1,0 +1,149 @@
+-- Purpose:    stopping, starting and granting shards, for the owner of schema shardids.
+-- Locks:      fence, activate: advisory lock (1936220516, shard) for microseconds; FOR UPDATE on the
+--             shard's row until commit.
+-- Privileges: CREATE on schema shardids.
+
+-- Stops the shard at once and for every session, whatever becomes of the caller's transaction: a fence that
+-- is rolled back stays, until activate(). Fenced is id_offset < 0; it keeps the offset, so that the next one
+-- is above it. Every fence leaves another value, so that an activation releases only the fence that it saw.
+create function shardids.fence(shard integer, moved_to text default null, out high_water_tick bigint)
+language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+declare
+  this shardids.shard;
+begin
+  select s.* into this from shardids.shard s where s.id = fence.shard;
+  if not found then
+    perform shardids.refuse('SI001', shard);
+  end if;
+  high_water_tick := shardids.stop(shard, this.id_counter, this.id_offset);
+  select s.* into this from shardids.shard s where s.id = fence.shard for update;
+  high_water_tick := greatest(shardids.stop(shard, this.id_counter, this.id_offset), this.high_water_tick);
+  update shardids.shard s
+  set state = case when fence.moved_to is null then 'fenced' else 'moved' end,
+      moved_to = fence.moved_to, high_water_tick = fence.high_water_tick, unfences = null
+  where s.id = fence.shard;
+end
+$$;
+
+comment on function shardids.fence(integer, text) is
+  'Stops a shard at once; returns the high-water tick, above which no ID was issued';
+
+create function shardids.stop(shard integer, id_counter regclass, id_offset regclass, out high_water_tick bigint)
+language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
+declare
+  seen bigint;
+begin
+  begin
+    perform pg_advisory_xact_lock(1936220516, shard);
+    seen := coalesce(pg_sequence_last_value(id_offset), -1);
+    perform setval(id_offset, -2 - shardids.offset_ms(seen));
+    -- Read after setval: a draw that still passed with the old offset has a counter no higher than this.
+    high_water_tick := (shardids.offset_ms(seen) << shardids.sequence_bits())
+                       + coalesce(pg_sequence_last_value(id_counter), 0);
+    raise exception using errcode = 'SI099';
+  exception when sqlstate 'SI099' then
+    null;
+  end;
+end
+$$;
+
+-- Changes the row only: the first draw after COMMIT releases the fence, so an activation that is rolled back
+-- has released nothing.
+create function shardids.activate(shard integer, above_tick bigint default -1) returns void
+language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+declare
+  this shardids.shard;
+  margin_ms bigint;
+begin
+  select s.* into this from shardids.shard s where s.id = activate.shard for update;
+  if not found then
+    -- The schema was copied here without its row, by pg_dump -n for example.
+    if to_regclass(format('%I.id_offset', shardids.schema_of(shard))) is null then
+      perform shardids.refuse('SI001', shard);
+    end if;
+    insert into shardids.shard (id, schema, id_counter, id_offset, server)
+    values (shard, shardids.schema_of(shard), format('%I.id_counter', shardids.schema_of(shard))::regclass,
+            format('%I.id_offset', shardids.schema_of(shard))::regclass, 'another server')
+    returning * into this;
+  end if;
+  -- What the original issued after the copy was made is unknown; the clock is the best witness of it.
+  if this.server <> shardids.server() then
+    select extract(epoch from n.safety_margin) * 1000 into margin_ms from shardids.node n;
+    above_tick := greatest(above_tick,
+      (shardids.ms_of(clock_timestamp()) + margin_ms) << shardids.sequence_bits());
+  end if;
+  update shardids.shard s
+  set state = 'active', moved_to = null, unfences = coalesce(pg_sequence_last_value(this.id_offset), -1),
+      high_water_tick = greatest(this.high_water_tick, above_tick),
+      server = shardids.server(), timeline = shardids.timeline(), activated_at = clock_timestamp()
+  where s.id = activate.shard;
+end
+$$;
+
+comment on function shardids.activate(integer, bigint) is
+  'Lets a shard issue IDs on this server, all above its high-water tick and above_tick';
+
+-- What an application role needs to draw, reserve and decode; nothing that can set a sequence.
+create function shardids.grant_usage(shard integer, role name) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  schema name := shardids.schema_of(shard);
+begin
+  execute format('grant usage on schema shardids, %I to %I', schema, role);
+  execute format('grant select on shardids.node, shardids.shard to %I', role);
+  execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer) to %2$I', schema, role);
+  execute format('grant usage on sequence %I.id_counter to %I', schema, role);
+  execute format('grant select on sequence %I.id_offset to %I', schema, role);
+end
+$$;
+
+comment on function shardids.grant_usage(integer, name) is 'Lets a role draw IDs from a shard';
+
+create function shardids.revoke_usage(shard integer, role name) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  schema name := shardids.schema_of(shard);
+begin
+  execute format('revoke execute on function %1$I.next_id(), %1$I.next_ids(integer) from %2$I', schema, role);
+  execute format('revoke all on sequence %1$I.id_counter, %1$I.id_offset from %2$I', schema, role);
+end
+$$;
+
+comment on function shardids.revoke_usage(integer, name) is 'Takes back what grant_usage gave on a shard';
+
+revoke execute on function
+  shardids.fence(integer, text), shardids.stop(integer, regclass, regclass),
+  shardids.activate(integer, bigint), shardids.grant_usage(integer, name), shardids.revoke_usage(integer, name)
+  from public;
+
+-- Opens a transaction on one shard, for migrations: makes the schema if there is none, and sets search_path
+-- and shardids.shard until COMMIT.
+create function shardids.enter_shard(shard integer) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  schema text := shardids.schema_of(shard);
+  owner name := (select pg_get_userbyid(nspowner) from pg_namespace where nspname = 'shardids');
+  bound integer := 1 << shardids.shard_bits();
+begin
+  if shard is null or shard < 0 or shard >= bound then
+    raise exception using errcode = 'SI007',
+      message = format('there is no shard %s in this layout', shard),
+      hint = format('Shards are numbered 0 to %s.', bound - 1);
+  elsif not pg_has_role(current_user, owner, 'usage') then
+    raise insufficient_privilege using
+      message = format('role "%s" can''t change shards: it lacks membership in "%s", the owner of schema shardids',
+                       current_user, owner),
+      hint = format('grant %I to %I', owner, current_user);
+  end if;
+  perform pg_advisory_xact_lock(1936220517, shard);
+  if to_regnamespace(quote_ident(schema)) is null then
+    execute format('create schema %I authorization %I', schema, owner);
+  end if;
+  perform set_config('shardids.shard', shard::text, true);
+end
+$$;
+
+comment on function shardids.enter_shard(integer) is
+  'Makes a shard''s schema if missing and names it in shardids.shard until the end of the transaction';

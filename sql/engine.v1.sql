@@ -1,0 +1,247 @@
+-- Purpose:    the generator. One engine serves all shards of the database.
+-- Locks:      next_id: none on the usual path. advance: advisory lock (1936220516, shard), for microseconds.
+-- Privileges: CREATE on schema shardids; the owner must own the shards' sequences.
+--
+-- A shard keeps its clock in two sequences: a tick is (offset in ms << sequence_bits) + counter, where every
+-- draw takes one nextval of id_counter and id_offset changes only under the lock and only upwards. A draw
+-- that reads the same offset before and after its nextval had that offset at the time of the nextval, and
+-- nextval strictly increases, so ticks strictly increase in the order of the draws, over all sessions.
+--
+-- The functions that every draw runs have bodies that are parsed when they are created: no search_path of a
+-- caller reaches them.
+
+-- The tick of a draw lies between a minute ahead of the clock and 2 ms behind it (-60000 < lag < 2), id_offset
+-- was written in this life of the server, and the layout's time is not exhausted. In one comparison: an
+-- exhausted time field loses its top bit and lags by half the layout's range; a foreign base is centuries off.
+create function shardids.is_current(seen bigint, drawn bigint) returns boolean
+language sql volatile parallel safe
+return abs(date_part('epoch', clock_timestamp()) * 1000
+           - (((seen + (drawn >> shardids.sequence_bits())) & ~(1::bigint << shardids.time_bits()))
+              + (shardids.epoch_ms() - shardids.offset_base() - 29999))) < 30001;
+
+create function shardids.is_unchanged(seen bigint, id_offset regclass) returns boolean
+language sql volatile parallel safe
+return pg_sequence_last_value(id_offset) = seen;
+
+create function shardids.is_in_time(seen bigint, drawn bigint) returns boolean
+language sql immutable parallel safe
+return (seen & 8796093022207) + (drawn >> shardids.sequence_bits()) < (1::bigint << shardids.time_bits());
+
+create function shardids.drawn_id(seen bigint, drawn bigint, shard integer) returns bigint
+language sql immutable parallel safe
+return (((((seen + (drawn >> shardids.sequence_bits())) & 8796093022207) << shardids.shard_bits()) + shard)
+        << shardids.sequence_bits()) + (drawn & ((1::bigint << shardids.sequence_bits()) - 1));
+
+-- seen is id_offset as read by the caller: arguments are evaluated before the body, so before nextval.
+-- Declared stable although it draws: PL/pgSQL then takes no new snapshot for each expression, a tenth of the
+-- cost. Sequences are read without snapshots. The caller's expression stays volatile, and so is evaluated
+-- once a row, because pg_sequence_last_value in its first argument is.
+create function shardids.next_id(seen bigint, counter regclass, id_offset regclass, shard integer) returns bigint
+language plpgsql stable parallel unsafe as $$
+declare
+  drawn bigint := pg_catalog.nextval(counter);
+begin
+  if shardids.is_current(seen, drawn) and shardids.is_unchanged(seen, id_offset) then
+    return shardids.drawn_id(seen, drawn, shard);
+  end if;
+  loop
+    seen := (shardids.advance(shard, id_offset)).seen;
+    drawn := pg_catalog.nextval(counter);
+    if shardids.is_unchanged(seen, id_offset) and shardids.is_in_time(seen, drawn) then
+      return shardids.drawn_id(seen, drawn, shard);
+    end if;
+  end loop;
+end
+$$;
+
+comment on function shardids.next_id(bigint, regclass, regclass, integer) is
+  'Draws an ID; call it as the shard''s own next_id()';
+
+-- The only place that raises an offset. Brings the shard to the clock of this server, releases it after
+-- activate(), jumps over what a crash or a lost primary may have issued, and sets ticks aside.
+--
+-- first_tick and last_tick bound the ticks set aside. With the lock held the offset goes from old to new:
+-- draws that saw the old one have counters up to c2, read after the change, and draws that see the new one
+-- have counters above c1, read before it; the ticks (old + c2, new + c1] are nobody else's.
+--
+-- The lock goes with the subtransaction that raises SI099, also on cancel; setval is not transactional and stays.
+create function shardids.advance(
+  shard integer, id_offset regclass, ticks bigint default 0,
+  out seen bigint, out first_tick bigint, out last_tick bigint)
+language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+declare
+  this shardids.shard;
+  node shardids.node;
+  base constant bigint := shardids.offset_base();
+  bits constant integer := shardids.sequence_bits();
+  limit_ms constant bigint := 1::bigint << shardids.time_bits();
+  now_ms bigint;
+  offset_ms bigint;
+  target_ms bigint;
+  margin_ms bigint;
+  max_ahead_ms bigint;
+  c1 bigint;
+  reason text;
+begin
+  select s.* into this from shardids.shard s where s.id = advance.shard;
+  select n.* into node from shardids.node n;
+  reason := case
+    when this.id is null and to_regnamespace(quote_ident(shardids.schema_of(shard))) is null then 'SI001'
+    when this.id is null or this.id_offset <> id_offset then 'SI004'
+    when this.state = 'active' and this.server <> shardids.server() and node.on_copy = 'refuse' then 'SI004'
+    end;
+  if reason is not null then
+    perform shardids.refuse(reason, shard);
+  end if;
+  margin_ms := extract(epoch from node.safety_margin) * 1000;
+  max_ahead_ms := extract(epoch from node.max_ahead) * 1000;
+  begin
+    -- currval shows that this session has drawn from the shard, so that its role was allowed to.
+    perform currval(this.id_counter), pg_advisory_xact_lock(1936220516, shard);
+    seen := coalesce(pg_sequence_last_value(this.id_offset), -1);
+    c1 := pg_sequence_last_value(this.id_counter);
+    now_ms := floor(date_part('epoch', clock_timestamp()) * 1000)::bigint - shardids.epoch_ms();
+    offset_ms := shardids.offset_ms(seen);
+    target_ms := greatest(offset_ms, now_ms - (c1 >> bits),
+                          ((this.high_water_tick - c1) >> bits) + 1);
+    if seen < 0 then
+      if this.state <> 'active' or this.unfences is distinct from seen then
+        perform shardids.refuse('SI002', shard);
+      end if;
+      target_ms := greatest(target_ms, offset_ms + 1);
+    elsif seen - offset_ms <> base then
+      target_ms := greatest(target_ms, offset_ms + margin_ms);
+      if this.timeline <> shardids.timeline() then
+        target_ms := greatest(target_ms, now_ms - (c1 >> bits) + margin_ms);
+      end if;
+      if this.server <> shardids.server() then
+        raise warning 'shardids: shard % of node "%" is a copy that was not activated, and issues IDs', shard, node.name
+          using hint = format('If the original still issues IDs, some will be issued twice. Otherwise: select shardids.activate(%s)', shard);
+      end if;
+    end if;
+    if ticks > 0 then
+      offset_ms := target_ms;
+      target_ms := offset_ms + ((ticks + 4096) >> bits) + 2;
+    end if;
+    if now_ms >= limit_ms or target_ms + (c1 >> bits) >= limit_ms then
+      perform shardids.refuse('SI006', shard);
+    elsif target_ms + (c1 >> bits) - now_ms > max_ahead_ms then
+      perform shardids.refuse('SI005', shard, target_ms + (c1 >> bits) - now_ms);
+    end if;
+    if base + target_ms <> seen then
+      seen := setval(this.id_offset, base + target_ms);
+    end if;
+    while ticks > 0 loop
+      first_tick := (offset_ms << bits) + pg_sequence_last_value(this.id_counter) + 1;
+      last_tick := (target_ms << bits) + c1;
+      exit when last_tick - first_tick >= ticks - 1;
+      -- Other sessions drew more than the margin meanwhile; widening keeps what was derived from c1.
+      target_ms := target_ms + ((ticks + 4096) >> bits) + 2;
+      seen := setval(this.id_offset, base + target_ms);
+    end loop;
+    raise exception using errcode = 'SI099';
+  exception
+    when sqlstate 'SI099' then
+      last_tick := first_tick + ticks - 1;
+    when object_not_in_prerequisite_state then
+      -- The name stands for its whole class, lock_not_available included.
+      if sqlstate <> '55000' then
+        raise;
+      end if;
+      raise insufficient_privilege using
+        message = format('shard %s of node "%s": this session has not drawn from the shard', shard, node.name),
+        hint = 'Draw with the shard''s next_id() or next_ids(n).';
+  end;
+end
+$$;
+
+comment on function shardids.advance(integer, regclass, bigint) is
+  'Raises a shard''s offset to the clock, and by as many ticks as are to be set aside';
+
+create function shardids.offset_ms(seen bigint) returns bigint
+language sql immutable parallel safe
+return case when seen < 0 then -1 - seen else seen & 8796093022207 end;
+
+comment on function shardids.offset_ms(bigint) is 'The offset in ms that a value of id_offset holds, active or fenced';
+
+create function shardids.refuse(reason text, shard integer, ahead_ms bigint default null) returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  this shardids.shard;
+  node shardids.node;
+  what text;
+  next text;
+begin
+  select s.* into this from shardids.shard s where s.id = refuse.shard;
+  select n.* into node from shardids.node n;
+  if reason = 'SI002' and this.state = 'moved' then
+    reason := 'SI003';
+  end if;
+  case reason
+    when 'SI001' then
+      what := 'is not on this node';
+      next := 'The catalog knows where it is: shardids shard show ' || shard;
+    when 'SI002' then
+      what := 'is fenced and issues no IDs';
+      next := format('To let it issue again: select shardids.activate(%s)', shard);
+    when 'SI003' then
+      what := format('has moved to node "%s"', this.moved_to);
+      next := 'Refresh the placement and retry the transaction there.';
+    when 'SI004' then
+      what := format('is a copy that was not activated here (activated on %s, this is %s)',
+                     coalesce(this.server, 'another server'), shardids.server());
+      next := format('If the original will never issue IDs again: select shardids.activate(%s)', shard);
+    when 'SI005' then
+      what := format('would issue IDs %s ms ahead of the clock; the limit is max_ahead = %s', ahead_ms, node.max_ahead);
+      next := 'Set the server''s clock right, wait until it has caught up, or raise shardids.node.max_ahead.';
+    when 'SI006' then
+      what := format('has no more IDs: the layout''s time ended at %s',
+                     shardids.time_of(shardids.id_of(((1::bigint << shardids.time_bits()) - 1) << shardids.sequence_bits(), 0)));
+      next := 'Check the server''s clock; if it is right, the cluster needs a new layout.';
+  end case;
+  raise exception using
+    errcode = reason, hint = next,
+    message = format('shard %s %s [node "%s"]', shard, what, node.name);
+end
+$$;
+
+-- Looks the shard's sequences up, so that a caller can name no others.
+create function shardids.reserve(shard integer, n integer, out first_tick bigint, out last_tick bigint)
+language plpgsql volatile parallel unsafe as $$
+declare
+  counter pg_catalog.regclass;
+  id_offset pg_catalog.regclass;
+  node_name text;
+  bound integer;
+begin
+  select s.id_counter, s.id_offset into counter, id_offset
+  from shardids.shard s where s.id operator(pg_catalog.=) reserve.shard;
+  if id_offset is null then
+    perform shardids.refuse('SI001', shard);
+  end if;
+  select node.name, node.max_reserve into node_name, bound from shardids.node;
+  if n is null or n operator(pg_catalog.<) 1 or n operator(pg_catalog.>) bound then
+    raise exception using
+      errcode = 'SI007',
+      message = pg_catalog.format('shard %s can''t reserve %s IDs at once [node "%s"]', shard, n, node_name),
+      hint = pg_catalog.format('Ask for 1 to %s (shardids.node.max_reserve).', bound);
+  end if;
+  -- nextval is refused to a role that may not draw here; see currval in advance().
+  perform pg_catalog.nextval(counter);
+  select a.first_tick, a.last_tick into first_tick, last_tick
+  from shardids.advance(shard, id_offset, n) a;
+end
+$$;
+
+comment on function shardids.reserve(integer, integer) is
+  'Sets n consecutive ticks of a shard aside for the caller; shardids.id_of(tick, shard) makes them IDs';
+
+create function shardids.next_ids(shard integer, n integer) returns setof bigint
+language sql volatile parallel unsafe rows 1000
+begin atomic
+  select shardids.id_of(tick, shard)
+  from shardids.reserve(shard, n) r, generate_series(r.first_tick, r.last_tick) tick;
+end;
+
+comment on function shardids.next_ids(integer, integer) is 'n IDs of a shard, in order';

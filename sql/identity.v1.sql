@@ -1,0 +1,49 @@
+-- Purpose:    which server this is, and which of its lives: how a copy and a restart are noticed.
+-- Locks:      none.
+-- Privileges: CREATE on schema shardids. With pg_read_all_stats (or superuser) a crash of one backend,
+--             after which the server recovers without a new postmaster, is told from normal running.
+--
+-- server() and offset_base() are constant for the whole life of a session, and only for that. They are
+-- declared immutable so that a PL/pgSQL function's cached expressions fold them into constants: the
+-- check that every draw makes of them costs one addition. Never use them in an index or a stored value.
+
+create function shardids.server() returns text
+language plpgsql immutable parallel safe security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  return format('%s/%s', (select system_identifier from pg_control_system()),
+                (select oid from pg_database where datname = current_database()));
+end
+$$;
+
+comment on function shardids.server() is 'System identifier of this server and OID of this database';
+
+-- The value of a shard's id_offset is offset_base() + offset in ms. The base holds 20 bits of a hash of
+-- the server's present life, above the 43 bits of the largest offset: an id_offset written in another life
+-- or on another server reads as a time centuries away, so the draw goes to advance(), which looks closer.
+create function shardids.offset_base() returns bigint
+language plpgsql immutable parallel safe security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  sees_all boolean := pg_has_role(current_user, 'pg_read_all_stats', 'usage');
+  checkpointer_start timestamptz;
+begin
+  -- Right after a crash the first sessions may come before the new checkpointer is listed; one that went
+  -- on without it would disagree with all later ones.
+  while sees_all and checkpointer_start is null loop
+    select backend_start into checkpointer_start from pg_stat_activity where backend_type = 'checkpointer';
+    if checkpointer_start is null then
+      perform pg_sleep(0.001), pg_stat_clear_snapshot();
+    end if;
+  end loop;
+  return (hashtextextended(
+    concat_ws(' ', shardids.server(), extract(epoch from pg_postmaster_start_time()),
+              extract(epoch from checkpointer_start)), 0) & 1048575) << 43;
+end
+$$;
+
+comment on function shardids.offset_base() is 'What this life of the server adds to the stored offset of a shard';
+
+create function shardids.timeline() returns integer
+language sql volatile parallel safe
+return ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer;
+
+comment on function shardids.timeline() is 'WAL timeline of this server; it changes when a standby is promoted';

@@ -1,0 +1,44 @@
+-- Purpose:    what this database knows of itself and of the shards it holds.
+-- Settings:   shardids.cluster (uuid), shardids.node (name)
+-- Locks:      none beyond those of CREATE.
+-- Privileges: CREATE on schema shardids.
+
+create table shardids.node (
+  only_row      boolean  primary key default true check (only_row),
+  name          text     not null,
+  cluster       uuid     not null,
+  on_copy       text     not null default 'refuse' check (on_copy in ('refuse', 'warn')),
+  -- A draw looks at max_ahead only when its tick is a minute ahead of the clock.
+  max_ahead     interval not null default '1 hour' check (max_ahead between '1 minute' and '10 years'),
+  safety_margin interval not null default '10 seconds' check (safety_margin between '1 second' and '1 hour'),
+  max_reserve   integer  not null default 4194304 check (max_reserve between 1 and 16777216)
+);
+
+comment on table shardids.node is 'This database as a node of a shardids cluster, and its settings';
+comment on column shardids.node.on_copy is 'What a copied shard does until it is activated: refuse to draw, or warn and draw';
+comment on column shardids.node.max_ahead is 'How far a shard''s IDs may run ahead of this server''s clock';
+comment on column shardids.node.safety_margin is 'How far IDs jump ahead of what is known to have been issued, after a restart or promotion';
+comment on column shardids.node.max_reserve is 'How many IDs one call may reserve';
+
+insert into shardids.node (name, cluster)
+values (current_setting('shardids.node'), current_setting('shardids.cluster')::uuid);
+
+create table shardids.shard (
+  id              integer     primary key check (id between 0 and (1 << shardids.shard_bits()) - 1),
+  schema          name        not null unique,
+  state           text        not null default 'fenced' check (state in ('active', 'fenced', 'moved')),
+  moved_to        text        check ((moved_to is null) = (state <> 'moved')),
+  high_water_tick bigint      not null default -1,
+  unfences        bigint,
+  id_counter      regclass    not null,
+  id_offset       regclass    not null,
+  server          text,
+  timeline        integer,
+  activated_at    timestamptz
+);
+
+comment on table shardids.shard is 'The shards of this database; change it with shardids.fence and shardids.activate only';
+comment on column shardids.shard.high_water_tick is 'No tick up to this one is issued again';
+comment on column shardids.shard.unfences is 'The fenced value of id_offset that the last activation releases';
+comment on column shardids.shard.server is 'shardids.server() when the shard was activated';
+comment on column shardids.shard.timeline is 'WAL timeline when the shard was activated';

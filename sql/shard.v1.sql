@@ -1,0 +1,35 @@
+-- Purpose:    the generator of one shard, in the shard's schema: two sequences and two functions.
+-- Settings:   shardids.shard, set by shardids.enter_shard(shard)
+-- Locks:      none beyond those of CREATE.
+-- Privileges: membership in the owner of schema shardids.
+
+do $do$
+declare
+  shard constant integer := current_setting('shardids.shard');
+  schema constant text := shardids.schema_of(shard);
+  owner constant name := (select pg_get_userbyid(nspowner) from pg_namespace where nspname = 'shardids');
+begin
+  execute format('create sequence %I.id_counter as bigint no cycle', schema);
+  execute format('create sequence %I.id_offset as bigint minvalue -9223372036854775808 start -1 no cycle', schema);
+  execute format(
+    'create function %1$I.next_id() returns bigint language sql volatile parallel unsafe '
+    'return shardids.next_id(pg_sequence_last_value(''%1$I.id_offset''::regclass), '
+    '''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s)', schema, shard);
+  execute format(
+    'create function %1$I.next_ids(n integer) returns setof bigint language sql volatile parallel unsafe rows 1000 '
+    'begin atomic select shardids.next_ids(%2$s, n); end', schema, shard);
+  execute format('revoke execute on function %1$I.next_id(), %1$I.next_ids(integer) from public', schema);
+  execute format('comment on function %1$I.next_id() is ''The next ID of shard %2$s''', schema, shard);
+  execute format('comment on function %1$I.next_ids(integer) is ''The next n IDs of shard %2$s, in order''', schema, shard);
+  if owner <> current_user then
+    execute format('alter sequence %I.id_counter owner to %I', schema, owner);
+    execute format('alter sequence %I.id_offset owner to %I', schema, owner);
+    execute format('alter function %I.next_id() owner to %I', schema, owner);
+    execute format('alter function %I.next_ids(integer) owner to %I', schema, owner);
+  end if;
+  perform setval(format('%I.id_offset', schema)::regclass, -1);
+  insert into shardids.shard (id, schema, id_counter, id_offset)
+  values (shard, schema, format('%I.id_counter', schema)::regclass, format('%I.id_offset', schema)::regclass);
+  perform shardids.activate(shard);
+end
+$do$;
