@@ -236,12 +236,3 @@ $$;
 
 comment on function shardids.reserve(integer, integer) is
   'Sets n consecutive ticks of a shard aside for the caller; shardids.id_of(tick, shard) makes them IDs';
-
-create function shardids.next_ids(shard integer, n integer) returns setof bigint
-language sql volatile parallel unsafe rows 1000
-begin atomic
-  select shardids.id_of(tick, shard)
-  from shardids.reserve(shard, n) r, generate_series(r.first_tick, r.last_tick) tick;
-end;
-
-comment on function shardids.next_ids(integer, integer) is 'n IDs of a shard, in order';

@@ -30,7 +30,7 @@ comment on function shardids.sequence_bits() is 'Width of an ID''s sequence fiel
 comment on function shardids.schema_prefix() is 'What a shard''s schema name starts with';
 
 create function shardids.schema_of(shard integer) returns text
-language sql immutable strict parallel safe
+language sql immutable parallel safe
 return shardids.schema_prefix() || lpad(shard::text, greatest(4, length(shard::text)), '0');
 
 comment on function shardids.schema_of(integer) is 'Name of the schema of a logical shard';

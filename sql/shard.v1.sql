@@ -17,7 +17,8 @@ begin
     '''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s)', schema, shard);
   execute format(
     'create function %1$I.next_ids(n integer) returns setof bigint language sql volatile parallel unsafe rows 1000 '
-    'begin atomic select shardids.next_ids(%2$s, n); end', schema, shard);
+    'begin atomic select shardids.id_of(generate_series(r.first_tick, r.last_tick), %2$s) '
+    'from shardids.reserve(%2$s, n) r; end', schema, shard);
   execute format('revoke execute on function %1$I.next_id(), %1$I.next_ids(integer) from public', schema);
   execute format('comment on function %1$I.next_id() is ''The next ID of shard %2$s''', schema, shard);
   execute format('comment on function %1$I.next_ids(integer) is ''The next n IDs of shard %2$s, in order''', schema, shard);

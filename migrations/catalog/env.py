@@ -1,0 +1,5 @@
+"""Alembic environment of the catalog tree."""
+
+from shardids.migrator import run_environment
+
+run_environment("catalog")

@@ -1,0 +1,16 @@
+"""The cluster, its nodes and the placement of its shards."""
+
+from shardids.migrator import run_sql
+
+revision = "catalog_0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    run_sql("catalog.v1.sql")
+
+
+def downgrade() -> None:
+    run_sql("catalog.v1.down.sql")

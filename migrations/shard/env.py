@@ -1,0 +1,5 @@
+"""Alembic environment of the shard tree."""
+
+from shardids.migrator import run_environment
+
+run_environment("shard")

@@ -1,0 +1,16 @@
+"""The generator of one shard."""
+
+from shardids.migrator import run_sql
+
+revision = "shard_0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    run_sql("shard.v1.sql")
+
+
+def downgrade() -> None:
+    run_sql("shard.v1.down.sql")

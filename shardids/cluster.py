@@ -1,0 +1,211 @@
+"""The front door for applications: routing, sessions and IDs over all nodes of a cluster."""
+
+from __future__ import annotations
+
+import logging
+from threading import Lock
+from types import TracebackType
+from typing import Any, Self
+from uuid import UUID
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.engine import URL
+from sqlalchemy.orm import Session
+
+from shardids import generator
+from shardids.catalog import Catalog, Description
+from shardids.connect import open_engine, parse_url, with_password_of
+from shardids.errors import BadArgument, ShardidsError
+from shardids.generator import IdBlock
+from shardids.layout import DecodedId, Layout
+from shardids.topology import Node, Placement, schema_name, shard_for_key
+
+log = logging.getLogger(__name__)
+
+Key = int | str | bytes | UUID
+"""What a row can be sharded by."""
+
+
+class Cluster:
+    """A sharded cluster as its catalog describes it; safe to share between threads.
+
+    Open one with :meth:`connect`. It holds one engine, so one connection pool, per node, whatever the
+    number of shards. What it knows of the placement stays good when the catalog is down.
+    """
+
+    def __init__(
+        self, catalog: Catalog, description: Description, engine_options: dict[str, Any]
+    ) -> None:
+        self._catalog = catalog
+        self._description = description
+        self._engine_options = engine_options
+        self._placement = catalog.placement()
+        self._engines: dict[Node, Engine] = {}
+        self._lock = Lock()
+
+    @classmethod
+    def connect(cls, catalog_url: str | URL, **engine_options: Any) -> Self:
+        """Reads the catalog at ``catalog_url``.
+
+        ``engine_options`` (``pool_size``, ``echo``, ``connect_args`` …) go to
+        :func:`sqlalchemy.create_engine` for each node. A node for which the catalog's URL has no password
+        gets it from there if the user is the same, else from ``PGPASSWORD`` or ``~/.pgpass``.
+
+        Raises:
+            ConnectionFailed: the catalog can't be reached.
+            ClusterConflict: the database holds no catalog.
+        """
+        catalog = Catalog(catalog_url)
+        try:
+            return cls(catalog, catalog.describe(), engine_options)
+        except BaseException:
+            catalog.close()
+            raise
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self._catalog.close()
+        with self._lock:
+            for engine in self._engines.values():
+                engine.dispose()
+            self._engines.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def layout(self) -> Layout:
+        """How the cluster's IDs are split."""
+        return self._description.layout
+
+    @property
+    def shard_count(self) -> int:
+        """The number of logical shards: they are 0 … shard_count - 1."""
+        return self._description.shard_count
+
+    @property
+    def placement(self) -> Placement:
+        """Which node holds which shard, as last read from the catalog."""
+        return self._placement
+
+    def refresh(self) -> bool:
+        """Reads the placement anew; returns whether it could.
+
+        With the catalog down the placement known so far stays, and a warning is logged.
+        """
+        try:
+            placement = self._catalog.placement()
+        except ShardidsError as error:
+            log.warning("shardids: routing goes on with what is known: %s", error.message)
+            return False
+        if placement.version >= self._placement.version:
+            self._placement = placement
+        return True
+
+    def shard_for(self, key: Key) -> int:
+        """The shard of a key: the same on every machine and in every version.
+
+        See :func:`shardids.topology.shard_for_key` for the hash. Raises:
+            UnsupportedKey: a key of another type; ``bool`` and ``float`` among them.
+        """
+        return shard_for_key(key, self.shard_count)
+
+    def decode(self, id_: int) -> DecodedId:
+        """Time, shard of origin and sequence of an ID. Raises BadArgument if it can't be one."""
+        return self.layout.decode(id_)
+
+    def shard_of(self, id_: int) -> int:
+        """The shard in which an ID was born.
+
+        Raises:
+            BadArgument: it is no ID of this cluster.
+        """
+        return self._checked(self.layout.decode(id_).shard)
+
+    def node_of(self, shard: int) -> Node:
+        """The node that holds a shard now.
+
+        Raises:
+            BadArgument: the number is not in the cluster.
+            UnknownShard: no node holds it yet.
+        """
+        return self._placement.locate(self._checked(shard))
+
+    def engine(self, node: Node) -> Engine:
+        """The engine, with its pool, of a node."""
+        with self._lock:
+            if node not in self._engines:
+                url = with_password_of(parse_url(node.url), self._catalog.url)
+                self._engines[node] = open_engine(
+                    url, what=f'node "{node.name}"', **self._engine_options
+                )
+            return self._engines[node]
+
+    def session(
+        self,
+        *,
+        key: Key | None = None,
+        id: int | None = None,  # noqa: A002 -- the field's word for it
+        shard: int | None = None,
+        **options: Any,
+    ) -> Session:
+        """A plain SQLAlchemy session on one shard: of a key, of an ID's origin, or by number.
+
+        Models without a schema live in the shard's schema, through ``schema_translate_map``. ``options`` go
+        to :class:`sqlalchemy.orm.Session`. Nothing is connected before the first statement.
+
+        Raises:
+            BadArgument: not exactly one of ``key``, ``id`` and ``shard``, or a value out of range.
+            UnknownShard: no node holds the shard.
+        """
+        return Session(self.shard_engine(self._pick(key, id, shard)), **options)
+
+    def connection(self, shard: int) -> Connection:
+        """A Core connection on one shard, with the same ``schema_translate_map``."""
+        return self.shard_engine(shard).connect()
+
+    def shard_engine(self, shard: int) -> Engine:
+        """The node's engine as seen from one shard: it shares the node's pool."""
+        engine = self.engine(self.node_of(shard))
+        return engine.execution_options(schema_translate_map={None: self.schema_of(shard)})
+
+    def schema_of(self, shard: int) -> str:
+        """The name of a shard's schema."""
+        return schema_name(self._description.schema_prefix, shard)
+
+    def reserve(self, shard: int, count: int) -> IdBlock:
+        """Sets ``count`` IDs of a shard aside in one call; see :class:`shardids.generator.IdBlock`.
+
+        Raises:
+            BadArgument: a count below 1 or above the node's ``max_reserve``.
+            ShardFenced, ShardMoved, TooFarAhead, TimeExhausted: as they say.
+        """
+        with self.engine(self.node_of(shard)).begin() as connection:
+            return generator.reserve(connection, shard, count, self.layout)
+
+    def _pick(self, key: Key | None, id_: int | None, shard: int | None) -> int:
+        if [key, id_, shard].count(None) != 2:
+            raise BadArgument("a session takes exactly one of key=, id= and shard=")
+        if key is not None:
+            return self.shard_for(key)
+        if id_ is not None:
+            return self.shard_of(id_)
+        return self._checked(shard)
+
+    def _checked(self, shard: int | None) -> int:
+        if isinstance(shard, bool) or not isinstance(shard, int):
+            raise BadArgument(f"{shard!r} is no shard number")
+        if not 0 <= shard < self.shard_count:
+            raise BadArgument(
+                f"there is no shard {shard} in this cluster",
+                hint=f"Shards are numbered 0 to {self.shard_count - 1}.",
+            )
+        return shard

@@ -1,0 +1,189 @@
+"""Runs the three Alembic trees of shardids' own objects: ``catalog``, ``node`` and ``shard``.
+
+Each tree's ``env.py`` calls :func:`run_environment`, so that plain ``alembic`` and this module do the
+same. What varies reaches the SQL files as settings ``shardids.*`` of the transaction: from ``-x
+name=value`` with plain Alembic, from ``settings`` here.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from functools import cache
+from threading import Lock
+from typing import Any, Literal
+
+from alembic import command, context, op
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
+
+from shardids.connect import open_engine, parse_url
+from shardids.errors import BadArgument
+from shardids.layout import Layout
+from shardids.sqlfiles import data_folder, read_sql
+
+Tree = Literal["catalog", "node", "shard"]
+
+VERSION_TABLE = "shardids_version"
+_SCHEMAS: Mapping[str, str] = {"catalog": "shardids_catalog", "node": "shardids"}
+_INSTALL_LOCK = 1936220518
+"""Advisory lock of one installer at a time in a database."""
+_one_at_a_time = Lock()
+"""Alembic keeps the environment that runs in module globals."""
+
+
+def upgrade(connection: Connection, tree: Tree, settings: Mapping[str, str]) -> None:
+    """Brings one target to the newest revision, in the connection's open transaction.
+
+    ``settings`` are what ``-x`` gives with plain Alembic (see migrations/README.md).
+    """
+    config = _config(tree)
+    config.attributes.update(connection=connection, settings=dict(settings))
+    with _one_at_a_time:
+        command.upgrade(config, "head")
+
+
+def downgrade(connection: Connection, tree: Tree, settings: Mapping[str, str]) -> None:
+    """Takes the tree's objects away, in the connection's open transaction."""
+    config = _config(tree)
+    config.attributes.update(connection=connection, settings=dict(settings))
+    with _one_at_a_time:
+        command.downgrade(config, "base")
+
+
+@cache
+def head(tree: Tree) -> str:
+    """The newest revision of a tree."""
+    revision = ScriptDirectory.from_config(_config(tree)).get_current_head()
+    if revision is None:
+        raise BadArgument(f"the {tree} tree has no revisions")
+    return revision
+
+
+@cache
+def shard_sql() -> str:
+    """The whole shard tree as SQL, the same for every shard.
+
+    It is to be run in a transaction that called ``shardids.enter_shard`` and set ``search_path`` to
+    the shard's schema.
+    """
+    buffer = io.StringIO()
+    config = _config("shard", output=buffer)
+    config.attributes.update(settings={}, bare=True)
+    with _one_at_a_time:
+        command.upgrade(config, "head", sql=True)
+    return buffer.getvalue()
+
+
+def layout_settings(layout: Layout, schema_prefix: str) -> dict[str, str]:
+    """The settings that ``layout.v1.sql`` and ``catalog.v1.sql`` read."""
+    return {
+        "layout_name": layout.name,
+        "epoch_ms": str(layout.epoch_ms),
+        "time_bits": str(layout.time_bits),
+        "shard_bits": str(layout.shard_bits),
+        "sequence_bits": str(layout.sequence_bits),
+        "schema_prefix": schema_prefix,
+    }
+
+
+def run_sql(*names: str) -> None:
+    """Runs SQL files in the present migration, online or into the ``--sql`` output, just as they stand."""
+    migration = op.get_context()
+    for name in names:
+        sql = read_sql(name)
+        if migration.as_sql:
+            migration.impl.static_output(sql)
+        else:
+            connection = op.get_bind()
+            # Without parameters the text goes to the server unread: a % in it is no placeholder.
+            connection.execution_options(no_parameters=True).exec_driver_sql(sql)
+
+
+def run_environment(tree: Tree) -> None:
+    """The body of each tree's ``env.py``."""
+    attributes = context.config.attributes
+    settings: dict[str, str] | None = attributes.get("settings")
+    if settings is None:
+        settings = _settings_from_x(tree)
+    schema = _SCHEMAS.get(tree)
+    options: dict[str, Any] = {"version_table": VERSION_TABLE, "version_table_schema": schema}
+    preamble = [] if attributes.get("bare") else _preamble(schema, settings)
+    if context.is_offline_mode():
+        context.configure(
+            dialect_name="postgresql", transactional_ddl=not attributes.get("bare"), **options
+        )
+        _migrate(preamble)
+        return
+    connection: Connection | None = attributes.get("connection")
+    if connection is not None:
+        context.configure(connection=connection, **options)
+        _migrate(preamble)
+        return
+    arguments = context.get_x_argument(as_dictionary=True)
+    if "url" not in arguments:
+        raise BadArgument("which database? -x url=postgresql://…", hint="See migrations/README.md.")
+    engine = open_engine(parse_url(arguments["url"]), what=tree)
+    with engine.connect() as own, own.begin():
+        context.configure(connection=own, **options)
+        _migrate(preamble)
+    engine.dispose()
+
+
+def _migrate(preamble: list[str]) -> None:
+    with context.begin_transaction():
+        for statement in preamble:
+            context.execute(text(statement))
+        context.run_migrations()
+
+
+def _preamble(schema: str | None, settings: Mapping[str, str]) -> list[str]:
+    """What every transaction starts with: the installers' lock, the settings, the tree's schema."""
+    statements = [f"select pg_advisory_xact_lock({_INSTALL_LOCK})"] if schema else []
+    for name, value in settings.items():
+        if name != "shard":
+            quoted = value.replace("'", "''").replace(":", "\\:")
+            statements.append(f"select set_config('shardids.{name}', '{quoted}', true)")
+    if schema:
+        statements.append(f"create schema if not exists {schema}")
+    else:
+        shard = int(settings["shard"])
+        statements.append(f"select shardids.enter_shard({shard})")
+        statements.append(f"select set_config('search_path', shardids.schema_of({shard}), true)")
+    return statements
+
+
+_X_ARGUMENTS: Mapping[Tree, tuple[str, ...]] = {
+    "catalog": ("cluster", "shard_count"),
+    "node": ("cluster", "node"),
+    "shard": ("shard",),
+}
+
+
+def _settings_from_x(tree: Tree) -> dict[str, str]:
+    arguments = context.get_x_argument(as_dictionary=True)
+    required = _X_ARGUMENTS[tree]
+    missing = [name for name in required if name not in arguments]
+    if missing:
+        raise BadArgument(
+            "missing: " + ", ".join(f"-x {name}=…" for name in missing),
+            hint="See migrations/README.md.",
+        )
+    settings = {name: arguments[name] for name in required}
+    if tree == "shard":
+        if not settings["shard"].isascii() or not settings["shard"].isdigit():
+            raise BadArgument(f"-x shard={settings['shard']} is no shard number")
+        return settings
+    layout = Layout.parse(arguments.get("layout", "default"))
+    return settings | layout_settings(layout, arguments.get("schema_prefix", "shard_"))
+
+
+def _config(tree: Tree, output: io.StringIO | None = None) -> Config:
+    config = Config(
+        str(data_folder("migrations") / "alembic.ini"),
+        ini_section=tree,
+        output_buffer=output if output is not None else io.StringIO(),
+        stdout=io.StringIO(),
+    )
+    return config

@@ -1,0 +1,50 @@
+"""The primary key of a sharded model: ``bigint``, filled by the shard's own ``next_id()``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import BigInteger, MetaData, Table
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.orm import MappedColumn, mapped_column
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+
+
+class next_id(FunctionElement[int]):  # noqa: N801 -- SQL functions have lower-case names, as sqlalchemy.func's
+    """The SQL expression ``next_id()``: an ID of the shard that the statement is for.
+
+    With a ``schema_translate_map`` (:meth:`shardids.Cluster.session` and ``create_all`` on such a
+    connection) it names the shard's schema: ``shard_0005.next_id()``. Without one it is bare and found by
+    ``search_path``, as in an Alembic migration that runs in the shard.
+    """
+
+    type = BigInteger()
+    inherit_cache = True
+    name = "next_id"
+
+
+# Never a table: an object without a schema, so that the compiler puts the shard's schema before its name
+# exactly as it does for the model's own tables.
+_FUNCTION = Table("next_id", MetaData())
+
+
+@compiles(next_id)
+def _compile_next_id(_element: next_id, compiler: SQLCompiler, **_options: Any) -> str:
+    return f"{compiler.preparer.format_table(_FUNCTION)}()"
+
+
+def primary_key(**options: Any) -> MappedColumn[int]:
+    """The primary key column of a sharded model::
+
+        class User(Base):
+            __tablename__ = "users"
+            id: Mapped[int] = shardids.primary_key()
+
+    A ``bigint`` whose server default is the shard's ``next_id()``, in ``create_all`` and in migrations.
+    ``options`` go to :func:`sqlalchemy.orm.mapped_column`. Foreign keys to it are ``bigint`` as well:
+    ``mapped_column(BigInteger, ForeignKey("users.id"))``; plain ``ForeignKey`` takes the type over.
+    """
+    return mapped_column(
+        BigInteger, primary_key=True, autoincrement=False, server_default=next_id(), **options
+    )

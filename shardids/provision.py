@@ -1,0 +1,190 @@
+"""Makes nodes and shards. Every step can be repeated: it finds what is done and does the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.engine import URL
+
+from shardids import migrator
+from shardids.catalog import Catalog, Description, unknown_node
+from shardids.connect import open_engine, parse_url, with_password_of
+from shardids.errors import ClusterConflict, MissingPrivilege
+from shardids.topology import Node, validate_node_name
+
+_BATCH = 64
+"""Shards between two entries in the catalog: what a crash leaves to be looked at again."""
+
+
+def node_engine(node: Node, catalog_url: URL) -> Engine:
+    """An engine with one connection to a node."""
+    url = with_password_of(parse_url(node.url), catalog_url)
+    return open_engine(url, what=f'node "{node.name}"', pool_size=1, max_overflow=0)
+
+
+def add_node(catalog: Catalog, name: str, url: str) -> None:
+    """Installs the engine in a database and enters it in the catalog as a node.
+
+    Raises:
+        ClusterConflict: the database is a node of another cluster, or another node of this one.
+        MissingPrivilege: the role may not create a schema there.
+        ConnectionFailed, UnsupportedServer, BadArgument: as they say.
+    """
+    description = catalog.describe()
+    node = Node(name=validate_node_name(name), url=url)
+    catalog.check_node(node)
+    settings = migrator.layout_settings(description.layout, description.schema_prefix)
+    settings |= {"cluster": str(description.cluster), "node": name}
+    engine = node_engine(node, catalog.url)
+    try:
+        with engine.begin() as connection:
+            require_create(connection, name)
+            migrator.upgrade(connection, "node", settings)
+            _check_claim(connection, name, description)
+    finally:
+        engine.dispose()
+    catalog.add_node(node)
+
+
+def require_create(connection: Connection, name: str) -> None:
+    """Refuses early, and in words, what CREATE SCHEMA would refuse."""
+    role, database, allowed = connection.execute(
+        text("""select current_user, current_database(),
+                       has_database_privilege(current_database(), 'create')""")
+    ).one()
+    if not allowed:
+        raise MissingPrivilege(
+            f'node "{name}": role "{role}" lacks CREATE on database "{database}"',
+            hint=f'As its owner: GRANT CREATE ON DATABASE "{database}" TO "{role}"',
+        )
+
+
+def _check_claim(connection: Connection, name: str, description: Description) -> None:
+    claim = connection.execute(text("select name, cluster from shardids.node")).one()
+    if claim.cluster != description.cluster:
+        raise ClusterConflict(
+            f"that database is a node of another cluster ({claim.cluster})",
+            hint="A database holds the shards of one cluster. Use another database.",
+        )
+    if claim.name != name:
+        raise ClusterConflict(
+            f'that database is node "{claim.name}" already', hint="A database is one node."
+        )
+
+
+def remove_node(catalog: Catalog, name: str) -> None:
+    """Takes the engine out of a node that holds no shards, and forgets the node.
+
+    Raises:
+        ClusterConflict: there is no such node, or it holds shards.
+    """
+    nodes = catalog.nodes()
+    if name not in nodes:
+        raise unknown_node(name, nodes)
+    engine = node_engine(nodes[name], catalog.url)
+    try:
+        with engine.begin() as connection:
+            description = catalog.describe()
+            settings = migrator.layout_settings(description.layout, description.schema_prefix)
+            migrator.downgrade(connection, "node", settings)
+            catalog.remove_node(name)
+    finally:
+        engine.dispose()
+
+
+def create_shards(
+    catalog: Catalog,
+    shards: Iterable[int],
+    *,
+    node: str | None = None,
+    on_progress: Callable[[str, int], None] = lambda _node, _count: None,
+    on_plan: Callable[[dict[str, int]], None] = lambda _counts: None,
+) -> dict[int, str]:
+    """Makes those of the shards that do not exist, on all nodes at once, one connection a node.
+
+    Args:
+        catalog: where the shards are planned and recorded.
+        shards: their numbers.
+        node: the node for those that have no place yet; otherwise they are spread evenly.
+        on_plan: called once with the number of shards to be made on each node.
+        on_progress: called with a node and the number of shards made since its last call, from several
+            threads.
+
+    Returns:
+        What was made: shard → node.
+
+    Raises:
+        BadArgument, ClusterConflict: see :meth:`Catalog.plan_shards`; nothing was made.
+        ShardidsError: a node failed. What was made before stays, and a repeated call makes the rest.
+    """
+    plan = catalog.plan_shards(shards, node)
+    per_node: dict[str, list[int]] = {}
+    for shard, name in plan.items():
+        per_node.setdefault(name, []).append(shard)
+    on_plan({name: len(numbers) for name, numbers in per_node.items()})
+    nodes = catalog.nodes()
+
+    def create_on(name: str) -> None:
+        engine = node_engine(nodes[name], catalog.url)
+        try:
+            with engine.connect() as connection:
+                for start in range(0, len(per_node[name]), _BATCH):
+                    batch = per_node[name][start : start + _BATCH]
+                    for shard in _missing(connection, batch):
+                        create_shard(connection, shard)
+                        on_progress(name, 1)
+                    catalog.mark_active(batch)
+        finally:
+            engine.dispose()
+
+    with ThreadPoolExecutor(max_workers=max(1, len(per_node))) as pool:
+        for done in [pool.submit(create_on, name) for name in per_node]:
+            done.result()
+    return plan
+
+
+def _missing(connection: Connection, shards: Sequence[int]) -> list[int]:
+    there = set(connection.scalars(text("select id from shardids.shard")))
+    connection.rollback()
+    return [shard for shard in shards if shard not in there]
+
+
+def create_shard(connection: Connection, shard: int) -> None:
+    """Makes one shard's schema, generator and version table, and activates it, in one transaction.
+
+    Does nothing if it is there: whoever made it while this call waited for the lock has done the work.
+    """
+    with connection.begin():
+        connection.execute(text("select shardids.enter_shard(:shard)"), {"shard": shard})
+        # A statement of its own: its snapshot comes after the lock that enter_shard waited for.
+        there = connection.execute(
+            text("""select exists (select from shardids.shard where id = :shard),
+                           set_config('search_path', shardids.schema_of(:shard), true)"""),
+            {"shard": shard},
+        ).one()[0]
+        if not there:
+            raw = connection.execution_options(no_parameters=True)
+            raw.exec_driver_sql(migrator.shard_sql())
+
+
+def grant(catalog: Catalog, role: str, shards: Iterable[int] | None = None) -> int:
+    """Lets a role draw, reserve and decode on the shards (default: all); returns how many."""
+    placement = catalog.placement()
+    wanted = sorted(placement.node_of) if shards is None else sorted(set(shards))
+    per_node: dict[str, list[int]] = {}
+    for shard in wanted:
+        per_node.setdefault(placement.locate(shard).name, []).append(shard)
+    for name, numbers in per_node.items():
+        engine = node_engine(placement.nodes[name], catalog.url)
+        try:
+            with engine.begin() as connection:
+                for shard in numbers:
+                    connection.execute(
+                        text("select shardids.grant_usage(:shard, :role)"),
+                        {"shard": shard, "role": role},
+                    )
+        finally:
+            engine.dispose()
+    return len(wanted)

@@ -1,0 +1,6 @@
+-- Purpose:    takes away what catalog.v1.sql made: the cluster forgets its nodes and its placement.
+-- Locks:      ACCESS EXCLUSIVE on the catalog's tables.
+-- Privileges: ownership of schema shardids_catalog.
+
+drop table shardids_catalog.placement, shardids_catalog.node, shardids_catalog.cluster;
+drop function shardids_catalog.changed();

@@ -1,0 +1,71 @@
+-- Purpose:    the catalog: the layout of the cluster, its nodes, and which node holds which shard.
+--             It never holds a password.
+-- Settings:   shardids.cluster (uuid), shardids.layout_name, shardids.epoch_ms, shardids.time_bits,
+--             shardids.shard_bits, shardids.sequence_bits, shardids.schema_prefix, shardids.shard_count
+-- Locks:      none beyond those of CREATE. Every change of nodes or placement locks the row of cluster
+--             until commit, so that versions are handed out in the order of the commits.
+-- Privileges: CREATE on the database.
+
+create schema if not exists shardids_catalog;
+
+create table shardids_catalog.cluster (
+  only_row      boolean     primary key default true check (only_row),
+  id            uuid        not null,
+  layout_name   text        not null,
+  epoch_ms      bigint      not null,
+  time_bits     integer     not null,
+  shard_bits    integer     not null,
+  sequence_bits integer     not null,
+  schema_prefix text        not null,
+  shard_count   integer     not null check (shard_count between 1 and 1 << shard_bits),
+  version       bigint      not null default 1,
+  created_at    timestamptz not null default now()
+);
+
+comment on table shardids_catalog.cluster is 'The cluster; everything but version is fixed for good';
+comment on column shardids_catalog.cluster.version is 'Grows with every change of nodes or placement';
+
+create table shardids_catalog.node (
+  name     text        primary key,
+  url      text        not null,
+  added_at timestamptz not null default now()
+);
+
+comment on table shardids_catalog.node is 'The PostgreSQL databases that hold shards';
+
+create table shardids_catalog.placement (
+  shard integer primary key,
+  node  text    not null references shardids_catalog.node (name) on update cascade,
+  state text    not null default 'creating' check (state in ('creating', 'active'))
+);
+
+create index on shardids_catalog.placement (node);
+
+comment on table shardids_catalog.placement is 'Which node holds which shard';
+comment on column shardids_catalog.placement.state is 'creating: the node may not have it yet';
+
+insert into shardids_catalog.cluster
+  (id, layout_name, epoch_ms, time_bits, shard_bits, sequence_bits, schema_prefix, shard_count)
+select current_setting('shardids.cluster')::uuid, current_setting('shardids.layout_name'),
+       current_setting('shardids.epoch_ms')::bigint, current_setting('shardids.time_bits')::integer,
+       current_setting('shardids.shard_bits')::integer, current_setting('shardids.sequence_bits')::integer,
+       current_setting('shardids.schema_prefix'), current_setting('shardids.shard_count')::integer;
+
+create function shardids_catalog.changed() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  new_version bigint;
+begin
+  update shardids_catalog.cluster set version = version + 1 returning version into new_version;
+  perform pg_notify('shardids_placement', new_version::text);
+  return null;
+end
+$$;
+
+comment on function shardids_catalog.changed() is 'Counts the version up and notifies channel shardids_placement';
+
+create trigger changed after insert or update or delete on shardids_catalog.node
+for each statement execute function shardids_catalog.changed();
+
+create trigger changed after insert or update or delete on shardids_catalog.placement
+for each statement execute function shardids_catalog.changed();

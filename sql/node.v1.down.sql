@@ -1,0 +1,26 @@
+-- Purpose:    takes the engine away from a database without shards; refuses while there are any.
+-- Locks:      ACCESS EXCLUSIVE on shardids.shard and shardids.node.
+-- Privileges: ownership of schema shardids.
+
+do $do$
+declare
+  held bigint;
+  object record;
+begin
+  lock table shardids.shard;
+  select count(*) into held from shardids.shard;
+  if held > 0 then
+    raise exception using
+      errcode = 'SI007', message = format('this node holds %s shards; its engine stays', held),
+      hint = 'Move or drop the shards first.';
+  end if;
+  drop table shardids.shard, shardids.node;
+  -- Later functions depend on earlier ones.
+  for object in
+    select p.oid::regprocedure as name from pg_proc p
+    where p.pronamespace = 'shardids'::regnamespace order by p.oid desc
+  loop
+    execute format('drop function %s', object.name);
+  end loop;
+end
+$do$;
