@@ -145,9 +145,7 @@ def _run(command: list[str], account: Account | None = None) -> subprocess.Compl
 
 
 def _can_run(bindir: Path, account: Account) -> bool:
-    return all(
-        _run([str(bindir / name), "--version"], account).returncode == 0 for name in _PROGRAMS
-    )
+    return all(_run([str(bindir / name), "--version"], account).returncode == 0 for name in _PROGRAMS)
 
 
 def _copy(bindir: Path, destination: Path) -> Path:
@@ -165,9 +163,7 @@ def _copy(bindir: Path, destination: Path) -> Path:
     ignore = shutil.ignore_patterns("*.a", "pkgconfig", "pgxs", "doc", "man")
     for target, source in parts.items():
         if source.is_dir():
-            shutil.copytree(
-                source, target, ignore=ignore, ignore_dangling_symlinks=True, dirs_exist_ok=True
-            )
+            shutil.copytree(source, target, ignore=ignore, ignore_dangling_symlinks=True, dirs_exist_ok=True)
     _open_to_read(destination)
     return inside / "bin"
 

@@ -40,9 +40,7 @@ _QUICK_SCRAM_ITERATIONS = 1  # Nobody guesses 192 random bits, however fast.
 _TAIL_LINES = 15
 
 
-def make_cluster(
-    folder: Path, state: State, account: Account | None, watchdog: Watchdog | None
-) -> None:
+def make_cluster(folder: Path, state: State, account: Account | None, watchdog: Watchdog | None) -> None:
     """Run initdb; the data directory then appears whole or, whatever happens, not at all.
 
     ``watchdog`` is that of a temporary folder; a server in one is made for quick logins.

@@ -62,9 +62,7 @@ class Postmaster:
                 if watchdog is None:
                     pid = _spawn_alone(command, log=log, env=env, account=account)
                 else:
-                    self._child = watchdog.spawn(
-                        command, data=self.data, log=log, env=env, account=account
-                    )
+                    self._child = watchdog.spawn(command, data=self.data, log=log, env=env, account=account)
                     pid = self._child.pid
         except OSError as error:
             return str(error)

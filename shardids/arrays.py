@@ -86,9 +86,7 @@ def encode_array(
         lambda n: layout.encode(ms=0, shard=0, sequence=n),
     )
     try:
-        ids = np.empty(
-            np.broadcast_shapes(ms_bits.shape, shard_bits.shape, sequence_bits.shape), np.uint64
-        )
+        ids = np.empty(np.broadcast_shapes(ms_bits.shape, shard_bits.shape, sequence_bits.shape), np.uint64)
     except ValueError as error:
         raise BadArgument(f"ms, shard and sequence differ in shape: {error}") from None
     np.left_shift(ms_bits, layout.shard_bits + layout.sequence_bits, out=ids)

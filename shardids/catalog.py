@@ -46,9 +46,7 @@ class Catalog:
         """Closes the catalog's connections."""
         self.engine.dispose()
 
-    def init(
-        self, layout: Layout, shard_count: int, schema_prefix: str = SCHEMA_PREFIX
-    ) -> Description:
+    def init(self, layout: Layout, shard_count: int, schema_prefix: str = SCHEMA_PREFIX) -> Description:
         """Makes the catalog, or finds that it is there already with just this description.
 
         Raises:
@@ -88,9 +86,7 @@ class Catalog:
         """
         try:
             with self.engine.connect() as connection:
-                row = connection.execute(
-                    text("select * from shardids_catalog.cluster")
-                ).one_or_none()
+                row = connection.execute(text("select * from shardids_catalog.cluster")).one_or_none()
         except ProgrammingError as error:
             if getattr(error.orig, "sqlstate", None) not in ("42P01", "3F000"):
                 raise
@@ -260,9 +256,7 @@ class Catalog:
             shard=shard,
         )
         if not rows:
-            raise UnknownShard(
-                f"no node holds shard {shard}", hint="To make it: shardids shard create"
-            )
+            raise UnknownShard(f"no node holds shard {shard}", hint="To make it: shardids shard create")
         return Node(name=rows[0].name, url=rows[0].url)
 
     def _node_names(self) -> list[str]:

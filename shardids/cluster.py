@@ -33,9 +33,7 @@ class Cluster:
     number of shards. What it knows of the placement stays good when the catalog is down.
     """
 
-    def __init__(
-        self, catalog: Catalog, description: Description, engine_options: dict[str, Any]
-    ) -> None:
+    def __init__(self, catalog: Catalog, description: Description, engine_options: dict[str, Any]) -> None:
         self._catalog = catalog
         self._description = description
         self._engine_options = engine_options
@@ -144,9 +142,7 @@ class Cluster:
         with self._lock:
             if node not in self._engines:
                 url = with_password_of(parse_url(node.url), self._catalog.url)
-                self._engines[node] = open_engine(
-                    url, what=f'node "{node.name}"', **self._engine_options
-                )
+                self._engines[node] = open_engine(url, what=f'node "{node.name}"', **self._engine_options)
             return self._engines[node]
 
     def session(

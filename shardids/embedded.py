@@ -104,9 +104,7 @@ class EmbeddedServer:
 
         Raises ServerStartFailed if no server can be made, BadArgument for a setting that can't be.
         """
-        return cls._create(
-            directory, port=port, settings=settings, bindir=bindir, env=env, watchdog=None
-        )
+        return cls._create(directory, port=port, settings=settings, bindir=bindir, env=env, watchdog=None)
 
     @classmethod
     def _create(

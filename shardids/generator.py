@@ -23,16 +23,16 @@ class IdBlock(Sequence[int]):
         layout: the cluster's layout.
         shard: the shard that issued them.
         first_tick: the first tick, ``(ms since the epoch << sequence_bits) | sequence``.
-        count: how many.
+        size: how many.
     """
 
     layout: Layout
     shard: int
     first_tick: int
-    count: int
+    size: int
 
     def __len__(self) -> int:
-        return self.count
+        return self.size
 
     @overload
     def __getitem__(self, index: int) -> int: ...
@@ -40,8 +40,8 @@ class IdBlock(Sequence[int]):
     def __getitem__(self, index: slice) -> Sequence[int]: ...
     def __getitem__(self, index: int | slice) -> int | Sequence[int]:
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self.count))]
-        position = range(self.count)[index]
+            return [self[i] for i in range(*index.indices(self.size))]
+        position = range(self.size)[index]
         ms, sequence = divmod(self.first_tick + position, self.layout.sequence_limit)
         return self.layout.encode(ms=ms, shard=self.shard, sequence=sequence)
 
@@ -49,11 +49,11 @@ class IdBlock(Sequence[int]):
         return chain.from_iterable(self._runs())
 
     def __reversed__(self) -> Iterator[int]:
-        return (self[i] for i in range(self.count - 1, -1, -1))
+        return (self[i] for i in range(self.size - 1, -1, -1))
 
     def _runs(self) -> Iterator[range]:
         """The IDs of one ms after another: within a ms they are consecutive integers."""
-        tick, end = self.first_tick, self.first_tick + self.count
+        tick, end = self.first_tick, self.first_tick + self.size
         while tick < end:
             ms, sequence = divmod(tick, self.layout.sequence_limit)
             length = min(end - tick, self.layout.sequence_limit - sequence)
@@ -78,7 +78,7 @@ def reserve(connection: Connection, shard: int, count: int, layout: Layout) -> I
         text("select first_tick from shardids.reserve(:shard, :count)"),
         {"shard": shard, "count": count},
     ).scalar_one()
-    return IdBlock(layout=layout, shard=shard, first_tick=first_tick, count=count)
+    return IdBlock(layout=layout, shard=shard, first_tick=first_tick, size=count)
 
 
 def layout_of(connection: Connection) -> Layout:
@@ -87,6 +87,4 @@ def layout_of(connection: Connection) -> Layout:
         text("""select shardids.epoch_ms(), shardids.time_bits(), shardids.shard_bits(),
                        shardids.sequence_bits()""")
     ).one()
-    return Layout(
-        epoch_ms=epoch_ms, time_bits=time_bits, shard_bits=shard_bits, sequence_bits=sequence_bits
-    )
+    return Layout(epoch_ms=epoch_ms, time_bits=time_bits, shard_bits=shard_bits, sequence_bits=sequence_bits)

@@ -91,13 +91,9 @@ def from_text(text: str, /) -> int:
         if digit not in _DIGITS:
             raise BadArgument(f"{_quoted(text)} is no text form of an ID: {digit!r} is no digit")
     if len(digits) != TEXT_WIDTH:
-        raise BadArgument(
-            f"{_quoted(text)} is no text form of an ID: {len(digits)} digits, not {TEXT_WIDTH}"
-        )
+        raise BadArgument(f"{_quoted(text)} is no text form of an ID: {len(digits)} digits, not {TEXT_WIDTH}")
     if "" in groups:
-        raise BadArgument(
-            f"{_quoted(text)} is no text form of an ID: '-' may stand only between two digits"
-        )
+        raise BadArgument(f"{_quoted(text)} is no text form of an ID: '-' may stand only between two digits")
     if _DIGITS[digits[0]] > 15:
         raise BadArgument(
             f"{_quoted(text)} is no text form of an ID: it is beyond 64 bits,"

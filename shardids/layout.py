@@ -298,8 +298,7 @@ class Layout:
             epoch = self.first_time.isoformat()
             raise BadArgument(f"{named} is before the layout's epoch, {epoch}")
         raise TimeExhausted(
-            f"{named} is past {self.last_time.isoformat()},"
-            f" the last that {self.time_bits} time bits can hold"
+            f"{named} is past {self.last_time.isoformat()}, the last that {self.time_bits} time bits can hold"
         )
 
     def _first_ms_from(self, at: datetime) -> int:
@@ -345,9 +344,7 @@ DISCORD: Final = Layout(
 )
 """Discord's snowflakes; they use the sign bit and turn negative in 2084."""
 
-JS53: Final = Layout(
-    time_bits=41, shard_bits=6, sequence_bits=6, epoch_ms=_DEFAULT_EPOCH_MS, name="js53"
-)
+JS53: Final = Layout(time_bits=41, shard_bits=6, sequence_bits=6, epoch_ms=_DEFAULT_EPOCH_MS, name="js53")
 """64 shards, 64 IDs a millisecond and shard; every ID is a safe JavaScript number."""
 
 PRESETS: Final[Mapping[str, Layout]] = MappingProxyType(

@@ -111,9 +111,7 @@ def run_environment(tree: Tree) -> None:
     options: dict[str, Any] = {"version_table": VERSION_TABLE, "version_table_schema": schema}
     preamble = [] if attributes.get("bare") else _preamble(schema, settings)
     if context.is_offline_mode():
-        context.configure(
-            dialect_name="postgresql", transactional_ddl=not attributes.get("bare"), **options
-        )
+        context.configure(dialect_name="postgresql", transactional_ddl=not attributes.get("bare"), **options)
         _migrate(preamble)
         return
     connection: Connection | None = attributes.get("connection")
@@ -180,10 +178,9 @@ def _settings_from_x(tree: Tree) -> dict[str, str]:
 
 
 def _config(tree: Tree, output: io.StringIO | None = None) -> Config:
-    config = Config(
+    return Config(
         str(data_folder("migrations") / "alembic.ini"),
         ini_section=tree,
         output_buffer=output if output is not None else io.StringIO(),
         stdout=io.StringIO(),
     )
-    return config

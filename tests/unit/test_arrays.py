@@ -35,9 +35,7 @@ def test_decode_agrees_with_the_layout(layout, dtype):
     assert arrays.ms.tolist() == [one.ms for one in decoded]
     assert arrays.shard.tolist() == [one.shard for one in decoded]
     assert arrays.sequence.tolist() == [one.sequence for one in decoded]
-    assert [time.replace(tzinfo=UTC) for time in arrays.time.tolist()] == [
-        one.time for one in decoded
-    ]
+    assert [time.replace(tzinfo=UTC) for time in arrays.time.tolist()] == [one.time for one in decoded]
 
 
 @given(layout=st.sampled_from(list(PRESETS.values())), data=st.data())
@@ -68,9 +66,7 @@ def test_types_and_shapes():
     assert arrays.time.dtype == np.dtype("datetime64[ms]")
     assert arrays.ms.dtype == np.int64
     assert arrays.shard.dtype == arrays.sequence.dtype == np.int32
-    assert {part.shape for part in (arrays.time, arrays.ms, arrays.shard, arrays.sequence)} == {
-        (3, 4)
-    }
+    assert {part.shape for part in (arrays.time, arrays.ms, arrays.shard, arrays.sequence)} == {(3, 4)}
 
 
 @pytest.mark.parametrize(
@@ -170,9 +166,9 @@ def test_what_cannot_be_encoded_is_refused(parts, error, message):
 def test_negative_ids_are_fine_where_the_layout_uses_the_sign_bit():
     arrays = decode_array(INSTAGRAM, [-1])
     assert arrays.ms.tolist() == [2**41 - 1]
-    assert to_unsigned(
-        int(encode_array(INSTAGRAM, ms=arrays.ms, shard=8191, sequence=1023)[0])
-    ) == (2**64 - 1)
+    assert to_unsigned(int(encode_array(INSTAGRAM, ms=arrays.ms, shard=8191, sequence=1023)[0])) == (
+        2**64 - 1
+    )
 
 
 def test_only_this_module_needs_numpy_and_says_how_to_get_it():
@@ -182,7 +178,5 @@ def test_only_this_module_needs_numpy_and_says_how_to_get_it():
         "try:\n    import shardids.arrays\n"
         "except ImportError as error:\n    print(error)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "pip install shardids[numpy]" in done.stdout

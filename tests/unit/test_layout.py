@@ -238,9 +238,7 @@ def test_corners(layout):
     assert layout.encode(at=layout.first_time, shard=0) == 0
     assert layout.encode(ms=0, shard=0, sequence=last_sequence) == last_sequence
     assert layout.encode(ms=0, shard=1) == last_sequence + 1
-    assert layout.encode(ms=0, shard=last_shard, sequence=last_sequence) == (
-        layout.encode(ms=1, shard=0) - 1
-    )
+    assert layout.encode(ms=0, shard=last_shard, sequence=last_sequence) == (layout.encode(ms=1, shard=0) - 1)
     last = layout.encode(at=layout.last_time, shard=last_shard, sequence=last_sequence)
     assert last == (-1 if layout.uses_sign_bit else 2**layout.id_bits - 1)
     decoded = layout.decode(last)
@@ -272,8 +270,7 @@ def test_a_datetime_is_floored_to_its_millisecond_exactly(at, offset):
 def test_a_decoded_id_shows_its_parts():
     id_ = DEFAULT.encode(at=datetime(2025, 3, 1, 12, tzinfo=UTC), shard=5, sequence=9)
     assert repr(DEFAULT.decode(id_)) == (
-        f"DecodedId(id={id_}, time=2025-03-01T12:00:00.000+00:00,"
-        " ms=36763200000, shard=5, sequence=9)"
+        f"DecodedId(id={id_}, time=2025-03-01T12:00:00.000+00:00, ms=36763200000, shard=5, sequence=9)"
     )
     assert DEFAULT.decode(id_) == DEFAULT.decode(id_)
     assert hash(DEFAULT.decode(id_)) == hash(DEFAULT.decode(id_))

@@ -253,6 +253,4 @@ def test_a_placement_must_fit_together():
 
 def test_a_node_never_shows_its_url():
     assert "secret" not in repr(Node(name="a", url="postgresql://u:secret@host/db"))
-    assert "secret" not in repr(
-        Placement(version=1, nodes={"a": Node(name="a", url="secret")}, node_of={})
-    )
+    assert "secret" not in repr(Placement(version=1, nodes={"a": Node(name="a", url="secret")}, node_of={}))

@@ -1,0 +1,148 @@
+"""Real servers for the tests. Which one: see :func:`server_url`; a missing server fails the run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import psycopg
+import pytest
+from psycopg import sql
+from sqlalchemy.engine import URL
+
+from shardids import Layout, migrator
+from shardids.connect import open_engine, parse_url
+from shardids.provision import create_shard
+
+CLUSTER = "00000000-0000-4000-8000-000000000001"
+"""The cluster that the ``node`` fixture's databases belong to."""
+
+
+@pytest.fixture(scope="session")
+def server_url() -> Iterator[URL]:
+    """A server on which databases can be made: ``SHARDIDS_TEST_DSN`` if set, else a container of
+    ``SHARDIDS_TEST_IMAGE`` when a Docker daemon answers, else an embedded server."""
+    dsn = os.environ.get("SHARDIDS_TEST_DSN")
+    if dsn:
+        yield parse_url(dsn)
+    elif docker_answers():
+        from testcontainers.postgres import PostgresContainer
+
+        image = os.environ.get("SHARDIDS_TEST_IMAGE", "postgres:18")
+        with PostgresContainer(image, driver="psycopg") as container:
+            yield parse_url(container.get_connection_url())
+    else:
+        from shardids.embedded import temporary_server
+
+        with temporary_server() as server:
+            yield parse_url(server.url())
+
+
+def docker_answers() -> bool:
+    """Whether a Docker daemon is there to be asked."""
+    import docker
+
+    # With the version named nothing is asked before ping, and close() then closes all that was opened.
+    client = docker.from_env(timeout=5, version="1.44")
+    try:
+        return bool(client.ping())
+    except (docker.errors.DockerException, OSError):
+        return False
+    finally:
+        client.close()
+
+
+def dsn(url: URL) -> str:
+    """The URL as libpq reads it, with its password."""
+    return url.set(drivername="postgresql").render_as_string(hide_password=False)
+
+
+@pytest.fixture(scope="session")
+def admin(server_url: URL) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(dsn(server_url), autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="session")
+def _numbers() -> Iterator[int]:
+    return count()
+
+
+MakeDatabase = Callable[..., URL]
+
+
+@pytest.fixture
+def make_database(
+    server_url: URL, admin: psycopg.Connection, _numbers: Iterator[int]
+) -> Iterator[MakeDatabase]:
+    """Makes empty databases, or copies of ``template``, that are dropped after the test."""
+    names: list[str] = []
+
+    def make(template: str = "template0") -> URL:
+        name = f"shardids_test_{os.getpid()}_{next(_numbers)}"
+        admin.execute(
+            sql.SQL("create database {} template {}").format(sql.Identifier(name), sql.Identifier(template))
+        )
+        names.append(name)
+        return server_url.set(database=name)
+
+    yield make
+    for name in names:
+        admin.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
+
+
+@pytest.fixture(scope="session")
+def engine_template(
+    server_url: URL, admin: psycopg.Connection, _numbers: Iterator[int]
+) -> Iterator[Callable[[Layout], str]]:
+    """Names of databases with the engine of a layout and no shards, to make copies of."""
+    made: dict[Layout, str] = {}
+
+    def template(layout: Layout) -> str:
+        if layout not in made:
+            name = f"shardids_template_{os.getpid()}_{next(_numbers)}"
+            admin.execute(sql.SQL("create database {} template template0").format(sql.Identifier(name)))
+            made[layout] = name
+            engine = open_engine(server_url.set(database=name), what="template")
+            settings = migrator.layout_settings(layout, "shard_") | {"cluster": CLUSTER, "node": "a"}
+            with engine.begin() as connection:
+                migrator.upgrade(connection, "node", settings)
+            engine.dispose()
+        return made[layout]
+
+    yield template
+    for name in made.values():
+        admin.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+
+
+MakeNode = Callable[..., URL]
+
+
+@pytest.fixture
+def make_node(make_database: MakeDatabase, engine_template: Callable[[Layout], str]) -> MakeNode:
+    """Makes databases with the engine and some active shards (default: 5 and 6)."""
+
+    def make(shards: tuple[int, ...] = (5, 6), layout: Layout | None = None) -> URL:
+        url = make_database(engine_template(layout or Layout.preset("default")))
+        engine = open_engine(url, what="node")
+        with engine.connect() as connection:
+            for shard in shards:
+                create_shard(connection, shard)
+        engine.dispose()
+        return url
+
+    return make
+
+
+@pytest.fixture
+def node(make_node: MakeNode) -> str:
+    """The DSN of a database with the default layout and the active shards 5 and 6."""
+    return dsn(make_node())
+
+
+@pytest.fixture
+def db(node: str) -> Iterator[psycopg.Connection]:
+    """An autocommit connection to ``node``."""
+    with psycopg.connect(node, autocommit=True) as connection:
+        yield connection
