@@ -125,10 +125,11 @@ def settle(
         raise ServerStartFailed(f"{directory / 'data'} is there already, and is no embedded server")
     place = known.place if known else _choose_place(directory, account)
     programs = bindir or (known.bindir if known and known.bindir.is_dir() else find_binaries())
+    programs = programs.absolute()
     server_version(programs)
     state = State(
         place=place,
-        bindir=usable_binaries(programs.absolute(), account, place),
+        bindir=usable_binaries(programs, account, place),
         port=port or (known.port if known else free_port()),
     )
     state.write(directory)

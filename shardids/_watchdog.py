@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 STEPS = ((signal.SIGINT, 4.0), (signal.SIGQUIT, 2.0), (signal.SIGKILL, 2.0))
 """Signals for a fast, an immediate and a forced stop, with the seconds that each is given."""
 
-_ANNOUNCE = 'printf "%s %s\\n" "$$" "$0" >&0 && exec "$@" </dev/null'
+_ANNOUNCE = 'printf "%s %s\\000" "$$" "$0" >&0 && exec "$@" </dev/null'
 
 _open: set[Watchdog] = set()
 
@@ -66,6 +66,7 @@ class Watchdog:
         parent, self._lifeline = os.pipe()
         servers, self._servers = os.pipe()
         self._children: list[subprocess.Popen[bytes]] = []
+        _open.add(self)
         try:
             self._process = subprocess.Popen(  # noqa: S603  -- this interpreter and this file
                 [sys.executable, "-I", "-S", __file__, str(servers), str(remove or "")],
@@ -77,12 +78,12 @@ class Watchdog:
                 cwd="/",
             )
         except BaseException:
+            _open.discard(self)
             self.release()
             raise
         finally:
             os.close(parent)
             os.close(servers)
-        _open.add(self)
 
     @property
     def is_ours(self) -> bool:
@@ -156,24 +157,25 @@ class _Servers:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self.signal: signal.Signals | None = None
+        self._signal: signal.Signals | None = None
         self._processes: set[tuple[int, str]] = set()
         self._partial = b""
 
     def read(self) -> bool:
         """Take in what the pipe has; False at its end."""
         got = os.read(self.fd, 65536)
-        *lines, self._partial = (self._partial + got).split(b"\n")
-        for line in lines:
-            pid, _, data = line.partition(b" ")
-            self._processes.add((int(pid), os.fsdecode(data)))
-            if self.signal is not None:
-                self._send(int(pid), os.fsdecode(data), self.signal)
+        *announcements, self._partial = (self._partial + got).split(b"\0")
+        for announcement in announcements:
+            number, _, data = announcement.partition(b" ")
+            process = (int(number), os.fsdecode(data))
+            self._processes.add(process)
+            if self._signal is not None:
+                self._send(*process, self._signal)
         return bool(got)
 
     def end(self, signum: signal.Signals) -> None:
         """Signal every process; those announced later get the same signal at once."""
-        self.signal = signum
+        self._signal = signum
         for pid, data in self._processes:
             self._send(pid, data, signum)
 

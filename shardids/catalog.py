@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import Engine, bindparam, text
+from sqlalchemy import Connection, Engine, bindparam, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ProgrammingError
 
 from shardids import migrator
-from shardids.connect import open_engine, parse_url, shown_url
+from shardids.connect import open_engine, parse_url, require_create, shown_url
 from shardids.errors import BadArgument, ClusterConflict, UnknownShard
 from shardids.layout import Layout
 from shardids.topology import Node, Placement, validate_schema_prefix
@@ -46,8 +46,17 @@ class Catalog:
         """Closes the catalog's connections."""
         self.engine.dispose()
 
-    def init(self, layout: Layout, shard_count: int, schema_prefix: str = SCHEMA_PREFIX) -> Description:
+    def init(
+        self,
+        layout: Layout,
+        shard_count: int,
+        schema_prefix: str = SCHEMA_PREFIX,
+        *,
+        dry_run: bool = False,
+    ) -> Description:
         """Makes the catalog, or finds that it is there already with just this description.
+
+        With ``dry_run`` all is done and taken back.
 
         Raises:
             BadArgument: ``shard_count`` does not fit the layout, or a prefix that is not allowed.
@@ -63,9 +72,12 @@ class Catalog:
             "cluster": str(uuid4()),
             "shard_count": str(shard_count),
         }
-        with self.engine.begin() as connection:
+        with self.engine.connect() as connection, connection.begin() as transaction:
+            require_create(connection, "the catalog")
             migrator.upgrade(connection, "catalog", settings)
-        there = self.describe()
+            there = _describe(connection, self.url)
+            if dry_run:
+                transaction.rollback()
         for what, wanted, found in (
             ("layout", layout, there.layout),
             ("number of shards", shard_count, there.shard_count),
@@ -84,25 +96,8 @@ class Catalog:
         Raises:
             ClusterConflict: the database holds no catalog.
         """
-        try:
-            with self.engine.connect() as connection:
-                row = connection.execute(text("select * from shardids_catalog.cluster")).one_or_none()
-        except ProgrammingError as error:
-            if getattr(error.orig, "sqlstate", None) not in ("42P01", "3F000"):
-                raise
-            row = None
-        if row is None:
-            raise ClusterConflict(
-                f"{shown_url(self.url)} holds no shardids catalog",
-                hint="To make one: shardids init --shards N",
-            )
-        bits = {name: getattr(row, name) for name in ("time_bits", "shard_bits", "sequence_bits")}
-        return Description(
-            cluster=row.id,
-            layout=Layout(epoch_ms=row.epoch_ms, name=row.layout_name, **bits),
-            shard_count=row.shard_count,
-            schema_prefix=row.schema_prefix,
-        )
+        with self.engine.connect() as connection:
+            return _describe(connection, self.url)
 
     def placement(self) -> Placement:
         """Which node holds which shard now; shards that are still being made are left out."""
@@ -173,7 +168,9 @@ class Catalog:
             if not found.rowcount:
                 raise unknown_node(name, self._node_names())
 
-    def plan_shards(self, shards: Iterable[int], node: str | None = None) -> dict[int, str]:
+    def plan_shards(
+        self, shards: Iterable[int], node: str | None = None, *, dry_run: bool = False
+    ) -> dict[int, str]:
         """Decides where shards go that have no place yet; returns all that are still to be made.
 
         Shards that are placed keep their place. Without ``node`` each new one goes to the node that has
@@ -192,7 +189,7 @@ class Catalog:
                 f"there is no shard {outside[0]} in this cluster",
                 hint=f"Shards are numbered 0 to {count - 1}.",
             )
-        with self.engine.begin() as connection:
+        with self.engine.connect() as connection, connection.begin() as transaction:
             # Planners take turns: each sees what the one before has placed.
             connection.execute(text("select 1 from shardids_catalog.cluster for update"))
             loads = dict.fromkeys(self._node_names(), 0)
@@ -223,6 +220,8 @@ class Catalog:
                     text("insert into shardids_catalog.placement (shard, node) values (:s, :n)"),
                     [{"s": shard, "n": name} for shard, name in plan.items()],
                 )
+            if dry_run:
+                transaction.rollback()
         unfinished = {
             shard: placed[shard].node
             for shard in wanted
@@ -265,6 +264,26 @@ class Catalog:
     def _rows(self, query: str, **parameters: object) -> Sequence[Any]:
         with self.engine.connect() as connection:
             return connection.execute(text(query), parameters).all()
+
+
+def _describe(connection: Connection, url: URL) -> Description:
+    try:
+        row = connection.execute(text("select * from shardids_catalog.cluster")).one_or_none()
+    except ProgrammingError as error:
+        if getattr(error.orig, "sqlstate", None) not in ("42P01", "3F000"):
+            raise
+        row = None
+    if row is None:
+        raise ClusterConflict(
+            f"{shown_url(url)} holds no shardids catalog", hint="To make one: shardids init --shards N"
+        )
+    bits = {name: getattr(row, name) for name in ("time_bits", "shard_bits", "sequence_bits")}
+    return Description(
+        cluster=row.id,
+        layout=Layout(epoch_ms=row.epoch_ms, name=row.layout_name, **bits),
+        shard_count=row.shard_count,
+        schema_prefix=row.schema_prefix,
+    )
 
 
 def spread(shards: Sequence[int], loads: dict[str, int]) -> dict[int, str]:

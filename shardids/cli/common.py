@@ -1,0 +1,106 @@
+"""What all commands share: consoles, the --catalog option, errors as messages, tables and JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from typer.core import TyperGroup
+
+from shardids.catalog import Catalog
+from shardids.errors import BadArgument, ShardidsError
+
+out = Console(soft_wrap=True, highlight=False)
+"""For results: stdout."""
+err = Console(stderr=True, soft_wrap=True, highlight=False)
+"""For progress and messages: stderr."""
+
+CatalogOption = Annotated[
+    str,
+    typer.Option(
+        "--catalog",
+        envvar="SHARDIDS_CATALOG",
+        metavar="URL",
+        help="Database that holds the catalog: postgresql://user@host:5432/database",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")
+]
+
+
+class ErrorsAsMessages(TyperGroup):
+    """Prints a ShardidsError as a message and its hint: exit 2 for a wrong argument, 1 for the rest."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command."""
+        try:
+            return super().invoke(ctx)
+        except ShardidsError as error:
+            err.print("[bold red]Error:[/] ", end="")
+            err.print(error.message, markup=False)
+            if error.hint:
+                err.print(error.hint, markup=False, style="dim")
+            raise typer.Exit(2 if isinstance(error, BadArgument) else 1) from None
+
+
+@contextmanager
+def opened(url: str) -> Iterator[Catalog]:
+    """The catalog, closed afterwards."""
+    catalog = Catalog(url)
+    try:
+        yield catalog
+    finally:
+        catalog.close()
+
+
+def print_json(value: object) -> None:
+    """Prints a value as JSON, in plain text also on a terminal."""
+    typer.echo(json.dumps(value, indent=2))
+
+
+def print_rows(rows: Sequence[Mapping[str, object]], *, as_json: bool, empty: str) -> None:
+    """Prints rows as a table, or as a JSON array of objects. ``empty`` is said if there are none."""
+    if as_json:
+        print_json(rows)
+        return
+    if not rows:
+        err.print(empty)
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name, value in rows[0].items():
+        table.add_column(name, justify="right" if isinstance(value, int) else "left")
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    out.print(table)
+
+
+def parse_shards(text: str, shard_count: int) -> list[int]:
+    """``all`` or numbers and ranges: ``0-31,40``.
+
+    Raises:
+        BadArgument: it can't be read, or ranges run backwards.
+    """
+    if text == "all":
+        return list(range(shard_count))
+    shards: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        last = last if dash else first
+        if not (first.isascii() and first.isdigit() and last.isascii() and last.isdigit()):
+            raise BadArgument(
+                f"{part!r} is no shard number or range", hint="For example: 0-31,40 or all"
+            )
+        if not int(first) <= int(last) < shard_count:
+            raise BadArgument(
+                f"{part!r} is no range of shards of this cluster",
+                hint=f"Shards are numbered 0 to {shard_count - 1}.",
+            )
+        shards.update(range(int(first), int(last) + 1))
+    return sorted(shards)

@@ -1,0 +1,158 @@
+"""``shardids dev`` and ``shardids demo``: clusters of embedded servers."""
+
+from __future__ import annotations
+
+import signal
+import time
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from shardids import devcluster
+from shardids.cli.common import JsonOption, err, out, print_rows
+from shardids.cli.picture import bit_picture
+from shardids.demo import PHOTOS_EACH, SHARDS, USERS, Demo, ShardRows, running
+from shardids.errors import ShardidsError
+
+app = typer.Typer(help="A cluster of embedded servers in a folder, to play with.", no_args_is_help=True)
+
+FolderOption = Annotated[Path, typer.Option("--dir", help="The cluster's folder.")]
+_FOLDER = Path(".shardids")
+
+
+@app.command()
+def up(
+    folder: FolderOption = _FOLDER,
+    nodes: Annotated[int, typer.Option(help="Number of servers.")] = 2,
+    shards: Annotated[int, typer.Option(help="Number of logical shards.")] = 64,
+) -> None:
+    """Make or start the cluster. It stays up until: shardids dev down"""
+    with err.status("starting"):
+        servers = devcluster.up(folder, nodes, shards)
+    for name, server in servers.items():
+        out.print(f'node "{name}"  {server.url()}')
+    out.print("\nThe catalog is on the first. For the other commands:")
+    out.print(f"export SHARDIDS_CATALOG='{servers['a'].url()}'")
+
+
+@app.command()
+def status(folder: FolderOption = _FOLDER, as_json: JsonOption = False) -> None:
+    """Which of the folder's servers run, and their URLs."""
+    rows = [
+        {"node": name, "running": "yes" if server.is_running else "no", "url": server.url()}
+        for name, server in devcluster.servers_in(folder).items()
+    ]
+    print_rows(rows, as_json=as_json, empty=f"No cluster in {folder}. To make one: shardids dev up")
+
+
+@app.command()
+def down(
+    folder: FolderOption = _FOLDER,
+    remove: Annotated[bool, typer.Option("--remove", help="Delete the data, too.")] = False,
+) -> None:
+    """Stop the servers; their data stays unless --remove."""
+    names = devcluster.down(folder, remove=remove)
+    if not names:
+        err.print(f"No cluster in {folder}.")
+    for name in names:
+        out.print(f'{"Removed" if remove else "Stopped"} node "{name}"')
+
+
+def demo() -> None:
+    """Two servers, 64 shards, 6,000 rows through SQLAlchemy, and what their IDs say."""
+    started = time.monotonic()
+    # Like Ctrl-C, so that the servers are stopped in order.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with err.status("starting two PostgreSQL servers") as status, running() as demo:
+            status.update(f"making {SHARDS} shards")
+            demo.provision()
+            status.stop()
+            _heading(f"Two PostgreSQL {demo.server_version()} servers, {SHARDS} logical shards")
+            _write(demo)
+            _show_rows(demo.rows())
+            samples = demo.sample_ids()
+            _show_ids(demo, samples)
+            _show_range(demo, samples[-1])
+            _show_proof(demo)
+    except KeyboardInterrupt:
+        err.print("\nInterrupted: both servers are stopped, nothing is left behind.")
+        raise typer.Exit(1) from None
+    out.print(
+        f"\nDone in {time.monotonic() - started:.1f} s; both servers are stopped, nothing is left behind."
+    )
+
+
+def _heading(words: str) -> None:
+    out.print()
+    out.print(words, style="bold")
+
+
+def _write(demo: Demo) -> None:
+    rows = USERS * (1 + PHOTOS_EACH)
+    columns = (TextColumn("writing rows"), BarColumn(), MofNCompleteColumn())
+    started = time.monotonic()
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task("", total=rows)
+        for written in demo.write():
+            progress.advance(task, written)
+    seconds = time.monotonic() - started
+    out.print(
+        f"{USERS:,} users and {USERS * PHOTOS_EACH:,} photos written through SQLAlchemy sessions"
+        f" in {seconds:.1f} s.\nA photo lives in its user's shard; every ID came from"
+        " that shard's next_id()."
+    )
+
+
+def _show_rows(rows: list[ShardRows]) -> None:
+    _heading("Rows per node and shard (shard: users + photos)")
+    for node, members in groupby(rows, key=lambda row: row.node):
+        shards = list(members)
+        users, photos = sum(s.users for s in shards), sum(s.photos for s in shards)
+        out.print(f'node "{node}": {len(shards)} shards, {users} users, {photos} photos')
+        table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False)
+        cells = [Text.assemble((f"{s.shard:4d}", "magenta"), f": {s.users}+{s.photos}") for s in shards]
+        for start in range(0, len(cells), 6):
+            table.add_row(*cells[start : start + 6])
+        out.print(table)
+
+
+def _show_ids(demo: Demo, ids: list[int]) -> None:
+    _heading("Three IDs: two users and a photo")
+    for number, id_ in enumerate(ids):
+        if number:
+            out.print()
+        decoded = demo.cluster.decode(id_)
+        node = demo.cluster.node_of(decoded.shard).name
+        out.print(bit_picture(decoded, demo.cluster.layout, f'on node "{node}" now'))
+
+
+def _show_range(demo: Demo, photo_id: int) -> None:
+    shard, start, end, count = demo.time_range(photo_id)
+    bounds = demo.cluster.layout.id_range(start, end, shard)
+    _heading("A time range needs no date column: the primary key has it")
+    out.print(f"photos of shard {shard} from {start:%H:%M:%S.%f} to {end:%H:%M:%S.%f} UTC: {count}")
+    schema = demo.cluster.schema_of(shard)
+    out.print(
+        f"  SELECT count(*) FROM {schema}.photos WHERE id BETWEEN {bounds.first} AND {bounds.last}",
+        style="dim",
+    )
+
+
+def _show_proof(demo: Demo) -> None:
+    proof = demo.prove()
+    _heading("Proof")
+    for holds, words in (
+        (proof.ids == proof.distinct, f"{proof.ids:,} IDs, {proof.distinct:,} of them distinct"),
+        (not proof.disordered, f"{proof.disordered} out of order within their shard"),
+        (not proof.born_elsewhere, f"{proof.born_elsewhere} that name another shard than their own"),
+    ):
+        out.print("[green]✓[/] " if holds else "[red]✗[/] ", end="")
+        out.print(words)
+    if not proof.holds:
+        raise ShardidsError("the demo found wrong IDs")

@@ -1,0 +1,152 @@
+"""``shardids id``: decode, encode, range, next."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from shardids.cli.common import CatalogOption, JsonOption, opened, out, print_json
+from shardids.cli.picture import bit_picture
+from shardids.cluster import Cluster
+from shardids.errors import BadArgument
+from shardids.idtext import parse_id, to_decimal, to_text
+from shardids.layout import DecodedId, Layout
+from shardids.topology import Placement
+
+app = typer.Typer(help="Take IDs apart, put them together, draw them.", no_args_is_help=True)
+
+LayoutOption = Annotated[
+    str | None,
+    typer.Option(
+        "--layout",
+        metavar="NAME|T-S-Q[@EPOCH_MS]",
+        help="default, instagram, twitter, discord, js53, or widths of time, shard and sequence."
+        " Without it: that of the catalog if one is given, else default.",
+    ),
+]
+OptionalCatalog = Annotated[
+    str | None,
+    typer.Option(
+        "--catalog",
+        envvar="SHARDIDS_CATALOG",
+        metavar="URL",
+        help="Take the layout from this catalog, and say where the shard lives now.",
+    ),
+]
+
+
+def _context(layout: str | None, catalog: str | None) -> tuple[Layout, Placement | None]:
+    if layout is not None or catalog is None:
+        return Layout.parse(layout or "default"), None
+    with opened(catalog) as there:
+        return there.describe().layout, there.placement()
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def decode(
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ID…", help="Decimal, 0x hex, or 13 characters of base 32; - or none: stdin."),
+    ] = None,
+    layout: LayoutOption = None,
+    catalog: OptionalCatalog = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show when and where IDs were born, with a picture of their bits."""
+    # ID arguments may be negative, so unknown options come here as well.
+    if not ids or ids == ["-"]:
+        ids = sys.stdin.read().split()
+        if not ids:
+            raise BadArgument("no ID given", hint="shardids id decode ID…, or one a line on stdin")
+    used, placement = _context(layout, catalog)
+    decoded = [used.decode(parse_id(text)) for text in ids]
+    if as_json:
+        print_json([_as_json(one, placement) for one in decoded])
+        return
+    for number, one in enumerate(decoded):
+        if number:
+            out.print()
+        node = _node(one, placement)
+        out.print(bit_picture(one, used, f'on node "{node}" now' if node else ""))
+
+
+def _node(decoded: DecodedId, placement: Placement | None) -> str | None:
+    return placement.node_of.get(decoded.shard) if placement else None
+
+
+def _as_json(decoded: DecodedId, placement: Placement | None) -> dict[str, object]:
+    value: dict[str, object] = {
+        # A string: JavaScript and jq round numbers beyond 2^53.
+        "id": to_decimal(decoded.id),
+        "text": to_text(decoded.id),
+        "time": decoded.time.isoformat(timespec="milliseconds"),
+        "ms": decoded.ms,
+        "shard": decoded.shard,
+        "sequence": decoded.sequence,
+    }
+    if placement:
+        value["node"] = _node(decoded, placement)
+    return value
+
+
+@app.command()
+def encode(
+    shard: Annotated[int, typer.Option(help="Shard number.")],
+    time: Annotated[str, typer.Option(help="Time, ISO 8601; UTC if it names no zone. Or: now.")],
+    sequence: Annotated[int, typer.Option(help="Sequence number.")] = 0,
+    layout: LayoutOption = None,
+    catalog: OptionalCatalog = None,
+) -> None:
+    """Put an ID together, for tests and queries; it is not drawn, so it is not unique."""
+    used, _ = _context(layout, catalog)
+    typer.echo(used.encode(at=parse_time(time), shard=shard, sequence=sequence))
+
+
+@app.command("range")
+def id_range(
+    start: Annotated[str, typer.Option("--from", metavar="TIME", help="First time, ISO 8601, or: now.")],
+    end: Annotated[str, typer.Option("--to", metavar="TIME", help="Time that is past the range.")],
+    shard: Annotated[int | None, typer.Option(help="Bounds for one shard.")] = None,
+    layout: LayoutOption = None,
+    catalog: OptionalCatalog = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The lowest and the highest ID of a time range: WHERE id BETWEEN … AND …"""
+    used, _ = _context(layout, catalog)
+    bounds = used.id_range(parse_time(start), parse_time(end), shard)
+    if as_json:
+        print_json({"first": to_decimal(bounds.first), "last": to_decimal(bounds.last)})
+    else:
+        typer.echo(f"{bounds.first} {bounds.last}")
+
+
+@app.command("next")
+def next_ids(
+    shard: Annotated[int, typer.Option(help="The shard to draw from.")],
+    catalog: CatalogOption,
+    count: Annotated[int, typer.Option("-n", help="How many.")] = 1,
+) -> None:
+    """Draw IDs from a shard, one a line."""
+    with Cluster.connect(catalog) as cluster:
+        for id_ in cluster.reserve(shard, count):
+            typer.echo(id_)
+
+
+def parse_time(text: str) -> datetime:
+    """An ISO 8601 time, in UTC where it names no zone; or ``now``.
+
+    Raises:
+        BadArgument: it can't be read.
+    """
+    if text == "now":
+        return datetime.now(UTC)
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadArgument(
+            f"{text!r} is no time", hint="For example: 2026-11-21T12:00:00, or: now"
+        ) from None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)

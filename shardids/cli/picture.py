@@ -1,0 +1,46 @@
+"""The bit picture of an ID."""
+
+from __future__ import annotations
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from shardids.idtext import to_text, to_unsigned
+from shardids.layout import DecodedId, Layout
+
+STYLES = {"unused": "dim", "time": "cyan", "shard": "magenta", "sequence": "yellow"}
+
+
+def bit_picture(decoded: DecodedId, layout: Layout, where: str = "") -> Group:
+    """The ID, its 64 bits in the colours of the fields, and what each field says.
+
+    ``where`` is added to the shard: the node that holds it now.
+    """
+    widths = {
+        "unused": 64 - layout.id_bits,
+        "time": layout.time_bits,
+        "shard": layout.shard_bits,
+        "sequence": layout.sequence_bits,
+    }
+    bits = f"{to_unsigned(decoded.id):064b}"
+    drawn, start = Text("  "), 0
+    for field, width in widths.items():
+        drawn.append(bits[start : start + width], STYLES[field])
+        drawn.append(" " if width else "")
+        start += width
+    meaning = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2))
+    time = f"{decoded.time:%Y-%m-%d %H:%M:%S}.{decoded.time.microsecond // 1000:03d} UTC"
+    for field, value, said in (
+        ("time", decoded.ms, time),
+        ("shard", decoded.shard, where),
+        ("sequence", decoded.sequence, ""),
+    ):
+        meaning.add_row(
+            "",
+            Text(f"{field} ({widths[field]} bits)", STYLES[field]),
+            Text(str(value), justify="right"),
+            Text(said),
+        )
+    head = Text.assemble((str(decoded.id), "bold"), ("   " + to_text(decoded.id), "dim"))
+    return Group(head, drawn, meaning)

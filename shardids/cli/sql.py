@@ -1,0 +1,24 @@
+"""``shardids sql``: the SQL files, as they are run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from shardids.sqlfiles import read_sql, sql_names
+
+app = typer.Typer(help="Read the SQL that shardids installs.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_files() -> None:
+    """The names of the SQL files."""
+    for name in sql_names():
+        typer.echo(name)
+
+
+@app.command()
+def show(name: Annotated[str, typer.Argument(help="For example: engine.v1")]) -> None:
+    """Print one SQL file."""
+    typer.echo(read_sql(name), nl=False)
