@@ -44,7 +44,7 @@ $(BIN)/python:
 
 # $(call install,what): into .venv, in editable form
 install = @echo "Installing into $(VENV) ..." >&2; \
-	if command -v uv >/dev/null && ! [ -e $(BIN)/pip ]; then uv pip install --quiet --python $(BIN)/python $(1); \
+	if command -v uv >/dev/null && ! [ -e $(BIN)/pip ]; then uv pip install --quiet --compile-bytecode --python $(BIN)/python $(1); \
 	else $(BIN)/python -m pip install --quiet --disable-pip-version-check $(1); fi
 
 $(VENV)/.demo: pyproject.toml | $(BIN)/python
