@@ -31,8 +31,12 @@ from typing import IO, TYPE_CHECKING
 if TYPE_CHECKING:
     from shardids._pg_binaries import Account
 
-STEPS = ((signal.SIGINT, 4.0), (signal.SIGQUIT, 2.0), (signal.SIGKILL, 2.0))
-"""Signals for a fast, an immediate and a forced stop, with the seconds that each is given."""
+QUICK_STEPS = ((signal.SIGINT, 4.0), (signal.SIGQUIT, 2.0), (signal.SIGKILL, 2.0))
+"""Signals for a fast, an immediate and a forced stop, with the seconds that each is given.
+
+Even what is thrown away is first stopped fast: a backend that SIGQUIT hits while it makes a segment
+of shared memory leaves that behind in the machine.
+"""
 
 _ANNOUNCE = 'printf "%s %s\\000" "$$" "$0" >&0 && exec "$@" </dev/null'
 
@@ -126,7 +130,10 @@ class Watchdog:
         if self.is_ours and self in _open:
             _open.remove(self)
             self.release()
-            self._process.wait()
+            if self._process.wait() != 0:
+                # Somebody has killed it.
+                for child in self._children:
+                    child.send_signal(signal.SIGQUIT)
             for child in self._children:
                 child.wait()
 
@@ -138,13 +145,22 @@ class Watchdog:
 
 def command_line(pid: int) -> str:
     """The command of a process, its arguments joined by spaces; empty if it is gone or a zombie."""
-    try:
-        return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" "))
-    except OSError:
-        if Path("/proc/self/cmdline").exists():
+    process = Path(f"/proc/{pid}")
+    if not Path("/proc/self/stat").exists():
+        ps = ["ps", "-ww", "-o", "command=", "-p", str(pid)]
+        run = subprocess.run(ps, capture_output=True, check=False)  # noqa: S603  -- constants and a number
+        return run.stdout.decode(errors="replace").rstrip("\n")
+    # In the midst of exec or exit a process has no command: look again until it has, or has ended.
+    for _ in range(50):
+        try:
+            command = (process / "cmdline").read_bytes()
+            state = (process / "stat").read_bytes().rpartition(b") ")[2][:1]
+        except OSError:
             return ""
-    ps = ["ps", "-ww", "-o", "command=", "-p", str(pid)]
-    return subprocess.run(ps, capture_output=True, check=False).stdout.decode(errors="replace")  # noqa: S603  -- a constant command and a number
+        if command or state in b"ZX":
+            return os.fsdecode(command.replace(b"\0", b" "))
+        time.sleep(0.002)
+    return ""
 
 
 def runs_on(pid: int, data: str) -> bool:
@@ -203,7 +219,7 @@ def _watch(parent_fd: int, servers: _Servers) -> None:
 def _end(servers: _Servers) -> None:
     with selectors.DefaultSelector() as selector:
         selector.register(servers.fd, selectors.EVENT_READ)
-        for signum, patience_s in STEPS:
+        for signum, patience_s in QUICK_STEPS:
             servers.end(signum)
             deadline = time.monotonic() + patience_s
             while (left := deadline - time.monotonic()) > 0:

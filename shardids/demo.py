@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -91,7 +92,7 @@ class Demo:
 
     def sample_ids(self) -> list[int]:
         """Three IDs to take apart: two users of different nodes, and a photo."""
-        users = {}
+        users: dict[str, int] = {}
         for number in range(USERS):
             user = self.app.find_user(self.cluster, f"user{number}")
             users.setdefault(self.cluster.node_of(self.cluster.shard_of(user.id)).name, user.id)
@@ -119,8 +120,7 @@ class Demo:
                     count += len(numbers)
                     seen.update(numbers)
                     elsewhere += sum(self.cluster.shard_of(number) != shard for number in numbers)
-                    pairs = zip(numbers, numbers[1:], strict=False)
-                    disordered += sum(one >= other for one, other in pairs)
+                    disordered += sum(one >= other for one, other in pairwise(numbers))
         return Proof(ids=count, distinct=len(seen), born_elsewhere=elsewhere, disordered=disordered)
 
 

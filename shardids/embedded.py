@@ -43,7 +43,7 @@ from shardids._pg_home import (
     settle,
 )
 from shardids._postmaster import STOP_STEPS, Postmaster
-from shardids._watchdog import Watchdog
+from shardids._watchdog import QUICK_STEPS, Watchdog
 from shardids.errors import MissingPrivilege, ServerStartFailed
 
 __all__ = [
@@ -231,7 +231,7 @@ class EmbeddedServer:
 
     def remove(self) -> None:
         """Stop the server, remove its data and files, and its folder if nothing else is in it."""
-        self.stop("immediate")
+        self._end(QUICK_STEPS)
         remove_files(self._directory, self._state.place)
 
     def _try_start(self) -> str | None:
@@ -307,7 +307,7 @@ def temporary_servers(
         if watchdog.is_ours:
             try:
                 for server in servers:
-                    server.stop("immediate")
+                    server._end(QUICK_STEPS)
             finally:
                 watchdog.close()
                 shutil.rmtree(folder, ignore_errors=True)

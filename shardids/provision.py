@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.engine import URL
@@ -192,14 +193,14 @@ def inspect_shard(catalog: Catalog, shard: int) -> dict[str, object]:
             hint=f"To make it there: shardids shard create {shard}",
         )
     facts = {"shard": shard, "node": node.name, "url": node.url} | row._asdict()
-    return {name: value for name, value in facts.items() if value is not None} | {
-        name: facts[name].isoformat() for name in ("activated_at", "issued_until") if facts[name]
+    return {
+        name: value.isoformat() if isinstance(value, datetime) else value
+        for name, value in facts.items()
+        if value is not None
     }
 
 
-def grant(
-    catalog: Catalog, role: str, shards: Iterable[int] | None = None, *, dry_run: bool = False
-) -> int:
+def grant(catalog: Catalog, role: str, shards: Iterable[int] | None = None, *, dry_run: bool = False) -> int:
     """Lets a role draw, reserve and decode on the shards (default: all); returns how many.
 
     One transaction a node. With ``dry_run`` all is done and taken back.

@@ -9,7 +9,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from shardids import provision
-from shardids.catalog import SCHEMA_PREFIX
+from shardids.catalog import SCHEMA_PREFIX, Catalog, unknown_node
 from shardids.cli.common import (
     CatalogOption,
     DryRunOption,
@@ -76,8 +76,7 @@ def list_nodes(catalog: CatalogOption, as_json: JsonOption = False) -> None:
         placement = there.placement()
     held = Counter(placement.node_of.values())
     rows = [
-        {"node": node.name, "shards": held[node.name], "url": node.url}
-        for node in placement.nodes.values()
+        {"node": node.name, "shards": held[node.name], "url": node.url} for node in placement.nodes.values()
     ]
     print_rows(rows, as_json=as_json, empty="No node yet. To add one: shardids node add NAME --url URL")
 
@@ -113,7 +112,7 @@ def create_shards(
         out.print("Nothing to do: the shards exist")
 
 
-def _create_with_progress(there: provision.Catalog, shards: list[int], node: str | None) -> dict[int, str]:
+def _create_with_progress(there: Catalog, shards: list[int], node: str | None) -> dict[int, str]:
     columns = (
         TextColumn("node {task.description}"),
         BarColumn(),
@@ -146,7 +145,7 @@ def list_shards(
     with opened(catalog) as there:
         placement, prefix = there.placement(), there.describe().schema_prefix
     if node is not None and node not in placement.nodes:
-        raise provision.unknown_node(node, placement.nodes)
+        raise unknown_node(node, placement.nodes)
     rows = [
         {"shard": shard, "node": name, "schema": schema_name(prefix, shard)}
         for shard, name in sorted(placement.node_of.items())

@@ -30,9 +30,7 @@ CatalogOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
-DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")
-]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")]
 
 
 class ErrorsAsMessages(TyperGroup):
@@ -94,9 +92,7 @@ def parse_shards(text: str, shard_count: int) -> list[int]:
         first, dash, last = part.strip().partition("-")
         last = last if dash else first
         if not (first.isascii() and first.isdigit() and last.isascii() and last.isdigit()):
-            raise BadArgument(
-                f"{part!r} is no shard number or range", hint="For example: 0-31,40 or all"
-            )
+            raise BadArgument(f"{part!r} is no shard number or range", hint="For example: 0-31,40 or all")
         if not int(first) <= int(last) < shard_count:
             raise BadArgument(
                 f"{part!r} is no range of shards of this cluster",

@@ -137,9 +137,8 @@ def _show_range(demo: Demo, photo_id: int) -> None:
     bounds = demo.cluster.layout.id_range(start, end, shard)
     _heading("A time range needs no date column: the primary key has it")
     out.print(f"photos of shard {shard} from {start:%H:%M:%S.%f} to {end:%H:%M:%S.%f} UTC: {count}")
-    schema = demo.cluster.schema_of(shard)
     out.print(
-        f"  SELECT count(*) FROM {schema}.photos WHERE id BETWEEN {bounds.first} AND {bounds.last}",
+        f"  … FROM {demo.cluster.schema_of(shard)}.photos WHERE id BETWEEN {bounds.first} AND {bounds.last}",
         style="dim",
     )
 

@@ -146,7 +146,5 @@ def parse_time(text: str) -> datetime:
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
-        raise BadArgument(
-            f"{text!r} is no time", hint="For example: 2026-11-21T12:00:00, or: now"
-        ) from None
+        raise BadArgument(f"{text!r} is no time", hint="For example: 2026-11-21T12:00:00, or: now") from None
     return time if time.tzinfo else time.replace(tzinfo=UTC)

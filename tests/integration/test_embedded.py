@@ -85,20 +85,18 @@ def password_of(server: EmbeddedServer) -> str:
 
 
 def processes_in(folder: Path) -> list[str]:
-    """Commands of the processes that name this folder or, where /proc tells, work in it."""
-    proc = Path("/proc")
-    if (proc / "self").exists():
-        pids = [int(entry.name) for entry in proc.iterdir() if entry.name.isdecimal()]
-    else:
-        listed = subprocess.run(["ps", "-axo", "pid="], capture_output=True, check=True).stdout
-        pids = [int(pid) for pid in listed.split()]
+    """Processes that name this folder in their command or, where /proc tells, work in it."""
+    if not Path("/proc/self").exists():
+        listed = subprocess.run(["ps", "-axww", "-o", "pid=,command="], capture_output=True, check=True)
+        return [line for line in listed.stdout.decode().splitlines() if str(folder) in line]
     found = []
-    for pid in pids:
+    for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            where = str((proc / str(pid) / "cwd").readlink()) if proc.exists() else ""
-            command = command_line(pid)
-            if str(folder) in f"{where} {command}":
-                found.append(f"{pid} in {where}: {command}")
+            about = f"{process.name}: {(process / 'cmdline').read_text(errors='replace')}"
+            with contextlib.suppress(PermissionError):  # Another user's.
+                about += f" in {(process / 'cwd').readlink()}"
+            if str(folder) in about:
+                found.append(about)
     return found
 
 
@@ -483,7 +481,7 @@ from shardids.embedded import temporary_server
 with temporary_server() as server:
     assert server.data_directory.stat().st_uid == os.geteuid() != 0
     assert server.directory.stat().st_mode & 0o77 == 0
-    server.restart("immediate")
+    server.restart()
     print("started", server.directory)
 """
     run = subprocess.run(

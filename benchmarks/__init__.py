@@ -1,0 +1,1 @@
+"""Measures of shardids' own speed: ``make bench``, or ``python -m benchmarks [NAME…]``."""

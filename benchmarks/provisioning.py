@@ -1,0 +1,83 @@
+"""Making 1,024 shards on two nodes, against the same statements in psql on one connection a node."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.report import Section, interleaved, ratio, seconds
+from shardids import migrator, provision
+from shardids.catalog import Catalog
+from shardids.embedded import EmbeddedServer, find_binaries, temporary_servers
+from shardids.layout import DEFAULT
+
+SHARDS = 1024
+
+
+def run(rounds: int) -> Section:
+    """Measures both ways, each round on new servers."""
+    measures = interleaved(
+        {"shardids shard create": _with_shardids, "psql": _with_psql}, rounds=rounds, unit="s"
+    )
+    return Section(
+        title=f"Provisioning {SHARDS:,} shards on two nodes",
+        conditions=f"Two servers on one machine, fsync off, {rounds} rounds, each on new servers."
+        " psql: the same statements from a file, one connection and one transaction a shard.",
+        measures=tuple(measures.values()),
+        ratios=(ratio(measures["shardids shard create"], measures["psql"], at_most=1.5),),
+    )
+
+
+@contextmanager
+def _two_nodes():
+    with temporary_servers(2) as servers:
+        catalog = Catalog(servers[0].url())
+        try:
+            catalog.init(DEFAULT, SHARDS)
+            for name, server in zip("ab", servers, strict=True):
+                provision.add_node(catalog, name, server.url())
+            yield servers, catalog
+        finally:
+            catalog.close()
+
+
+def _with_shardids() -> float:
+    with _two_nodes() as (_, catalog):
+        return seconds(lambda: provision.create_shards(catalog, range(SHARDS)))
+
+
+def _with_psql() -> float:
+    with _two_nodes() as (servers, _), tempfile.TemporaryDirectory() as folder:
+        half = SHARDS // 2
+        files = [
+            _script(Path(folder) / f"{number}.sql", range(number * half, (number + 1) * half))
+            for number in range(2)
+        ]
+        return seconds(lambda: _run_psql(servers, files))
+
+
+def _script(path: Path, shards: range) -> Path:
+    with path.open("w", encoding="utf-8") as script:
+        for shard in shards:
+            script.write(
+                f"begin;\nselect shardids.enter_shard({shard});\n"
+                f"select set_config('search_path', shardids.schema_of({shard}), true);\n"
+                f"{migrator.shard_sql()}\ncommit;\n"
+            )
+    return path
+
+
+def _run_psql(servers: Sequence[EmbeddedServer], files: Sequence[Path]) -> None:
+    psql = str(find_binaries() / "psql")
+    running = [
+        subprocess.Popen(
+            [psql, "-X", "-q", "-v", "ON_ERROR_STOP=1", "-o", "/dev/null", "-f", str(file), server.url()]
+        )
+        for server, file in zip(servers, files, strict=True)
+    ]
+    for process in running:
+        if process.wait() != 0:
+            raise RuntimeError("psql failed")

@@ -1,0 +1,68 @@
+"""The sdist builds a wheel, and the wheel works in an environment that has nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    ran = subprocess.run(
+        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, check=False, timeout=240
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The ``bin`` folder of a clean environment into which the wheel was installed."""
+    folder = tmp_path_factory.mktemp("packaging")
+    # build makes the wheel from the sdist that it made before.
+    run(sys.executable, "-m", "build", "--installer", "uv", "--outdir", folder / "dist", ROOT, cwd=folder)
+    (wheel,) = (folder / "dist").glob("*.whl")
+    run(sys.executable, "-m", "uv", "venv", "--python", sys.executable, folder / "env", cwd=folder)
+    binaries = folder / "env" / "bin"
+    run(sys.executable, "-m", "uv", "pip", "install", "--python", binaries / "python", wheel, cwd=folder)
+    return binaries
+
+
+def test_id_decode_runs_from_the_wheel(installed: Path, tmp_path: Path) -> None:
+    assert '"shard": 37' in run(
+        installed / "shardids", "id", "decode", "--json", "382529960780272642", cwd=tmp_path
+    )
+
+
+def test_sql_and_migrations_are_in_the_wheel(installed: Path, tmp_path: Path) -> None:
+    assert run(installed / "shardids", "sql", "show", "engine.v1", cwd=tmp_path) == (
+        ROOT / "sql" / "engine.v1.sql"
+    ).read_text("utf-8")
+    names = run(installed / "shardids", "sql", "list", cwd=tmp_path).split()
+    assert names == sorted(file.name for file in (ROOT / "sql").glob("*.sql"))
+    sql = run(
+        installed / "python",
+        "-c",
+        "from shardids.migrator import shard_sql; print(shard_sql())",
+        cwd=tmp_path,
+    )
+    assert "create sequence %I.id_counter" in sql
+
+
+def test_the_demo_says_what_it_needs_when_there_is_no_server(installed: Path, tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [installed / "shardids", "demo"],
+        cwd=tmp_path,
+        env={"PATH": "/nonexistent", "SHARDIDS_PG_BIN": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ran.returncode == 1
+    assert "postgres" in ran.stderr
+    assert "Traceback" not in ran.stderr
