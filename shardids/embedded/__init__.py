@@ -22,19 +22,19 @@ from types import MappingProxyType
 from typing import Literal, Self
 from urllib.parse import quote
 
-from shardids._pg_binaries import (
+from shardids.embedded.binaries import (
     find_binaries,
     server_account,
     server_version,
     usable_binaries,
 )
-from shardids._pg_data import (
+from shardids.embedded.data import (
     environment,
     make_cluster,
     settings_text,
     write_settings,
 )
-from shardids._pg_home import (
+from shardids.embedded.home import (
     State,
     free_port,
     make_folder,
@@ -42,8 +42,8 @@ from shardids._pg_home import (
     remove_files,
     settle,
 )
-from shardids._postmaster import STOP_STEPS, Postmaster
-from shardids._watchdog import QUICK_STEPS, Watchdog
+from shardids.embedded.postmaster import STOP_STEPS, Postmaster
+from shardids.embedded.watchdog import QUICK_STEPS, Watchdog
 from shardids.errors import MissingPrivilege, ServerStartFailed
 
 __all__ = [

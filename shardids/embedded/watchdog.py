@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shardids._pg_binaries import Account
+    from shardids.embedded.binaries import Account
 
 QUICK_STEPS = ((signal.SIGINT, 4.0), (signal.SIGQUIT, 2.0), (signal.SIGKILL, 2.0))
 """Signals for a fast, an immediate and a forced stop, with the seconds that each is given.

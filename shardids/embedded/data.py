@@ -16,9 +16,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO
 
-from shardids._pg_binaries import Account
-from shardids._pg_home import State, make_folder
-from shardids._watchdog import Watchdog
+from shardids.embedded.binaries import Account
+from shardids.embedded.home import State, make_folder
+from shardids.embedded.watchdog import Watchdog
 from shardids.errors import BadArgument, ServerStartFailed
 
 DEFAULT_SETTINGS: Mapping[str, str] = MappingProxyType(

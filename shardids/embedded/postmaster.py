@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from shardids._pg_binaries import Account
-from shardids._pg_data import log_tail, open_log
-from shardids._watchdog import Watchdog, command_line, runs_on
+from shardids.embedded.binaries import Account
+from shardids.embedded.data import log_tail, open_log
+from shardids.embedded.watchdog import Watchdog, command_line, runs_on
 
 STOP_STEPS = ((signal.SIGINT, 30.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0))
 """Signals for a fast, an immediate and a forced stop, with the seconds that each is given."""
