@@ -26,15 +26,16 @@ import pytest
 from sqlalchemy import create_engine, text
 
 import shardids
-from shardids.embedded import binaries, home as homes
-from shardids.embedded.watchdog import command_line
 from shardids.embedded import (
     EmbeddedServer,
+    binaries,
     find_binaries,
     server_version,
     temporary_server,
     temporary_servers,
 )
+from shardids.embedded import home as homes
+from shardids.embedded.watchdog import command_line
 from shardids.errors import BadArgument, ServerStartFailed
 
 PACKAGE = Path(shardids.__file__).parent
