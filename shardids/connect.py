@@ -108,9 +108,10 @@ def translate(error: BaseException | None, *, what: str, url: URL) -> ShardidsEr
 
 
 def _reason(error: psycopg.Error) -> str:
-    """The last line of libpq's message: the earlier ones tell of each address that was tried."""
+    """What libpq says went wrong, without its account of where it tried."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    failures = [line for line in lines if "failed: " in line] or lines or [type(error).__name__]
+    return failures[-1].rpartition("failed: ")[2].removeprefix("FATAL:").strip()
 
 
 @contextmanager

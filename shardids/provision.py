@@ -177,11 +177,11 @@ def inspect_shard(catalog: Catalog, shard: int) -> dict[str, object]:
         with engine.connect() as connection:
             row = connection.execute(
                 text("""
-                    select schema, state, moved_to, server, activated_at, high_water_tick,
+                    select schema, state, moved_to, server, activated_at,
                            shardids.time_of(shardids.id_of(
                              (shardids.offset_ms(pg_sequence_last_value(id_offset))
                               << shardids.sequence_bits())
-                             + coalesce(pg_sequence_last_value(id_counter), 0), id)) as issued_until
+                             + pg_sequence_last_value(id_counter), id)) as last_id_time
                     from shardids.shard where id = :shard"""),
                 {"shard": shard},
             ).one_or_none()

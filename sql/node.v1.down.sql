@@ -11,7 +11,7 @@ begin
   select count(*) into held from shardids.shard;
   if held > 0 then
     raise exception using
-      errcode = 'SI007', message = format('this node holds %s shards; its engine stays', held),
+      errcode = 'SI007', message = format('node "%s" holds %s shards; its engine stays', (select name from shardids.node), held),
       hint = 'Move or drop the shards first.';
   end if;
   drop table shardids.shard, shardids.node;

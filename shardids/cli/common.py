@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from sqlalchemy.exc import DBAPIError
 from typer.core import TyperGroup
 
 from shardids.catalog import Catalog
@@ -34,18 +35,26 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be
 
 
 class ErrorsAsMessages(TyperGroup):
-    """Prints a ShardidsError as a message and its hint: exit 2 for a wrong argument, 1 for the rest."""
+    """Prints errors as a message and a hint: exit 2 for a wrong argument, 1 for the rest."""
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command."""
         try:
             return super().invoke(ctx)
         except ShardidsError as error:
-            err.print("[bold red]Error:[/] ", end="")
-            err.print(error.message, markup=False)
-            if error.hint:
-                err.print(error.hint, markup=False, style="dim")
+            _print_error(error.message, error.hint)
             raise typer.Exit(2 if isinstance(error, BadArgument) else 1) from None
+        except DBAPIError as error:
+            diag = getattr(error.orig, "diag", None)
+            _print_error(getattr(diag, "message_primary", None) or str(error.orig), "")
+            raise typer.Exit(1) from None
+
+
+def _print_error(message: str, hint: str) -> None:
+    err.print("[bold red]Error:[/] ", end="")
+    err.print(message, markup=False)
+    if hint:
+        err.print(hint, markup=False, style="dim")
 
 
 @contextmanager
@@ -73,7 +82,7 @@ def print_rows(rows: Sequence[Mapping[str, object]], *, as_json: bool, empty: st
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, value in rows[0].items():
-        table.add_column(name, justify="right" if isinstance(value, int) else "left")
+        table.add_column(name, justify="right" if isinstance(value, int) else "left", overflow="fold")
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
     out.print(table)
