@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import datetime
 
 from sqlalchemy import Connection, Engine, text
@@ -203,23 +204,34 @@ def inspect_shard(catalog: Catalog, shard: int) -> dict[str, object]:
 def grant(catalog: Catalog, role: str, shards: Iterable[int] | None = None, *, dry_run: bool = False) -> int:
     """Lets a role draw, reserve and decode on the shards (default: all); returns how many.
 
-    One transaction a node. With ``dry_run`` all is done and taken back.
+    One transaction a node, committed when all have succeeded. With ``dry_run`` all is done and taken
+    back.
+
+    Raises:
+        ClusterConflict: a node has no such role; nothing was changed.
     """
     placement = catalog.placement()
     wanted = sorted(placement.node_of) if shards is None else sorted(set(shards))
     per_node: dict[str, list[int]] = {}
     for shard in wanted:
         per_node.setdefault(placement.locate(shard).name, []).append(shard)
-    for name, numbers in per_node.items():
-        engine = node_engine(placement.nodes[name], catalog.url)
-        try:
-            with engine.connect() as connection, connection.begin() as transaction:
-                connection.execute(
-                    text("select shardids.grant_usage(shard, :role) from unnest(:shards) shard"),
-                    {"shards": numbers, "role": role},
+    with ExitStack() as stack:
+        transactions = []
+        for name, numbers in per_node.items():
+            engine = node_engine(placement.nodes[name], catalog.url)
+            stack.callback(engine.dispose)
+            connection = stack.enter_context(engine.connect())
+            transactions.append(connection.begin())
+            there = text("select exists (select from pg_roles where rolname = :role)")
+            if not connection.execute(there, {"role": role}).scalar_one():
+                raise ClusterConflict(
+                    f'node "{name}" has no role "{role}"', hint="Create it on every node first."
                 )
-                if dry_run:
-                    transaction.rollback()
-        finally:
-            engine.dispose()
+            connection.execute(
+                text("select shardids.grant_usage(shard, :role) from unnest(:shards) shard"),
+                {"shards": numbers, "role": role},
+            )
+        for transaction in transactions:
+            if not dry_run:
+                transaction.commit()
     return len(wanted)
