@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def run(rounds: int) -> Section:
 
 
 @contextmanager
-def _two_nodes():
+def _two_nodes() -> Iterator[tuple[list[EmbeddedServer], Catalog]]:
     with temporary_servers(2) as servers:
         catalog = Catalog(servers[0].url())
         try:

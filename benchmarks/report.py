@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -56,13 +55,13 @@ Timed = Callable[[], float]
 def interleaved(cases: Mapping[str, Timed], *, rounds: int, unit: str) -> dict[str, Measure]:
     """Runs the cases in turn, round after round, so that a slow moment of the machine hits all alike."""
     figures: dict[str, list[float]] = {name: [] for name in cases}
-    for round_ in range(rounds + 1):
-        for name, run in cases.items():
-            print(f"  round {round_}/{rounds}  {name[:60]:<60}", end="\r", file=sys.stderr)
-            figure = run()
-            if round_:  # the first one warms up
-                figures[name].append(figure)
-    print(" " * 80, end="\r", file=sys.stderr)
+    with Console(stderr=True).status("") as status:
+        for round_ in range(rounds + 1):
+            for name, run in cases.items():
+                status.update(f"round {round_} of {rounds}: {name}")
+                figure = run()
+                if round_:  # the first one warms up
+                    figures[name].append(figure)
     return {
         name: Measure(
             name=name, unit=unit, median=statistics.median(all_), lowest=min(all_), highest=max(all_)
