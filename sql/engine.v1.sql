@@ -82,6 +82,7 @@ declare
   margin_ms bigint;
   max_ahead_ms bigint;
   c1 bigint;
+  spare_ticks bigint := 4096;
   reason text;
 begin
   select s.* into this from shardids.shard s where s.id = advance.shard;
@@ -120,25 +121,27 @@ begin
           using hint = format('If the original still issues IDs, some will be issued twice. Otherwise: select shardids.activate(%s)', shard);
       end if;
     end if;
-    if ticks > 0 then
+    loop
       offset_ms := target_ms;
-      target_ms := offset_ms + ((ticks + 4096) >> bits) + 2;
-    end if;
-    if now_ms >= limit_ms or target_ms + (c1 >> bits) >= limit_ms then
-      perform shardids.refuse('SI006', shard);
-    elsif target_ms + (c1 >> bits) - now_ms > max_ahead_ms then
-      perform shardids.refuse('SI005', shard, target_ms + (c1 >> bits) - now_ms);
-    end if;
-    if base + target_ms <> seen then
-      seen := setval(this.id_offset, base + target_ms);
-    end if;
-    while ticks > 0 loop
+      c1 := pg_sequence_last_value(this.id_counter);
+      if ticks > 0 then
+        target_ms := offset_ms + ((ticks + spare_ticks) >> bits) + 2;
+      end if;
+      if now_ms >= limit_ms or target_ms + (c1 >> bits) >= limit_ms then
+        perform shardids.refuse('SI006', shard);
+      elsif target_ms + (c1 >> bits) - now_ms > max_ahead_ms then
+        perform shardids.refuse('SI005', shard, target_ms + (c1 >> bits) - now_ms);
+      end if;
+      if base + target_ms <> seen then
+        seen := setval(this.id_offset, base + target_ms);
+      end if;
+      exit when ticks = 0;
       first_tick := (offset_ms << bits) + pg_sequence_last_value(this.id_counter) + 1;
       last_tick := (target_ms << bits) + c1;
       exit when last_tick - first_tick >= ticks - 1;
-      -- Other sessions drew more than the margin meanwhile; widening keeps what was derived from c1.
-      target_ms := target_ms + ((ticks + 4096) >> bits) + 2;
-      seen := setval(this.id_offset, base + target_ms);
+      -- Others drew more than the spare meanwhile. What was set aside may be partly theirs: begin anew from
+      -- the offset that they see now.
+      spare_ticks := spare_ticks * 4;
     end loop;
     raise exception using errcode = 'SI099';
   exception
