@@ -9,7 +9,6 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import Connection, Engine, bindparam, text
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import ProgrammingError
 
 from shardids import migrator
 from shardids.connect import open_engine, parse_url, require_create, shown_url
@@ -40,7 +39,7 @@ class Catalog:
 
     def __init__(self, url: str | URL) -> None:
         self.url = parse_url(url)
-        self.engine: Engine = open_engine(self.url, what="the catalog", pool_size=1)
+        self.engine: Engine = open_engine(self.url, what="the catalog", administrative=True, pool_size=1)
 
     def close(self) -> None:
         """Closes the catalog's connections."""
@@ -147,26 +146,28 @@ class Catalog:
             )
         self.check_node(node)
 
-    def remove_node(self, name: str) -> None:
-        """Forgets a node.
+    def check_unused(self, name: str) -> None:
+        """Finds out whether a node can be removed, without removing it.
 
         Raises:
-            ClusterConflict: there is no such node, or it holds shards.
+            ClusterConflict: there is no such node, or shards are placed on it.
         """
-        with self.engine.begin() as connection:
-            held = connection.execute(
-                text("select count(*) from shardids_catalog.placement where node = :name"),
-                {"name": name},
-            ).scalar_one()
-            if held:
-                raise ClusterConflict(
-                    f'node "{name}" holds {held} shards', hint="Move them to other nodes first."
-                )
-            found = connection.execute(
-                text("delete from shardids_catalog.node where name = :name"), {"name": name}
+        if name not in (names := self._node_names()):
+            raise unknown_node(name, names)
+        held = self._rows("select count(*) from shardids_catalog.placement where node = :name", name=name)[0][
+            0
+        ]
+        if held:
+            raise ClusterConflict(
+                f'node "{name}" holds {held} shards', hint="Move them to other nodes first."
             )
-            if not found.rowcount:
-                raise unknown_node(name, self._node_names())
+
+    def remove_node(self, name: str) -> None:
+        """Forgets a node. Raises as :meth:`check_unused` does."""
+        self.check_unused(name)
+        with self.engine.begin() as connection:
+            # The foreign key of placement stops what came in between.
+            connection.execute(text("delete from shardids_catalog.node where name = :name"), {"name": name})
 
     def plan_shards(
         self, shards: Iterable[int], node: str | None = None, *, dry_run: bool = False
@@ -267,15 +268,11 @@ class Catalog:
 
 
 def _describe(connection: Connection, url: URL) -> Description:
-    try:
-        row = connection.execute(text("select * from shardids_catalog.cluster")).one_or_none()
-    except ProgrammingError as error:
-        if getattr(error.orig, "sqlstate", None) not in ("42P01", "3F000"):
-            raise
-        row = None
+    row = connection.execute(text("select * from shardids_catalog.cluster")).one_or_none()
     if row is None:
         raise ClusterConflict(
-            f"{shown_url(url)} holds no shardids catalog", hint="To make one: shardids init --shards N"
+            f"{shown_url(url)} holds a shardids catalog without a cluster",
+            hint="Its table shardids_catalog.cluster was emptied: restore it from a backup.",
         )
     bits = {name: getattr(row, name) for name in ("time_bits", "shard_bits", "sequence_bits")}
     return Description(

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import URL, ExceptionContext, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError
 
 from shardids.errors import (
     BadArgument,
+    ClusterConflict,
     ConnectionFailed,
     MissingPrivilege,
     ShardidsError,
+    StatementFailed,
     UnsupportedServer,
     from_database,
 )
@@ -46,29 +46,45 @@ def parse_url(url: str | URL) -> URL:
 
 
 def shown_url(url: URL) -> str:
-    """The URL as a user types it, without driver and password: fit to be printed and stored."""
-    shown = url.set(drivername="postgresql")
+    """The URL as a user types it, without driver and passwords: fit to be printed and stored."""
+    secrets = [name for name in url.query if "password" in name.lower()]
+    bare = url.difference_update_query(secrets)
     return URL.create(
-        shown.drivername, shown.username, None, shown.host, shown.port, shown.database, shown.query
+        "postgresql", bare.username, None, bare.host, bare.port, bare.database, bare.query
     ).render_as_string()
 
 
-def open_engine(url: URL, *, what: str, **options: Any) -> Engine:
-    """An engine whose errors say which server (``what``: ``catalog`` or ``node "a"``) and are ours.
+def open_engine(url: URL, *, what: str, administrative: bool = False, **options: Any) -> Engine:
+    """An engine whose errors say which server (``what``: ``the catalog`` or ``node "a"``) and are ours.
 
     No statement is prepared on the server unless ``options`` say so, which keeps PgBouncer in
     transaction mode safe. Nothing is connected yet.
+
+    ``administrative``: for shardids' own statements, of which every failure becomes a ShardidsError,
+    and which count on READ COMMITTED. Without it only those that shardids defines do, and a missing
+    connection; the rest stay SQLAlchemy's.
     """
-    connect_args = {"prepare_threshold": None, **options.pop("connect_args", {})}
+    # A database of encoding SQL_ASCII would give bytes.
+    connect_args = {"prepare_threshold": None, "client_encoding": "utf8"} | options.pop("connect_args", {})
+    if administrative:
+        options["isolation_level"] = "READ COMMITTED"
     engine = create_engine(url, connect_args=connect_args, **options)
 
     @event.listens_for(engine, "handle_error", retval=True)
     def _translate(context: ExceptionContext) -> BaseException | None:
-        return translate(context.original_exception, what=what, url=url)
+        error = context.original_exception
+        ours = translate(error, what=what, url=url)
+        if ours is None and administrative and isinstance(error, psycopg.Error):
+            return _statement_failed(error, what, url)
+        return ours
 
     @event.listens_for(engine, "connect")
     def _check_version(connection: psycopg.Connection[Any], _record: object) -> None:
-        check_version(connection.info.server_version, what=what)
+        try:
+            check_version(connection.info.server_version, what=what)
+        except UnsupportedServer:
+            connection.close()
+            raise
 
     return engine
 
@@ -90,15 +106,10 @@ def translate(error: BaseException | None, *, what: str, url: URL) -> ShardidsEr
     if not isinstance(error, psycopg.Error):
         return None
     diag = error.diag
-    message = diag.message_primary or str(error)
-    ours = from_database(error.sqlstate, message, diag.message_hint or "")
+    ours = from_database(error.sqlstate, diag.message_primary or "", diag.message_hint or "")
     if ours is not None:
         return ours
-    if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        return MissingPrivilege(
-            f'{what}: role "{url.username}" is not allowed: {message}', hint=diag.message_hint or ""
-        )
-    if error.sqlstate is None and isinstance(error, psycopg.OperationalError):
+    if error.sqlstate is None and diag.message_primary is None and _is_of_the_connection(error):
         return ConnectionFailed(
             f"{what} can't be reached at {shown_url(url)}: {_reason(error)}",
             hint="Check host, port, database and user; a password comes from the URL, PGPASSWORD or"
@@ -107,24 +118,40 @@ def translate(error: BaseException | None, *, what: str, url: URL) -> ShardidsEr
     return None
 
 
+def _is_of_the_connection(error: psycopg.Error) -> bool:
+    # ProgrammingError: an option in the URL that libpq does not know.
+    return isinstance(error, psycopg.OperationalError) or "connection option" in str(error)
+
+
+def _statement_failed(error: psycopg.Error, what: str, url: URL) -> ShardidsError:
+    diag = error.diag
+    message, hint = diag.message_primary or str(error), diag.message_hint or ""
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        return MissingPrivilege(f'{what}: role "{role_of(url)}" is not allowed: {message}', hint=hint)
+    if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+        return UnsupportedServer(
+            f"{what} is read-only: {message}",
+            hint="Use the primary, and check default_transaction_read_only.",
+        )
+    missing = (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName)
+    if isinstance(error, missing) and "shardids_catalog" in message:
+        return ClusterConflict(
+            f"{shown_url(url)} holds no shardids catalog", hint="To make one: shardids init --shards N"
+        )
+    return StatementFailed(f"{what}: {message}", hint=hint, sqlstate=error.sqlstate)
+
+
+def role_of(url: URL) -> str:
+    """The role that a connection logs in as: that of the URL, else libpq's default."""
+    default = next(d.val for d in psycopg.pq.Conninfo.get_defaults() if d.keyword == b"user")
+    return url.username or (default or b"?").decode()
+
+
 def _reason(error: psycopg.Error) -> str:
     """What libpq says went wrong, without its account of where it tried."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     failures = [line for line in lines if "failed: " in line] or lines or [type(error).__name__]
     return failures[-1].rpartition("failed: ")[2].removeprefix("FATAL:").strip()
-
-
-@contextmanager
-def translated(*, what: str, url: URL) -> Iterator[None]:
-    """Turns driver errors of the block into ours, for code that uses psycopg without an engine."""
-    try:
-        yield
-    except (psycopg.Error, DBAPIError) as error:
-        original = error.orig if isinstance(error, DBAPIError) else error
-        ours = translate(original, what=what, url=url)
-        if ours is None:
-            raise
-        raise ours from error
 
 
 def with_password_of(url: URL, other: URL) -> URL:

@@ -76,8 +76,16 @@ class MissingPrivilege(ShardidsError):
     """The role that was used lacks a privilege; the message says which role and what."""
 
 
+class StatementFailed(ShardidsError):
+    """A statement of shardids' own failed; the message says on which server and what PostgreSQL said."""
+
+    def __init__(self, message: str, *, hint: str = "", sqlstate: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.sqlstate = sqlstate
+
+
 class UnsupportedServer(ShardidsError):
-    """The server is older than the oldest supported PostgreSQL, or is no primary."""
+    """The server is older than the oldest supported PostgreSQL, or can't be written to."""
 
 
 class ClusterConflict(ShardidsError):

@@ -16,10 +16,12 @@ from typing import Any, Literal
 from alembic import command, context, op
 from alembic.config import Config
 from alembic.script import ScriptDirectory
+from alembic.script.revision import RevisionError
+from alembic.util import CommandError
 from sqlalchemy import Connection, text
 
 from shardids.connect import open_engine, parse_url
-from shardids.errors import BadArgument
+from shardids.errors import BadArgument, ClusterConflict
 from shardids.layout import Layout
 from shardids.sqlfiles import data_folder, read_sql
 
@@ -41,7 +43,13 @@ def upgrade(connection: Connection, tree: Tree, settings: Mapping[str, str]) -> 
     config = _config(tree)
     config.attributes.update(connection=connection, settings=dict(settings))
     with _one_at_a_time:
-        command.upgrade(config, "head")
+        try:
+            command.upgrade(config, "head")
+        except (CommandError, RevisionError) as error:
+            raise ClusterConflict(
+                f"the {tree}'s version table names a revision that this shardids does not have: {error}",
+                hint="It was made by a newer shardids. Upgrade this one.",
+            ) from error
 
 
 def downgrade(connection: Connection, tree: Tree, settings: Mapping[str, str]) -> None:

@@ -11,9 +11,9 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.engine import URL
 
 from shardids import migrator
-from shardids.catalog import Catalog, Description, unknown_node
+from shardids.catalog import Catalog, Description
 from shardids.connect import open_engine, parse_url, require_create, with_password_of
-from shardids.errors import ClusterConflict, UnknownShard
+from shardids.errors import ClusterConflict, StatementFailed, UnknownShard
 from shardids.topology import Node, validate_node_name
 
 _BATCH = 64
@@ -23,7 +23,7 @@ _BATCH = 64
 def node_engine(node: Node, catalog_url: URL) -> Engine:
     """An engine with one connection to a node."""
     url = with_password_of(parse_url(node.url), catalog_url)
-    return open_engine(url, what=f'node "{node.name}"', pool_size=1, max_overflow=0)
+    return open_engine(url, what=f'node "{node.name}"', administrative=True, pool_size=1)
 
 
 def add_node(catalog: Catalog, name: str, url: str, *, dry_run: bool = False) -> None:
@@ -49,10 +49,11 @@ def add_node(catalog: Catalog, name: str, url: str, *, dry_run: bool = False) ->
             _check_claim(connection, name, description)
             if dry_run:
                 transaction.rollback()
+            else:
+                # Before the engine is committed: a name that the catalog refuses leaves no engine behind.
+                catalog.add_node(node)
     finally:
         engine.dispose()
-    if not dry_run:
-        catalog.add_node(node)
 
 
 def _check_claim(connection: Connection, name: str, description: Description) -> None:
@@ -74,10 +75,8 @@ def remove_node(catalog: Catalog, name: str, *, dry_run: bool = False) -> None:
     Raises:
         ClusterConflict: there is no such node, or it holds shards.
     """
-    nodes = catalog.nodes()
-    if name not in nodes:
-        raise unknown_node(name, nodes)
-    engine = node_engine(nodes[name], catalog.url)
+    catalog.check_unused(name)
+    engine = node_engine(catalog.nodes()[name], catalog.url)
     try:
         with engine.connect() as connection, connection.begin() as transaction:
             description = catalog.describe()
@@ -130,7 +129,11 @@ def create_shards(
                 for start in range(0, len(per_node[name]), _BATCH):
                     batch = per_node[name][start : start + _BATCH]
                     for shard in _missing(connection, batch):
-                        create_shard(connection, shard)
+                        try:
+                            create_shard(connection, shard)
+                        except StatementFailed as error:
+                            message = f"shard {shard} can't be made on {error.message}"
+                            raise StatementFailed(message, hint=error.hint) from error
                         on_progress(name, 1)
                     catalog.mark_active(batch)
         finally:
@@ -191,7 +194,7 @@ def inspect_shard(catalog: Catalog, shard: int) -> dict[str, object]:
     if row is None:
         raise UnknownShard(
             f'the catalog places shard {shard} on node "{node.name}", which does not have it',
-            hint=f"To make it there: shardids shard create {shard}",
+            hint="Restore its schema on that node from a backup.",
         )
     facts = {"shard": shard, "node": node.name, "url": node.url} | row._asdict()
     return {
