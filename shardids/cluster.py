@@ -17,6 +17,7 @@ from shardids.catalog import Catalog, Description
 from shardids.connect import open_engine, parse_url, with_password_of
 from shardids.errors import BadArgument, ShardidsError
 from shardids.generator import IdBlock
+from shardids.idtext import as_integer, shown
 from shardids.layout import DecodedId, Layout
 from shardids.topology import Node, Placement, schema_name, shard_for_key
 
@@ -184,8 +185,9 @@ class Cluster:
             BadArgument: a count below 1 or above the node's ``max_reserve``.
             ShardFenced, ShardMoved, TooFarAhead, TimeExhausted: as they say.
         """
-        with self.engine(self.node_of(shard)).begin() as connection:
-            return generator.reserve(connection, shard, count, self.layout)
+        number = self._checked(shard)
+        with self.engine(self.node_of(number)).begin() as connection:
+            return generator.reserve(connection, number, count, self.layout)
 
     def _pick(self, key: Key | None, id_: int | None, shard: int | None) -> int:
         if [key, id_, shard].count(None) != 2:
@@ -197,11 +199,10 @@ class Cluster:
         return self._checked(shard)
 
     def _checked(self, shard: int | None) -> int:
-        if isinstance(shard, bool) or not isinstance(shard, int):
-            raise BadArgument(f"{shard!r} is no shard number")
-        if not 0 <= shard < self.shard_count:
+        number = as_integer("a shard", shard)
+        if not 0 <= number < self.shard_count:
             raise BadArgument(
-                f"there is no shard {shard} in this cluster",
+                f"there is no shard {shown(number)} in this cluster",
                 hint=f"Shards are numbered 0 to {self.shard_count - 1}.",
             )
-        return shard
+        return number

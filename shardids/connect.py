@@ -109,7 +109,7 @@ def translate(error: BaseException | None, *, what: str, url: URL) -> ShardidsEr
     ours = from_database(error.sqlstate, diag.message_primary or "", diag.message_hint or "")
     if ours is not None:
         return ours
-    if error.sqlstate is None and diag.message_primary is None and _is_of_the_connection(error):
+    if _is_of_the_connection(error):
         return ConnectionFailed(
             f"{what} can't be reached at {shown_url(url)}: {_reason(error)}",
             hint="Check host, port, database and user; a password comes from the URL, PGPASSWORD or"
@@ -119,7 +119,10 @@ def translate(error: BaseException | None, *, what: str, url: URL) -> ShardidsEr
 
 
 def _is_of_the_connection(error: psycopg.Error) -> bool:
-    # ProgrammingError: an option in the URL that libpq does not know.
+    if error.sqlstate is not None:
+        # Lost, or ended by the server: connection_exception, admin_shutdown and its like.
+        return error.sqlstate.startswith("08") or error.sqlstate in ("57P01", "57P02", "57P03")
+    # A ProgrammingError where the URL has an option that libpq does not know.
     return isinstance(error, psycopg.OperationalError) or "connection option" in str(error)
 
 

@@ -9,7 +9,11 @@ from typing import overload
 
 from sqlalchemy import Connection, text
 
+from shardids.idtext import checked_integer
 from shardids.layout import Layout
+
+_MOST_RESERVED = 16_777_216
+"""The highest ``max_reserve`` that a node can be set to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +78,12 @@ def next_ids(connection: Connection, shard: int, count: int = 1) -> list[int]:
 
 def reserve(connection: Connection, shard: int, count: int, layout: Layout) -> IdBlock:
     """Sets ``count`` IDs of a shard aside, in one round trip. Raises as :func:`next_ids` does."""
+    size = checked_integer("the number of IDs", count, 1, _MOST_RESERVED)
     first_tick: int = connection.execute(
         text("select first_tick from shardids.reserve(:shard, :count)"),
-        {"shard": shard, "count": count},
+        {"shard": shard, "count": size},
     ).scalar_one()
-    return IdBlock(layout=layout, shard=shard, first_tick=first_tick, size=count)
+    return IdBlock(layout=layout, shard=shard, first_tick=first_tick, size=size)
 
 
 def layout_of(connection: Connection) -> Layout:

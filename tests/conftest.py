@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import secrets
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 
@@ -12,8 +13,10 @@ import pytest
 from psycopg import sql
 from sqlalchemy.engine import URL
 
-from shardids import Layout, migrator
+from shardids import Cluster, Layout, migrator, provision
+from shardids.catalog import Catalog
 from shardids.connect import open_engine, parse_url
+from shardids.layout import DEFAULT
 from shardids.provision import create_shard
 
 CLUSTER = "00000000-0000-4000-8000-000000000001"
@@ -150,3 +153,127 @@ def db(node: str) -> Iterator[psycopg.Connection]:
     """An autocommit connection to ``node``."""
     with psycopg.connect(node, autocommit=True) as connection:
         yield connection
+
+
+MakeRole = Callable[..., URL]
+
+
+@pytest.fixture(scope="session")
+def make_role(
+    server_url: URL, admin: psycopg.Connection, _numbers: Iterator[int]
+) -> Iterator[Callable[..., URL]]:
+    """Makes login roles with a password; the server's URL as that role."""
+    names: list[str] = []
+
+    def make(prefix: str = "Role") -> URL:
+        # Capitals and a hyphen: whoever quotes names wrongly is found out.
+        name = f"{prefix}-{os.getpid()}-{next(_numbers)}"
+        password = f"word-{secrets.token_hex(8)}"
+        admin.execute(
+            sql.SQL("create role {} login password {}").format(sql.Identifier(name), sql.Literal(password))
+        )
+        names.append(name)
+        return server_url.set(username=name, password=password)
+
+    yield make
+    for name in names:
+        admin.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
+
+
+class BlankDatabases:
+    """Databases to be used again, which is quicker than making new ones."""
+
+    def __init__(self, server_url: URL, admin: psycopg.Connection, numbers: Iterator[int]) -> None:
+        self._server_url = server_url
+        self._admin = admin
+        self._numbers = numbers
+        self._free: list[URL] = []
+        self._all: list[URL] = []
+
+    def take(self) -> URL:
+        """An empty database."""
+        if self._free:
+            return self._free.pop()
+        url = self._server_url.set(database=f"shardids_blank_{os.getpid()}_{next(self._numbers)}")
+        self._admin.execute(
+            sql.SQL("create database {} template template0").format(sql.Identifier(str(url.database)))
+        )
+        self._all.append(url)
+        return url
+
+    def give_back(self, url: URL) -> None:
+        """Empties a database, for the next who takes one."""
+        self._end_sessions(url)
+        with psycopg.connect(dsn(url), autocommit=True) as connection:
+            schemas = connection.execute(
+                "select nspname from pg_namespace where nspname !~ '^(pg_|information_schema$)'"
+            ).fetchall()
+            for (name,) in schemas:
+                connection.execute(sql.SQL("drop schema {} cascade").format(sql.Identifier(name)))
+            connection.execute("create schema public")
+        self._free.append(url)
+
+    def drop(self) -> None:
+        """Drops them all."""
+        for url in self._all:
+            self._admin.execute(
+                sql.SQL("drop database {} with (force)").format(sql.Identifier(str(url.database)))
+            )
+
+    def _end_sessions(self, url: URL) -> None:
+        self._admin.execute(
+            "select pg_terminate_backend(pid, 5000) from pg_stat_activity where datname = %s", [url.database]
+        )
+
+
+@pytest.fixture(scope="session")
+def databases(
+    server_url: URL, admin: psycopg.Connection, _numbers: Iterator[int], make_role: MakeRole
+) -> Iterator[BlankDatabases]:
+    """Empty databases for modules that keep one for several tests; roles outlive them."""
+    pool = BlankDatabases(server_url, admin, _numbers)
+    yield pool
+    pool.drop()
+
+
+@pytest.fixture
+def blank_database(databases: BlankDatabases) -> Iterator[Callable[[], URL]]:
+    """Makes empty databases, much quicker than ``make_database`` does. They have no settings of their own."""
+    taken: list[URL] = []
+
+    def take() -> URL:
+        taken.append(databases.take())
+        return taken[-1]
+
+    yield take
+    for url in taken:
+        databases.give_back(url)
+
+
+@pytest.fixture
+def cluster_url(blank_database: Callable[[], URL]) -> URL:
+    """The catalog of a cluster of 8 shards: the lower half on node a, its own database, the rest on b."""
+    url, other = blank_database(), blank_database()
+    found_cluster(url, {"a": url, "b": other}, 8)
+    return url
+
+
+def found_cluster(
+    catalog_url: URL, nodes: Mapping[str, URL], count: int = 8, layout: Layout = DEFAULT, prefix: str = "shard_"
+) -> dict[int, str]:
+    """Makes a cluster with all its shards, or finds it made; returns what this call made."""
+    catalog = Catalog(catalog_url)
+    try:
+        catalog.init(layout, count, prefix)
+        for name, url in nodes.items():
+            provision.add_node(catalog, name, dsn(url))
+        return provision.create_shards(catalog, range(count))
+    finally:
+        catalog.close()
+
+
+@pytest.fixture
+def cluster(cluster_url: URL) -> Iterator[Cluster]:
+    """The cluster of ``cluster_url``."""
+    with Cluster.connect(cluster_url) as cluster:
+        yield cluster
