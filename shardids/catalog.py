@@ -62,11 +62,7 @@ class Catalog:
             ClusterConflict: there is a cluster with another description.
         """
         validate_schema_prefix(schema_prefix)
-        if not 1 <= shard_count <= layout.shard_limit:
-            raise BadArgument(
-                f"{shard_count} shards do not fit layout {layout}",
-                hint=f"It takes 1 to {layout.shard_limit}.",
-            )
+        migrator.check_shard_count(layout, shard_count)
         settings = migrator.layout_settings(layout, schema_prefix) | {
             "cluster": str(uuid4()),
             "shard_count": str(shard_count),

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from threading import Lock
 from typing import Any, Literal
+from uuid import UUID
 
 from alembic import command, context, op
 from alembic.config import Config
@@ -21,9 +22,10 @@ from alembic.util import CommandError
 from sqlalchemy import Connection, text
 
 from shardids.connect import open_engine, parse_url
-from shardids.errors import BadArgument, ClusterConflict
+from shardids.errors import BadArgument, ClusterConflict, ShardidsError
 from shardids.layout import Layout
 from shardids.sqlfiles import data_folder, read_sql
+from shardids.topology import validate_node_name, validate_schema_prefix
 
 Tree = Literal["catalog", "node", "shard"]
 
@@ -111,10 +113,19 @@ def run_sql(*names: str) -> None:
 
 def run_environment(tree: Tree) -> None:
     """The body of each tree's ``env.py``."""
+    settings: dict[str, str] | None = context.config.attributes.get("settings")
+    if settings is not None:
+        _run(tree, settings)
+        return
+    try:
+        _run(tree, _settings_from_x(tree))
+    except ShardidsError as error:
+        # Which Alembic's own command prints without a traceback.
+        raise CommandError(str(error)) from error
+
+
+def _run(tree: Tree, settings: Mapping[str, str]) -> None:
     attributes = context.config.attributes
-    settings: dict[str, str] | None = attributes.get("settings")
-    if settings is None:
-        settings = _settings_from_x(tree)
     schema = _SCHEMAS.get(tree)
     options: dict[str, Any] = {"version_table": VERSION_TABLE, "version_table_schema": schema}
     preamble = [] if attributes.get("bare") else _preamble(schema, settings)
@@ -130,11 +141,13 @@ def run_environment(tree: Tree) -> None:
     arguments = context.get_x_argument(as_dictionary=True)
     if "url" not in arguments:
         raise BadArgument("which database? -x url=postgresql://…", hint="See migrations/README.md.")
-    engine = open_engine(parse_url(arguments["url"]), what=tree)
-    with engine.connect() as own, own.begin():
-        context.configure(connection=own, **options)
-        _migrate(preamble)
-    engine.dispose()
+    engine = open_engine(parse_url(arguments["url"]), what=f"the {tree}", administrative=True)
+    try:
+        with engine.connect() as own, own.begin():
+            context.configure(connection=own, **options)
+            _migrate(preamble)
+    finally:
+        engine.dispose()
 
 
 def _migrate(preamble: list[str]) -> None:
@@ -178,11 +191,37 @@ def _settings_from_x(tree: Tree) -> dict[str, str]:
         )
     settings = {name: arguments[name] for name in required}
     if tree == "shard":
-        if not settings["shard"].isascii() or not settings["shard"].isdigit():
-            raise BadArgument(f"-x shard={settings['shard']} is no shard number")
+        settings["shard"] = str(_number("shard", settings["shard"]))
         return settings
     layout = Layout.parse(arguments.get("layout", "default"))
-    return settings | layout_settings(layout, arguments.get("schema_prefix", "shard_"))
+    prefix = validate_schema_prefix(arguments.get("schema_prefix", "shard_"))
+    try:
+        UUID(settings["cluster"])
+    except ValueError:
+        raise BadArgument(f"-x cluster={settings['cluster']} is no UUID") from None
+    if tree == "node":
+        validate_node_name(settings["node"])
+    else:
+        check_shard_count(layout, _number("shard_count", settings["shard_count"]))
+    return settings | layout_settings(layout, prefix)
+
+
+def _number(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 9):
+        raise BadArgument(f"-x {name}={text} is no number of that kind")
+    return int(text)
+
+
+def check_shard_count(layout: Layout, shard_count: int) -> None:
+    """Refuses a number of shards that the layout has no room for.
+
+    Raises:
+        BadArgument: it is below 1 or above the layout's ``shard_limit``.
+    """
+    if not 1 <= shard_count <= layout.shard_limit:
+        raise BadArgument(
+            f"{shard_count} shards do not fit layout {layout}", hint=f"It takes 1 to {layout.shard_limit}."
+        )
 
 
 def _config(tree: Tree, output: io.StringIO | None = None) -> Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from sqlalchemy.exc import DBAPIError
 from typer.core import TyperGroup
 
@@ -32,6 +34,9 @@ CatalogOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")]
+
+
+_NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 class ErrorsAsMessages(TyperGroup):
@@ -84,7 +89,7 @@ def print_rows(rows: Sequence[Mapping[str, object]], *, as_json: bool, empty: st
     for name, value in rows[0].items():
         table.add_column(name, justify="right" if isinstance(value, int) else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
+        table.add_row(*(Text(str(value)) for value in row.values()))
     out.print(table)
 
 
@@ -100,7 +105,7 @@ def parse_shards(text: str, shard_count: int) -> list[int]:
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         last = last if dash else first
-        if not (first.isascii() and first.isdigit() and last.isascii() and last.isdigit()):
+        if not (_NUMBER.fullmatch(first) and _NUMBER.fullmatch(last)):
             raise BadArgument(f"{part!r} is no shard number or range", hint="For example: 0-31,40 or all")
         if not int(first) <= int(last) < shard_count:
             raise BadArgument(
