@@ -133,13 +133,14 @@ class Catalog:
         Raises:
             ClusterConflict: the name is another database's.
         """
-        with self.engine.begin() as connection:
-            connection.execute(
-                text("""
-                    insert into shardids_catalog.node (name, url) values (:name, :url)
-                    on conflict (name) do nothing"""),
-                {"name": node.name, "url": shown_url(parse_url(node.url))},
-            )
+        if node.name not in self.nodes():
+            with self.engine.begin() as connection:
+                connection.execute(
+                    text("""
+                        insert into shardids_catalog.node (name, url) values (:name, :url)
+                        on conflict (name) do nothing"""),
+                    {"name": node.name, "url": shown_url(parse_url(node.url))},
+                )
         self.check_node(node)
 
     def check_unused(self, name: str) -> None:

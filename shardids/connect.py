@@ -42,6 +42,10 @@ def parse_url(url: str | URL) -> URL:
             f"the database URL starts with {parsed.drivername!r}; shardids needs PostgreSQL",
             hint="It looks like this: postgresql://user@host:5432/database",
         )
+    if "@" in (parsed.host or ""):
+        raise BadArgument(
+            "the database URL has more than one @", hint="In a user name or password, @ is written %40."
+        )
     return parsed.set(drivername="postgresql+psycopg")
 
 
@@ -109,6 +113,9 @@ def translate(error: BaseException | None, *, what: str, url: URL) -> ShardidsEr
     ours = from_database(error.sqlstate, diag.message_primary or "", diag.message_hint or "")
     if ours is not None:
         return ours
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        message = f'{what}: role "{role_of(url)}" is not allowed: {diag.message_primary}'
+        return MissingPrivilege(message, hint=diag.message_hint or "")
     if _is_of_the_connection(error):
         return ConnectionFailed(
             f"{what} can't be reached at {shown_url(url)}: {_reason(error)}",
@@ -129,8 +136,6 @@ def _is_of_the_connection(error: psycopg.Error) -> bool:
 def _statement_failed(error: psycopg.Error, what: str, url: URL) -> ShardidsError:
     diag = error.diag
     message, hint = diag.message_primary or str(error), diag.message_hint or ""
-    if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        return MissingPrivilege(f'{what}: role "{role_of(url)}" is not allowed: {message}', hint=hint)
     if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
         return UnsupportedServer(
             f"{what} is read-only: {message}",

@@ -1,6 +1,7 @@
 -- Purpose:    stopping, starting and granting shards, for the owner of schema shardids.
 -- Locks:      fence, activate: advisory lock (1936220516, shard) for microseconds; FOR UPDATE on the
---             shard's row until commit.
+--             shard's row until commit. grant_usage, revoke_usage: advisory lock 1936220518, the installers',
+--             until commit. enter_shard: advisory lock (1936220517, shard) until commit.
 -- Privileges: CREATE on schema shardids.
 
 -- Stops the shard at once and for every session, whatever becomes of the caller's transaction: a fence that
@@ -68,16 +69,23 @@ begin
             format('%I.id_offset', shardids.schema_of(shard))::regclass, 'another server')
     returning * into this;
   end if;
-  -- What the original issued after the copy was made is unknown; the clock is the best witness of it.
-  if this.server <> shardids.server() then
+  -- What the original, or the old primary, issued meanwhile is unknown; the clock is the best witness of it.
+  if this.server <> shardids.server() or this.timeline <> shardids.timeline() then
     select extract(epoch from n.safety_margin) * 1000 into margin_ms from shardids.node n;
     above_tick := greatest(above_tick,
       (shardids.ms_of(clock_timestamp()) + margin_ms) << shardids.sequence_bits());
   end if;
+  -- Draws that are current don't look at the row: fencing makes them.
+  if greatest(this.high_water_tick, above_tick) >=
+     (shardids.offset_ms(coalesce(pg_sequence_last_value(this.id_offset), -1)) << shardids.sequence_bits())
+     + coalesce(pg_sequence_last_value(this.id_counter), 0) then
+    perform shardids.stop(shard, this.id_counter, this.id_offset);
+  end if;
   update shardids.shard s
   set state = 'active', moved_to = null, unfences = coalesce(pg_sequence_last_value(this.id_offset), -1),
       high_water_tick = greatest(this.high_water_tick, above_tick),
-      server = shardids.server(), timeline = shardids.timeline(), activated_at = clock_timestamp()
+      server = shardids.server(), timeline = shardids.timeline(),
+      life = shardids.offset_base(), activated_at = clock_timestamp()
   where s.id = activate.shard;
 end
 $$;
@@ -91,6 +99,8 @@ language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   schema name := shardids.schema_of(shard);
 begin
+  -- Two sessions that change the grants of one schema at once would fail.
+  perform pg_advisory_xact_lock(1936220518);
   execute format('grant usage on schema shardids, %I to %I', schema, role);
   execute format('grant select on shardids.node, shardids.shard to %I', role);
   execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer) to %2$I', schema, role);
@@ -106,6 +116,7 @@ language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   schema name := shardids.schema_of(shard);
 begin
+  perform pg_advisory_xact_lock(1936220518);
   execute format('revoke execute on function %1$I.next_id(), %1$I.next_ids(integer) from %2$I', schema, role);
   execute format('revoke all on sequence %1$I.id_counter, %1$I.id_offset from %2$I', schema, role);
 end

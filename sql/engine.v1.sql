@@ -82,7 +82,7 @@ declare
   margin_ms bigint;
   max_ahead_ms bigint;
   c1 bigint;
-  spare_ticks bigint := 4096;
+  spare_ticks bigint := 0;
   reason text;
 begin
   select s.* into this from shardids.shard s where s.id = advance.shard;
@@ -110,22 +110,30 @@ begin
       if this.state <> 'active' or this.unfences is distinct from seen then
         perform shardids.refuse('SI002', shard);
       end if;
-      target_ms := greatest(target_ms, offset_ms + 1);
+      -- The server may have crashed since the activation, and lost what this draw did once before.
+      target_ms := greatest(target_ms, offset_ms + case when this.life = base then 1 else margin_ms end);
     elsif seen - offset_ms <> base then
-      target_ms := greatest(target_ms, offset_ms + margin_ms);
-      if this.timeline <> shardids.timeline() then
-        target_ms := greatest(target_ms, now_ms - (c1 >> bits) + margin_ms);
+      -- A copy may hold the sequences from before a fence with the row from after it.
+      if this.state <> 'active' then
+        perform shardids.refuse('SI002', shard);
       end if;
+      target_ms := greatest(target_ms, offset_ms + margin_ms);
       if this.server <> shardids.server() then
         raise warning 'shardids: shard % of node "%" is a copy that was not activated, and issues IDs', shard, node.name
           using hint = format('If the original still issues IDs, some will be issued twice. Otherwise: select shardids.activate(%s)', shard);
       end if;
     end if;
-    loop
+    if seen < 0 or seen - offset_ms <> base then
+      -- The old primary may have issued more than its last WAL told, also after an activation.
+      if this.timeline <> shardids.timeline() then
+        target_ms := greatest(target_ms, now_ms - (c1 >> bits) + margin_ms);
+      end if;
       offset_ms := target_ms;
+    end if;
+    loop
       c1 := pg_sequence_last_value(this.id_counter);
       if ticks > 0 then
-        target_ms := offset_ms + ((ticks + spare_ticks) >> bits) + 2;
+        target_ms := greatest(target_ms, offset_ms + ((ticks + spare_ticks) >> bits) + 1);
       end if;
       if now_ms >= limit_ms or target_ms + (c1 >> bits) >= limit_ms then
         perform shardids.refuse('SI006', shard);
@@ -141,12 +149,14 @@ begin
       exit when last_tick - first_tick >= ticks - 1;
       -- Others drew more than the spare meanwhile. What was set aside may be partly theirs: begin anew from
       -- the offset that they see now.
-      spare_ticks := spare_ticks * 4;
+      offset_ms := target_ms;
+      spare_ticks := (spare_ticks + 1024) * 4;
     end loop;
     raise exception using errcode = 'SI099';
   exception
     when sqlstate 'SI099' then
-      last_tick := first_tick + ticks - 1;
+      -- The latest of what is ours: after a pause most of it lies in the past.
+      first_tick := last_tick - ticks + 1;
     when object_not_in_prerequisite_state then
       -- The name stands for its whole class, lock_not_available included.
       if sqlstate <> '55000' then

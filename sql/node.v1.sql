@@ -34,6 +34,7 @@ create table shardids.shard (
   id_offset       regclass    not null,
   server          text,
   timeline        integer,
+  life            bigint,
   activated_at    timestamptz
 );
 
@@ -42,3 +43,4 @@ comment on column shardids.shard.high_water_tick is 'No tick up to this one is i
 comment on column shardids.shard.unfences is 'The fenced value of id_offset that the last activation releases';
 comment on column shardids.shard.server is 'shardids.server() when the shard was activated';
 comment on column shardids.shard.timeline is 'WAL timeline when the shard was activated';
+comment on column shardids.shard.life is 'shardids.offset_base() when the shard was activated';
