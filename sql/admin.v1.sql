@@ -34,14 +34,19 @@ create function shardids.stop(shard integer, id_counter regclass, id_offset regc
 language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
 declare
   seen bigint;
+  offset_ms bigint;
 begin
   begin
     perform pg_advisory_xact_lock(1936220516, shard);
     seen := coalesce(pg_sequence_last_value(id_offset), -1);
-    perform setval(id_offset, -2 - shardids.offset_ms(seen));
+    offset_ms := shardids.offset_ms(seen);
+    if seen >= 0 and seen - offset_ms <> shardids.offset_base() then
+      -- Of another life of the server, which may have issued more than it had stored.
+      offset_ms := offset_ms + (select extract(epoch from n.safety_margin) * 1000 from shardids.node n);
+    end if;
+    perform setval(id_offset, -2 - offset_ms);
     -- Read after setval: a draw that still passed with the old offset has a counter no higher than this.
-    high_water_tick := (shardids.offset_ms(seen) << shardids.sequence_bits())
-                       + coalesce(pg_sequence_last_value(id_counter), 0);
+    high_water_tick := (offset_ms << shardids.sequence_bits()) + coalesce(pg_sequence_last_value(id_counter), 0);
     raise exception using errcode = 'SI099';
   exception when sqlstate 'SI099' then
     null;
@@ -61,7 +66,7 @@ begin
   select s.* into this from shardids.shard s where s.id = activate.shard for update;
   if not found then
     -- The schema was copied here without its row, by pg_dump -n for example.
-    if to_regclass(format('%I.id_offset', shardids.schema_of(shard))) is null then
+    if shard is null or to_regclass(format('%I.id_offset', shardids.schema_of(shard))) is null then
       perform shardids.refuse('SI001', shard);
     end if;
     insert into shardids.shard (id, schema, id_counter, id_offset, server)

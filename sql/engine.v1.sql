@@ -91,9 +91,11 @@ begin
     when this.id is null and to_regnamespace(quote_ident(shardids.schema_of(shard))) is null then 'SI001'
     when this.id is null or this.id_offset <> id_offset then 'SI004'
     when this.state = 'active' and this.server <> shardids.server() and node.on_copy = 'refuse' then 'SI004'
+    when ticks between 0 and node.max_reserve then null
+    else 'SI007'
     end;
   if reason is not null then
-    perform shardids.refuse(reason, shard);
+    perform shardids.refuse(reason, shard, ticks);
   end if;
   margin_ms := extract(epoch from node.safety_margin) * 1000;
   max_ahead_ms := extract(epoch from node.max_ahead) * 1000;
@@ -178,7 +180,8 @@ return case when seen < 0 then -1 - seen else seen & 8796093022207 end;
 
 comment on function shardids.offset_ms(bigint) is 'The offset in ms that a value of id_offset holds, active or fenced';
 
-create function shardids.refuse(reason text, shard integer, ahead_ms bigint default null) returns void
+-- Raises the SQLSTATE reason. amount: milliseconds ahead of the clock (SI005), IDs asked for (SI007).
+create function shardids.refuse(reason text, shard integer, amount bigint default null) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
 declare
   this shardids.shard;
@@ -194,7 +197,7 @@ begin
   case reason
     when 'SI001' then
       what := 'is not on this node';
-      next := 'The catalog knows where it is: shardids shard show ' || shard;
+      next := format('The catalog knows where it is: shardids shard show %s', shard);
     when 'SI002' then
       what := 'is fenced and issues no IDs';
       next := format('To let it issue again: select shardids.activate(%s)', shard);
@@ -206,16 +209,19 @@ begin
                      coalesce(this.server, 'another server'), shardids.server());
       next := format('If the original will never issue IDs again: select shardids.activate(%s)', shard);
     when 'SI005' then
-      what := format('would issue IDs %s ms ahead of the clock; the limit is max_ahead = %s', ahead_ms, node.max_ahead);
+      what := format('would issue IDs %s ms ahead of the clock; the limit is max_ahead = %s', amount, node.max_ahead);
       next := 'Set the server''s clock right, wait until it has caught up, or raise shardids.node.max_ahead.';
     when 'SI006' then
       what := format('has no more IDs: the layout''s time ended at %s',
                      shardids.time_of(shardids.id_of(((1::bigint << shardids.time_bits()) - 1) << shardids.sequence_bits(), 0)));
       next := 'Check the server''s clock; if it is right, the cluster needs a new layout.';
+    when 'SI007' then
+      what := format('can''t reserve %s IDs at once', coalesce(amount::text, 'null'));
+      next := format('Ask for 1 to %s (shardids.node.max_reserve).', node.max_reserve);
   end case;
   raise exception using
     errcode = reason, hint = next,
-    message = format('shard %s %s [node "%s"]', shard, what, node.name);
+    message = format('shard %s %s [node "%s"]', coalesce(shard::text, 'null'), what, node.name);
 end
 $$;
 
@@ -225,20 +231,15 @@ language plpgsql volatile parallel unsafe as $$
 declare
   counter pg_catalog.regclass;
   id_offset pg_catalog.regclass;
-  node_name text;
-  bound integer;
 begin
   select s.id_counter, s.id_offset into counter, id_offset
   from shardids.shard s where s.id operator(pg_catalog.=) reserve.shard;
   if id_offset is null then
     perform shardids.refuse('SI001', shard);
   end if;
-  select node.name, node.max_reserve into node_name, bound from shardids.node;
-  if n is null or n operator(pg_catalog.<) 1 or n operator(pg_catalog.>) bound then
-    raise exception using
-      errcode = 'SI007',
-      message = pg_catalog.format('shard %s can''t reserve %s IDs at once [node "%s"]', shard, n, node_name),
-      hint = pg_catalog.format('Ask for 1 to %s (shardids.node.max_reserve).', bound);
+  if n is null or n operator(pg_catalog.<) 1
+     or n operator(pg_catalog.>) (select node.max_reserve from shardids.node) then
+    perform shardids.refuse('SI007', shard, n);
   end if;
   -- nextval is refused to a role that may not draw here; see currval in advance().
   perform pg_catalog.nextval(counter);

@@ -23,7 +23,9 @@ comment on function shardids.server() is 'System identifier of this server and O
 create function shardids.offset_base() returns bigint
 language plpgsql immutable parallel safe security definer set search_path = pg_catalog, pg_temp as $$
 declare
-  sees_all boolean := pg_has_role(current_user, 'pg_read_all_stats', 'usage');
+  -- As of the installation: sessions from before and after a grant must agree.
+  sees_all boolean := (select n.sees_all from shardids.node n)
+                      and pg_has_role(current_user, 'pg_read_all_stats', 'usage');
   checkpointer_start timestamptz;
 begin
   -- Right after a crash the first sessions may come before the new checkpointer is listed; one that went

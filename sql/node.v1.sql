@@ -11,7 +11,8 @@ create table shardids.node (
   -- A draw looks at max_ahead only when its tick is a minute ahead of the clock.
   max_ahead     interval not null default '1 hour' check (max_ahead between '1 minute' and '10 years'),
   safety_margin interval not null default '10 seconds' check (safety_margin between '1 second' and '1 hour'),
-  max_reserve   integer  not null default 4194304 check (max_reserve between 1 and 16777216)
+  max_reserve   integer  not null default 4194304 check (max_reserve between 1 and 16777216),
+  sees_all      boolean  not null default pg_has_role(current_user, 'pg_read_all_stats', 'usage')
 );
 
 comment on table shardids.node is 'This database as a node of a shardids cluster, and its settings';
@@ -19,6 +20,8 @@ comment on column shardids.node.on_copy is 'What a copied shard does until it is
 comment on column shardids.node.max_ahead is 'How far a shard''s IDs may run ahead of this server''s clock';
 comment on column shardids.node.safety_margin is 'How far IDs jump ahead of what is known to have been issued, after a restart or promotion';
 comment on column shardids.node.max_reserve is 'How many IDs one call may reserve';
+
+comment on column shardids.node.sees_all is 'Whether the owner could read all statistics at installation: see shardids.offset_base';
 
 insert into shardids.node (name, cluster)
 values (current_setting('shardids.node'), current_setting('shardids.cluster')::uuid);

@@ -1,5 +1,6 @@
 -- Purpose:    takes the generator away from a shard. Its schema stays, with the application's tables; the
---             drop fails while a column's default still calls next_id().
+--             drop fails while a column's default still calls next_id(). Refuses while the shard's IDs are
+--             ahead of the clock: a generator made anew starts at the clock.
 -- Settings:   shardids.shard, set by shardids.enter_shard(shard)
 -- Locks:      those of DROP.
 -- Privileges: membership in the owner of schema shardids.
@@ -8,7 +9,16 @@ do $do$
 declare
   shard constant integer := current_setting('shardids.shard');
   schema constant text := shardids.schema_of(shard);
+  ahead_ms bigint;
 begin
+  select greatest(s.high_water_tick >> shardids.sequence_bits(),
+                  shardids.offset_ms(pg_sequence_last_value(s.id_offset))
+                  + (pg_sequence_last_value(s.id_counter) >> shardids.sequence_bits()))
+         - shardids.ms_of(clock_timestamp()) into ahead_ms
+  from shardids.shard s where s.id = shard;
+  if ahead_ms >= 0 then
+    perform shardids.refuse('SI005', shard, ahead_ms);
+  end if;
   perform shardids.fence(shard);
   execute format('drop function %1$I.next_id(), %1$I.next_ids(integer)', schema);
   execute format('drop sequence %1$I.id_counter, %1$I.id_offset', schema);

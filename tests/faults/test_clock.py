@@ -1,0 +1,82 @@
+"""The server's clock is stepped under load, and reaches the end of the layout."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import numpy as np
+import psycopg
+import pytest
+
+from tests.faults.conftest import Finish, Record
+from tests.faults.support import ALL_KINDS, LAYOUT, Clock, connect, draw, scalar, scaled, until
+
+SESSIONS = 16
+EXHAUSTED_S = (LAYOUT.epoch_ms + (1 << LAYOUT.time_bits)) / 1000
+
+
+def test_a_clock_that_is_stepped_under_load(
+    clock: Clock, faked_node: str, record: Record, finish: Finish
+) -> None:
+    with connect(faked_node) as admin:
+        admin.execute("update shardids.node set max_ahead = '1 day'")
+    recorder = record(faked_node)
+    recorder.start(SESSIONS, most=100)
+    recorder.await_ids()
+    for ahead_s in (-5, 0, -3600, 0, 3600, 0, -3600, 3600, 0):
+        clock.set(ahead_s)
+        recorder.await_ids()
+        time.sleep(scaled(0.1, 1.0))
+    steps = random.Random(1)
+    end = time.monotonic() + scaled(4.0, 20.0)
+    while time.monotonic() < end:
+        clock.set(steps.uniform(-200, 200))
+        time.sleep(0.003)
+    recorder.await_ids()
+    finish(recorder)
+
+
+def test_ticks_too_far_ahead_wait_for_the_clock(
+    clock: Clock, faked_node: str, record: Record, finish: Finish
+) -> None:
+    recorder = record(faked_node, expected=("SI005",))
+    clock.set(3603)
+    recorder.start(SESSIONS, kinds=("one",))
+    recorder.await_ids()
+    clock.set(0)
+    with connect(faked_node) as connection:
+        until(lambda: recorder.refusals()["SI005"] >= SESSIONS, "draws are refused")
+        with pytest.raises(psycopg.Error, match=r"would issue IDs 360\d{4} ms ahead of the clock") as refused:
+            draw(connection.cursor(binary=True), "one", 1)
+        assert refused.value.sqlstate == "SI005"
+        ahead_ms = int(str(refused.value).split("IDs ")[1].split(" ms")[0])
+        tick_ms = scalar(connection, "select shardids.offset_ms(last_value) from shard_0000.id_offset")
+        clock_ms = scalar(connection, "select shardids.ms_of(clock_timestamp())")
+        assert 0 <= ahead_ms - (tick_ms - clock_ms) < 60_000
+    recorder.await_ids()
+    finish(recorder)
+
+
+def test_sessions_that_draw_across_the_end_of_time(
+    clock: Clock, faked_node: str, record: Record, finish: Finish
+) -> None:
+    recorder = record(faked_node, expected=("SI006",))
+    clock.set(EXHAUSTED_S - time.time() - scaled(3.0, 8.0))
+    recorder.start(SESSIONS)
+    recorder.await_ids()
+    until(lambda: all(one.refusals for one in recorder.sessions), "the layout's time ends")
+    recorder.next_phase()
+    exhausted = recorder.next_phase()
+    clock.set(EXHAUSTED_S - time.time() + 60)
+    time.sleep(0.5)
+    with connect(faked_node) as connection:
+        for kind in ALL_KINDS:
+            with pytest.raises(psycopg.Error, match="has no more IDs: the layout's time ended") as refused:
+                draw(connection.cursor(binary=True), kind, 10)
+            assert refused.value.sqlstate == "SI006"
+    finish(recorder)
+    ticks = recorder.ticks(lambda _batch: True)
+    end = 1 << (LAYOUT.time_bits + LAYOUT.sequence_bits)
+    assert np.all((ticks > end - (1 << 40)) & (ticks < end))
+    assert recorder.phase == exhausted

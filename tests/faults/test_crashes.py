@@ -1,0 +1,157 @@
+"""The server, or one of its processes, dies under load."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import psycopg
+import pytest
+
+from shardids.embedded import EmbeddedServer
+from tests.faults.conftest import Finish, Record
+from tests.faults.support import LAYOUT, Ids, Recorder, Session, connect, draw, scalar, scaled, ticks_of
+
+CRASHES = scaled(3, 20)
+
+
+class Writer(Session):
+    """Inserts rows under IDs that the default draws, and knows which of its commits were acknowledged."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.acknowledged: list[Ids] = []
+        self.in_doubt: list[Ids] = []
+
+    def step(self, connection: psycopg.Connection[Any], cursor: psycopg.Cursor[Any]) -> None:
+        cursor.execute("begin")
+        rows = []
+        for _ in range(self.random.randint(1, 3)):
+            before = self.recorder.phase
+            query = "insert into kept (note) select 'row' from generate_series(1, %s::integer) returning id"
+            rows.append(np.array(cursor.execute(query, (self.random.randint(1, 100),)).fetchall())[:, 0])
+            self.keep(before, rows[-1])
+        if self.random.random() < 0.2:
+            cursor.execute("rollback")
+            return
+        self.in_doubt.append(np.concatenate(rows))
+        cursor.execute("commit")
+        self.acknowledged.append(self.in_doubt.pop())
+
+
+class Lingerer(Session):
+    """Draws in transactions that stay open for long, and are then rolled back."""
+
+    def step(self, connection: psycopg.Connection[Any], cursor: psycopg.Cursor[Any]) -> None:
+        cursor.execute("begin")
+        for _ in range(self.random.randint(1, 50)):
+            if self.recorder.stopping:
+                break
+            self.draw(cursor)
+        cursor.execute("rollback")
+
+
+@pytest.fixture
+def durable(durable_node: str) -> str:
+    """A node with a table of rows to keep."""
+    with connect(durable_node) as admin:
+        admin.execute("create table kept (id bigint primary key default shard_0000.next_id(), note text)")
+    return durable_node
+
+
+def test_immediate_shutdowns_of_a_server(
+    durable: str, durable_server: EmbeddedServer, record: Record, finish: Finish
+) -> None:
+    recorder = record(durable)
+    start_all(recorder)
+    chance = random.Random(3)
+    for _ in range(CRASHES):
+        recorder.await_ids()
+        time.sleep(chance.uniform(0.1, scaled(0.3, 1.0)))
+        durable_server.restart("immediate")
+    recorder.await_ids()
+    finish(recorder)
+    check_rows(durable, recorder)
+
+
+def test_a_backend_that_is_killed(
+    durable: str, durable_server: EmbeddedServer, record: Record, finish: Finish
+) -> None:
+    recorder = record(durable)
+    start_all(recorder)
+    recorder.await_ids()
+    for _ in range(CRASHES):
+        run_ahead(durable, recorder)
+        postmaster = durable_server.pid
+        with psycopg.connect(durable) as victim:
+            process = victim.info.backend_pid
+            victim.execute("select shard_0000.next_id()")
+            os.kill(process, signal.SIGKILL)
+            with pytest.raises(psycopg.OperationalError):
+                victim.execute("select pg_sleep(60)")
+        recorder.await_ids()
+        assert durable_server.pid == postmaster
+    finish(recorder)
+    check_rows(durable, recorder)
+
+
+@pytest.mark.parametrize("activated", [False, True])
+def test_ticks_set_aside_in_a_transaction_whose_wal_is_lost(
+    activated: bool, durable: str, durable_server: EmbeddedServer
+) -> None:
+    """Less than safety_margin ahead of the clock; the first draw after an activation is no exception."""
+    with closing(connect(durable)) as connection:
+        connection.execute("alter system set wal_writer_delay = '10s'")
+        connection.execute("select pg_reload_conf()")
+        scalar(connection, "select shard_0000.next_id()")
+        if activated:
+            scalar(connection, "select shardids.fence(0)")
+            connection.execute("select shardids.activate(0)")
+        time.sleep(0.5)
+        connection.execute("begin")
+        _, last = connection.execute("select * from shardids.reserve(0, 4000000)").fetchone()
+        durable_server.restart("immediate")
+    with connect(durable) as connection:
+        connection.execute("alter system reset wal_writer_delay")
+        first = int(ticks_of(draw(connection.cursor(binary=True), "one", 1))[0])
+    assert first > last, f"{(last - first) >> LAYOUT.sequence_bits} ms below ticks that were set aside"
+
+
+def start_all(recorder: Recorder) -> None:
+    # Each crash leaves the shard further ahead of the clock, and past a minute every draw takes the lock.
+    recorder.start(8, most=200)
+    recorder.start(4, session=Writer)
+    recorder.start(4, most=200, session=Lingerer)
+
+
+def run_ahead(url: str, recorder: Recorder) -> None:
+    """Sets ticks aside until the shard is 3 s ahead of the clock, so that no draw looks closer by itself."""
+    with connect(url) as connection:
+        ahead_ms = 0
+        while ahead_ms < 3000:
+            _, last = connection.execute("select * from shardids.reserve(0, 1000000)").fetchone()
+            clock_ms = scalar(connection, "select shardids.ms_of(clock_timestamp())")
+            ahead_ms = (last >> LAYOUT.sequence_bits) - clock_ms
+    recorder.await_ids()
+
+
+def check_rows(url: str, recorder: Recorder) -> None:
+    """Each acknowledged row is there, and no other, except for commits that the crash left in doubt."""
+    with connect(url) as connection:
+        rows = np.array(connection.cursor(binary=True).execute("select id from kept").fetchall())[:, 0]
+    writers = [session for session in recorder.sessions if isinstance(session, Writer)]
+    acknowledged = np.concatenate([ids for writer in writers for ids in writer.acknowledged])
+    assert len(acknowledged)
+    lost = np.setdiff1d(acknowledged, rows)
+    assert not len(lost), f"{len(lost)} acknowledged rows are lost"
+    others = np.setdiff1d(rows, acknowledged)
+    for ids in (ids for writer in writers for ids in writer.in_doubt):
+        there = np.isin(ids, others)
+        assert there.all() or not there.any(), "half of a transaction was committed"
+        others = np.setdiff1d(others, ids)
+    assert not len(others), f"{len(others)} rows are there that nobody committed"

@@ -1,0 +1,63 @@
+"""A shard is fenced and activated again and again under load."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+import numpy as np
+import psycopg
+import pytest
+
+from tests.faults.conftest import Finish, Record
+from tests.faults.support import ALL_KINDS, Recorder, connect, draw, scalar, scaled, ticks_of, until
+
+SESSIONS = 16
+
+
+def test_a_fenced_shard_issues_nothing_and_goes_on_above(node: str, record: Record, finish: Finish) -> None:
+    recorder = record(node, expected=("SI002",))
+    recorder.start(SESSIONS, most=500)
+    fences: list[tuple[int, int, int]] = []
+    end = time.monotonic() + scaled(6, 30)
+    with connect(node) as admin:
+        while time.monotonic() < end:
+            recorder.await_ids(SESSIONS // 2)
+            high_water = scalar(admin, "select shardids.fence(0)")
+            fenced = recorder.next_phase()
+            for kind in ALL_KINDS:
+                with pytest.raises(psycopg.Error, match="shard 0 is fenced") as refused:
+                    draw(admin.cursor(binary=True), kind, 10)
+                assert refused.value.sqlstate == "SI002"
+            until(partial(all_refused, recorder, fenced), "all sessions are refused")
+            active = recorder.next_phase()
+            admin.execute("select shardids.activate(0)")
+            fences.append((fenced, active, high_water))
+    recorder.await_ids()
+    finish(recorder)
+    assert len(fences) > 10
+    batches = [batch for batch in recorder.batches() if len(batch.ids)]
+    before = np.array([batch.before for batch in batches])
+    after = np.array([batch.after for batch in batches])
+    lowest = ticks_of(np.array([batch.ids[0] for batch in batches]))
+    highest = ticks_of(np.array([batch.ids[-1] for batch in batches]))
+    for fenced, active, high_water in fences:
+        assert not np.any((before >= fenced) & (after < active)), "a fenced shard issued IDs"
+        assert np.all(highest[after < active] <= high_water)
+        assert np.all(lowest[before >= fenced] > high_water)
+
+
+def test_an_active_shard_that_is_activated_above_a_tick(node: str) -> None:
+    """Its ticks are ahead of the clock, so that no draw looks closer by itself."""
+    with connect(node) as connection:
+        scalar(connection, "select shard_0000.next_id()")
+        _, last = connection.execute("select * from shardids.reserve(0, 4000000)").fetchone()
+        above = last + 5_000_000
+        connection.execute("select shardids.activate(0, %s)", (above,))
+        assert ticks_of(draw(connection.cursor(binary=True), "one", 1))[0] > above
+
+
+def all_refused(recorder: Recorder, since: int) -> bool:
+    """Whether each session sent a statement since that phase, and it failed."""
+    recorder.raise_failures()
+    return all(one.refusals and one.refusals[-1].before >= since for one in recorder.sessions)
