@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+FAULTS ?= long
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-lowest test-matrix test-faults lint format bench clean
@@ -14,6 +15,9 @@ demo: $(VENV)/.demo ## Two servers, 64 shards, 6,000 rows: see what it does
 
 test: $(VENV)/.dev ## All tests, on real servers that they start themselves
 	$(BIN)/python -m pytest $(ARGS)
+
+test-faults: $(VENV)/.dev ## The fault tests (FAULTS=short: a minute); they need Debian's libfaketime
+	SHARDIDS_FAULTS=$(FAULTS) $(BIN)/python -m pytest tests/faults $(ARGS)
 
 test-lowest: $(VENV)/.dev ## The tests with the oldest dependencies that pyproject.toml allows
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-lowest
