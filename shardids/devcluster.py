@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import string
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from shardids import provision
 from shardids.catalog import Catalog
 from shardids.embedded import EmbeddedServer
-from shardids.errors import BadArgument, ClusterConflict
+from shardids.errors import BadArgument, ClusterConflict, ServerStartFailed
 from shardids.layout import DEFAULT, Layout
 
 MOST_NODES = len(string.ascii_lowercase)
@@ -54,6 +56,7 @@ def up(folder: Path, node_count: int, shard_count: int) -> dict[str, EmbeddedSer
             f"{folder} holds a cluster of {len(there)} nodes, not {node_count}",
             hint="Take it down first with: shardids dev down --remove",
         )
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
 
     def start(name: str) -> EmbeddedServer:
@@ -62,16 +65,24 @@ def up(folder: Path, node_count: int, shard_count: int) -> dict[str, EmbeddedSer
         return server
 
     names = string.ascii_lowercase[:node_count]
-    with ThreadPoolExecutor(node_count) as pool:
-        servers = list(pool.map(start, names))
-    found(servers, shard_count)
+    try:
+        with ThreadPoolExecutor(node_count) as pool:
+            servers = list(pool.map(start, names))
+        found(servers, shard_count)
+    except BaseException:
+        if is_new:
+            down(folder, remove=True)
+        raise
     return dict(zip(names, servers, strict=True))
 
 
 def servers_in(folder: Path) -> dict[str, EmbeddedServer]:
-    """The servers of a folder by node name, running or not."""
-    names = [name for name in string.ascii_lowercase if (folder / name).is_dir()]
-    return {name: EmbeddedServer.open(folder / name) for name in names}
+    """The servers of a folder by node name, running or not; what was never finished is left out."""
+    found_here = {}
+    for name in string.ascii_lowercase:
+        with suppress(ServerStartFailed):
+            found_here[name] = EmbeddedServer.open(folder / name)
+    return found_here
 
 
 def down(folder: Path, *, remove: bool) -> list[str]:
@@ -82,6 +93,10 @@ def down(folder: Path, *, remove: bool) -> list[str]:
             server.remove()
         else:
             server.stop()
-    if remove and folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()
+    if remove and folder.is_dir():
+        for name in string.ascii_lowercase:
+            # What a killed start left before it was a server.
+            shutil.rmtree(folder / name, ignore_errors=True)
+        if not any(folder.iterdir()):
+            folder.rmdir()
     return list(servers)

@@ -204,14 +204,22 @@ def inspect_shard(catalog: Catalog, shard: int) -> dict[str, object]:
     }
 
 
+def _require_role(connection: Connection, role: str, where: str) -> None:
+    there = text("select exists (select from pg_roles where rolname = :role)")
+    if not connection.execute(there, {"role": role}).scalar_one():
+        raise ClusterConflict(f'{where} has no role "{role}"', hint="Create it on every server first.")
+
+
 def grant(catalog: Catalog, role: str, shards: Iterable[int] | None = None, *, dry_run: bool = False) -> int:
-    """Lets a role draw, reserve and decode on the shards (default: all); returns how many.
+    """Lets a role read the catalog, and draw, reserve and decode on the shards (default: all).
+
+    Returns how many shards.
 
     One transaction a node, committed when all have succeeded. With ``dry_run`` all is done and taken
     back.
 
     Raises:
-        ClusterConflict: a node has no such role; nothing was changed.
+        ClusterConflict: a server has no such role; nothing was changed.
     """
     placement = catalog.placement()
     wanted = sorted(placement.node_of) if shards is None else sorted(set(shards))
@@ -220,16 +228,16 @@ def grant(catalog: Catalog, role: str, shards: Iterable[int] | None = None, *, d
         per_node.setdefault(placement.locate(shard).name, []).append(shard)
     with ExitStack() as stack:
         transactions = []
+        reading = stack.enter_context(catalog.engine.connect())
+        transactions.append(reading.begin())
+        _require_role(reading, role, "the catalog's server")
+        reading.execute(text("select shardids_catalog.grant_usage(:role)"), {"role": role})
         for name, numbers in per_node.items():
             engine = node_engine(placement.nodes[name], catalog.url)
             stack.callback(engine.dispose)
             connection = stack.enter_context(engine.connect())
             transactions.append(connection.begin())
-            there = text("select exists (select from pg_roles where rolname = :role)")
-            if not connection.execute(there, {"role": role}).scalar_one():
-                raise ClusterConflict(
-                    f'node "{name}" has no role "{role}"', hint="Create it on every node first."
-                )
+            _require_role(connection, role, f'node "{name}"')
             connection.execute(
                 text("select shardids.grant_usage(shard, :role) from unnest(:shards) shard"),
                 {"shards": numbers, "role": role},

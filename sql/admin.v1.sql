@@ -73,6 +73,12 @@ begin
     values (shard, shardids.schema_of(shard), format('%I.id_counter', shardids.schema_of(shard))::regclass,
             format('%I.id_offset', shardids.schema_of(shard))::regclass, 'another server')
     returning * into this;
+  elsif not exists (select from pg_class c where c.oid = this.id_offset) then
+    -- The schema was dropped and restored: its sequences are others, of the same names.
+    this.server := 'another server';
+    this.id_counter := format('%I.id_counter', this.schema)::regclass;
+    this.id_offset := format('%I.id_offset', this.schema)::regclass;
+    update shardids.shard s set id_counter = this.id_counter, id_offset = this.id_offset where s.id = activate.shard;
   end if;
   -- What the original, or the old primary, issued meanwhile is unknown; the clock is the best witness of it.
   if this.server <> shardids.server() or this.timeline <> shardids.timeline() then
@@ -108,6 +114,12 @@ begin
   perform pg_advisory_xact_lock(1936220518);
   execute format('grant usage on schema shardids, %I to %I', schema, role);
   execute format('grant select on shardids.node, shardids.shard to %I', role);
+  -- Needed where functions are not everybody's by default.
+  execute (
+    select format('grant execute on function %s to %I', string_agg(p.oid::regprocedure::text, ', '), role)
+    from pg_proc p
+    where p.pronamespace = 'shardids'::regnamespace
+      and p.proname not in ('fence', 'stop', 'activate', 'grant_usage', 'revoke_usage', 'enter_shard'));
   execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer) to %2$I', schema, role);
   execute format('grant usage on sequence %I.id_counter to %I', schema, role);
   execute format('grant select on sequence %I.id_offset to %I', schema, role);
@@ -156,6 +168,10 @@ begin
   perform pg_advisory_xact_lock(1936220517, shard);
   if to_regnamespace(quote_ident(schema)) is null then
     execute format('create schema %I authorization %I', schema, owner);
+  elsif not has_schema_privilege(current_user, quote_ident(schema)::regnamespace, 'create') then
+    raise insufficient_privilege using
+      message = format('role "%s" lacks CREATE on schema %I, which is there already', current_user, schema),
+      hint = format('As its owner: GRANT CREATE ON SCHEMA %I TO %I', schema, current_user);
   end if;
   perform set_config('shardids.shard', shard::text, true);
 end

@@ -3,4 +3,4 @@
 -- Privileges: ownership of schema shardids_catalog.
 
 drop table shardids_catalog.placement, shardids_catalog.node, shardids_catalog.cluster;
-drop function shardids_catalog.changed();
+drop function shardids_catalog.changed(), shardids_catalog.grant_usage(name);

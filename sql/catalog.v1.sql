@@ -69,3 +69,19 @@ for each statement execute function shardids_catalog.changed();
 
 create trigger changed after insert or update or delete on shardids_catalog.placement
 for each statement execute function shardids_catalog.changed();
+
+-- What a router needs: to read. It can change nothing.
+create function shardids_catalog.grant_usage(role name) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  -- Not the installers' lock: where this database is a node too, granting there waits for that one.
+  perform pg_advisory_xact_lock(1936220519);
+  execute format('grant usage on schema shardids_catalog to %I', role);
+  execute format(
+    'grant select on shardids_catalog.cluster, shardids_catalog.node, shardids_catalog.placement to %I', role);
+end
+$$;
+
+comment on function shardids_catalog.grant_usage(name) is 'Lets a role read the catalog';
+
+revoke execute on function shardids_catalog.grant_usage(name) from public;

@@ -27,13 +27,16 @@ create function shardids.ms_of(at timestamptz) returns bigint
 language sql immutable parallel safe
 return floor(extract(epoch from at) * 1000)::bigint - shardids.epoch_ms();
 
+-- Times before the epoch or past the layout's end count as its first or last millisecond.
 create function shardids.min_id(at timestamptz) returns bigint
 language sql immutable parallel safe
-return shardids.ms_of(at) << (shardids.shard_bits() + shardids.sequence_bits());
+return greatest(0, least(shardids.ms_of(at), (1::bigint << shardids.time_bits()) - 1))
+       << (shardids.shard_bits() + shardids.sequence_bits());
 
 create function shardids.max_id(at timestamptz) returns bigint
 language sql immutable parallel safe
-return (shardids.ms_of(at) << (shardids.shard_bits() + shardids.sequence_bits()))
+return (greatest(0, least(shardids.ms_of(at), (1::bigint << shardids.time_bits()) - 1))
+        << (shardids.shard_bits() + shardids.sequence_bits()))
        + ((1::bigint << (shardids.shard_bits() + shardids.sequence_bits())) - 1);
 
 comment on function shardids.id_of(bigint, integer) is 'The ID of a tick in a shard';

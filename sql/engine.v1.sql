@@ -46,6 +46,10 @@ begin
   end if;
   loop
     seen := (shardids.advance(shard, id_offset)).seen;
+    -- Newer servers say null where older ones raise this themselves.
+    if pg_catalog.pg_sequence_last_value(id_offset) is null then
+      raise insufficient_privilege using message = pg_catalog.format('permission denied for sequence %s', id_offset);
+    end if;
     drawn := pg_catalog.nextval(counter);
     if shardids.is_unchanged(seen, id_offset) and shardids.is_in_time(seen, drawn) then
       return shardids.drawn_id(seen, drawn, shard);
@@ -88,8 +92,8 @@ begin
   select s.* into this from shardids.shard s where s.id = advance.shard;
   select n.* into node from shardids.node n;
   reason := case
-    when this.id is null and to_regnamespace(quote_ident(shardids.schema_of(shard))) is null then 'SI001'
-    when this.id is null or this.id_offset <> id_offset then 'SI004'
+    when this.id is null then 'SI001'
+    when this.id_offset <> id_offset then 'SI004'
     when this.state = 'active' and this.server <> shardids.server() and node.on_copy = 'refuse' then 'SI004'
     when ticks between 0 and node.max_reserve then null
     else 'SI007'
@@ -120,12 +124,12 @@ begin
         perform shardids.refuse('SI002', shard);
       end if;
       target_ms := greatest(target_ms, offset_ms + margin_ms);
+    end if;
+    if seen < 0 or seen - offset_ms <> base then
       if this.server <> shardids.server() then
         raise warning 'shardids: shard % of node "%" is a copy that was not activated, and issues IDs', shard, node.name
           using hint = format('If the original still issues IDs, some will be issued twice. Otherwise: select shardids.activate(%s)', shard);
       end if;
-    end if;
-    if seen < 0 or seen - offset_ms <> base then
       -- The old primary may have issued more than its last WAL told, also after an activation.
       if this.timeline <> shardids.timeline() then
         target_ms := greatest(target_ms, now_ms - (c1 >> bits) + margin_ms);
@@ -193,6 +197,8 @@ begin
   select n.* into node from shardids.node n;
   if reason = 'SI002' and this.state = 'moved' then
     reason := 'SI003';
+  elsif reason = 'SI001' and to_regnamespace(quote_ident(shardids.schema_of(shard))) is not null then
+    reason := 'SI004';
   end if;
   case reason
     when 'SI001' then
@@ -236,6 +242,8 @@ begin
   from shardids.shard s where s.id operator(pg_catalog.=) reserve.shard;
   if id_offset is null then
     perform shardids.refuse('SI001', shard);
+  elsif not exists (select from pg_catalog.pg_class c where c.oid operator(pg_catalog.=) counter) then
+    perform shardids.refuse('SI004', shard);
   end if;
   if n is null or n operator(pg_catalog.<) 1
      or n operator(pg_catalog.>) (select node.max_reserve from shardids.node) then

@@ -259,7 +259,11 @@ def cluster_url(blank_database: Callable[[], URL]) -> URL:
 
 
 def found_cluster(
-    catalog_url: URL, nodes: Mapping[str, URL], count: int = 8, layout: Layout = DEFAULT, prefix: str = "shard_"
+    catalog_url: URL,
+    nodes: Mapping[str, URL],
+    count: int = 8,
+    layout: Layout = DEFAULT,
+    prefix: str = "shard_",
 ) -> dict[int, str]:
     """Makes a cluster with all its shards, or finds it made; returns what this call made."""
     catalog = Catalog(catalog_url)

@@ -150,7 +150,7 @@ def paused(
     Other sessions do not wait there. The block runs meanwhile; what it is given lets ``work`` go on, and
     returns its result.
     """
-    source = scalar(owner, "select pg_get_functiondef(%s::regprocedure)", function)
+    source = scalar(owner, "select pg_get_functiondef(%s::regproc)", function)
     gate = f"""
       if current_setting('test.waits_at_gate', true) = 'yes' then
         perform pg_catalog.pg_advisory_xact_lock_shared({GATE});

@@ -1,0 +1,533 @@
+"""The command ``shardids``: what it prints where, its exit codes, and its messages."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import click
+import pytest
+import typer.main
+from sqlalchemy.engine import URL
+
+import shardids
+from shardids import Layout
+from shardids.cli import app
+from shardids.cli.common import parse_shards
+from shardids.errors import BadArgument
+from shardids.idtext import to_text
+from shardids.layout import DEFAULT
+from shardids.sqlfiles import data_folder
+from shardids.topology import Node
+from tests.conftest import BlankDatabases, MakeRole, dsn, found_cluster
+from tests.integration.cluster_support import catalog_at, command, connected, everything
+
+Blank = Callable[[], URL]
+
+BORN = datetime(2026, 11, 21, 13, 57, 29, 713000, tzinfo=UTC)
+ID = DEFAULT.encode(at=BORN, shard=37, sequence=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """What a command ended with."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> object:
+        return json.loads(self.out)
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a command in this process, without a catalog in the environment."""
+    monkeypatch.delenv("SHARDIDS_CATALOG", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words: str, stdin: str = "") -> Ran:
+        monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            app([*words], prog_name="shardids")
+        said = capsys.readouterr()
+        return Ran(code=int(stopped.value.code or 0), out=said.out, err=said.err)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def made(databases: BlankDatabases) -> Iterator[tuple[URL, URL]]:
+    """A cluster of 8 shards on two databases that the tests leave as it is."""
+    urls = databases.take(), databases.take()
+    found_cluster(urls[0], {"a": urls[0], "b": urls[1]}, 8)
+    yield urls
+    for url in urls:
+        databases.give_back(url)
+
+
+@pytest.fixture
+def home(made: tuple[URL, URL]) -> str:
+    """The catalog of ``made``, as a command takes it."""
+    return dsn(made[0])
+
+
+def refused(ran: Ran, code: int, *words: str) -> None:
+    """A message on stderr, nothing on stdout, and no traceback."""
+    assert (ran.code, ran.out) == (code, ""), ran
+    assert "Traceback" not in ran.err
+    for word in words:
+        assert word in ran.err
+
+
+# IDs.
+
+
+@pytest.mark.parametrize(
+    "written", [str(ID), f"+{ID}", hex(ID), to_text(ID), to_text(ID).lower(), f"  {ID}"], ids=repr
+)
+def test_an_id_in_each_of_its_forms(run: Run, written: str) -> None:
+    ran = run("id", "decode", written)
+    assert (ran.code, ran.err) == (0, "")
+    head, bits, time, shard, sequence = ran.out.splitlines()
+    assert head.split() == [str(ID), to_text(ID)]
+    assert bits.split() == ["0", f"{ID:064b}"[1:42], f"{37:012b}", f"{2:010b}"]
+    assert "2026-11-21 13:57:29.713 UTC" in time
+    assert shard.split()[-1] == "37"
+    assert sequence.split()[-1] == "2"
+
+
+def test_negative_ids(run: Run) -> None:
+    instagram = Layout.preset("instagram")
+    late = instagram.encode(ms=(1 << 40) + 5, shard=3, sequence=9)
+    assert late < 0
+    for words in ([str(late), "--layout", "instagram"], ["--layout", "instagram", "--", str(late)]):
+        ran = run("id", "decode", "--json", *words)
+        assert (ran.code, ran.err) == (0, "")
+        assert ran.json == [
+            {
+                "id": str(late),
+                "text": to_text(late),
+                "time": instagram.decode(late).time.isoformat(timespec="milliseconds"),
+                "ms": (1 << 40) + 5,
+                "shard": 3,
+                "sequence": 9,
+            }
+        ]
+    refused(run("id", "decode", str(late)), 2, str(late), "negative")
+
+
+def test_several_ids_and_ids_from_stdin(run: Run) -> None:
+    for words, stdin in (
+        ([str(ID), hex(ID + 1)], ""),
+        ([], f"{ID}\n{hex(ID + 1)}\n"),
+        (["-"], f" {ID} {hex(ID + 1)}"),
+    ):
+        ran = run("id", "decode", *words, "--json", stdin=stdin)
+        assert [one["id"] for one in ran.json] == [str(ID), str(ID + 1)]  # type: ignore[index, union-attr]
+        plain = run("id", "decode", *words, stdin=stdin)
+        assert plain.out.count("UTC") == 2
+    refused(run("id", "decode", stdin=" \n"), 2, "no ID given")
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ("x", ["'x'"]),
+        ("", ["empty"]),
+        ("99999999999999999999", ["18446744073709551615"]),
+        ("9" * 5000, ["64 bits"]),
+        (str(1 << 63), ["negative"]),
+        ("0x", ["'0x'"]),
+        ("12.5", ["'12.5'"]),
+        ("--nonesuch", ["--nonesuch"]),
+        ("ZZZZZZZZZZZZZ", ["64 bits"]),
+        ("[bold]x[/]", ["[bold]x[/]"]),
+    ],
+)
+def test_what_is_no_id(run: Run, written: str, words: list[str]) -> None:
+    refused(run("id", "decode", written), 2, "Error:", *words)
+    # All or nothing: what can be read is not printed either.
+    refused(run("id", "decode", str(ID), written, "--json"), 2, *words)
+
+
+def test_ids_where_their_shards_live(run: Run, home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_home = DEFAULT.encode(at=BORN, shard=5)
+    ran = run("id", "decode", str(at_home), str(ID), "--catalog", home, "--json")
+    assert [one["node"] for one in ran.json] == ["b", None]  # type: ignore[index, union-attr]
+    monkeypatch.setenv("SHARDIDS_CATALOG", home)
+    assert 'on node "b" now' in run("id", "decode", str(at_home)).out
+    assert "node" not in run("id", "decode", str(ID)).out
+
+
+@pytest.mark.parametrize(
+    ("written", "at"), [("2026-11-21T13:57:29.713", BORN), ("2026-11-21T14:57:29.713+01:00", BORN)]
+)
+def test_an_id_is_put_together(run: Run, written: str, at: datetime) -> None:
+    ran = run("id", "encode", "--shard", "37", "--time", written, "--sequence", "2")
+    assert (ran.code, ran.out, ran.err) == (0, f"{DEFAULT.encode(at=at, shard=37, sequence=2)}\n", "")
+    other = run("id", "encode", "--shard", "37", "--time", written, "--layout", "twitter")
+    assert other.out == f"{Layout.preset('twitter').encode(at=at, shard=37)}\n"
+    now = run("id", "encode", "--shard", "1", "--time", "now")
+    assert abs(DEFAULT.decode(int(now.out)).time - datetime.now(UTC)).total_seconds() < 60
+
+
+def test_ids_that_cannot_be_put_together(run: Run) -> None:
+    for shard, time, sequence, words in (
+        ("4096", "now", "0", "4095"),
+        ("-1", "now", "0", "4095"),
+        ("0", "tomorrow", "0", "'tomorrow'"),
+        ("0", "2023-12-31", "0", "epoch"),
+        ("0", "2099-01-01", "0", "2093"),
+        ("0", "now", "1024", "1023"),
+    ):
+        ran = run("id", "encode", f"--shard={shard}", "--time", time, "--sequence", sequence)
+        assert ran.code in {1, 2}
+        refused(ran, ran.code, words)
+    refused(
+        run("id", "encode", "--shard", "1", "--time", "now", "--layout", "41-12"), 2, "'41-12' is no layout"
+    )
+
+
+def test_the_ids_of_a_time(run: Run, home: str) -> None:
+    span = ("--from", "2026-11-21", "--to", "2026-11-22")
+    start, end = datetime(2026, 11, 21, tzinfo=UTC), datetime(2026, 11, 22, tzinfo=UTC)
+    bounds = DEFAULT.id_range(start, end)
+    assert run("id", "range", *span).out == f"{bounds.first} {bounds.last}\n"
+    assert run("id", "range", *span, "--json").json == {"first": str(bounds.first), "last": str(bounds.last)}
+    of_shard = DEFAULT.id_range(start, end, 5)
+    assert (
+        run("id", "range", *span, "--shard", "5", "--catalog", home).out
+        == f"{of_shard.first} {of_shard.last}\n"
+    )
+    refused(run("id", "range", "--from", "2026-11-22", "--to", "2026-11-21"), 2, "reversed")
+    refused(run("id", "range", *span, "--shard", "4096"), 2, "4095")
+
+
+def test_ids_are_drawn(run: Run, home: str) -> None:
+    ran = run("id", "next", "--shard", "6", "-n", "3000", "--catalog", home)
+    assert (ran.code, ran.err) == (0, "")
+    drawn = [int(line) for line in ran.out.splitlines()]
+    assert len(drawn) == len(set(drawn)) == 3000
+    assert drawn == sorted(drawn)
+    assert {DEFAULT.decode(one).shard for one in drawn} == {6}
+    (one,) = run("id", "next", "--shard", "6", "--catalog", home).out.splitlines()
+    assert int(one) > drawn[-1]
+    for count in ("0", "-1", "4194305", "5000000000", "9" * 30):
+        refused(run("id", "next", "--shard", "6", "-n", count, "--catalog", home), 2, count)
+    refused(run("id", "next", "--shard", "8", "--catalog", home), 2, "no shard 8", "0 to 7")
+
+
+# Clusters.
+
+
+def test_a_cluster_step_by_step(run: Run, blank_database: Blank, make_role: MakeRole) -> None:
+    urls = blank_database(), blank_database()
+    role = str(make_role("App").username)
+    at = ("--catalog", dsn(urls[0]))
+
+    def step(*words: str, verbs: tuple[str, str], what: str) -> None:
+        """A dry run says what would be done and does nothing; then it is done."""
+        before = everything(*urls)
+        dry = run(*words, *at, "--dry-run")
+        assert (dry.code, dry.err) == (0, "")
+        assert f"Would {verbs[0]} {what}" in dry.out
+        assert everything(*urls) == before
+        done = run(*words, *at)
+        assert (done.code, done.err) == (0, "")
+        assert f"{verbs[1]} {what}" in done.out
+        assert everything(*urls) != before
+
+    make, add, grant = ("make", "Made"), ("add", "Added"), ("grant", "Granted")
+    step("init", "--shards", "6", verbs=make, what="cluster")
+    assert run("init", "--shards", "6", *at).code == 0
+    empty = run("node", "list", *at)
+    assert (empty.code, empty.out) == (0, "")
+    assert "shardids node add" in empty.err
+    assert run("node", "list", "--json", *at).json == []
+    step("node", "add", "a", "--url", dsn(urls[0]), verbs=add, what='node "a"')
+    step("node", "add", "B-2.x", "--url", dsn(urls[1]), verbs=add, what='node "B-2.x"')
+    assert run("node", "add", "a", "--url", dsn(urls[0]), *at).code == 0
+    nothing = run("shard", "list", *at)
+    assert (nothing.code, nothing.out) == (0, "")
+    assert run("shard", "list", "--json", *at).json == []
+    step("shard", "create", "0-1,5", verbs=make, what="2 shards on node")
+    step("shard", "create", verbs=make, what="2 shards on node")
+    again = run("shard", "create", "all", *at)
+    assert (again.code, again.out) == (0, "Nothing to do: the shards exist\n")
+
+    step("grant", role, verbs=grant, what=f'use of 6 shards to "{role}"')
+    assert run("grant", role, "--shards", "1,3-4", *at).out == f'Granted use of 3 shards to "{role}"\n'
+
+    third = blank_database()
+    run("node", "add", "c", "--url", dsn(third), *at)
+    assert run("node", "remove", "c", "--dry-run", *at).out == 'Would remove node "c"\n'
+    assert run("node", "remove", "c", *at).out == 'Removed node "c"\n'
+    assert "c" not in {one["node"] for one in run("node", "list", "--json", *at).json}  # type: ignore[attr-defined, index]
+
+
+def test_what_there_is(run: Run, home: str) -> None:
+    at = ("--catalog", home)
+    nodes = run("node", "list", "--json", *at).json
+    assert [(one["node"], one["shards"]) for one in nodes] == [("a", 4), ("b", 4)]  # type: ignore[attr-defined, index]
+    plain = run("node", "list", *at)
+    assert plain.out.splitlines()[0].split() == ["node", "shards", "url"]
+    assert "postgresql://" in plain.out
+    shards = run("shard", "list", "--json", *at).json
+    assert [one["shard"] for one in shards] == list(range(8))  # type: ignore[attr-defined, index]
+    assert {one["schema"] for one in shards} == {f"shard_000{n}" for n in range(8)}  # type: ignore[attr-defined, index]
+    of_node = run("shard", "list", "--node", "a", "--json", *at).json
+    assert of_node == [one for one in shards if one["node"] == "a"]  # type: ignore[attr-defined, index]
+    assert len(of_node) == 4  # type: ignore[arg-type]
+    assert run("shard", "list", *at).out.splitlines()[0].split() == ["shard", "node", "schema"]
+    (facts,) = run("shard", "show", "5", "--json", *at).json  # type: ignore[misc]
+    assert (facts["shard"], facts["schema"], facts["state"]) == (5, "shard_0005", "active")
+    shown = run("shard", "show", "5", *at).out
+    assert re.search(r"^\s*schema  shard_0005$", shown, re.M)
+
+
+def test_a_layout_that_turns_negative_is_warned_of(run: Run, blank_database: Blank) -> None:
+    ran = run("init", "--shards", "4", "--layout", "instagram", "--catalog", dsn(blank_database()))
+    assert ran.code == 0
+    assert "Made cluster" in ran.out
+    assert "Warning" in ran.err
+    assert "negative" in ran.err
+
+
+def test_refusals_of_the_cluster(run: Run, home: str, made: tuple[URL, URL], blank_database: Blank) -> None:
+    before = everything(*made)
+    at = ("--catalog", home)
+    for words, code, said in (
+        (["init", "--shards", "9"], 1, ["number of shards is 8, not 9"]),
+        (["init", "--shards", "8", "--layout", "twitter"], 1, ["layout is 41-12-10"]),
+        (["init", "--shards", "5000"], 2, ["1 to 4096"]),
+        (["init", "--shards", "x"], 2, ["--shards"]),
+        (["init", "--layout", "nonesuch"], 2, ["nonesuch"]),
+        (["init", "--schema-prefix", "It's"], 2, ["It's"]),
+        (["node", "add", "a b", "--url", dsn(made[1])], 2, ["'a b'"]),
+        (["node", "add", "c", "--url", dsn(made[1])], 1, ['node "b" already']),
+        (["node", "add", "c"], 2, ["--url"]),
+        (["node", "add", "c", "--url", "mysql://ann:hidden-word@h/d"], 2, ["mysql"]),
+        (
+            ["node", "add", "c", "--url", "postgresql://ann:hidden-word@127.0.0.1:1/d"],
+            1,
+            ["refused", 'node "c"'],
+        ),
+        (["node", "remove", "a"], 1, ['node "a"', "4 shards"]),
+        (["node", "remove", "a", "--dry-run"], 1, ['node "a"', "4 shards"]),
+        (["node", "remove", "nonesuch"], 1, ['"nonesuch"', '"a", "b"']),
+        (["shard", "create", "7-9"], 2, ["'7-9'", "0 to 7"]),
+        (["shard", "create", "--node", "nonesuch"], 1, ['"nonesuch"']),
+        (["shard", "create", "0", "--node", "b"], 1, ['shard 0 is on node "a"']),
+        (["shard", "list", "--node", "nonesuch"], 1, ['"nonesuch"', '"a", "b"']),
+        (["shard", "show", "8"], 1, ["shard 8"]),
+        (["grant", "no body"], 1, ['no role "no body"']),
+        (["grant", "[bold]x[/]"], 1, ['no role "[bold]x[/]"']),
+        (["grant", "anybody", "--shards", "8"], 2, ["'8'", "0 to 7"]),
+    ):
+        ran = run(*words, *at)
+        refused(ran, code, *said)
+        assert "hidden-word" not in ran.err
+    assert everything(*made) == before
+
+
+def test_without_a_catalog(run: Run, blank_database: Blank, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = (
+        ["init"],
+        ["node", "list"],
+        ["node", "add", "a", "--url", "postgresql://h/d"],
+        ["node", "remove", "a"],
+        ["shard", "create"],
+        ["shard", "list"],
+        ["shard", "show", "1"],
+        ["grant", "anybody"],
+        ["id", "next", "--shard", "1"],
+    )
+    for words in commands:
+        refused(run(*words), 2, "--catalog", "SHARDIDS_CATALOG")
+    monkeypatch.setenv("SHARDIDS_CATALOG", "postgresql://ann:hidden-word@127.0.0.1:1/app")
+    for words in (*commands, ["id", "decode", "1"]):
+        ran = run(*words)
+        refused(ran, 1, "the catalog can't be reached", "postgresql://ann@127.0.0.1:1/app", "refused")
+        assert "hidden-word" not in ran.err
+    monkeypatch.setenv("SHARDIDS_CATALOG", dsn(blank_database()))
+    for words in (*commands[1:], ["id", "decode", "1"]):
+        refused(run(*words), 1, "holds no shardids catalog", "shardids init")
+
+
+def test_tables_are_whole_in_a_narrow_terminal(
+    run: Run, blank_database: Blank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = blank_database()
+    six = "postgresql://dba@[fe80::1]:5432/app"
+    long = f"postgresql://dba@{'database-7.' * 12}example.com:5432/photos"
+    with catalog_at(url) as catalog:
+        catalog.init(DEFAULT, 4)
+        catalog.add_node(Node(name="six", url=six))
+        catalog.add_node(Node(name="long", url=long))
+    monkeypatch.setenv("COLUMNS", "60")
+    shown = run("node", "list", "--catalog", dsn(url)).out
+    assert six in shown
+    assert long in re.sub(r"\s+", "", shown)
+    assert [one["url"] for one in run("node", "list", "--json", "--catalog", dsn(url)).json] == [long, six]  # type: ignore[attr-defined, index]
+
+
+def test_a_database_that_refuses_is_told_in_a_line(run: Run, blank_database: Blank) -> None:
+    url = blank_database()
+    at = ("--catalog", dsn(url))
+    assert run("init", "--shards", "4", *at).code == 0
+    assert run("node", "add", "a", "--url", dsn(url), *at).code == 0
+    with connected(url) as connection:
+        connection.execute("create schema shard_0002; create table shard_0002.id_counter ()")
+    refused(run("shard", "create", *at), 1, "id_counter", 'node "a"')
+    with connected(url) as connection:
+        connection.execute("update shardids.shardids_version set version_num = 'node_9999'")
+    refused(run("node", "add", "a", "--url", dsn(url), *at), 1, "node_9999")
+
+
+# SQL.
+
+
+def test_the_sql_files(run: Run) -> None:
+    files = sorted(data_folder("sql").glob("*.sql"))
+    listed = run("sql", "list")
+    assert (listed.code, listed.err) == (0, "")
+    assert listed.out.splitlines() == [file.name for file in files]
+    assert len(files) > 10
+    for file in files:
+        for name in (file.name, file.name.removesuffix(".sql")):
+            shown = run("sql", "show", name)
+            assert (shown.code, shown.out, shown.err) == (0, file.read_text("utf-8"), "")
+    for name in ("nonesuch", "../pyproject.toml", "", "engine.v2"):
+        refused(run("sql", "show", name), 2, repr(name), "engine.v1.sql")
+
+
+# Help.
+
+
+def commands(
+    command: click.Command, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    yield path, command
+    for name, child in getattr(command, "commands", {}).items():
+        yield from commands(child, (*path, name))
+
+
+ALL = dict(commands(typer.main.get_command(app)))
+
+
+def test_the_commands_that_there_are() -> None:
+    leaves = {" ".join(path) for path, command in ALL.items() if not hasattr(command, "commands")}
+    assert leaves >= {
+        *("init", "grant", "demo", "node add", "node list", "node remove", "shard create", "shard list"),
+        *("shard show", "id decode", "id encode", "id range", "id next", "sql list", "sql show"),
+        *("dev up", "dev status", "dev down"),
+    }
+
+
+@pytest.mark.parametrize("path", ALL, ids=" ".join)
+def test_every_command_has_help(run: Run, path: tuple[str, ...]) -> None:
+    for flag in ("--help", "-h"):
+        ran = run(*path, flag)
+        assert (ran.code, ran.err) == (0, "")
+        assert f"Usage: shardids{''.join(f' {word}' for word in path)}" in ran.out
+    for parameter in ALL[path].params:
+        for option in parameter.opts if parameter.param_type_name == "option" else ():
+            assert option in ran.out
+        assert getattr(parameter, "help", None) or parameter.param_type_name == "argument"
+    for name, child in getattr(ALL[path], "commands", {}).items():
+        assert name in ran.out
+        assert child.help
+
+
+def test_what_is_no_command(run: Run) -> None:
+    refused(run("nonesuch"), 2, "nonesuch")
+    refused(run("node", "nonesuch"), 2, "nonesuch")
+    refused(run("node", "list", "--nonesuch"), 2, "--nonesuch")
+    ran = run()
+    assert ran.code == 2
+    assert "Usage: shardids" in ran.out + ran.err
+
+
+def test_the_version(run: Run) -> None:
+    ran = run("--version")
+    assert (ran.code, ran.out, ran.err) == (0, f"shardids {shardids.__version__}\n", "")
+
+
+# Processes of their own.
+
+
+def test_results_go_to_stdout_and_messages_to_stderr(home: str) -> None:
+    drawn = command("id", "next", "--shard", "2", "-n", "2", SHARDIDS_CATALOG=home)
+    assert (drawn.returncode, drawn.stderr) == (0, "")
+    first, second = map(int, drawn.stdout.split())
+    assert DEFAULT.decode(first).shard == DEFAULT.decode(second).shard == 2
+    wrong = command("id", "decode", stdin="x\n")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr.startswith("Error: 'x' is no text form of an ID")
+    binary = command("id", "decode", stdin="\udcff\n")
+    assert (binary.returncode, binary.stdout) == (2, "")
+    assert "Traceback" not in binary.stderr
+    down = command("node", "list", SHARDIDS_CATALOG="postgresql://ann:hidden-word@127.0.0.1:1/app")
+    assert (down.returncode, down.stdout) == (1, "")
+    assert down.stderr.startswith("Error: the catalog can't be reached")
+    assert "hidden-word" not in down.stderr
+    assert "Traceback" not in down.stderr
+
+
+# Numbers of shards.
+
+
+@pytest.mark.parametrize(
+    ("written", "shards"),
+    [
+        ("all", list(range(8))),
+        ("0", [0]),
+        ("7", [7]),
+        ("0-3,7", [0, 1, 2, 3, 7]),
+        ("5-5", [5]),
+        ("3,1,2,1-3", [1, 2, 3]),
+        ("0-7", list(range(8))),
+        (" 1 , 2-3 ", [1, 2, 3]),
+        ("007", [7]),
+    ],
+)
+def test_numbers_and_ranges(written: str, shards: list[int]) -> None:
+    assert parse_shards(written, 8) == shards
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "3-1",
+        "x",
+        "99",
+        "8",
+        "0-8",
+        "",
+        ",",
+        "1,",
+        "-",
+        "-1",
+        "1-",
+        "1-2-3",
+        "1..3",
+        "٣",
+        "1.0",
+        "ALL",
+        "9" * 5000,
+    ],
+)
+def test_what_is_no_number_of_a_shard(written: str) -> None:
+    with pytest.raises(BadArgument) as caught:
+        parse_shards(written, 8)
+    assert caught.value.hint

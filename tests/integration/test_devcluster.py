@@ -1,0 +1,162 @@
+"""Clusters of embedded servers: one to play with, which stays, and the demo, which leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardids import Cluster, devcluster
+from shardids.embedded import EmbeddedServer
+from shardids.errors import BadArgument, ClusterConflict
+from tests.integration.cluster_support import COMMAND, command, environment, processes_in, until
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A new folder that everybody may pass through, unlike pytest's own, and that is empty at the end."""
+    folder = Path(tempfile.gettempdir()).resolve() / f"test-shardids-{secrets.token_hex(6)}"
+    folder.mkdir()
+    folder.chmod(0o755)
+    try:
+        yield folder
+        assert processes_in(folder) == []
+        assert list(folder.iterdir()) == []
+    finally:
+        for state in list(folder.rglob("server.json")):
+            EmbeddedServer.open(state.parent).remove()
+        shutil.rmtree(folder)
+
+
+def test_a_cluster_that_stays(folder: Path) -> None:
+    home = folder / "cluster"
+    servers = devcluster.up(home, 2, 4)
+    assert list(servers) == ["a", "b"]
+    catalog = servers["a"].url()
+    pids = [server.pid for server in servers.values()]
+    with Cluster.connect(catalog) as cluster:
+        assert cluster.placement.node_of == {0: "a", 1: "a", 2: "b", 3: "b"}
+
+    # Up again: nothing changes.
+    again = devcluster.up(home, 2, 4)
+    assert [server.pid for server in again.values()] == pids
+    assert again["a"].url() == catalog
+
+    # Another size is another cluster.
+    for nodes, shards, words in ((3, 4, "2 nodes, not 3"), (1, 4, "2 nodes, not 1"), (2, 8, "4, not 8")):
+        with pytest.raises(ClusterConflict, match=words):
+            devcluster.up(home, nodes, shards)
+
+    shown = command("dev", "status", "--dir", str(home), "--json")
+    assert [(row["node"], row["running"]) for row in json.loads(shown.stdout)] == [("a", "yes"), ("b", "yes")]
+    drawn = command("id", "next", "--shard", "3", "-n", "2", "--catalog", catalog)
+    assert (drawn.returncode, drawn.stderr) == (0, "")
+    first = [int(line) for line in drawn.stdout.split()]
+    assert len(first) == 2
+
+    # Down, and up with all that was there.
+    assert devcluster.down(home, remove=False) == ["a", "b"]
+    assert [server.is_running for server in devcluster.servers_in(home).values()] == [False, False]
+    assert devcluster.down(home, remove=False) == ["a", "b"]
+    back = devcluster.up(home, 2, 4)
+    assert back["a"].url() == catalog
+    with Cluster.connect(catalog) as cluster:
+        (later,) = cluster.reserve(3, 1)
+        assert later > max(first)
+        assert cluster.shard_of(later) == 3
+
+    data = [server.data_directory for server in back.values()]
+    removed = command("dev", "down", "--dir", str(home), "--remove")
+    assert (removed.returncode, removed.stderr) == (0, "")
+    assert removed.stdout.splitlines() == ['Removed node "a"', 'Removed node "b"']
+    assert not home.exists()
+    assert not any(path.exists() for path in data)
+
+
+def test_a_cluster_that_cannot_be_made_leaves_nothing(folder: Path) -> None:
+    home = folder / "cluster"
+    for nodes in (0, 27):
+        with pytest.raises(BadArgument, match=f"{nodes} nodes"):
+            devcluster.up(home, nodes, 4)
+    for shards in (0, 4097):
+        with pytest.raises(BadArgument, match=f"{shards} shards"):
+            devcluster.up(home, 2, shards)
+    # Neither a folder nor a server that nobody asked for.
+    assert list(folder.iterdir()) == []
+    assert processes_in(folder) == []
+
+
+def test_a_folder_without_a_cluster(folder: Path) -> None:
+    home = folder / "cluster"
+    assert devcluster.servers_in(home) == {}
+    assert devcluster.down(home, remove=True) == []
+
+
+def test_what_a_killed_start_leaves_can_be_taken_down(folder: Path) -> None:
+    # The folders are made before anything is in them.
+    home = folder / "cluster"
+    (home / "a").mkdir(parents=True)
+    (home / "b").mkdir()
+    shown = command("dev", "status", "--dir", str(home))
+    assert (shown.returncode, shown.stdout) == (0, "")
+    devcluster.up(home, 1, 2)
+    assert devcluster.down(home, remove=True) == ["a"]
+    if home.exists():
+        assert [path.name for path in home.iterdir()] == ["b"]
+        (home / "b").rmdir()
+        home.rmdir()
+
+
+def start_demo(folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", COMMAND, "demo"],
+        env=environment(TMPDIR=str(folder), PYTHONUNBUFFERED="1"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_the_demo_proves_what_it_says(folder: Path) -> None:
+    demo = start_demo(folder)
+    told, errors = demo.communicate(timeout=120)
+    assert demo.returncode == 0, errors
+    for words in (
+        "Two PostgreSQL",
+        "64 logical shards",
+        "6,000 IDs, 6,000 of them distinct",
+        "0 out of order",
+        "0 that name another shard",
+        "nothing is left behind",
+    ):
+        assert words in told
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("signum", "moment"),
+    [(signal.SIGTERM, "starting"), (signal.SIGINT, "making shards"), (signal.SIGTERM, "writing")],
+)
+def test_an_interrupted_demo_leaves_nothing(folder: Path, signum: signal.Signals, moment: str) -> None:
+    demo = start_demo(folder)
+    if moment == "writing":
+        assert demo.stdout is not None
+        while "logical shards" not in demo.stdout.readline():
+            assert demo.poll() is None
+    else:
+        sign = "server.json" if moment == "starting" else "postmaster.pid"
+        until(lambda: len(list(folder.rglob(sign))) == 2, f"the demo is {moment}")
+    demo.send_signal(signum)
+    _, errors = demo.communicate(timeout=60)
+    assert demo.returncode == 1
+    assert "Interrupted" in errors
+    assert "Traceback" not in errors
+    until(lambda: not processes_in(folder) and not list(folder.iterdir()), "nothing is left")

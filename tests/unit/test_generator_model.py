@@ -1,0 +1,315 @@
+"""Every order in which sessions can run the generator's steps: no tick twice, and all in order.
+
+In each state that a scenario can reach:
+
+- no tick is issued twice, draws and reservations together;
+- a tick is above all ticks that were returned, on any session, before its draw started;
+- it is above the high-water tick of every fence that returned before its draw started;
+- while a fence is in force, from its return to the start of an activation, no tick above its high-water tick
+  is issued;
+- some session can go on.
+
+An operation under way is known by the values that it received so far, so two states are taken for one only if
+everything that can follow is the same.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple, TypeAlias
+
+import pytest
+
+from tests.unit.generator_model import (
+    Action,
+    Ending,
+    Flaw,
+    HighWater,
+    Rules,
+    Shared,
+    Step,
+    Ticks,
+    activate,
+    crash,
+    draw,
+    fence,
+    flush,
+    move_and_return,
+    published_draw,
+    reserve,
+)
+
+Program: TypeAlias = tuple[Step, ...]
+
+
+class Session(NamedTuple):
+    """What a session has to do, how far it is in the first of it, and what that must be above."""
+
+    todo: Program
+    step: Step | None = None
+    received: tuple[Any, ...] = ()
+    floor: int = -1
+
+
+class State(NamedTuple):
+    """A state of everything."""
+
+    shared: Shared
+    sessions: tuple[Session, ...]
+
+
+class Act(NamedTuple):
+    """One action of one session with all that follows at once, and what each gave."""
+
+    told: tuple[tuple[str, Any], ...]
+    session: Session
+    shared: Shared
+    ending: Ending | None
+
+
+class Move(NamedTuple):
+    """An act as a step from one state to the next."""
+
+    number: int
+    act: Act
+    after: State
+    violation: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exploration:
+    """What came of exploring; ``trace`` leads to the violation in as few actions as can be."""
+
+    states: int
+    violation: str | None = None
+    trace: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join((f"{self.states} states", *self.trace, str(self.violation)))
+
+
+def explore(programs: tuple[Program, ...], rules: Rules, looking_for: str = "") -> Exploration:
+    """Visits all states that the sessions can reach, nearest first, up to the violation looked for."""
+    pending.cache_clear()
+    start = State(Shared(), tuple(map(Session, programs)))
+    reached_from: dict[State, State | None] = {unordered(start): None}
+    queue = deque([start])
+    while queue:
+        state = queue.popleft()
+        violation = "no session can go on" if any(session.todo for session in state.sessions) else None
+        for move in moves(rules, state):
+            violation = None
+            if move.violation and looking_for in move.violation:
+                trace = (*path(rules, reached_from, state), line(state, move))
+                return Exploration(states=len(reached_from), violation=move.violation, trace=trace)
+            key = unordered(move.after)
+            if key not in reached_from:
+                reached_from[key] = state
+                queue.append(move.after)
+        if violation:
+            trace = path(rules, reached_from, state)
+            return Exploration(states=len(reached_from), violation=violation, trace=trace)
+    return Exploration(states=len(reached_from))
+
+
+def unordered(state: State) -> State:
+    """The same for all states that differ only in which session is which."""
+    return State(state.shared, tuple(sorted(state.sessions, key=hash)))
+
+
+def moves(rules: Rules, state: State) -> Iterator[Move]:
+    life = state.shared.life
+    for number, waiting in enumerate(state.sessions):
+        if not waiting.todo:
+            continue
+        session, shared = (waiting, state.shared) if waiting.step else started(waiting, state.shared)
+        for act in acts(rules._replace(life=life), session, shared):
+            after, violation = recorded(act.shared, session.floor, act.ending)
+            crashed = after.life > life
+            others = map(interrupted, state.sessions) if crashed else state.sessions
+            sessions = (act.session if i == number else other for i, other in enumerate(others))
+            yield Move(number, act, State(after, tuple(sessions)), violation)
+
+
+def started(session: Session, shared: Shared) -> tuple[Session, Shared]:
+    if session.todo[0].run in (activate, move_and_return):
+        shared = shared._replace(ceiling=None)
+    return Session(session.todo, session.todo[0], (), max(highest(shared.issued), shared.high_water)), shared
+
+
+def interrupted(session: Session) -> Session:
+    return Session(session.todo[1:]) if session.step else session
+
+
+def acts(rules: Rules, session: Session, shared: Shared) -> Iterator[Act]:
+    assert session.step
+    _, action = pending(rules, session.step, session.received)
+    assert isinstance(action, Action)
+    for result, after in action.results(shared):
+        told = ((action.label, result),)
+        (step, received), following = pending(rules, session.step, (*session.received, result))
+        if not isinstance(following, Action):
+            yield Act(told, Session(session.todo[1:]), after, following)
+            continue
+        going_on = Session(session.todo, step, received, session.floor)
+        if not following.at_once:
+            yield Act(told, going_on, after, None)
+            continue
+        for act in acts(rules, going_on, after):
+            yield act._replace(told=told + act.told)
+
+
+Position: TypeAlias = tuple[Step, tuple[Any, ...]]
+
+
+@cache
+def pending(rules: Rules, step: Step, received: tuple[Any, ...]) -> tuple[Position, Action | Ending]:
+    """Where a step is after having received these values, and what comes next."""
+    steps = step.run(rules, *step.arguments)
+    try:
+        action = next(steps)
+        for value in received:
+            action = steps.send(value)
+    except StopIteration as stopped:
+        following: Ending | Step = stopped.value
+        return pending(rules, following, ()) if isinstance(following, Step) else ((step, received), following)
+    return (step, received), action
+
+
+def recorded(s: Shared, floor: int, ending: Ending | None) -> tuple[Shared, str | None]:
+    """What the end of an operation leaves behind, and what is wrong with it."""
+    violation = None
+    if isinstance(ending, Ticks):
+        first, last = ending
+        ticks = ((1 << (last - first + 1)) - 1) << first
+        if s.issued & ticks:
+            violation = f"tick {highest(s.issued & ticks)} is issued twice"
+        elif first <= floor:
+            violation = f"tick {first} is issued out of order: its draw started when {floor} was taken"
+        elif s.ceiling is not None and last > s.ceiling:
+            violation = f"tick {last} is issued above the high-water tick {s.ceiling} of a fence in force"
+        s = s._replace(issued=s.issued | ticks)
+    elif isinstance(ending, HighWater):
+        if highest(s.issued) > ending.tick:
+            violation = f"tick {highest(s.issued)} had been issued above the high-water tick {ending.tick}"
+        s = s._replace(ceiling=ending.tick, high_water=max(ending.tick, s.high_water))
+    return s, violation
+
+
+def highest(ticks: int) -> int:
+    return ticks.bit_length() - 1
+
+
+def path(rules: Rules, reached_from: dict[State, State | None], state: State) -> tuple[str, ...]:
+    lines: list[str] = []
+    while (before := reached_from[unordered(state)]) is not None:
+        lines.append(next(line(before, move) for move in moves(rules, before) if move.after == state))
+        state = before
+    return tuple(reversed(lines))
+
+
+def line(before: State, move: Move) -> str:
+    """Such as ``session 2: draw: nextval(id_counter) = 3, is current = False``."""
+    operation = before.sessions[move.number].todo[0].run.__name__
+    told = ", ".join(label if result is None else f"{label} = {result}" for label, result in move.act.told)
+    ending = "" if move.act.ending is None else f" -> {move.act.ending}"
+    return f"session {move.number + 1}: {operation}: {told}{ending}"
+
+
+DRAW, FENCE, ACTIVATE, ACTIVATE_AT_5 = Step(draw), Step(fence), Step(activate), Step(activate, (5,))
+RESERVE_1, RESERVE_2, PUBLISHED = Step(reserve, (1,)), Step(reserve, (2,)), Step(published_draw)
+MOVE_AND_RETURN, FLUSH, CRASH = Step(move_and_return), Step(flush), Step(crash)
+
+DRAWS = ((DRAW, DRAW), (DRAW,), (DRAW,))
+SINGLE_DRAWS = ((DRAW,), (DRAW,), (DRAW,))
+RESERVATIONS = ((RESERVE_1,), (RESERVE_2,), (DRAW,))
+RESERVATION_AND_DRAWS = ((RESERVE_2,), (DRAW, DRAW), (DRAW,))
+FENCE_AND_DRAWS = ((FENCE, ACTIVATE, DRAW), (DRAW,), (DRAW,))
+FENCE_AND_RESERVATION = ((FENCE, ACTIVATE), (DRAW,), (RESERVE_1,))
+TWO_FENCES = ((FENCE, ACTIVATE), (FENCE, ACTIVATE), (DRAW,))
+MOVE = ((FENCE, MOVE_AND_RETURN, DRAW), (DRAW,), (DRAW,))
+CRASH_AND_DRAWS = ((DRAW, DRAW), (DRAW,), (FLUSH, CRASH, DRAW))
+CRASH_AND_RESERVATION = ((DRAW,), (RESERVE_1,), (FLUSH, CRASH, DRAW))
+CRASH_AROUND_FENCE = ((FENCE, ACTIVATE, DRAW), (DRAW,), (FLUSH, CRASH))
+CRASH_BEFORE_FENCE = ((DRAW,), (DRAW,), (CRASH, FENCE))
+PUBLISHED_DRAWS = ((PUBLISHED, PUBLISHED), (PUBLISHED,), (PUBLISHED,))
+
+STEADY, WIDE = Rules(clock_values=1), Rules(clock_values=4)
+
+
+@pytest.mark.parametrize(
+    ("programs", "rules", "least_states"),
+    [
+        pytest.param(DRAWS, Rules(), 10_000, id="draws"),
+        pytest.param(SINGLE_DRAWS, WIDE, 10_000, id="draws with a wide clock"),
+        pytest.param(RESERVATIONS, Rules(), 5_000, id="reservations"),
+        pytest.param(RESERVATION_AND_DRAWS, Rules(), 40_000, id="a reservation that is overtaken"),
+        pytest.param(FENCE_AND_DRAWS, STEADY, 20_000, id="a fence"),
+        pytest.param(FENCE_AND_RESERVATION, Rules(), 10_000, id="a fence and a reservation"),
+        pytest.param(TWO_FENCES, Rules(), 20_000, id="two fences"),
+        pytest.param(MOVE, STEADY, 20_000, id="a move and back"),
+        pytest.param(CRASH_AND_DRAWS, Rules(), 20_000, id="a crash"),
+        pytest.param(CRASH_AND_RESERVATION, Rules(), 5_000, id="a crash around a reservation"),
+        pytest.param(CRASH_AROUND_FENCE, STEADY, 5_000, id="a crash around a fence"),
+        pytest.param(CRASH_BEFORE_FENCE, Rules(), 2_500, id="a crash and then a fence"),
+    ],
+)
+def test_the_generator_keeps_its_promises_in_every_order(
+    programs: tuple[Program, ...], rules: Rules, least_states: int
+) -> None:
+    explored = explore(programs, rules)
+    assert explored.violation is None, str(explored)
+    assert explored.states >= least_states
+
+
+BROKEN = [
+    (Flaw.NO_SECOND_READ_OF_OFFSET, SINGLE_DRAWS, Rules(), "twice"),
+    (Flaw.SETVAL_WITHOUT_LOCK, DRAWS, Rules(clock_values=3), "twice"),
+    (Flaw.SETVAL_WITHOUT_LOCK, RESERVATIONS, Rules(), "twice"),
+    (Flaw.RESERVE_OVER_LATE_DRAWS, RESERVATION_AND_DRAWS, Rules(), "twice"),
+    (Flaw.WIDEN_OVER_DRAWS_BETWEEN, RESERVATION_AND_DRAWS, Rules(), "twice"),
+    (Flaw.SAME_OFFSET_AFTER_FENCE, MOVE, STEADY, "twice"),
+    (Flaw.RELEASE_OF_ANY_FENCE, TWO_FENCES, STEADY, "of a fence in force"),
+    (Flaw.NO_MARGIN_AFTER_CRASH, CRASH_AND_DRAWS, Rules(), "twice"),
+    (Flaw.NO_MARGIN_IN_RELEASE, CRASH_AROUND_FENCE, STEADY, "twice"),
+    (Flaw.NO_MARGIN_IN_FENCE, CRASH_BEFORE_FENCE, Rules(), "above the high-water tick"),
+]
+
+
+def test_every_flaw_is_tried() -> None:
+    assert {flaw for flaw, *_ in BROKEN} == set(Flaw)
+
+
+@pytest.mark.parametrize(("flaw", "programs", "rules", "violation"), BROKEN)
+def test_each_flaw_shows(flaw: Flaw, programs: tuple[Program, ...], rules: Rules, violation: str) -> None:
+    explored = explore(programs, rules._replace(flaw=flaw), violation)
+    assert explored.violation is not None, str(explored)
+    assert violation in explored.violation
+    assert explored.trace
+
+
+def test_the_published_function_gives_duplicates_even_if_the_clock_never_goes_back() -> None:
+    explored = explore(PUBLISHED_DRAWS, Rules(clock_is_honest=True), "twice")
+    assert explored.violation is not None, str(explored)
+    assert explored.trace
+
+
+def test_a_counterexample_is_told_action_by_action() -> None:
+    explored = explore(RESERVATION_AND_DRAWS, Rules(flaw=Flaw.RESERVE_OVER_LATE_DRAWS), "twice")
+    assert explored.violation == "tick 2 is issued twice"
+    assert str(explored).splitlines()[1:] == [
+        "session 1: reserve: nextval(counter) = 1",
+        "session 1: reserve: row = (active, unfences None, high water -1)",
+        "session 1: reserve: take lock, offset = 0 ms",
+        "session 1: reserve: counter = 1, clock = 0",
+        "session 1: reserve: counter = 1",
+        "session 2: draw: offset = 0 ms",
+        "session 2: draw: nextval(counter) = 2, is current = True",
+        "session 2: draw: offset = 0 ms -> tick 2",
+        "session 1: reserve: setval(offset, 2 ms)",
+        "session 1: reserve: counter = 2, unlock -> ticks 2 to 3",
+        "tick 2 is issued twice",
+    ]
