@@ -27,15 +27,20 @@ create function shardids.ms_of(at timestamptz) returns bigint
 language sql immutable parallel safe
 return floor(extract(epoch from at) * 1000)::bigint - shardids.epoch_ms();
 
--- Times before the epoch or past the layout's end count as its first or last millisecond.
+-- Times before the epoch or past the layout's end count as its first or last millisecond. The case is for
+-- null, which greatest and least would pass over.
+create function shardids.clamped_ms(at timestamptz) returns bigint
+language sql immutable parallel safe
+return case when at is not null then greatest(0, least(shardids.ms_of(at), (1::bigint << shardids.time_bits()) - 1)) end;
+
 create function shardids.min_id(at timestamptz) returns bigint
 language sql immutable parallel safe
-return greatest(0, least(shardids.ms_of(at), (1::bigint << shardids.time_bits()) - 1))
+return shardids.clamped_ms(at)
        << (shardids.shard_bits() + shardids.sequence_bits());
 
 create function shardids.max_id(at timestamptz) returns bigint
 language sql immutable parallel safe
-return (greatest(0, least(shardids.ms_of(at), (1::bigint << shardids.time_bits()) - 1))
+return (shardids.clamped_ms(at)
         << (shardids.shard_bits() + shardids.sequence_bits()))
        + ((1::bigint << (shardids.shard_bits() + shardids.sequence_bits())) - 1);
 
@@ -44,5 +49,6 @@ comment on function shardids.shard_of(bigint) is 'The shard in which an ID was b
 comment on function shardids.sequence_of(bigint) is 'The sequence field of an ID';
 comment on function shardids.time_of(bigint) is 'The time at which an ID was born, to the millisecond';
 comment on function shardids.ms_of(timestamptz) is 'Milliseconds since the layout''s epoch, rounded down';
+comment on function shardids.clamped_ms(timestamptz) is 'Milliseconds since the layout''s epoch, within the layout''s time';
 comment on function shardids.min_id(timestamptz) is 'The lowest ID that any shard can issue in a millisecond';
 comment on function shardids.max_id(timestamptz) is 'The highest ID that any shard can issue in a millisecond';
