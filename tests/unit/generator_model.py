@@ -244,7 +244,7 @@ def advance(rules: Rules, ticks: int = 0) -> Steps:
     now = yield clock(rules)
     target = max(
         seen.ms + (seen.fenced and rules.flaw is not Flaw.SAME_OFFSET_AFTER_FENCE),
-        seen.ms + margin_ms(rules, seen, row, but_not_if=Flaw.NO_MARGIN_IN_RELEASE),
+        seen.ms + margin_ms(rules, seen, row),
         now - (counter >> SEQUENCE_BITS),
         ((row.high_water - counter) >> SEQUENCE_BITS) + 1,
     )
@@ -252,15 +252,15 @@ def advance(rules: Rules, ticks: int = 0) -> Steps:
     return Step(set_aside, (target, old, ticks)) if ticks else Step(raise_to, (target, seen))
 
 
-def margin_ms(rules: Rules, seen: Offset, row: Row, but_not_if: Flaw) -> int:
-    """A crash may have made the server forget so much of what it issued.
+def margin_ms(rules: Rules, seen: Offset, row: Row) -> int:
+    """How much of what was issued a crash may have made the server forget.
 
-    It may also have forgotten that a fence was released: the offset is the fenced one again.
+    After an activation that may be the release of the fence as well: the offset is the fenced one again.
     """
-    life = row.life if seen.fenced else seen.life
-    if seen.fenced and not (row.active and row.unfences == seen):
-        life = rules.life
-    return 0 if life == rules.life or rules.flaw in (but_not_if, Flaw.NO_MARGIN_AFTER_CRASH) else MARGIN_MS
+    if seen.fenced:
+        forgotten = row.active and row.unfences == seen and row.life != rules.life
+        return MARGIN_MS if forgotten and rules.flaw is not Flaw.NO_MARGIN_IN_RELEASE else 0
+    return MARGIN_MS if seen.life != rules.life and rules.flaw is not Flaw.NO_MARGIN_AFTER_CRASH else 0
 
 
 def refuse(_rules: Rules) -> Steps:
@@ -299,24 +299,24 @@ def set_aside(rules: Rules, target: int, old: int, ticks: int) -> Steps:
 
 
 def fence(rules: Rules) -> Steps:
-    row = yield read("row")
-    yield from stop(rules, row)
+    yield from stop(rules)
     return Step(fence_for_good)
 
 
 def fence_for_good(rules: Rules) -> Steps:
     yield take("row_lock")
     row = yield read("row", at_once=True)
-    high_water = max((yield from stop(rules, row)), row.high_water)
+    high_water = max((yield from stop(rules)), row.high_water)
     yield commit(row._replace(active=False, unfences=None, high_water=high_water))
     return HighWater(high_water)
 
 
-def stop(rules: Rules, row: Row) -> Generator[Action, Any, int]:
+def stop(rules: Rules) -> Generator[Action, Any, int]:
     yield take("lock")
     seen = yield read("offset", at_once=True)
+    row = yield read("row")
     flaw = Flaw.NO_MARGIN_IN_FENCE_AFTER_RELEASE if seen.fenced else Flaw.NO_MARGIN_IN_FENCE
-    ms = seen.ms + margin_ms(rules, seen, row, but_not_if=flaw)
+    ms = seen.ms + (0 if rules.flaw is flaw else margin_ms(rules, seen, row))
     yield setval(Offset(ms + (rules.flaw is not Flaw.SAME_OFFSET_AFTER_FENCE), FENCED))
     counter = yield read("counter")
     yield unlock()
@@ -330,7 +330,7 @@ def activate(rules: Rules, above_tick: int = -1) -> Steps:
     seen = yield read("offset")
     counter = yield read("counter")
     if high_water >= tick_of(seen.ms, counter) and rules.flaw is not Flaw.ACTIVATE_WITHOUT_STOP:
-        yield from stop(rules, row)
+        yield from stop(rules)
     seen = yield read("offset")
     again = seen == row.unfences and rules.flaw is not Flaw.LIFE_FORGOTTEN_IN_ACTIVATE
     yield commit(
