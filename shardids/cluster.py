@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from shardids import generator
 from shardids.catalog import Catalog, Description
-from shardids.connect import open_engine, parse_url, with_password_of
+from shardids.connect import open_engine, parse_url, with_login_of
 from shardids.errors import BadArgument, ShardidsError
 from shardids.generator import IdBlock
 from shardids.idtext import as_integer, shown
@@ -47,8 +47,8 @@ class Cluster:
         """Reads the catalog at ``catalog_url``.
 
         ``engine_options`` (``pool_size``, ``echo``, ``connect_args`` …) go to
-        :func:`sqlalchemy.create_engine` for each node. A node for which the catalog's URL has no password
-        gets it from there if the user is the same, else from ``PGPASSWORD`` or ``~/.pgpass``.
+        :func:`sqlalchemy.create_engine` for each node. Nodes are logged in to as the user of
+        ``catalog_url``, with its password or else that of ``PGPASSWORD`` or ``~/.pgpass``.
 
         Raises:
             ConnectionFailed: the catalog can't be reached.
@@ -142,7 +142,7 @@ class Cluster:
         """The engine, with its pool, of a node."""
         with self._lock:
             if node not in self._engines:
-                url = with_password_of(parse_url(node.url), self._catalog.url)
+                url = with_login_of(parse_url(node.url), self._catalog.url)
                 self._engines[node] = open_engine(url, what=f'node "{node.name}"', **self._engine_options)
             return self._engines[node]
 

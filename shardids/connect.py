@@ -173,6 +173,16 @@ def with_password_of(url: URL, other: URL) -> URL:
     return url
 
 
+def with_login_of(url: URL, other: URL) -> URL:
+    """``url`` with the user and password of ``other``, where that names a user.
+
+    An application logs in to the nodes as it does to the catalog, not as the DBA who entered them.
+    """
+    if other.username is None or other.username == url.username:
+        return with_password_of(url, other)
+    return url.set(username=other.username, password=other.password and str(other.password))
+
+
 def require_create(connection: Connection, what: str) -> None:
     """Refuses early, and in words, what CREATE SCHEMA would refuse.
 
