@@ -40,8 +40,10 @@ begin
     perform pg_advisory_xact_lock(1936220516, shard);
     seen := coalesce(pg_sequence_last_value(id_offset), -1);
     offset_ms := shardids.offset_ms(seen);
-    if seen >= 0 and seen - offset_ms <> shardids.offset_base() then
-      -- Of another life of the server, which may have issued more than it had stored.
+    if (case when seen >= 0 then seen - offset_ms <> shardids.offset_base()
+            else exists (select from shardids.shard s where s.id = stop.shard and s.unfences = seen
+                         and s.life is distinct from shardids.offset_base()) end) then
+      -- Another life of the server may have issued more than it had stored, or released this fence.
       offset_ms := offset_ms + (select extract(epoch from n.safety_margin) * 1000 from shardids.node n);
     end if;
     perform setval(id_offset, -2 - offset_ms);
@@ -96,7 +98,10 @@ begin
   set state = 'active', moved_to = null, unfences = coalesce(pg_sequence_last_value(this.id_offset), -1),
       high_water_tick = greatest(this.high_water_tick, above_tick),
       server = shardids.server(), timeline = shardids.timeline(),
-      life = shardids.offset_base(), activated_at = clock_timestamp()
+      -- The fence may have been released in the life of the activation before this one.
+      life = case when s.unfences = coalesce(pg_sequence_last_value(this.id_offset), -1) then s.life
+                  else shardids.offset_base() end,
+      activated_at = clock_timestamp()
   where s.id = activate.shard;
 end
 $$;
