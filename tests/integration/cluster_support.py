@@ -68,7 +68,7 @@ def whole_story(error: BaseException) -> str:
         if one is not None and id(one) not in seen:
             seen.add(id(one))
             told += [str(one), repr(one), repr(one.args)]
-            waiting += [one.__cause__, one.__context__]
+            waiting += [one.__cause__, None if one.__suppress_context__ else one.__context__]
     return "\n".join(told)
 
 

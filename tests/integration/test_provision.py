@@ -181,14 +181,13 @@ def test_a_node_can_be_chosen(new: Catalog, pair: Pair) -> None:
     assert Counter(new.placement().node_of.values()) == {"a": 4, "b": 4}
 
 
-@pytest.mark.parametrize("prefix", ["photos_", "s"])
-def test_another_prefix_and_layout(pair: Pair, prefix: str) -> None:
+def test_another_prefix_and_layout(pair: Pair) -> None:
     layout = Layout.preset("js53")
-    found_cluster(pair[0], {"A.eu-1_x": pair[1]}, 64, layout=layout, prefix=prefix)
+    found_cluster(pair[0], {"A.eu-1_x": pair[1]}, 64, layout, "p")
     with catalog_at(pair[0]) as catalog:
         assert catalog.describe().layout.name == "js53"
         assert catalog.placement().nodes.keys() == {"A.eu-1_x"}
-        assert provision.inspect_shard(catalog, 63)["schema"] == f"{prefix}0063"
+        assert provision.inspect_shard(catalog, 63)["schema"] == "p0063"
     with Cluster.connect(pair[0]) as cluster:
         (drawn,) = cluster.reserve(63, 1)
         assert layout.decode(drawn).shard == cluster.shard_of(drawn) == 63
@@ -431,46 +430,41 @@ def test_a_schema_that_is_there_already_is_used(new: Catalog, pair: Pair) -> Non
 # Bad input: a clear error, and nothing is changed.
 
 
-@pytest.mark.parametrize("shards", [[8], [-1], [0, 1, 4096], [2**70]])
-def test_shards_that_are_not_in_the_cluster(made: Pair, catalog: Catalog, shards: list[int]) -> None:
+def test_shards_that_are_not_in_the_cluster(made: Pair, catalog: Catalog) -> None:
     before = everything(*made)
-    with pytest.raises(BadArgument, match="there is no shard") as caught:
-        provision.create_shards(catalog, shards)
-    assert "0 to 7" in caught.value.hint
-    with pytest.raises(UnknownShard, match=f"shard {max(shards, key=abs)} "):
-        provision.grant(catalog, "anybody", shards)
+    for shards in ([8], [-1], [0, 1, 4096], [2**70]):
+        with pytest.raises(BadArgument, match="there is no shard") as caught:
+            provision.create_shards(catalog, shards)
+        assert "0 to 7" in caught.value.hint
+        with pytest.raises(UnknownShard, match=f"shard {shards[-1]} "):
+            provision.grant(catalog, "anybody", shards)
     assert everything(*made) == before
 
 
-@pytest.mark.parametrize(("layout", "count"), [("default", 4097), ("default", 0), ("js53", 65), ("js53", -1)])
-def test_more_shards_than_the_layout_has(blank_database: Blank, layout: str, count: int) -> None:
+def test_more_shards_than_the_layout_has(blank_database: Blank) -> None:
     url = blank_database()
     before = everything(url)
-    chosen = Layout.preset(layout)
-    with catalog_at(url) as catalog, pytest.raises(BadArgument, match=f"{count} shards") as caught:
-        catalog.init(chosen, count)
-    assert f"1 to {chosen.shard_limit}" in caught.value.hint
+    with catalog_at(url) as catalog:
+        for name, count in (("default", 4097), ("default", 0), ("js53", 65), ("js53", -1)):
+            layout = Layout.preset(name)
+            with pytest.raises(BadArgument, match=f"{count} shards") as caught:
+                catalog.init(layout, count)
+            assert f"1 to {layout.shard_limit}" in caught.value.hint
     assert everything(url) == before
 
 
-@pytest.mark.parametrize(
-    ("wanted", "words"),
-    [
-        (("default", 9, "shard_"), ("number of shards", "8", "9")),
-        (("instagram", 8, "shard_"), ("layout", "41-12-10", "41-13-10")),
-        (("41-12-10@0", 8, "shard_"), ("layout", "@1704067200000", "@0")),
-        (("default", 8, "other_"), ("schema prefix", "shard_", "other_")),
-    ],
-)
-def test_a_cluster_stays_as_it_was_made(
-    made: Pair, catalog: Catalog, wanted: tuple[str, int, str], words: tuple[str, ...]
-) -> None:
-    layout, count, prefix = wanted
+def test_a_cluster_stays_as_it_was_made(made: Pair, catalog: Catalog) -> None:
     before = everything(*made)
-    for dry_run in (True, False):
-        with pytest.raises(ClusterConflict) as caught:
-            catalog.init(Layout.parse(layout), count, prefix, dry_run=dry_run)
-        assert all(word in caught.value.message for word in words)
+    for layout, count, prefix, words in (
+        ("default", 9, "shard_", ("number of shards", "8", "9")),
+        ("instagram", 8, "shard_", ("layout", "41-12-10", "41-13-10")),
+        ("41-12-10@0", 8, "shard_", ("layout", "@1704067200000", "@0")),
+        ("default", 8, "other_", ("schema prefix", "shard_", "other_")),
+    ):
+        for dry_run in (True, False):
+            with pytest.raises(ClusterConflict) as caught:
+                catalog.init(Layout.parse(layout), count, prefix, dry_run=dry_run)
+            assert all(word in caught.value.message for word in words)
     assert everything(*made) == before
 
 
@@ -510,33 +504,33 @@ def test_prefixes_that_schemas_cannot_have(blank_database: Blank) -> None:
     assert everything(url) == before
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "mysql://ann:hidden-word@localhost/app",
-        "postgresql+asyncpg://ann:hidden-word@localhost/app",
-        "sqlite://",
-        "hidden-word",
-        "",
-        "host=localhost password=hidden-word",
-        "postgresql://ann:hidden-word@localhost:port/app",
-        "postgresql://ann:hidden-word@",
-        "postgresql://ann:rose@hidden-word@127.0.0.1:1/app",
-        "postgresql://ann:hidden-word@127.0.0.1:1/app?colour=blue",
-        "postgresql://ann@127.0.0.1:1/app?password=hidden-word",
-        "postgresql://ann:hidden-word@127.0.0.1:1/app?sslmode=blue",
-        "postgresql://ann:hidden-word@127.0.0.1:99999/app",
-    ],
+URLS_THAT_LEAD_NOWHERE = (
+    "mysql://ann:hidden-word@localhost/app",
+    "postgresql+asyncpg://ann:hidden-word@localhost/app",
+    "sqlite://",
+    "hidden-word",
+    "",
+    "host=localhost password=hidden-word",
+    "postgresql://ann:hidden-word@localhost:port/app",
+    "postgresql://ann:hidden-word@",
+    "postgresql://ann:rose@hidden-word@127.0.0.1:1/app",
+    "postgresql://ann:hidden-word@127.0.0.1:1/app?colour=blue",
+    "postgresql://ann@127.0.0.1:1/app?password=hidden-word",
+    "postgresql://ann:hidden-word@127.0.0.1:1/app?sslmode=blue",
+    "postgresql://ann:hidden-word@127.0.0.1:99999/app",
 )
-def test_urls_that_lead_nowhere(url: str, made: Pair, catalog: Catalog) -> None:
-    with pytest.raises((BadArgument, ConnectionFailed)) as caught, catalog_at(url) as nowhere:
-        nowhere.describe()
-    assert "hidden-word" not in whole_story(caught.value)
-    assert caught.value.hint
+
+
+def test_urls_that_lead_nowhere(made: Pair, catalog: Catalog) -> None:
     before = everything(*made)
-    with pytest.raises((BadArgument, ConnectionFailed)) as caught:
-        provision.add_node(catalog, "c", url)
-    assert "hidden-word" not in whole_story(caught.value)
+    for url in URLS_THAT_LEAD_NOWHERE:
+        with pytest.raises((BadArgument, ConnectionFailed)) as caught, catalog_at(url) as nowhere:
+            nowhere.describe()
+        assert "hidden-word" not in whole_story(caught.value), url
+        assert caught.value.hint
+        with pytest.raises((BadArgument, ConnectionFailed)) as caught:
+            provision.add_node(catalog, "c", url)
+        assert "hidden-word" not in whole_story(caught.value), url
     assert everything(*made) == before
 
 
@@ -609,17 +603,16 @@ def test_a_database_that_cannot_be_written(make_database: MakeDatabase, admin: p
         catalog.init(DEFAULT, 8)
 
 
-@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
-def test_databases_of_another_encoding(
-    make_database: MakeDatabase, admin: psycopg.Connection, encoding: str
-) -> None:
-    url = make_database()
-    admin.execute(f"drop database {url.database}")
-    admin.execute(f"create database {url.database} template template0 encoding '{encoding}' locale 'C'")
-    found_cluster(url, {"a": url}, 2)
-    assert shards_there(url) == {0, 1}
-    with Cluster.connect(url) as cluster:
-        assert len(cluster.reserve(1, 3)) == 3
+def test_a_database_without_an_encoding(server_url: URL, admin: psycopg.Connection) -> None:
+    url = server_url.set(database=f"shardids_test_{os.getpid()}_ascii")
+    admin.execute(f"create database {url.database} template template0 encoding 'SQL_ASCII' locale 'C'")
+    try:
+        found_cluster(url, {"a": url}, 2)
+        assert shards_there(url) == {0, 1}
+        with Cluster.connect(url) as cluster:
+            assert len(cluster.reserve(1, 3)) == 3
+    finally:
+        admin.execute(f"drop database {url.database} with (force)")
 
 
 def test_a_catalog_of_a_newer_version(new: Catalog, pair: Pair) -> None:
