@@ -7,10 +7,18 @@ import os
 import platform
 from pathlib import Path
 
-from benchmarks import draws, provisioning
+from benchmarks import draws, duplicates, in_python, memory, provisioning, rows
 from benchmarks.report import show, write
 
-BENCHMARKS = {"draws": (draws.run, 11), "provisioning": (provisioning.run, 3)}
+BENCHMARKS = {
+    "draws": (draws.one_session, 11),
+    "sessions": (draws.many_sessions, 7),
+    "rows": (rows.run, 5),
+    "duplicates": (duplicates.run, 3),
+    "python": (in_python.run, 7),
+    "memory": (memory.run, 1),
+    "provisioning": (provisioning.run, 3),
+}
 
 
 def main() -> None:
