@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 FAULTS ?= long
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-lowest test-matrix test-faults lint format bench clean
+.PHONY: help demo test test-lowest test-matrix test-faults lint format docs bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,11 +37,16 @@ format: $(VENV)/.dev ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: $(VENV)/.docs ## Build the documentation into docs/_build
+	$(BIN)/python -m typer shardids.cli utils docs --name shardids --title Commands --output docs/reference/cli.md
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build
+	@echo "docs/_build/index.html"
+
 bench: $(VENV)/.dev ## Measure the generator and provisioning; a few minutes
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## Remove .venv and what builds and tests leave
-	rm -rf $(VENV) .venv-lowest dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-lowest dist build docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else \
@@ -61,5 +66,9 @@ $(VENV)/.demo: pyproject.toml | $(BIN)/python
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	$(call install,-e '.[embedded$(comma)numpy]' --group dev)
 	@touch $@ $(VENV)/.demo
+
+$(VENV)/.docs: pyproject.toml | $(VENV)/.dev
+	$(call install,--group docs)
+	@touch $@
 
 comma := ,

@@ -87,7 +87,7 @@ class Cluster:
 
     @property
     def shard_count(self) -> int:
-        """The number of logical shards: they are 0 … shard_count - 1."""
+        """The number of logical shards, which are 0 … shard_count - 1."""
         return self._description.shard_count
 
     @property
@@ -112,7 +112,9 @@ class Cluster:
     def shard_for(self, key: Key) -> int:
         """The shard of a key: the same on every machine and in every version.
 
-        See :func:`shardids.topology.shard_for_key` for the hash. Raises:
+        See :func:`shardids.topology.shard_for_key` for the hash.
+
+        Raises:
             UnsupportedKey: a key of another type; ``bool`` and ``float`` among them.
         """
         return shard_for_key(key, self.shard_count)
