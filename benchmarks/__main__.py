@@ -7,7 +7,7 @@ import os
 import platform
 from pathlib import Path
 
-from benchmarks import draws, duplicates, in_python, memory, provisioning, rows
+from benchmarks import draws, duplicates, in_python, memory, orm, provisioning, rows
 from benchmarks.report import show, write
 
 BENCHMARKS = {
@@ -17,6 +17,7 @@ BENCHMARKS = {
     "duplicates": (duplicates.run, 3),
     "python": (in_python.run, 7),
     "memory": (memory.run, 1),
+    "orm": (orm.run, 15),
     "provisioning": (provisioning.run, 3),
 }
 
