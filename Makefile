@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 FAULTS ?= long
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-lowest test-matrix test-faults lint format docs bench clean
+.PHONY: help demo test test-lowest test-matrix test-faults test-pgbouncer lint format docs bench clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 demo: $(VENV)/.demo ## Two servers, 64 shards, 6,000 rows: see what it does
 	@$(BIN)/shardids demo
@@ -23,6 +23,9 @@ test-lowest: $(VENV)/.dev ## The tests with the oldest dependencies that pyproje
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-lowest
 	$(BIN)/uv pip install --quiet --python .venv-lowest --resolution lowest-direct -e '.[embedded,numpy]' --group dev
 	.venv-lowest/bin/python -m pytest $(ARGS)
+
+test-pgbouncer: $(VENV)/.dev ## The ORM's tests through PgBouncer; they need Debian's pgbouncer
+	$(BIN)/python -m pytest tests/pgbouncer $(ARGS)
 
 test-matrix: $(VENV)/.dev ## The integration tests on each PostgreSQL version: make test-matrix VERSIONS="14 18"
 	$(BIN)/python -m tests.matrix $(VERSIONS) -- $(ARGS)
@@ -42,7 +45,7 @@ docs: $(VENV)/.docs ## Build the documentation into docs/_build
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build
 	@echo "docs/_build/index.html"
 
-bench: $(VENV)/.dev ## Measure the generator and provisioning; a few minutes
+bench: $(VENV)/.dev ## Measure the generator, SQLAlchemy and provisioning; a few minutes
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## Remove .venv and what builds and tests leave

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from sqlalchemy import BigInteger, Engine, Identity, event
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -69,7 +71,7 @@ def _flushes(engine: Engine) -> dict[str, Timed]:
             session.add_all(model(name=f"name {number}") for number in range(OBJECTS))
             return seconds(session.flush)
 
-    return {f"flush, {name}": lambda model=model: timed(model) for name, model in _MODELS.items()}  # type: ignore[misc]
+    return {f"flush, {name}": partial(timed, model) for name, model in _MODELS.items()}
 
 
 def _commits(engine: Engine) -> dict[str, Timed]:
@@ -78,10 +80,10 @@ def _commits(engine: Engine) -> dict[str, Timed]:
             with Session(engine) as session, session.begin():
                 session.add(model(name="name"))
 
-    return {
-        f"insert and commit, {name}": lambda model=model: seconds(lambda: commit(model)) / COMMITS * 1000  # type: ignore[misc]
-        for name, model in _MODELS.items()
-    }
+    def timed(model: type[_Sharded | _Identity]) -> float:
+        return seconds(lambda: commit(model)) / COMMITS * 1000
+
+    return {f"insert and commit, {name}": partial(timed, model) for name, model in _MODELS.items()}
 
 
 def _count_statements(engine: Engine) -> int:

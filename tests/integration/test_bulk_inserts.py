@@ -175,13 +175,18 @@ EVENTS = Table("events", Base.metadata, primary_key_column("id"), Column("word",
 
 @pytest.fixture(scope="module")
 def home(databases: BlankDatabases) -> Iterator[URL]:
-    """The catalog of a cluster of 8 shards on one node; shard 5 has the tables."""
+    """The catalog of :func:`make_home`."""
     url = databases.take()
+    make_home(url)
+    yield url
+    databases.give_back(url)
+
+
+def make_home(url: URL) -> None:
+    """A cluster of 8 shards on one node; shard 5 has the tables."""
     found_cluster(url, {"a": url}, 8)
     with Cluster.connect(url) as cluster, cluster.shard_engine(SHARD).begin() as connection:
         Base.metadata.create_all(connection)
-    yield url
-    databases.give_back(url)
 
 
 @pytest.fixture
@@ -413,10 +418,10 @@ def test_sessions_side_by_side(cluster: Cluster) -> None:
     def write(_number: int) -> None:
         with cluster.session(shard=SHARD) as session:
             for _ in range(5):
+                cluster.reserve(SHARD, 100)
                 objects = [Plain(word=word) for word in words(MANY)]
                 session.add_all(objects)
                 session.flush()
-                cluster.reserve(SHARD, 100)
                 check(cluster, session, Plain, objects)
                 session.rollback()
 
