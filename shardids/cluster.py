@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from threading import Lock
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from uuid import UUID
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from shardids import generator
 from shardids.catalog import Catalog, Description
-from shardids.connect import open_engine, parse_url, with_login_of
+from shardids.connect import may_have_moved, open_engine, parse_url, with_login_of
 from shardids.errors import BadArgument, ShardidsError
 from shardids.generator import IdBlock
 from shardids.idtext import as_integer, shown
@@ -22,6 +24,8 @@ from shardids.layout import DecodedId, Layout
 from shardids.topology import Node, Placement, schema_name, shard_for_key
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Key = int | str | bytes | UUID
 """What a row can be sharded by."""
@@ -167,14 +171,51 @@ class Cluster:
         """
         return Session(self.shard_engine(self._pick(key, id, shard)), **options)
 
+    def run(
+        self,
+        fn: Callable[[Session], T],
+        *,
+        key: Key | None = None,
+        id: int | None = None,  # noqa: A002 -- the field's word for it
+        shard: int | None = None,
+        **options: Any,
+    ) -> T:
+        """Calls ``fn(session)`` in one transaction on one shard, commits, and returns what ``fn`` returned.
+
+        When the shard turns out to be fenced, moved or gone, or the connection to its node is lost, the
+        placement is read anew. If the shard has another node since, the whole transaction is run once
+        more, there: ``fn`` may run twice, so it should have no effects but those in ``session``, and leave
+        COMMIT to this method. If the shard's node is the same, the error goes on: a shard that is fenced
+        because it is being moved refuses until its new place is in the catalog.
+
+        A connection that is lost during COMMIT is no reason to run again: the transaction may have been
+        committed.
+
+        ``options`` go to :class:`sqlalchemy.orm.Session`. Objects keep what was loaded after the commit
+        (``expire_on_commit=False``), so that ``fn`` can return them.
+
+        Raises:
+            BadArgument, UnknownShard: see :meth:`session`.
+            ShardFenced, ShardMoved, ConnectionFailed: the shard's node is still the same one.
+            CommitUncertain: the connection was lost during COMMIT.
+        """
+        number = self._pick(key, id, shard)
+        node: Node | None = None
+        try:
+            node = self.node_of(number)
+            return self._transaction(fn, number, node, options)
+        except (ShardidsError, DBAPIError) as error:
+            if not self._worth_a_retry(error, number, node):
+                raise
+        return self._transaction(fn, number, self.node_of(number), options)
+
     def connection(self, shard: int) -> Connection:
         """A Core connection on one shard, with the same ``schema_translate_map``."""
         return self.shard_engine(shard).connect()
 
     def shard_engine(self, shard: int) -> Engine:
         """The node's engine as seen from one shard: it shares the node's pool."""
-        engine = self.engine(self.node_of(shard))
-        return engine.execution_options(schema_translate_map={None: self.schema_of(shard)})
+        return self._shard_engine(shard, self.node_of(shard))
 
     def schema_of(self, shard: int) -> str:
         """The name of a shard's schema."""
@@ -190,6 +231,23 @@ class Cluster:
         number = self._checked(shard)
         with self.engine(self.node_of(number)).begin() as connection:
             return generator.reserve(connection, number, count, self.layout)
+
+    def _shard_engine(self, shard: int, node: Node) -> Engine:
+        schemas = {None: self.schema_of(shard)}
+        return self.engine(node).execution_options(schema_translate_map=schemas)
+
+    def _transaction(self, fn: Callable[[Session], T], shard: int, node: Node, options: dict[str, Any]) -> T:
+        options = {"expire_on_commit": False} | options
+        with Session(self._shard_engine(shard, node), **options) as session, session.begin():
+            return fn(session)
+
+    def _worth_a_retry(self, error: Exception, shard: int, node: Node | None) -> bool:
+        """Whether a transaction that failed on ``node`` may go well now, because the shard is elsewhere."""
+        if not may_have_moved(error):
+            return False
+        self.refresh()
+        name = self._placement.node_of.get(shard)
+        return name is not None and self._placement.nodes[name] != node
 
     def _pick(self, key: Key | None, id_: int | None, shard: int | None) -> int:
         if [key, id_, shard].count(None) != 2:

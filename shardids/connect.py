@@ -7,15 +7,18 @@ from typing import Any
 import psycopg
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import URL, ExceptionContext, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from shardids.errors import (
     BadArgument,
     ClusterConflict,
+    CommitUncertain,
     ConnectionFailed,
     MissingPrivilege,
+    ShardFenced,
     ShardidsError,
     StatementFailed,
+    UnknownShard,
     UnsupportedServer,
     from_database,
 )
@@ -77,8 +80,15 @@ def open_engine(url: URL, *, what: str, administrative: bool = False, **options:
     @event.listens_for(engine, "handle_error", retval=True)
     def _translate(context: ExceptionContext) -> BaseException | None:
         error = context.original_exception
+        if not isinstance(error, psycopg.Error):
+            return None
         ours = translate(error, what=what, url=url)
-        if ours is None and administrative and isinstance(error, psycopg.Error):
+        if isinstance(ours, ConnectionFailed) and _ended_a_transaction(context):
+            return CommitUncertain(
+                f"{what} was lost at {shown_url(url)} during COMMIT or ROLLBACK: {_reason(error)}",
+                hint="Look whether the transaction was committed before it is run again.",
+            )
+        if ours is None and administrative:
             return _statement_failed(error, what, url)
         return ours
 
@@ -93,6 +103,29 @@ def open_engine(url: URL, *, what: str, administrative: bool = False, **options:
     return engine
 
 
+def _ended_a_transaction(context: ExceptionContext) -> bool:
+    """Whether COMMIT or ROLLBACK failed: they reach the driver without a statement."""
+    nothing_executed = context.statement is None and context.execution_context is None
+    return context.connection is not None and nothing_executed
+
+
+def may_have_moved(error: BaseException) -> bool:
+    """Whether an error is one that a shard's old node gives, or a node that is gone.
+
+    Certain is also that nothing was committed: :class:`CommitUncertain` is none of them.
+    """
+    if isinstance(error, DBAPIError):
+        # What is left when the old node's copy of the schema is dropped.
+        gone = (
+            psycopg.errors.InvalidSchemaName,
+            psycopg.errors.UndefinedTable,
+            psycopg.errors.UndefinedFunction,
+        )
+        return isinstance(error.orig, gone)
+    lost = isinstance(error, ConnectionFailed) and not isinstance(error, CommitUncertain)
+    return lost or isinstance(error, ShardFenced | UnknownShard)
+
+
 def check_version(server_version: int, *, what: str) -> None:
     """Refuses a server that is too old; ``server_version`` as libpq gives it (140005 is 14.5).
 
@@ -105,10 +138,8 @@ def check_version(server_version: int, *, what: str) -> None:
         )
 
 
-def translate(error: BaseException | None, *, what: str, url: URL) -> ShardidsError | None:
+def translate(error: psycopg.Error, *, what: str, url: URL) -> ShardidsError | None:
     """The shardids exception for a driver's error, or ``None`` where the driver's own is best."""
-    if not isinstance(error, psycopg.Error):
-        return None
     diag = error.diag
     ours = from_database(error.sqlstate, diag.message_primary or "", diag.message_hint or "")
     if ours is not None:

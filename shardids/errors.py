@@ -72,6 +72,10 @@ class ConnectionFailed(ShardidsError):
     """A server can't be reached or refuses the login. The message never holds a password."""
 
 
+class CommitUncertain(ConnectionFailed):
+    """The connection was lost while the transaction was ended: a COMMIT may have been carried out, or not."""
+
+
 class MissingPrivilege(ShardidsError):
     """The role that was used lacks a privilege; the message says which role and what."""
 
