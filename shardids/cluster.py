@@ -18,9 +18,11 @@ from shardids import generator
 from shardids.catalog import Catalog, Description
 from shardids.connect import may_have_moved, open_engine, parse_url, with_login_of
 from shardids.errors import BadArgument, ShardidsError
+from shardids.forks import in_child
 from shardids.generator import IdBlock
 from shardids.idtext import as_integer, shown
 from shardids.layout import DecodedId, Layout
+from shardids.listener import FollowedPlacement
 from shardids.topology import Node, Placement, schema_name, shard_for_key
 
 log = logging.getLogger(__name__)
@@ -36,19 +38,34 @@ class Cluster:
 
     Open one with :meth:`connect`. It holds one engine, so one connection pool, per node, whatever the
     number of shards. What it knows of the placement stays good when the catalog is down.
+
+    From the first use of the placement on, a thread with a connection of its own listens to the catalog, so
+    that a change is known here as soon as it is committed. After a fork the child makes its own connections.
     """
 
-    def __init__(self, catalog: Catalog, description: Description, engine_options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        description: Description,
+        engine_options: dict[str, Any],
+        *,
+        listen: bool = True,
+    ) -> None:
         self._catalog = catalog
         self._description = description
         self._engine_options = engine_options
-        self._placement = catalog.placement()
+        self._followed = FollowedPlacement(catalog, listen=listen)
         self._engines: dict[Node, Engine] = {}
-        self._lock = Lock()
+        self._new_lock()
+        in_child(self, Cluster._new_lock)
 
     @classmethod
-    def connect(cls, catalog_url: str | URL, **engine_options: Any) -> Self:
+    def connect(cls, catalog_url: str | URL, *, listen: bool = True, **engine_options: Any) -> Self:
         """Reads the catalog at ``catalog_url``.
+
+        With ``listen=False`` a change of the placement is only found by :meth:`refresh` and :meth:`run`:
+        for short programs, and where PgBouncer in transaction mode, through which no notification comes,
+        is before the catalog.
 
         ``engine_options`` (``pool_size``, ``echo``, ``connect_args`` …) go to
         :func:`sqlalchemy.create_engine` for each node. Nodes are logged in to as the user of
@@ -60,13 +77,14 @@ class Cluster:
         """
         catalog = Catalog(catalog_url)
         try:
-            return cls(catalog, catalog.describe(), engine_options)
+            return cls(catalog, catalog.describe(), engine_options, listen=listen)
         except BaseException:
             catalog.close()
             raise
 
     def close(self) -> None:
         """Closes all connections."""
+        self._followed.close()
         self._catalog.close()
         with self._lock:
             for engine in self._engines.values():
@@ -97,7 +115,7 @@ class Cluster:
     @property
     def placement(self) -> Placement:
         """Which node holds which shard, as last read from the catalog."""
-        return self._placement
+        return self._followed.current
 
     def refresh(self) -> bool:
         """Reads the placement anew; returns whether it could.
@@ -105,12 +123,10 @@ class Cluster:
         With the catalog down the placement known so far stays, and a warning is logged.
         """
         try:
-            placement = self._catalog.placement()
+            self._followed.refresh()
         except ShardidsError as error:
             log.warning("shardids: routing goes on with what is known: %s", error.message)
             return False
-        if placement.version >= self._placement.version:
-            self._placement = placement
         return True
 
     def shard_for(self, key: Key) -> int:
@@ -142,7 +158,7 @@ class Cluster:
             BadArgument: the number is not in the cluster.
             UnknownShard: no node holds it yet.
         """
-        return self._placement.locate(self._checked(shard))
+        return self.placement.locate(self._checked(shard))
 
     def engine(self, node: Node) -> Engine:
         """The engine, with its pool, of a node."""
@@ -232,6 +248,10 @@ class Cluster:
         with self.engine(self.node_of(number)).begin() as connection:
             return generator.reserve(connection, number, count, self.layout)
 
+    def _new_lock(self) -> None:
+        # Again in the child of a fork, where the old one may be held by a thread that is not there.
+        self._lock = Lock()
+
     def _shard_engine(self, shard: int, node: Node) -> Engine:
         schemas = {None: self.schema_of(shard)}
         return self.engine(node).execution_options(schema_translate_map=schemas)
@@ -246,8 +266,9 @@ class Cluster:
         if not may_have_moved(error):
             return False
         self.refresh()
-        name = self._placement.node_of.get(shard)
-        return name is not None and self._placement.nodes[name] != node
+        placement = self.placement
+        name = placement.node_of.get(shard)
+        return name is not None and placement.nodes[name] != node
 
     def _pick(self, key: Key | None, id_: int | None, shard: int | None) -> int:
         if [key, id_, shard].count(None) != 2:

@@ -8,6 +8,7 @@ import psycopg
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import URL, ExceptionContext, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.pool import Pool
 
 from shardids.errors import (
     BadArgument,
@@ -22,6 +23,7 @@ from shardids.errors import (
     UnsupportedServer,
     from_database,
 )
+from shardids.forks import in_child
 
 OLDEST_SERVER = 14
 """The oldest major version of PostgreSQL that is supported."""
@@ -65,7 +67,7 @@ def open_engine(url: URL, *, what: str, administrative: bool = False, **options:
     """An engine whose errors say which server (``what``: ``the catalog`` or ``node "a"``) and are ours.
 
     No statement is prepared on the server unless ``options`` say so, which keeps PgBouncer in
-    transaction mode safe. Nothing is connected yet.
+    transaction mode safe. Nothing is connected yet. The child of a fork makes its own connections.
 
     ``administrative``: for shardids' own statements, of which every failure becomes a ShardidsError,
     and which count on READ COMMITTED. Without it only those that shardids defines do, and a missing
@@ -100,7 +102,17 @@ def open_engine(url: URL, *, what: str, administrative: bool = False, **options:
             connection.close()
             raise
 
+    in_child(engine, _leave_connections_to_the_parent)
     return engine
+
+
+_of_the_parent: list[Pool] = []
+"""Keeps, in the child of a fork, the connections that it must neither use nor close."""
+
+
+def _leave_connections_to_the_parent(engine: Engine) -> None:
+    _of_the_parent.append(engine.pool)
+    engine.dispose(close=False)
 
 
 def _ended_a_transaction(context: ExceptionContext) -> bool:

@@ -56,7 +56,8 @@ def nodes(blank_database: Callable[[], URL]) -> dict[str, URL]:
 
 @pytest.fixture
 def cluster(nodes: dict[str, URL]) -> Iterator[Cluster]:
-    with Cluster.connect(nodes["catalog"]) as cluster:
+    """It does not listen: it learns of a move from errors."""
+    with Cluster.connect(nodes["catalog"], listen=False) as cluster:
         yield cluster
 
 
@@ -259,7 +260,7 @@ def test_run_goes_on_when_a_node_that_is_down_is_replaced(nodes: dict[str, URL],
     with catalog_at(nodes["catalog"]) as catalog:
         catalog.add_node(Node(name="c", url="postgresql://127.0.0.1:1/down"))
         moving.place(nodes["catalog"], SHARD, "c")
-        with Cluster.connect(nodes["catalog"]) as cluster:
+        with Cluster.connect(nodes["catalog"], listen=False) as cluster:
             with pytest.raises(ConnectionFailed, match='node "c"'):
                 cluster.run(Write("too early"), shard=SHARD)
             if cure == "another node":
@@ -310,7 +311,7 @@ def test_run_finds_a_shard_that_was_made_meanwhile(blank_database: Callable[[], 
     found_cluster(url, {"a": url}, 1)
     with catalog_at(url) as catalog, connected(url) as direct:
         direct.execute("delete from shardids_catalog.placement")
-        with Cluster.connect(url) as cluster:
+        with Cluster.connect(url, listen=False) as cluster:
             with pytest.raises(UnknownShard, match="shard 0"):
                 cluster.run(lambda _session: None, shard=0)
             direct.execute("insert into shardids_catalog.placement values (0, 'a', 'active')")
