@@ -68,6 +68,18 @@ class TimeExhausted(ShardidsError):
     sqlstate = "SI006"
 
 
+class ShardBusy(ShardidsError):
+    """Another session migrates the shard."""
+
+    sqlstate = "SI008"
+
+
+class RevisionChanged(ShardidsError):
+    """The shard is at another revision than the migration was made for; nothing was changed."""
+
+    sqlstate = "SI009"
+
+
 class ConnectionFailed(ShardidsError):
     """A server can't be reached or refuses the login. The message never holds a password."""
 
@@ -110,6 +122,8 @@ BY_SQLSTATE: dict[str, type[ShardidsError]] = {
         TooFarAhead,
         TimeExhausted,
         BadArgument,
+        ShardBusy,
+        RevisionChanged,
     )
     if cls.sqlstate is not None
 }

@@ -33,8 +33,8 @@ VERSION_TABLE = "shardids_version"
 _SCHEMAS: Mapping[str, str] = {"catalog": "shardids_catalog", "node": "shardids"}
 _INSTALL_LOCK = 1936220518
 """Advisory lock of one installer at a time in a database."""
-_one_at_a_time = Lock()
-"""Alembic keeps the environment that runs in module globals."""
+ONE_AT_A_TIME = Lock()
+"""Alembic keeps the environment that runs in module globals: whoever runs one holds this."""
 
 
 def upgrade(connection: Connection, tree: Tree, settings: Mapping[str, str]) -> None:
@@ -44,7 +44,7 @@ def upgrade(connection: Connection, tree: Tree, settings: Mapping[str, str]) -> 
     """
     config = _config(tree)
     config.attributes.update(connection=connection, settings=dict(settings))
-    with _one_at_a_time:
+    with ONE_AT_A_TIME:
         try:
             command.upgrade(config, "head")
         except (CommandError, RevisionError) as error:
@@ -58,7 +58,7 @@ def downgrade(connection: Connection, tree: Tree, settings: Mapping[str, str]) -
     """Takes the tree's objects away, in the connection's open transaction."""
     config = _config(tree)
     config.attributes.update(connection=connection, settings=dict(settings))
-    with _one_at_a_time:
+    with ONE_AT_A_TIME:
         command.downgrade(config, "base")
 
 
@@ -81,7 +81,7 @@ def shard_sql() -> str:
     buffer = io.StringIO()
     config = _config("shard", output=buffer)
     config.attributes.update(settings={}, bare=True)
-    with _one_at_a_time:
+    with ONE_AT_A_TIME:
         command.upgrade(config, "head", sql=True)
     return buffer.getvalue()
 

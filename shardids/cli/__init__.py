@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import shardids
-from shardids.cli import clusters, dev, ids, sql
+from shardids.cli import clusters, dev, ids, migrate, sql
 from shardids.cli.common import ErrorsAsMessages
 
 app = typer.Typer(
@@ -40,6 +40,7 @@ app.command("init")(clusters.init)
 app.command("grant")(clusters.grant)
 app.add_typer(clusters.node_app, name="node")
 app.add_typer(clusters.shard_app, name="shard")
+app.add_typer(migrate.app, name="migrate")
 app.add_typer(ids.app, name="id")
 app.add_typer(sql.app, name="sql")
 app.add_typer(dev.app, name="dev")
