@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -63,7 +64,14 @@ def shown_url(url: URL) -> str:
     ).render_as_string()
 
 
-def open_engine(url: URL, *, what: str, administrative: bool = False, **options: Any) -> Engine:
+def open_engine(
+    url: URL,
+    *,
+    what: str,
+    administrative: bool = False,
+    create: Callable[..., Engine] = create_engine,
+    **options: Any,
+) -> Engine:
     """An engine whose errors say which server (``what``: ``the catalog`` or ``node "a"``) and are ours.
 
     No statement is prepared on the server unless ``options`` say so, which keeps PgBouncer in
@@ -72,12 +80,14 @@ def open_engine(url: URL, *, what: str, administrative: bool = False, **options:
     ``administrative``: for shardids' own statements, of which every failure becomes a ShardidsError,
     and which count on READ COMMITTED. Without it only those that shardids defines do, and a missing
     connection; the rest stay SQLAlchemy's.
+
+    ``create``: what makes the engine; the default is :func:`sqlalchemy.create_engine`.
     """
     # A database of encoding SQL_ASCII would give bytes.
     connect_args = {"prepare_threshold": None, "client_encoding": "utf8"} | options.pop("connect_args", {})
     if administrative:
         options["isolation_level"] = "READ COMMITTED"
-    engine = create_engine(url, connect_args=connect_args, **options)
+    engine = create(url, connect_args=connect_args, **options)
 
     @event.listens_for(engine, "handle_error", retval=True)
     def _translate(context: ExceptionContext) -> BaseException | None:

@@ -1,15 +1,64 @@
-"""Moves a shard by hand, step by step, as somebody with psql would."""
+"""A cluster with a shard to be moved, and moves by hand, step by step, as somebody with psql makes them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from sqlalchemy import Connection, MetaData, insert, select, text
 from sqlalchemy.engine import URL
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from shardids import provision
-from tests.integration.cluster_support import catalog_at
+from shardids import Cluster, primary_key, provision
+from tests.conftest import dsn, found_cluster
+from tests.integration.cluster_support import catalog_at, connected
+
+SHARD = 2
+"""On node a at first, and to be moved to b."""
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Note(Base):
+    __tablename__ = "notes"
+
+    id: Mapped[int] = primary_key()
+    words: Mapped[str] = mapped_column(unique=True)
+
+
+def two_nodes(blank_database: Callable[[], URL]) -> dict[str, URL]:
+    """Databases of a cluster: the catalog's own, node a with 4 shards that have notes, node b with none."""
+    urls = {name: blank_database() for name in ("catalog", "a", "b")}
+    found_cluster(urls["catalog"], {"a": urls["a"]}, 4)
+    with catalog_at(urls["catalog"]) as catalog:
+        provision.add_node(catalog, "b", dsn(urls["b"]))
+    with Cluster.connect(urls["catalog"], listen=False) as cluster:
+        for shard in range(4):
+            with cluster.shard_engine(shard).begin() as connection:
+                Base.metadata.create_all(connection)
+    return urls
+
+
+def words_on(url: URL) -> list[str]:
+    """The notes of the shard in a database, oldest first."""
+    with connected(url) as connection:
+        found = connection.execute(f"select words from shard_{SHARD:04}.notes order by id").fetchall()
+    return [words for (words,) in found]
+
+
+def draw_at_commit(url: URL) -> None:
+    """Lets the shard draw an ID in a deferred trigger of its notes, which COMMIT runs."""
+    with connected(url) as connection:
+        connection.execute(
+            """create function shard_0002.late() returns trigger language plpgsql as
+               $$ begin perform shard_0002.next_id(); return null; end $$"""
+        )
+        connection.execute(
+            """create constraint trigger late after insert on shard_0002.notes
+               deferrable initially deferred for each row execute function shard_0002.late()"""
+        )
 
 
 def move_shard(catalog_url: URL, shard: int, to: str, tables: MetaData) -> None:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
-from sqlalchemy import Connection, insert, select, text
+from sqlalchemy import insert, select, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm import Session
 
-from shardids import Cluster, primary_key, provision
+from shardids import Cluster
 from shardids.errors import (
     BadArgument,
     CommitUncertain,
@@ -24,34 +24,14 @@ from shardids.topology import Node
 from tests.conftest import found_cluster
 from tests.integration import moving
 from tests.integration.cluster_support import catalog_at, connected
+from tests.integration.moving import SHARD, Base, Note, draw_at_commit, two_nodes, words_on
 
-SHARD = 2
-"""On node a of the clusters here, and to be moved to b."""
-
-
-class Base(DeclarativeBase):
-    pass
-
-
-class Note(Base):
-    __tablename__ = "notes"
-
-    id: Mapped[int] = primary_key()
-    words: Mapped[str] = mapped_column(unique=True)
+Blank = Callable[[], URL]
 
 
 @pytest.fixture
-def nodes(blank_database: Callable[[], URL]) -> dict[str, URL]:
-    """Databases of a cluster: the catalog's own, node a with 4 shards, node b with none."""
-    urls = {name: blank_database() for name in ("catalog", "a", "b")}
-    found_cluster(urls["catalog"], {"a": urls["a"]}, 4)
-    with catalog_at(urls["catalog"]) as catalog:
-        provision.add_node(catalog, "b", urls["b"].render_as_string(hide_password=False))
-    with Cluster.connect(urls["catalog"]) as cluster:
-        for shard in range(4):
-            with cluster.shard_engine(shard).begin() as connection:
-                Base.metadata.create_all(connection)
-    return urls
+def nodes(blank_database: Blank) -> dict[str, URL]:
+    return two_nodes(blank_database)
 
 
 @pytest.fixture
@@ -63,13 +43,6 @@ def cluster(nodes: dict[str, URL]) -> Iterator[Cluster]:
 
 def move(nodes: dict[str, URL], to: str = "b") -> None:
     moving.move_shard(nodes["catalog"], SHARD, to, Base.metadata)
-
-
-def words_on(url: URL) -> list[str]:
-    """The notes of the shard in a database, oldest first."""
-    with connected(url) as connection:
-        found = connection.execute(f"select words from shard_{SHARD:04}.notes order by id").fetchall()
-    return [words for (words,) in found]
 
 
 class Write:
@@ -90,18 +63,6 @@ class Write:
 
 
 # What the old node answers.
-
-
-def draw_at_commit(connection: Connection) -> None:
-    """Lets the shard draw an ID in a deferred trigger, which COMMIT runs."""
-    connection.execute(
-        text("""create function shard_0002.late() returns trigger language plpgsql as
-                $$ begin perform shard_0002.next_id(); return null; end $$""")
-    )
-    connection.execute(
-        text("""create constraint trigger late after insert on shard_0002.notes
-                deferrable initially deferred for each row execute function shard_0002.late()""")
-    )
 
 
 def commit_late(session: Session) -> None:
@@ -132,8 +93,7 @@ DRAWS: dict[str, Callable[[Session], object]] = {
 def test_every_way_to_draw_says_that_the_shard_is_stopped(
     cluster: Cluster, nodes: dict[str, URL], moved_to: str | None, kind: type[ShardFenced]
 ) -> None:
-    with cluster.shard_engine(SHARD).begin() as connection:
-        draw_at_commit(connection)
+    draw_at_commit(nodes["a"])
     moving.fence(nodes["catalog"], SHARD, moved_to)
     for way, draw in DRAWS.items():
         with cluster.session(shard=SHARD) as session:
@@ -228,8 +188,7 @@ def test_run_goes_to_the_new_node_when_the_old_copy_is_gone(cluster: Cluster, no
 
 
 def test_run_goes_to_the_new_node_when_commit_refuses(cluster: Cluster, nodes: dict[str, URL]) -> None:
-    with cluster.shard_engine(SHARD).begin() as connection:
-        draw_at_commit(connection)
+    draw_at_commit(nodes["a"])
     move(nodes)
     cluster.run(lambda session: session.execute(insert(Note), [{"id": 1, "words": "late"}]), shard=SHARD)
     assert words_on(nodes["a"]) == []
@@ -306,7 +265,7 @@ def test_run_does_not_repeat_what_may_be_committed(
     assert write.calls == 1
 
 
-def test_run_finds_a_shard_that_was_made_meanwhile(blank_database: Callable[[], URL]) -> None:
+def test_run_finds_a_shard_that_was_made_meanwhile(blank_database: Blank) -> None:
     url = blank_database()
     found_cluster(url, {"a": url}, 1)
     with catalog_at(url) as catalog, connected(url) as direct:
