@@ -192,6 +192,6 @@ class PlacementListener:
 
 
 def _log_loss(state: RetryCallState) -> None:
-    reason, *_ = str(state.outcome and state.outcome.exception()).splitlines()
+    reason, _, _ = str(state.outcome and state.outcome.exception()).partition("\n")
     level = logging.WARNING if state.attempt_number == 1 else logging.DEBUG
     log.log(level, "shardids: changes of the placement are not heard until the catalog answers: %s", reason)
