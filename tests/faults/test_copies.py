@@ -18,6 +18,7 @@ from tests.faults.replicas import subscribe, unsubscribe
 from tests.faults.support import (
     ALL_KINDS,
     SLOW_KINDS,
+    Clock,
     assert_refused,
     connect,
     end_sessions,
@@ -26,8 +27,15 @@ from tests.faults.support import (
     until,
 )
 
-SESSIONS = 8
+SESSIONS = scaled(4, 8)
+AHEAD_S = 3
+TakeOver = Callable[..., None]
 NOT_ACTIVATED = "is a copy that was not activated here"
+
+
+@pytest.fixture(autouse=True)
+def _clock_of_the_original(clock: Clock) -> None:
+    clock.set(AHEAD_S)
 
 
 @pytest.fixture(params=["told", "untold"])
@@ -38,29 +46,32 @@ def high_water_is_told(request: pytest.FixtureRequest) -> bool:
 
 @pytest.mark.parametrize("make_copy", ["template", "dump", "dump of the schema"], indirect=True)
 def test_a_copy_refuses_until_it_is_activated(
-    make_copy: Callable[[Recorder], str], high_water_is_told: bool, node: str, record: Record, finish: Finish
+    make_copy: Callable[[Recorder], str],
+    high_water_is_told: bool,
+    faked_node: str,
+    record: Record,
+    take_over: TakeOver,
 ) -> None:
-    recorder = record(node, expected=("SI002",))
+    recorder = record(faked_node, expected=("SI002",))
     recorder.start(SESSIONS, kinds=ALL_KINDS if high_water_is_told else SLOW_KINDS)
     recorder.await_ids()
     url = make_copy(recorder)
-    with connect(node) as original, connect(url) as copy:
+    with connect(faked_node) as original, connect(url) as copy:
         recorder.await_ids()
         assert_refused(copy, "SI004", NOT_ACTIVATED)
         recorder.await_ids()
         high_water = scalar(original, "select shardids.fence(0)") if high_water_is_told else -1
-        take_over(recorder, url, copy, high_water)
-        finish(recorder)
+        take_over(recorder, url, high_water)
 
 
 def test_a_subscriber_refuses_until_it_is_activated(
-    high_water_is_told: bool, node: str, empty_database: str, record: Record, finish: Finish
+    high_water_is_told: bool, faked_node: str, empty_database: str, record: Record, take_over: TakeOver
 ) -> None:
-    recorder = record(node, expected=("SI002",))
+    recorder = record(faked_node, expected=("SI002",))
     recorder.start(SESSIONS, kinds=ALL_KINDS if high_water_is_told else SLOW_KINDS)
-    with connect(node) as original, connect(empty_database) as copy:
-        copy_by_dump(node, empty_database, "--schema-only")
-        subscribe(original, copy, node)
+    with connect(faked_node) as original, connect(empty_database) as copy:
+        copy_by_dump(faked_node, empty_database, "--schema-only")
+        subscribe(original, copy, faked_node)
         recorder.await_ids()
         assert_refused(copy, "SI004", NOT_ACTIVATED)
         recorder.await_ids()
@@ -70,63 +81,68 @@ def test_a_subscriber_refuses_until_it_is_activated(
             until(lambda: is_fenced(copy), "the row is replicated")
             assert_refused(copy, "SI002", "shard 0 is fenced")
         unsubscribe(original, copy)
-        take_over(recorder, empty_database, copy, high_water)
-        finish(recorder)
+        take_over(recorder, empty_database, high_water)
 
 
 def test_a_copy_of_active_sequences_with_the_row_of_a_fenced_shard(
-    node: str, empty_database: str, record: Record, finish: Finish
+    faked_node: str, empty_database: str, record: Record, take_over: TakeOver
 ) -> None:
     """As replication of all tables leaves it when the sequences were copied a moment before the fence."""
-    recorder = record(node, expected=("SI002",))
+    recorder = record(faked_node, expected=("SI002",))
     recorder.start(SESSIONS)
     recorder.await_ids()
-    copy_by_dump(node, empty_database)
-    with connect(node) as original, connect(empty_database) as copy:
+    copy_by_dump(faked_node, empty_database)
+    with connect(faked_node) as original, connect(empty_database) as copy:
         recorder.await_ids()
         assert_refused(copy, "SI004", NOT_ACTIVATED)
         high_water = scalar(original, "select shardids.fence(0)")
         send_rows(original, copy, "shardids.shard")
         assert_refused(copy, "SI002", "shard 0 is fenced")
-        take_over(recorder, empty_database, copy)
-        finish(recorder)
+        take_over(recorder, empty_database)
     assert recorder.ticks_since(recorder.phase).min() > high_water
 
 
-def take_over(recorder: Recorder, url: str, copy: psycopg.Connection[Any], above_tick: int = -1) -> None:
-    """Activates the copy and has the sessions draw from there."""
-    with recorder.paused():
-        end_sessions(recorder.url)
-        recorder.url = url
-        copy.execute("select shardids.activate(0, %s)", (above_tick,))
-    recorder.await_ids()
-    time.sleep(scaled(0.1, 2.0))
+@pytest.fixture
+def take_over(clock: Clock, finish: Finish) -> TakeOver:
+    """Activates the copy and has the sessions draw from there, by a clock that is behind the original's."""
+
+    def go_on(recorder: Recorder, url: str, above_tick: int = -1) -> None:
+        clock.set(0)
+        with recorder.paused(), connect(url) as copy:
+            end_sessions(recorder.url)
+            recorder.url = url
+            copy.execute("select shardids.activate(0, %s)", (above_tick,))
+        recorder.await_ids()
+        time.sleep(scaled(0.1, 2.0))
+        finish(recorder)
+
+    return go_on
 
 
 @pytest.fixture
-def empty_database(other_server: EmbeddedServer, request: pytest.FixtureRequest) -> str:
-    """The URL of a database on a server other than ``node``'s."""
-    return make_database(other_server, request.node.name)
+def empty_database(server: EmbeddedServer, request: pytest.FixtureRequest) -> str:
+    """The URL of a database on a server other than the original's."""
+    return make_database(server, request.node.name)
 
 
 @pytest.fixture
 def make_copy(
-    server: EmbeddedServer, other_server: EmbeddedServer, request: pytest.FixtureRequest
+    server: EmbeddedServer, faked_server: EmbeddedServer, request: pytest.FixtureRequest
 ) -> Callable[[Recorder], str]:
     """Copies the database of a recorder, whose sessions stay connected where that is possible."""
 
     def clone(recorder: Recorder) -> str:
         with recorder.paused():
             end_sessions(recorder.url)
-            return make_database(server, "copy", template=str(conninfo_to_dict(recorder.url)["dbname"]))
+            return make_database(faked_server, "copy", template=str(conninfo_to_dict(recorder.url)["dbname"]))
 
     def restore(recorder: Recorder) -> str:
-        url = make_database(other_server, request.node.name)
+        url = make_database(server, request.node.name)
         copy_by_dump(recorder.url, url)
         return url
 
     def restore_schema(recorder: Recorder) -> str:
-        url = make_node(other_server, request.node.name, shard=1)
+        url = make_node(server, request.node.name, shard=1)
         copy_by_dump(recorder.url, url, "--schema=shard_0000")
         return url
 
