@@ -1,7 +1,8 @@
 """64-bit IDs born inside PostgreSQL shards, and the cluster around them.
 
 :class:`Cluster`, for asyncio :class:`AsyncCluster`, is the front door of applications, :func:`primary_key`
-the column of their models, :class:`Layout` what an ID says. Errors are in :mod:`shardids.errors`.
+the column of their models and :data:`ShardId` its type, :class:`PageQuery` reads lists by ID,
+:class:`Layout` says what an ID tells. Errors are in :mod:`shardids.errors`.
 """
 
 from importlib import import_module
@@ -10,8 +11,10 @@ from typing import TYPE_CHECKING
 from shardids.cluster import Cluster
 from shardids.errors import ShardidsError
 from shardids.generator import IdBlock
+from shardids.idtype import ShardId
 from shardids.layout import DecodedId, IdRange, Layout
 from shardids.orm import next_id, primary_key, primary_key_column
+from shardids.pages import Page, PageQuery
 
 if TYPE_CHECKING:
     from shardids.asyncio import AsyncCluster
@@ -25,6 +28,9 @@ __all__ = [
     "IdBlock",
     "IdRange",
     "Layout",
+    "Page",
+    "PageQuery",
+    "ShardId",
     "ShardidsError",
     "next_id",
     "primary_key",
