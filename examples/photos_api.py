@@ -18,15 +18,13 @@ from typing import Annotated
 from fastapi import Depends, FastAPI, HTTPException, Query, Request
 from fastapi.responses import JSONResponse
 from photos import Photo, User
-from pydantic import BaseModel, ConfigDict, PlainSerializer
+from pydantic import BaseModel, ConfigDict
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from shardids import AsyncCluster
+from shardids import AsyncCluster, ShardId
 from shardids.errors import BadArgument, ConnectionFailed, ShardFenced
-
-ShardId = Annotated[int, PlainSerializer(str, return_type=str, when_used="json")]
 
 
 class NewUser(BaseModel):
