@@ -32,7 +32,7 @@ def test_a_clock_that_is_stepped_under_load(
     recorder = record(faked_node)
     with connect(faked_node) as admin:
         admin.execute("update shardids.node set max_ahead = '1 day'")
-        recorder.start(SESSIONS, most=100)
+        recorder.start(SESSIONS, most=500)
         recorder.await_ids()
         for ahead_s in (-5, 0, -3600, 0, 3600, 0, -3600, 3600, 0):
             clock.set(ahead_s)

@@ -124,10 +124,9 @@ def test_ticks_set_aside_in_a_transaction_whose_wal_is_lost(
 
 
 def start_all(recorder: Recorder) -> None:
-    # Each crash leaves the shard further ahead of the clock, and past a minute every draw takes the lock.
-    recorder.start(8, most=200)
+    recorder.start(8)
     recorder.start(4, session=Writer)
-    recorder.start(4, most=200, session=Lingerer)
+    recorder.start(4, session=Lingerer)
 
 
 def run_ahead(url: str, recorder: Recorder) -> None:
