@@ -17,7 +17,7 @@ from typing import Any, Literal
 from alembic.ddl.postgresql import PostgresqlImpl
 from alembic.runtime.environment import EnvironmentContext
 from alembic.runtime.migration import HeadMaintainer, MigrationContext, RevisionStep
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Insert, text
 from sqlalchemy.schema import CreateTable
 from sqlalchemy.sql.ddl import DDLElement
 
@@ -90,6 +90,9 @@ class _Recorder(PostgresqlImpl):
             raise NeedsConnection("it runs a statement with parameters")
         if isinstance(construct, str):
             construct = text(construct)
+        if isinstance(construct, Insert):
+            # Nobody reads what it would return.
+            construct = construct.inline()
         literal = {} if isinstance(construct, DDLElement) else {"compile_kwargs": {"literal_binds": True}}
         # Not as Alembic does it, which makes tabs into blanks, in literals too.
         self.static_output(str(construct.compile(dialect=self.dialect, **literal)).strip() + ";")

@@ -30,16 +30,16 @@ def one_run(catalog: Catalog, what: str) -> Iterator[None]:
     """
     engine = open_engine(catalog.url, what="the catalog", administrative=True, pool_size=1)
     try:
-        # A transaction, not a session lock: it stays on one server connection behind PgBouncer as well. Idle,
-        # it holds back no vacuum.
+        # A transaction, not a session lock: it stays on one server connection behind PgBouncer as well.
         with engine.connect() as connection, connection.begin():
             connection.execute(
-                text("""select set_config('application_name', :name, true),
-                               set_config('idle_in_transaction_session_timeout', '0', true)"""),
-                {"name": _session_name(what)},
+                text("select set_config('application_name', :name, true)"), {"name": _session_name(what)}
             )
             if not connection.scalar(text("select pg_try_advisory_xact_lock(:key)"), {"key": RUN_LOCK}):
                 raise _held_by_another(connection)
+            # Last, and without parameters: the portal of the statement before would keep its snapshot, and a
+            # CREATE INDEX CONCURRENTLY in this database would wait for it until the end of the run.
+            connection.exec_driver_sql("set local idle_in_transaction_session_timeout = 0")
             yield
     finally:
         engine.dispose()

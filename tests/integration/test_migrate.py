@@ -13,7 +13,6 @@ from sqlalchemy.engine import URL
 
 from shardids.migrate.compiled import Compiled, Compiler
 from shardids.migrate.plan import Route
-from tests.conftest import dsn
 from tests.integration.cluster_support import catalog_at, connected, contents
 from tests.integration.migrate_support import App
 
@@ -40,18 +39,6 @@ class Photo(Base):
     id: Mapped[int] = primary_key()
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
 """
-
-
-@pytest.fixture
-def app(
-    cluster_url: URL, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> App:
-    """An application without revisions, and its cluster."""
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("SHARDIDS_CATALOG", dsn(cluster_url))
-    monkeypatch.setenv("SHARDIDS_MIGRATIONS", str(tmp_path / "migrations"))
-    monkeypatch.chdir(tmp_path)
-    return App(tmp_path / "migrations", cluster_url, capsys)
 
 
 # Writing revisions.
