@@ -28,7 +28,8 @@ Way = Literal["sql", "sql, in parts", "alembic"]
 """How a route is run: in one transaction and one round trip; with parts outside a transaction; by Alembic."""
 
 _TRANSACTION = re.compile(
-    r"^\s*(begin|start\s+transaction|commit|rollback|end)\b[^;]*;", re.IGNORECASE | re.MULTILINE
+    r"^\s*(begin|start\s+transaction|commit|rollback)(\s+(work|transaction))?\s*;",
+    re.IGNORECASE | re.MULTILINE,
 )
 _BEGIN, _COMMIT = object(), object()
 

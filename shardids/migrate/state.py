@@ -48,7 +48,7 @@ def read_state(catalog: Catalog, placement: Placement, shards: Collection[int], 
     unread: dict[int, ShardidsError] = {}
     with ThreadPoolExecutor(max(1, len(wanted))) as pool:
         asked = {
-            name: pool.submit(_read_node, catalog, placement.nodes[name], version_table) for name in wanted
+            name: pool.submit(read_node, catalog, placement.nodes[name], version_table) for name in wanted
         }
     for name, answer in asked.items():
         try:
@@ -61,7 +61,13 @@ def read_state(catalog: Catalog, placement: Placement, shards: Collection[int], 
     return State(positions=positions, down=down, unread=unread)
 
 
-def _read_node(catalog: Catalog, node: Node, version_table: str) -> dict[int, Position]:
+def read_node(catalog: Catalog, node: Node, version_table: str) -> dict[int, Position]:
+    """Asks a node for the revisions of all its shards.
+
+    Raises:
+        ConnectionFailed: it is down.
+        StatementFailed: its engine is of a version without migrations.
+    """
     engine = migration_engine(node, catalog)
     try:
         with engine.connect() as connection:

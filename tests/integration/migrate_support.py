@@ -110,9 +110,13 @@ class App:
 
     def __call__(self, *words: str) -> Ran:
         """Runs ``shardids migrate …`` in this process."""
+        return self.command("migrate", *words)
+
+    def command(self, *words: str) -> Ran:
+        """Runs ``shardids …`` in this process."""
         self._capsys.readouterr()
         with pytest.raises(SystemExit) as stopped:
-            app(["migrate", *words], prog_name="shardids")
+            app([*words], prog_name="shardids")
         said = self._capsys.readouterr()
         return Ran(code=int(stopped.value.code or 0), out=said.out, err=said.err)
 

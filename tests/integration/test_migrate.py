@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy.engine import URL
 
+from shardids import provision
+from shardids.layout import DEFAULT
 from shardids.migrate.compiled import Compiled, Compiler
 from shardids.migrate.plan import Route
+from tests.conftest import dsn
 from tests.integration.cluster_support import catalog_at, connected, contents
 from tests.integration.migrate_support import App
 
@@ -303,3 +306,53 @@ def test_a_revision_that_the_code_does_not_have(app: App) -> None:
     assert app("stamp", "one", "--shards", "2").code == 0
     app.up()
     assert set(app.revisions().values()) == {("two",)}
+
+
+# New shards.
+
+
+def test_new_shards_are_born_at_the_revision_of_the_others(
+    blank_database: Blank, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, other = blank_database(), blank_database()
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("SHARDIDS_CATALOG", dsn(url))
+    app = App(tmp_path / "migrations", url, capsys)
+    app.add_two()
+    with catalog_at(url) as catalog:
+        catalog.init(DEFAULT, 8)
+        provision.add_node(catalog, "a", dsn(url))
+
+    def create(*words: str) -> None:
+        made = app.command("shard", "create", *words, "--migrations", str(app.folder))
+        assert made.code == 0, made
+
+    create("0-3")
+    monkeypatch.setenv("SHARDIDS_MIGRATIONS", str(app.folder))
+    assert set(app.revisions().values()) == {("two",)}
+    # The code is ahead of the cluster, which has not been deployed yet.
+    app.add("three", "op.get_bind().execute(sa.text('create table three ()'))", after="two")
+    with catalog_at(url) as catalog:
+        provision.add_node(catalog, "b", dsn(other))
+    create("4,5")
+    assert app.revisions() == dict.fromkeys(range(6), ("two",))
+    app.up()
+    create("6-7")
+    assert app.revisions() == dict.fromkeys(ALL, ("three",))
+    described = app.descriptions()
+    assert all(described[shard] == described[0] for shard in ALL)
+    assert app("status").out.endswith("All shards are at the newest revision\n")
+
+
+def test_a_new_shard_without_its_tables_is_not_handed_out(app: App) -> None:
+    app.add("one", fails_in(3))
+    with connected(app.url) as connection:
+        connection.execute("update shardids_catalog.placement set state = 'creating'")
+    words = ("all", "--migrations", str(app.folder))
+    assert "no such luck" in app.command("shard", "create", *words).err
+    with catalog_at(app.url) as catalog:
+        assert set(catalog.placement().node_of) <= {4, 5, 6, 7}
+    app.add("one", "op.execute('create table t ()')")
+    assert app.command("shard", "create", *words).code == 0
+    assert set(app.revisions()) == set(ALL)
+    assert set(app.revisions().values()) == {("one",)}
