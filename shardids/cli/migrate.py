@@ -32,7 +32,14 @@ from shardids.cli.migrate_options import (
     migration_of,
     parse_duration_ms,
 )
-from shardids.cli.migrate_show import Interruption, Progress, print_plan, print_report, print_sql
+from shardids.cli.migrate_show import (
+    Interruption,
+    Progress,
+    print_findings,
+    print_plan,
+    print_report,
+    print_sql,
+)
 from shardids.errors import BadArgument
 from shardids.migrate import scaffold
 from shardids.migrate.environment import Environment
@@ -47,6 +54,7 @@ app.command()(migrate_read.status)
 app.command()(migrate_read.history)
 app.command()(migrate_read.check)
 app.command()(migrate_read.sql)
+app.command()(migrate_read.lint)
 
 
 @app.command()
@@ -216,6 +224,8 @@ def _carry_out(
     """Runs what was prepared and reports; exit 1 unless every shard is where it was to be."""
     if show_sql:
         print_sql(prepared)
+    if prepared.direction == "up" and not as_json:
+        print_findings(prepared)
     if dry_run:
         print_plan(prepared, as_json=as_json)
         return

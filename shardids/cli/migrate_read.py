@@ -21,8 +21,10 @@ from shardids.cli.migrate_options import (
 )
 from shardids.errors import BadArgument
 from shardids.migrate import scaffold
+from shardids.migrate.compiled import Compiler
 from shardids.migrate.environment import Environment, contract_of
-from shardids.migrate.plan import shown_heads, shown_shards
+from shardids.migrate.lint import lint as squawk
+from shardids.migrate.plan import Start, shown_heads, shown_shards
 from shardids.migrate.script import write_scripts
 from shardids.migrate.statements import Limits
 from shardids.migrate.status import Standing, standing, unlike
@@ -138,16 +140,12 @@ def sql(
     statement_timeout: StatementTimeoutOption = "0",
 ) -> None:
     """Write SQL for psql, one file a node, that takes the shards at FROM to TO and counts as applied."""
-    start, colon, target = between.partition(":")
-    if not (start and colon and target):
-        raise BadArgument(
-            f"{between!r} is no range of revisions", hint="For example: base:head, or 8bb6aa:head"
-        )
     limits = Limits(
         lock_timeout_ms=parse_duration_ms(lock_timeout),
         statement_timeout_ms=parse_duration_ms(statement_timeout),
     )
     with migration_of(catalog, folder) as migration:
+        start, target = _between(migration.environment, between)
         scripts = write_scripts(migration, start, target, chosen(migration, shards, nodes), limits)
     if to is None and len(scripts.of_node) > 1:
         raise BadArgument(
@@ -165,3 +163,37 @@ def sql(
         err.print(
             f"Not at {start}, so left out: {shown_shards(p.shard for p in scripts.elsewhere)}", markup=False
         )
+
+
+def lint(
+    between: Annotated[
+        str | None, typer.Argument(metavar="[FROM:TO]", help="Two revisions (default: the newest revision).")
+    ] = None,
+    folder: DirOption = FOLDER,
+    as_json: JsonOption = False,
+) -> None:
+    """Look through the SQL of revisions for what is not safe under load. Exit 3 if something is found."""
+    environment = Environment.at(folder)
+    start, target = _between(environment, between)
+    heads: Start = None if start == "base" else (start,)
+    compiled = Compiler(environment, target, "up").compile(environment.route(heads, target, "up"))
+    if compiled.way == "alembic":
+        raise BadArgument(
+            f"there is no SQL to look through: {compiled.reason}", hint="Name a range without it."
+        )
+    findings = squawk(compiled)
+    print_rows([finding.row() for finding in findings], as_json=as_json, empty="Nothing found")
+    if findings:
+        raise typer.Exit(3)
+
+
+def _between(environment: Environment, between: str | None) -> tuple[str, str]:
+    if between is None:
+        newest = environment.revision(environment.head())
+        return next(iter(sorted(newest._versioned_down_revisions)), "base"), newest.revision
+    start, colon, target = between.partition(":")
+    if not (start and colon and target):
+        raise BadArgument(
+            f"{between!r} is no range of revisions", hint="For example: base:head, or 8bb6aa:head"
+        )
+    return environment.target(start, "up"), environment.target(target, "up")

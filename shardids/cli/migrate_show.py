@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as Bars
 
 from shardids.cli.common import err, out, print_json, print_rows
+from shardids.migrate.lint import lint, squawk_path
 from shardids.migrate.migration import Prepared, positions_by_start
 from shardids.migrate.plan import Position, shown_heads, shown_shards
 from shardids.migrate.report import Outcome, Report
@@ -169,6 +170,16 @@ def print_sql(prepared: Prepared) -> None:
             for part in parts:
                 typer.echo(part.sql if part.in_transaction else f"-- outside a transaction\n{part.sql}")
                 typer.echo()
+
+
+def print_findings(prepared: Prepared) -> None:
+    """Warns of what is not safe under load, where squawk is installed to find it."""
+    if squawk_path() is None:
+        return
+    findings = {finding: None for compiled in prepared.compiled() for finding in lint(compiled)}
+    for finding in findings:
+        err.print(f"[yellow]Warning:[/] revision {finding.revision}: ", end="")
+        err.print(f"{finding.message} {finding.instead} ({finding.rule})", markup=False)
 
 
 def print_report(report: Report, prepared: Prepared, words: Sequence[str], *, as_json: bool) -> None:

@@ -356,3 +356,34 @@ def test_a_new_shard_without_its_tables_is_not_handed_out(app: App) -> None:
     assert app.command("shard", "create", *words).code == 0
     assert set(app.revisions()) == set(ALL)
     assert set(app.revisions().values()) == {("one",)}
+
+
+# Lint.
+
+
+def test_what_is_not_safe_under_load_is_said_before_it_runs(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.add_two()
+    app.add(
+        "three",
+        """
+        op.create_index("users_name", "users", ["name"])
+        op.alter_column("photos", "likes", type_=sa.BigInteger)
+        """,
+        after="two",
+    )
+    found = app("lint", "--json")
+    assert (found.code, [(row["revision"], row["rule"]) for row in found.json]) == (
+        3,
+        [("three", "require-concurrent-index-creation"), ("three", "changing-column-type")],
+    )
+    assert "concurrently" in found.json[0]["instead"]
+    assert found.json[0]["statement"] == "CREATE INDEX users_name ON users (name);"
+    # Tables that the same run makes hold nobody up.
+    assert app("lint", "base:one").code == 0
+    ran = app("up")
+    assert (ran.code, "Warning: revision three: " in ran.err) == (0, True), ran
+    monkeypatch.setattr("shardids.migrate.lint.squawk_path", lambda: None)
+    missing = app("lint")
+    assert (missing.code, "pip install 'shardids[lint]'" in missing.err) == (2, True), missing
