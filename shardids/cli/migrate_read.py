@@ -177,7 +177,7 @@ def lint(
     start, target = _between(environment, between)
     heads: Start = None if start == "base" else (start,)
     compiled = Compiler(environment, target, "up").compile(environment.route(heads, target, "up"))
-    if compiled.way == "alembic":
+    if compiled.reason:
         raise BadArgument(
             f"there is no SQL to look through: {compiled.reason}", hint="Name a range without it."
         )

@@ -163,11 +163,10 @@ def print_sql(prepared: Prepared) -> None:
     for compiled in prepared.compiled():
         route = compiled.route
         typer.echo(f"-- from {shown_heads(route.start)} to {shown_heads(route.end)}: {compiled.way}")
-        if compiled.way == "alembic":
+        if compiled.reason:
             typer.echo(f"-- {compiled.reason}")
-        else:
-            parts = [part for stage in compiled.stages for part in stage.parts]
-            for part in parts:
+        for stage in compiled.stages:
+            for part in stage.parts:
                 typer.echo(part.sql if part.in_transaction else f"-- outside a transaction\n{part.sql}")
                 typer.echo()
 

@@ -24,9 +24,16 @@ from sqlalchemy.sql.ddl import DDLElement
 from shardids.migrate.environment import Direction, Environment
 from shardids.migrate.plan import Heads, Route
 
-Way = Literal["sql", "sql, in parts", "alembic"]
-"""How a route is run: in one transaction and one round trip; with parts outside a transaction; by Alembic."""
+Way = Literal["sql", "sql, in parts", "alembic", "sql and alembic"]
+"""How a route is run: in one transaction and one round trip; with parts outside a transaction; by Alembic, in
+one transaction; by Alembic where that is needed, in parts the rest."""
 
+_WAYS: Mapping[tuple[bool, bool], Way] = {
+    (False, False): "sql",
+    (True, False): "sql, in parts",
+    (False, True): "alembic",
+    (True, True): "sql and alembic",
+}
 _TRANSACTION = re.compile(
     r"^\s*(begin|start\s+transaction|commit|rollback)(\s+(work|transaction))?\s*;",
     re.IGNORECASE | re.MULTILINE,
@@ -44,11 +51,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One revision's parts; the last one writes the version table, which then says ``end``."""
+    """One revision's parts; the last one writes the version table, which then says ``end``.
+
+    It has none if it needs Alembic, and ``reason`` says why.
+    """
 
     revision: str
     end: Heads
     parts: tuple[Part, ...]
+    reason: str = ""
 
     def digest(self, count: int) -> str:
         """A name for the first ``count`` parts, which changes when their SQL does."""
@@ -60,7 +71,7 @@ class Compiled:
     """A route and how it is run.
 
     ``stages`` is what a shard at its start is sent; ``sql`` all of it as one text where ``way`` is ``sql``.
-    ``reason`` says why Alembic is needed where it is.
+    ``reason`` says why Alembic is needed where it is needed.
     """
 
     route: Route
@@ -141,18 +152,34 @@ class _Recording:
         maintainer = HeadMaintainer(migration, self._start)
         for step in self._steps:
             recorder.said.clear()
-            self._in_revision = True
-            _write_down(step)
-            self._in_revision = False
-            self.stages.append(_stage(step, recorder.said, maintainer))
+            reason = self._write_down(step, recorder)
+            maintainer.update_to_step(step)
+            self.stages.append(
+                Stage(
+                    revision=step.revision.revision,
+                    end=tuple(sorted(maintainer.heads)),
+                    parts=() if reason else tuple(_parts(recorder.said)),
+                    reason=reason,
+                )
+            )
         return ()
 
-    def reason(self, error: Exception) -> str:
-        """Why the step that is next could not be taken down."""
-        said = str(error).strip().split("\n")[0]
-        told = said if isinstance(error, NeedsConnection) else f"{type(error).__name__}: {said}"
-        revision = self._steps[len(self.stages)].revision.revision
-        return f"revision {revision} needs a connection: {told}"
+    def _write_down(self, step: RevisionStep, recorder: _Recorder) -> str:
+        """Has a step write its SQL; what is returned is why it could not."""
+        self._in_revision = True
+        try:
+            if "as_sql" in Path(str(step.revision.module.__file__)).read_text(encoding="utf-8"):
+                raise NeedsConnection("it asks whether the mode is offline (as_sql)")
+            step.migration_fn()
+            if any(isinstance(one, str) and _TRANSACTION.search(one) for one in recorder.said):
+                raise NeedsConnection("it has BEGIN or COMMIT in its SQL")
+        except Exception as error:  # noqa: BLE001 -- a revision without a connection can raise anything
+            said = str(error).strip().split("\n")[0]
+            told = said if isinstance(error, NeedsConnection) else f"{type(error).__name__}: {said}"
+            return f"revision {step.revision.revision} needs a connection: {told}"
+        finally:
+            self._in_revision = False
+        return ""
 
 
 def _record(migration: MigrationContext) -> None:
@@ -189,39 +216,23 @@ class Compiler:
     def _compile(self, route: Route) -> Compiled:
         target = self.target if route.held_back is None else route.revisions[-1]
         recording = _Recording(self.environment.steps(route.start, target, self.direction), route.start or ())
-        by_alembic = Compiled(route=route, direction=self.direction, target=target, way="alembic")
-        try:
-            self.environment.run(recording.work, entered=recording.entered, configured=_record)
-        except Exception as error:
-            # A revision can raise anything when there is no connection; what env.py raises is an error.
-            if not recording.version_table:
-                raise
-            return replace(by_alembic, reason=recording.reason(error))
+        self.environment.run(recording.work, entered=recording.entered, configured=_record)
         stages = recording.stages
         if route.start is None and stages:
             stages[0] = _after(recording.version_table + ";", stages[0])
-        if any(len(stage.parts) > 1 for stage in stages):
-            return replace(by_alembic, way="sql, in parts", stages=tuple(stages))
-        sql = "\n\n".join(stage.parts[0].sql for stage in stages)
-        return replace(by_alembic, way="sql", stages=tuple(stages), sql=sql)
-
-
-def _write_down(step: RevisionStep) -> None:
-    source = Path(str(step.revision.module.__file__)).read_text(encoding="utf-8")
-    if "as_sql" in source:
-        raise NeedsConnection("it asks whether the mode is offline (as_sql)")
-    step.migration_fn()
-
-
-def _stage(step: RevisionStep, said: list[object], maintainer: HeadMaintainer) -> Stage:
-    if any(isinstance(one, str) and _TRANSACTION.search(one) for one in said):
-        raise NeedsConnection("it has BEGIN or COMMIT in its SQL")
-    maintainer.update_to_step(step)
-    return Stage(
-        revision=step.revision.revision,
-        end=tuple(sorted(maintainer.heads)),
-        parts=tuple(_parts(said)),
-    )
+        reason = next((stage.reason for stage in stages if stage.reason), "")
+        in_parts = any(len(stage.parts) > 1 for stage in stages)
+        compiled = Compiled(
+            route=route,
+            direction=self.direction,
+            target=target,
+            way=_WAYS[in_parts, bool(reason)],
+            stages=tuple(stages),
+            reason=reason,
+        )
+        if compiled.way != "sql":
+            return compiled
+        return replace(compiled, sql="\n\n".join(stage.parts[0].sql for stage in stages))
 
 
 def _parts(said: Iterable[object]) -> Iterator[Part]:
@@ -241,6 +252,9 @@ def _parts(said: Iterable[object]) -> Iterator[Part]:
 
 def _after(sql: str, stage: Stage) -> Stage:
     """The stage with SQL before it, in its first transaction or in one of its own."""
+    if not stage.parts:
+        # Alembic makes the table itself.
+        return stage
     first, *rest = stage.parts
     if first.in_transaction:
         return replace(stage, parts=(replace(first, sql=f"{sql}\n\n{first.sql}"), *rest))

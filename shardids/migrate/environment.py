@@ -36,15 +36,23 @@ class Environment:
     Args:
         config: Alembic's configuration, with its ``script_location``.
         version_table: name of the version table in each shard's schema.
+        body: what is run in place of ``env.py``.
 
     Raises:
         BadArgument: a revision can't be read, or names a parent that does not exist.
     """
 
-    def __init__(self, config: Config, version_table: str = VERSION_TABLE) -> None:
+    def __init__(
+        self,
+        config: Config,
+        version_table: str = VERSION_TABLE,
+        *,
+        body: Callable[[], None] | None = None,
+    ) -> None:
         self.config = config
         self.version_table = version_table
         self.script, self.heads = _load(config)
+        self._body = body or self.script.run_env
         for script in self.script.walk_revisions():
             self._check_contract(script)
 
@@ -195,7 +203,7 @@ class Environment:
             EnvironmentContext(self.config, self.script, fn=work, as_sql=offline) as environment,
         ):
             entered(environment)
-            self.script.run_env()
+            self._body()
 
     @contextmanager
     def given(self, connection: Connection | None, **attributes: Any) -> Iterator[Config]:

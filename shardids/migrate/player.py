@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from alembic.runtime.migration import RevisionStep
 from sqlalchemy import Connection, Engine, event, text
 
 from shardids.errors import ClusterConflict, ShardBusy
 from shardids.migrate.compiled import Compiled, Part, Stage
 from shardids.migrate.environment import Direction, Environment
-from shardids.migrate.plan import Position, Start
+from shardids.migrate.plan import Heads, Position, Start
 from shardids.migrate.statements import Limits, enter, enter_session, mark
 
 LOCK_CLASS = 1936220530
@@ -55,12 +56,14 @@ class Player:
             ClusterConflict: it is half way through another revision, or this one was changed since.
             ShardidsError: a statement failed; what its transaction did is undone.
         """
-        if compiled.way == "alembic":
-            self._play_alembic(position, compiled)
-        elif compiled.way == "sql" and position.unfinished is None:
+        if compiled.way == "sql" and position.unfinished is None:
             self._send(self._enter(position.shard, position.heads) + compiled.sql)
-        else:
-            with self._locked(self._connection(), position):
+            return
+        with self._locked(self._connection(), position):
+            if compiled.way == "alembic":
+                finished_parts(position, compiled)
+                self._run_alembic(position.shard, position.heads, compiled, only_first=False)
+            else:
                 self._play_parts(position, compiled)
 
     def reread(self, position: Position) -> Position:
@@ -108,7 +111,10 @@ class Player:
         heads = position.heads
         done = finished_parts(position, compiled)
         for stage in compiled.stages:
-            self._play_stage(position.shard, heads, compiled.direction, stage, done)
+            if stage.reason:
+                self._run_alembic(position.shard, heads, compiled, only_first=True)
+            else:
+                self._play_stage(position.shard, heads, compiled.direction, stage, done)
             heads, done = stage.end, None
 
     def _play_stage(
@@ -138,26 +144,28 @@ class Player:
             _drop_if_invalid(connection.connection.dbapi_connection, index)
         self._send(_if_still_needed(part.sql, index) if resumed and index else part.sql)
 
-    def _play_alembic(self, position: Position, compiled: Compiled) -> None:
-        finished_parts(position, compiled)
-        self.close()
-        with self._engine.connect() as connection, self._locked(connection, position):
-            connection.exec_driver_sql(enter_session(position.shard, self._limits, waits=False))
-            connection.commit()
-            ours = connection.execution_options(isolation_level="READ COMMITTED")
-            event.listen(ours, "before_cursor_execute", _mend)
-            try:
-                self._environment.run(
-                    lambda heads, _context: self._environment.steps(
-                        heads, compiled.target, compiled.direction
-                    ),
-                    connection=ours,
-                    opening=lambda: ours.exec_driver_sql(self._enter(position.shard, position.heads)),
-                )
-            finally:
-                ours.rollback()
-                event.remove(ours, "before_cursor_execute", _mend)
-                ours.execution_options(isolation_level="AUTOCOMMIT")
+    def _run_alembic(self, shard: int, heads: Start, compiled: Compiled, *, only_first: bool) -> None:
+        """Has Alembic run the route from ``heads`` on, or its first step; in one transaction if it can."""
+        connection = self._connection()
+        connection.exec_driver_sql(enter_session(shard, self._limits, waits=False))
+        connection.commit()
+        connection.execution_options(isolation_level="READ COMMITTED")
+        event.listen(connection, "before_cursor_execute", _mend)
+
+        def work(there: Heads, _context: object) -> list[RevisionStep]:
+            steps = self._environment.steps(there, compiled.target, compiled.direction)
+            return steps[:1] if only_first else steps
+
+        try:
+            self._environment.run(
+                work,
+                connection=connection,
+                opening=lambda: connection.exec_driver_sql(self._enter(shard, heads)),
+            )
+        finally:
+            event.remove(connection, "before_cursor_execute", _mend)
+            connection.rollback()
+            connection.execution_options(isolation_level="AUTOCOMMIT")
 
 
 def finished_parts(position: Position, compiled: Compiled) -> int | None:

@@ -30,7 +30,7 @@ from shardids.migrate.player import Player
 from shardids.migrate.report import Outcome, Report
 from shardids.migrate.statements import Limits
 
-_TRANSIENT = frozenset({"55P03", "40P01", "40001"})
+TRANSIENT = frozenset({"55P03", "40P01", "40001"})
 """Lock timeout, deadlock, serialization failure: another attempt may succeed."""
 
 
@@ -213,7 +213,7 @@ class Run:
             return not any(error is known for known in self._down.values())
         if isinstance(error, ShardBusy | RevisionChanged):
             return True
-        return isinstance(error, ShardidsError) and error.sqlstate in _TRANSIENT
+        return isinstance(error, ShardidsError) and error.sqlstate in TRANSIENT
 
 
 def _told(error: BaseException) -> str:

@@ -56,7 +56,7 @@ def write_scripts(
     texts: dict[str, list[str]] = {}
     for position in sorted(there, key=lambda p: p.shard):
         compiled = compiler.compile(environment.route(position.heads, end, direction))
-        if compiled.way == "alembic":
+        if compiled.reason:
             raise ClusterConflict(
                 f"there is no SQL from {shown_heads(heads)} to {end}: {compiled.reason}",
                 hint="Run it with: shardids migrate up",
