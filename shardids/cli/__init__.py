@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import shardids
-from shardids.cli import clusters, dev, ids, migrate, sql, upgrade
+from shardids.cli import clusters, dev, doctor, ids, migrate, sql, upgrade
 from shardids.cli.common import ErrorsAsMessages
 
 app = typer.Typer(
@@ -39,6 +39,7 @@ def _main(
 app.command("init")(clusters.init)
 app.command("grant")(clusters.grant)
 app.command("upgrade")(upgrade.upgrade)
+app.command("doctor")(doctor.examine)
 app.add_typer(clusters.node_app, name="node")
 app.add_typer(clusters.shard_app, name="shard")
 app.add_typer(migrate.app, name="migrate")
