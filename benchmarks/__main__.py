@@ -7,7 +7,7 @@ import os
 import platform
 from pathlib import Path
 
-from benchmarks import draws, duplicates, in_python, memory, orm, provisioning, rows
+from benchmarks import doctor, draws, duplicates, in_python, memory, orm, provisioning, rows
 from benchmarks.report import show, write
 
 BENCHMARKS = {
@@ -19,6 +19,7 @@ BENCHMARKS = {
     "memory": (memory.run, 1),
     "orm": (orm.run, 15),
     "provisioning": (provisioning.run, 3),
+    "doctor": (doctor.run, 7),
 }
 
 
