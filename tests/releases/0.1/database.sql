@@ -1,0 +1,1607 @@
+--
+-- PostgreSQL database dump
+--
+
+
+-- Dumped from database version 18.6
+-- Dumped by pg_dump version 18.6
+
+SET statement_timeout = 0;
+SET lock_timeout = 0;
+SET idle_in_transaction_session_timeout = 0;
+SET client_encoding = 'UTF8';
+SET standard_conforming_strings = on;
+SELECT pg_catalog.set_config('search_path', '', false);
+SET check_function_bodies = false;
+SET xmloption = content;
+SET client_min_messages = warning;
+SET row_security = off;
+
+--
+-- Name: shard_0000; Type: SCHEMA; Schema: -; Owner: -
+--
+
+CREATE SCHEMA shard_0000;
+
+
+--
+-- Name: shard_0001; Type: SCHEMA; Schema: -; Owner: -
+--
+
+CREATE SCHEMA shard_0001;
+
+
+--
+-- Name: shardids; Type: SCHEMA; Schema: -; Owner: -
+--
+
+CREATE SCHEMA shardids;
+
+
+--
+-- Name: SCHEMA shardids; Type: COMMENT; Schema: -; Owner: -
+--
+
+COMMENT ON SCHEMA shardids IS 'shardids: the ID generator of this database''s shards';
+
+
+--
+-- Name: shardids_catalog; Type: SCHEMA; Schema: -; Owner: -
+--
+
+CREATE SCHEMA shardids_catalog;
+
+
+--
+-- Name: next_id(bigint, regclass, regclass, integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.next_id(seen bigint, counter regclass, id_offset regclass, shard integer) RETURNS bigint
+    LANGUAGE plpgsql STABLE
+    AS $$
+declare
+  drawn bigint := pg_catalog.nextval(counter);
+begin
+  if shardids.is_current(seen, drawn) and shardids.is_unchanged(seen, id_offset) then
+    return shardids.drawn_id(seen, drawn, shard);
+  end if;
+  loop
+    seen := (shardids.advance(shard, id_offset)).seen;
+    -- Newer servers say null where older ones raise this themselves.
+    if pg_catalog.pg_sequence_last_value(id_offset) is null then
+      raise insufficient_privilege using message = pg_catalog.format('permission denied for sequence %s', id_offset);
+    end if;
+    drawn := pg_catalog.nextval(counter);
+    if shardids.is_unchanged(seen, id_offset) and shardids.is_in_time(seen, drawn) then
+      return shardids.drawn_id(seen, drawn, shard);
+    end if;
+  end loop;
+end
+$$;
+
+
+--
+-- Name: FUNCTION next_id(seen bigint, counter regclass, id_offset regclass, shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.next_id(seen bigint, counter regclass, id_offset regclass, shard integer) IS 'Draws an ID; call it as the shard''s own next_id()';
+
+
+--
+-- Name: id_counter; Type: SEQUENCE; Schema: shard_0000; Owner: -
+--
+
+CREATE SEQUENCE shard_0000.id_counter
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+
+--
+-- Name: id_offset; Type: SEQUENCE; Schema: shard_0000; Owner: -
+--
+
+CREATE SEQUENCE shard_0000.id_offset
+    START WITH -1
+    INCREMENT BY 1
+    MINVALUE -9223372036854775808
+    NO MAXVALUE
+    CACHE 1;
+
+
+--
+-- Name: next_id(); Type: FUNCTION; Schema: shard_0000; Owner: -
+--
+
+CREATE FUNCTION shard_0000.next_id() RETURNS bigint
+    LANGUAGE sql
+    RETURN shardids.next_id(pg_sequence_last_value('shard_0000.id_offset'::regclass), 'shard_0000.id_counter'::regclass, 'shard_0000.id_offset'::regclass, 0);
+
+
+--
+-- Name: FUNCTION next_id(); Type: COMMENT; Schema: shard_0000; Owner: -
+--
+
+COMMENT ON FUNCTION shard_0000.next_id() IS 'The next ID of shard 0';
+
+
+--
+-- Name: sequence_bits(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.sequence_bits() RETURNS integer
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN 10;
+
+
+--
+-- Name: FUNCTION sequence_bits(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.sequence_bits() IS 'Width of an ID''s sequence field';
+
+
+--
+-- Name: shard_bits(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.shard_bits() RETURNS integer
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN 12;
+
+
+--
+-- Name: FUNCTION shard_bits(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.shard_bits() IS 'Width of an ID''s shard field';
+
+
+--
+-- Name: id_of(bigint, integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.id_of(tick bigint, shard integer) RETURNS bigint
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN (((((tick >> shardids.sequence_bits()) << shardids.shard_bits()) + shard) << shardids.sequence_bits()) + (tick & (((1)::bigint << shardids.sequence_bits()) - 1)));
+
+
+--
+-- Name: FUNCTION id_of(tick bigint, shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.id_of(tick bigint, shard integer) IS 'The ID of a tick in a shard';
+
+
+--
+-- Name: reserve(integer, integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.reserve(shard integer, n integer, OUT first_tick bigint, OUT last_tick bigint) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+declare
+  counter pg_catalog.regclass;
+  id_offset pg_catalog.regclass;
+begin
+  select s.id_counter, s.id_offset into counter, id_offset
+  from shardids.shard s where s.id operator(pg_catalog.=) reserve.shard;
+  if id_offset is null then
+    perform shardids.refuse('SI001', shard);
+  elsif not exists (select from pg_catalog.pg_class c where c.oid operator(pg_catalog.=) counter) then
+    perform shardids.refuse('SI004', shard);
+  end if;
+  if n is null or n operator(pg_catalog.<) 1
+     or n operator(pg_catalog.>) (select node.max_reserve from shardids.node) then
+    perform shardids.refuse('SI007', shard, n);
+  end if;
+  -- nextval is refused to a role that may not draw here; see currval in advance().
+  perform pg_catalog.nextval(counter);
+  select a.first_tick, a.last_tick into first_tick, last_tick
+  from shardids.advance(shard, id_offset, n) a;
+end
+$$;
+
+
+--
+-- Name: FUNCTION reserve(shard integer, n integer, OUT first_tick bigint, OUT last_tick bigint); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.reserve(shard integer, n integer, OUT first_tick bigint, OUT last_tick bigint) IS 'Sets n consecutive ticks of a shard aside for the caller; shardids.id_of(tick, shard) makes them IDs';
+
+
+--
+-- Name: next_ids(integer); Type: FUNCTION; Schema: shard_0000; Owner: -
+--
+
+CREATE FUNCTION shard_0000.next_ids(n integer) RETURNS SETOF bigint
+    LANGUAGE sql
+    BEGIN ATOMIC
+ SELECT shard_0000.next_id() AS next_id
+    FROM generate_series(1, next_ids.n) generate_series(generate_series)
+   WHERE ((next_ids.n >= 1) AND (next_ids.n <= 63))
+ UNION ALL
+  SELECT shardids.id_of(generate_series(r.first_tick, r.last_tick), 0) AS id_of
+    FROM shardids.reserve(0, next_ids.n) r(first_tick, last_tick)
+   WHERE (((next_ids.n >= 1) AND (next_ids.n <= 63)) IS NOT TRUE);
+END;
+
+
+--
+-- Name: FUNCTION next_ids(n integer); Type: COMMENT; Schema: shard_0000; Owner: -
+--
+
+COMMENT ON FUNCTION shard_0000.next_ids(n integer) IS 'The next n IDs of shard 0, in order';
+
+
+--
+-- Name: id_counter; Type: SEQUENCE; Schema: shard_0001; Owner: -
+--
+
+CREATE SEQUENCE shard_0001.id_counter
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+
+--
+-- Name: id_offset; Type: SEQUENCE; Schema: shard_0001; Owner: -
+--
+
+CREATE SEQUENCE shard_0001.id_offset
+    START WITH -1
+    INCREMENT BY 1
+    MINVALUE -9223372036854775808
+    NO MAXVALUE
+    CACHE 1;
+
+
+--
+-- Name: next_id(); Type: FUNCTION; Schema: shard_0001; Owner: -
+--
+
+CREATE FUNCTION shard_0001.next_id() RETURNS bigint
+    LANGUAGE sql
+    RETURN shardids.next_id(pg_sequence_last_value('shard_0001.id_offset'::regclass), 'shard_0001.id_counter'::regclass, 'shard_0001.id_offset'::regclass, 1);
+
+
+--
+-- Name: FUNCTION next_id(); Type: COMMENT; Schema: shard_0001; Owner: -
+--
+
+COMMENT ON FUNCTION shard_0001.next_id() IS 'The next ID of shard 1';
+
+
+--
+-- Name: next_ids(integer); Type: FUNCTION; Schema: shard_0001; Owner: -
+--
+
+CREATE FUNCTION shard_0001.next_ids(n integer) RETURNS SETOF bigint
+    LANGUAGE sql
+    BEGIN ATOMIC
+ SELECT shard_0001.next_id() AS next_id
+    FROM generate_series(1, next_ids.n) generate_series(generate_series)
+   WHERE ((next_ids.n >= 1) AND (next_ids.n <= 63))
+ UNION ALL
+  SELECT shardids.id_of(generate_series(r.first_tick, r.last_tick), 1) AS id_of
+    FROM shardids.reserve(1, next_ids.n) r(first_tick, last_tick)
+   WHERE (((next_ids.n >= 1) AND (next_ids.n <= 63)) IS NOT TRUE);
+END;
+
+
+--
+-- Name: FUNCTION next_ids(n integer); Type: COMMENT; Schema: shard_0001; Owner: -
+--
+
+COMMENT ON FUNCTION shard_0001.next_ids(n integer) IS 'The next n IDs of shard 1, in order';
+
+
+--
+-- Name: activate(integer, bigint); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.activate(shard integer, above_tick bigint DEFAULT '-1'::integer) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_variable
+declare
+  this shardids.shard;
+  margin_ms bigint;
+begin
+  select s.* into this from shardids.shard s where s.id = activate.shard for update;
+  if not found then
+    -- The schema was copied here without its row, by pg_dump -n for example.
+    if shard is null or to_regclass(format('%I.id_offset', shardids.schema_of(shard))) is null then
+      perform shardids.refuse('SI001', shard);
+    end if;
+    insert into shardids.shard (id, schema, id_counter, id_offset, server)
+    values (shard, shardids.schema_of(shard), format('%I.id_counter', shardids.schema_of(shard))::regclass,
+            format('%I.id_offset', shardids.schema_of(shard))::regclass, 'another server')
+    returning * into this;
+  elsif not exists (select from pg_class c where c.oid = this.id_offset) then
+    -- The schema was dropped and restored: its sequences are others, of the same names.
+    this.server := 'another server';
+    this.id_counter := format('%I.id_counter', this.schema)::regclass;
+    this.id_offset := format('%I.id_offset', this.schema)::regclass;
+    update shardids.shard s set id_counter = this.id_counter, id_offset = this.id_offset where s.id = activate.shard;
+  end if;
+  -- What the original, or the old primary, issued meanwhile is unknown; the clock is the best witness of it.
+  if this.server <> shardids.server() or this.timeline <> shardids.timeline() then
+    select extract(epoch from n.safety_margin) * 1000 into margin_ms from shardids.node n;
+    above_tick := greatest(above_tick,
+      (shardids.ms_of(clock_timestamp()) + margin_ms) << shardids.sequence_bits());
+  end if;
+  -- Draws that are current don't look at the row: fencing makes them.
+  if greatest(this.high_water_tick, above_tick) >=
+     (shardids.offset_ms(coalesce(pg_sequence_last_value(this.id_offset), -1)) << shardids.sequence_bits())
+     + coalesce(pg_sequence_last_value(this.id_counter), 0) then
+    perform shardids.stop(shard, this.id_counter, this.id_offset);
+  end if;
+  update shardids.shard s
+  set state = 'active', moved_to = null, unfences = coalesce(pg_sequence_last_value(this.id_offset), -1),
+      high_water_tick = greatest(this.high_water_tick, above_tick),
+      server = shardids.server(), timeline = shardids.timeline(),
+      -- The fence may have been released in the life of the activation before this one.
+      life = case when s.unfences = coalesce(pg_sequence_last_value(this.id_offset), -1) then s.life
+                  else shardids.offset_base() end,
+      activated_at = clock_timestamp()
+  where s.id = activate.shard;
+end
+$$;
+
+
+--
+-- Name: FUNCTION activate(shard integer, above_tick bigint); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.activate(shard integer, above_tick bigint) IS 'Lets a shard issue IDs on this server, all above its high-water tick and above_tick';
+
+
+--
+-- Name: advance(integer, regclass, bigint); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.advance(shard integer, id_offset regclass, ticks bigint DEFAULT 0, OUT seen bigint, OUT first_tick bigint, OUT last_tick bigint) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_variable
+declare
+  this shardids.shard;
+  node shardids.node;
+  base constant bigint := shardids.offset_base();
+  bits constant integer := shardids.sequence_bits();
+  limit_ms constant bigint := 1::bigint << shardids.time_bits();
+  now_ms bigint;
+  offset_ms bigint;
+  target_ms bigint;
+  margin_ms bigint;
+  max_ahead_ms bigint;
+  c1 bigint;
+  spare_ticks bigint := 0;
+  reason text;
+begin
+  select s.* into this from shardids.shard s where s.id = advance.shard;
+  select n.* into node from shardids.node n;
+  reason := case
+    when this.id is null then 'SI001'
+    when this.id_offset <> id_offset then 'SI004'
+    when this.state = 'active' and this.server <> shardids.server() and node.on_copy = 'refuse' then 'SI004'
+    when ticks between 0 and node.max_reserve then null
+    else 'SI007'
+    end;
+  if reason is not null then
+    perform shardids.refuse(reason, shard, ticks);
+  end if;
+  margin_ms := extract(epoch from node.safety_margin) * 1000;
+  max_ahead_ms := extract(epoch from node.max_ahead) * 1000;
+  begin
+    -- currval shows that this session has drawn from the shard, so that its role was allowed to.
+    perform currval(this.id_counter), pg_advisory_xact_lock(1936220516, shard);
+    seen := coalesce(pg_sequence_last_value(this.id_offset), -1);
+    c1 := pg_sequence_last_value(this.id_counter);
+    now_ms := floor(date_part('epoch', clock_timestamp()) * 1000)::bigint - shardids.epoch_ms();
+    offset_ms := shardids.offset_ms(seen);
+    target_ms := greatest(offset_ms, now_ms - (c1 >> bits),
+                          ((this.high_water_tick - c1) >> bits) + 1);
+    if seen < 0 then
+      if this.state <> 'active' or this.unfences is distinct from seen then
+        perform shardids.refuse('SI002', shard);
+      end if;
+      -- The server may have crashed since the activation, and lost what this draw did once before.
+      target_ms := greatest(target_ms, offset_ms + case when this.life = base then 1 else margin_ms end);
+    elsif seen - offset_ms <> base then
+      -- A copy may hold the sequences from before a fence with the row from after it.
+      if this.state <> 'active' then
+        perform shardids.refuse('SI002', shard);
+      end if;
+      target_ms := greatest(target_ms, offset_ms + margin_ms);
+    end if;
+    if seen < 0 or seen - offset_ms <> base then
+      if this.server <> shardids.server() then
+        raise warning 'shardids: shard % of node "%" is a copy that was not activated, and issues IDs', shard, node.name
+          using hint = format('If the original still issues IDs, some will be issued twice. Otherwise: select shardids.activate(%s)', shard);
+      end if;
+      -- The old primary may have issued more than its last WAL told, also after an activation.
+      if this.timeline <> shardids.timeline() then
+        target_ms := greatest(target_ms, now_ms - (c1 >> bits) + margin_ms);
+      end if;
+      offset_ms := target_ms;
+    end if;
+    loop
+      c1 := pg_sequence_last_value(this.id_counter);
+      if ticks > 0 then
+        target_ms := greatest(target_ms, offset_ms + ((ticks + spare_ticks) >> bits) + 1);
+      end if;
+      if now_ms >= limit_ms or target_ms + (c1 >> bits) >= limit_ms then
+        perform shardids.refuse('SI006', shard);
+      elsif target_ms + (c1 >> bits) - now_ms > max_ahead_ms then
+        perform shardids.refuse('SI005', shard, target_ms + (c1 >> bits) - now_ms);
+      end if;
+      if base + target_ms <> seen then
+        seen := setval(this.id_offset, base + target_ms);
+      end if;
+      exit when ticks = 0;
+      first_tick := (offset_ms << bits) + pg_sequence_last_value(this.id_counter) + 1;
+      last_tick := (target_ms << bits) + c1;
+      exit when last_tick - first_tick >= ticks - 1;
+      -- Others drew more than the spare meanwhile. What was set aside may be partly theirs: begin anew from
+      -- the offset that they see now.
+      offset_ms := target_ms;
+      spare_ticks := (spare_ticks + 1024) * 4;
+    end loop;
+    raise exception using errcode = 'SI099';
+  exception
+    when sqlstate 'SI099' then
+      -- The latest of what is ours: after a pause most of it lies in the past.
+      first_tick := last_tick - ticks + 1;
+    when object_not_in_prerequisite_state then
+      -- The name stands for its whole class, lock_not_available included.
+      if sqlstate <> '55000' then
+        raise;
+      end if;
+      raise insufficient_privilege using
+        message = format('shard %s of node "%s": this session has not drawn from the shard', shard, node.name),
+        hint = 'Draw with the shard''s next_id() or next_ids(n).';
+  end;
+end
+$$;
+
+
+--
+-- Name: FUNCTION advance(shard integer, id_offset regclass, ticks bigint, OUT seen bigint, OUT first_tick bigint, OUT last_tick bigint); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.advance(shard integer, id_offset regclass, ticks bigint, OUT seen bigint, OUT first_tick bigint, OUT last_tick bigint) IS 'Raises a shard''s offset to the clock, and by as many ticks as are to be set aside';
+
+
+--
+-- Name: epoch_ms(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.epoch_ms() RETURNS bigint
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN '1704067200000'::bigint;
+
+
+--
+-- Name: FUNCTION epoch_ms(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.epoch_ms() IS 'Milliseconds from 1970 to the time that an ID calls 0';
+
+
+--
+-- Name: ms_of(timestamp with time zone); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.ms_of(at timestamp with time zone) RETURNS bigint
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN ((floor((EXTRACT(epoch FROM at) * (1000)::numeric)))::bigint - shardids.epoch_ms());
+
+
+--
+-- Name: FUNCTION ms_of(at timestamp with time zone); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.ms_of(at timestamp with time zone) IS 'Milliseconds since the layout''s epoch, rounded down';
+
+
+--
+-- Name: time_bits(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.time_bits() RETURNS integer
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN 41;
+
+
+--
+-- Name: FUNCTION time_bits(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.time_bits() IS 'Width of an ID''s time field';
+
+
+--
+-- Name: clamped_ms(timestamp with time zone); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.clamped_ms(at timestamp with time zone) RETURNS bigint
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN CASE WHEN (at IS NOT NULL) THEN GREATEST((0)::bigint, LEAST(shardids.ms_of(at), (((1)::bigint << shardids.time_bits()) - 1))) ELSE NULL::bigint END;
+
+
+--
+-- Name: FUNCTION clamped_ms(at timestamp with time zone); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.clamped_ms(at timestamp with time zone) IS 'Milliseconds since the layout''s epoch, within the layout''s time';
+
+
+--
+-- Name: drawn_id(bigint, bigint, integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.drawn_id(seen bigint, drawn bigint, shard integer) RETURNS bigint
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN ((((((seen + (drawn >> shardids.sequence_bits())) & '8796093022207'::bigint) << shardids.shard_bits()) + shard) << shardids.sequence_bits()) + (drawn & (((1)::bigint << shardids.sequence_bits()) - 1)));
+
+
+--
+-- Name: enter_shard(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.enter_shard(shard integer) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  schema text := shardids.schema_of(shard);
+  owner name := (select pg_get_userbyid(nspowner) from pg_namespace where nspname = 'shardids');
+  bound integer := 1 << shardids.shard_bits();
+begin
+  if shard is null or shard < 0 or shard >= bound then
+    raise exception using errcode = 'SI007',
+      message = format('there is no shard %s in this layout', shard),
+      hint = format('Shards are numbered 0 to %s.', bound - 1);
+  elsif not pg_has_role(current_user, owner, 'usage') then
+    raise insufficient_privilege using
+      message = format('role "%s" can''t change shards: it lacks membership in "%s", the owner of schema shardids',
+                       current_user, owner),
+      hint = format('grant %I to %I', owner, current_user);
+  end if;
+  perform pg_advisory_xact_lock(1936220517, shard);
+  if to_regnamespace(quote_ident(schema)) is null then
+    execute format('create schema %I authorization %I', schema, owner);
+  elsif not has_schema_privilege(current_user, quote_ident(schema)::regnamespace, 'create') then
+    raise insufficient_privilege using
+      message = format('role "%s" lacks CREATE on schema %I, which is there already', current_user, schema),
+      hint = format('As its owner: GRANT CREATE ON SCHEMA %I TO %I', schema, current_user);
+  end if;
+  perform set_config('shardids.shard', shard::text, true);
+end
+$$;
+
+
+--
+-- Name: FUNCTION enter_shard(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.enter_shard(shard integer) IS 'Makes a shard''s schema if missing and names it in shardids.shard until the end of the transaction';
+
+
+--
+-- Name: fence(integer, text); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.fence(shard integer, moved_to text DEFAULT NULL::text, OUT high_water_tick bigint) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_variable
+declare
+  this shardids.shard;
+begin
+  select s.* into this from shardids.shard s where s.id = fence.shard;
+  if not found then
+    perform shardids.refuse('SI001', shard);
+  end if;
+  high_water_tick := shardids.stop(shard, this.id_counter, this.id_offset);
+  select s.* into this from shardids.shard s where s.id = fence.shard for update;
+  high_water_tick := greatest(shardids.stop(shard, this.id_counter, this.id_offset), this.high_water_tick);
+  update shardids.shard s
+  set state = case when fence.moved_to is null then 'fenced' else 'moved' end,
+      moved_to = fence.moved_to, high_water_tick = fence.high_water_tick, unfences = null
+  where s.id = fence.shard;
+end
+$$;
+
+
+--
+-- Name: FUNCTION fence(shard integer, moved_to text, OUT high_water_tick bigint); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.fence(shard integer, moved_to text, OUT high_water_tick bigint) IS 'Stops a shard at once; returns the high-water tick, above which no ID was issued';
+
+
+--
+-- Name: grant_usage(integer, name); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.grant_usage(shard integer, role name) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+declare
+  schema name := shardids.schema_of(shard);
+begin
+  -- Two sessions that change the grants of one schema at once would fail.
+  perform pg_advisory_xact_lock(1936220518);
+  execute format('grant usage on schema shardids, %I to %I', schema, role);
+  execute format('grant select on shardids.node, shardids.shard to %I', role);
+  -- Needed where functions are not everybody's by default.
+  execute (
+    select format('grant execute on function %s to %I', string_agg(p.oid::regprocedure::text, ', '), role)
+    from pg_proc p
+    where p.pronamespace = 'shardids'::regnamespace
+      and p.proname not in ('fence', 'stop', 'activate', 'grant_usage', 'revoke_usage', 'enter_shard'));
+  execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer) to %2$I', schema, role);
+  execute format('grant usage on sequence %I.id_counter to %I', schema, role);
+  execute format('grant select on sequence %I.id_offset to %I', schema, role);
+end
+$_$;
+
+
+--
+-- Name: FUNCTION grant_usage(shard integer, role name); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.grant_usage(shard integer, role name) IS 'Lets a role draw IDs from a shard';
+
+
+--
+-- Name: offset_base(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.offset_base() RETURNS bigint
+    LANGUAGE plpgsql IMMUTABLE SECURITY DEFINER PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  -- As of the installation: sessions from before and after a grant must agree.
+  sees_all boolean := (select n.sees_all from shardids.node n)
+                      and pg_has_role(current_user, 'pg_read_all_stats', 'usage');
+  checkpointer_start timestamptz;
+begin
+  -- Right after a crash the first sessions may come before the new checkpointer is listed; one that went
+  -- on without it would disagree with all later ones.
+  while sees_all and checkpointer_start is null loop
+    select backend_start into checkpointer_start from pg_stat_activity where backend_type = 'checkpointer';
+    if checkpointer_start is null then
+      perform pg_sleep(0.001), pg_stat_clear_snapshot();
+    end if;
+  end loop;
+  return (hashtextextended(
+    concat_ws(' ', shardids.server(), extract(epoch from pg_postmaster_start_time()),
+              extract(epoch from checkpointer_start)), 0) & 1048575) << 43;
+end
+$$;
+
+
+--
+-- Name: FUNCTION offset_base(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.offset_base() IS 'What this life of the server adds to the stored offset of a shard';
+
+
+--
+-- Name: is_current(bigint, bigint); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.is_current(seen bigint, drawn bigint) RETURNS boolean
+    LANGUAGE sql PARALLEL SAFE
+    RETURN (abs(((date_part('epoch'::text, clock_timestamp()) * (1000)::double precision) - ((((seen + (drawn >> shardids.sequence_bits())) & (~ ((1)::bigint << shardids.time_bits()))) + ((shardids.epoch_ms() - shardids.offset_base()) - 29999)))::double precision)) < (30001)::double precision);
+
+
+--
+-- Name: is_in_time(bigint, bigint); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.is_in_time(seen bigint, drawn bigint) RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN (((seen & '8796093022207'::bigint) + (drawn >> shardids.sequence_bits())) < ((1)::bigint << shardids.time_bits()));
+
+
+--
+-- Name: is_unchanged(bigint, regclass); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.is_unchanged(seen bigint, id_offset regclass) RETURNS boolean
+    LANGUAGE sql PARALLEL SAFE
+    RETURN (pg_sequence_last_value(id_offset) = seen);
+
+
+--
+-- Name: max_id(timestamp with time zone); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.max_id(at timestamp with time zone) RETURNS bigint
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN ((shardids.clamped_ms(at) << (shardids.shard_bits() + shardids.sequence_bits())) + (((1)::bigint << (shardids.shard_bits() + shardids.sequence_bits())) - 1));
+
+
+--
+-- Name: FUNCTION max_id(at timestamp with time zone); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.max_id(at timestamp with time zone) IS 'The highest ID that any shard can issue in a millisecond';
+
+
+--
+-- Name: min_id(timestamp with time zone); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.min_id(at timestamp with time zone) RETURNS bigint
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN (shardids.clamped_ms(at) << (shardids.shard_bits() + shardids.sequence_bits()));
+
+
+--
+-- Name: FUNCTION min_id(at timestamp with time zone); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.min_id(at timestamp with time zone) IS 'The lowest ID that any shard can issue in a millisecond';
+
+
+--
+-- Name: offset_ms(bigint); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.offset_ms(seen bigint) RETURNS bigint
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN CASE WHEN (seen < 0) THEN ('-1'::integer - seen) ELSE (seen & '8796093022207'::bigint) END;
+
+
+--
+-- Name: FUNCTION offset_ms(seen bigint); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.offset_ms(seen bigint) IS 'The offset in ms that a value of id_offset holds, active or fenced';
+
+
+--
+-- Name: refuse(text, integer, bigint); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.refuse(reason text, shard integer, amount bigint DEFAULT NULL::bigint) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  this shardids.shard;
+  node shardids.node;
+  what text;
+  next text;
+begin
+  select s.* into this from shardids.shard s where s.id = refuse.shard;
+  select n.* into node from shardids.node n;
+  if reason = 'SI002' and this.state = 'moved' then
+    reason := 'SI003';
+  elsif reason = 'SI001' and to_regnamespace(quote_ident(shardids.schema_of(shard))) is not null then
+    reason := 'SI004';
+  end if;
+  case reason
+    when 'SI001' then
+      what := 'is not on this node';
+      next := format('The catalog knows where it is: shardids shard show %s', shard);
+    when 'SI002' then
+      what := 'is fenced and issues no IDs';
+      next := format('To let it issue again: select shardids.activate(%s)', shard);
+    when 'SI003' then
+      what := format('has moved to node "%s"', this.moved_to);
+      next := 'Refresh the placement and retry the transaction there.';
+    when 'SI004' then
+      what := format('is a copy that was not activated here (activated on %s, this is %s)',
+                     coalesce(this.server, 'another server'), shardids.server());
+      next := format('If the original will never issue IDs again: select shardids.activate(%s)', shard);
+    when 'SI005' then
+      what := format('would issue IDs %s ms ahead of the clock; the limit is max_ahead = %s', amount, node.max_ahead);
+      next := 'Set the server''s clock right, wait until it has caught up, or raise shardids.node.max_ahead.';
+    when 'SI006' then
+      what := format('has no more IDs: the layout''s time ended at %s',
+                     shardids.time_of(shardids.id_of(((1::bigint << shardids.time_bits()) - 1) << shardids.sequence_bits(), 0)));
+      next := 'Check the server''s clock; if it is right, the cluster needs a new layout.';
+    when 'SI007' then
+      what := format('can''t reserve %s IDs at once', coalesce(amount::text, 'null'));
+      next := format('Ask for 1 to %s (shardids.node.max_reserve).', node.max_reserve);
+  end case;
+  raise exception using
+    errcode = reason, hint = next,
+    message = format('shard %s %s [node "%s"]', coalesce(shard::text, 'null'), what, node.name);
+end
+$$;
+
+
+--
+-- Name: revoke_usage(integer, name); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.revoke_usage(shard integer, role name) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+declare
+  schema name := shardids.schema_of(shard);
+begin
+  perform pg_advisory_xact_lock(1936220518);
+  execute format('revoke execute on function %1$I.next_id(), %1$I.next_ids(integer) from %2$I', schema, role);
+  execute format('revoke all on sequence %1$I.id_counter, %1$I.id_offset from %2$I', schema, role);
+end
+$_$;
+
+
+--
+-- Name: FUNCTION revoke_usage(shard integer, role name); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.revoke_usage(shard integer, role name) IS 'Takes back what grant_usage gave on a shard';
+
+
+--
+-- Name: schema_prefix(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.schema_prefix() RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN 'shard_'::text;
+
+
+--
+-- Name: FUNCTION schema_prefix(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.schema_prefix() IS 'What a shard''s schema name starts with';
+
+
+--
+-- Name: schema_of(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.schema_of(shard integer) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN (shardids.schema_prefix() || lpad((shard)::text, GREATEST(4, length((shard)::text)), '0'::text));
+
+
+--
+-- Name: FUNCTION schema_of(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.schema_of(shard integer) IS 'Name of the schema of a logical shard';
+
+
+--
+-- Name: sequence_of(bigint); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.sequence_of(id bigint) RETURNS integer
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN ((id & (((1)::bigint << shardids.sequence_bits()) - 1)))::integer;
+
+
+--
+-- Name: FUNCTION sequence_of(id bigint); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.sequence_of(id bigint) IS 'The sequence field of an ID';
+
+
+--
+-- Name: server(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.server() RETURNS text
+    LANGUAGE plpgsql IMMUTABLE SECURITY DEFINER PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  return format('%s/%s', (select system_identifier from pg_control_system()),
+                (select oid from pg_database where datname = current_database()));
+end
+$$;
+
+
+--
+-- Name: FUNCTION server(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.server() IS 'System identifier of this server and OID of this database';
+
+
+--
+-- Name: shard_of(bigint); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.shard_of(id bigint) RETURNS integer
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN (((id >> shardids.sequence_bits()) & (((1)::bigint << shardids.shard_bits()) - 1)))::integer;
+
+
+--
+-- Name: FUNCTION shard_of(id bigint); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.shard_of(id bigint) IS 'The shard in which an ID was born';
+
+
+--
+-- Name: stop(integer, regclass, regclass); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.stop(shard integer, id_counter regclass, id_offset regclass, OUT high_water_tick bigint) RETURNS bigint
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  seen bigint;
+  offset_ms bigint;
+begin
+  begin
+    perform pg_advisory_xact_lock(1936220516, shard);
+    seen := coalesce(pg_sequence_last_value(id_offset), -1);
+    offset_ms := shardids.offset_ms(seen);
+    if (case when seen >= 0 then seen - offset_ms <> shardids.offset_base()
+            else exists (select from shardids.shard s where s.id = stop.shard and s.unfences = seen
+                         and s.life is distinct from shardids.offset_base()) end) then
+      -- Another life of the server may have issued more than it had stored, or released this fence.
+      offset_ms := offset_ms + (select extract(epoch from n.safety_margin) * 1000 from shardids.node n);
+    end if;
+    perform setval(id_offset, -2 - offset_ms);
+    -- Read after setval: a draw that still passed with the old offset has a counter no higher than this.
+    high_water_tick := (offset_ms << shardids.sequence_bits()) + coalesce(pg_sequence_last_value(id_counter), 0);
+    raise exception using errcode = 'SI099';
+  exception when sqlstate 'SI099' then
+    null;
+  end;
+end
+$$;
+
+
+--
+-- Name: time_of(bigint); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.time_of(id bigint) RETURNS timestamp with time zone
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN to_timestamp((((((id >> (shardids.shard_bits() + shardids.sequence_bits())) & (((1)::bigint << shardids.time_bits()) - 1)) + shardids.epoch_ms()))::double precision / (1000)::double precision));
+
+
+--
+-- Name: FUNCTION time_of(id bigint); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.time_of(id bigint) IS 'The time at which an ID was born, to the millisecond';
+
+
+--
+-- Name: timeline(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.timeline() RETURNS integer
+    LANGUAGE sql PARALLEL SAFE
+    RETURN ((('x'::text || "left"(pg_walfile_name(pg_current_wal_lsn()), 8)))::bit(32))::integer;
+
+
+--
+-- Name: FUNCTION timeline(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.timeline() IS 'WAL timeline of this server; it changes when a standby is promoted';
+
+
+--
+-- Name: changed(); Type: FUNCTION; Schema: shardids_catalog; Owner: -
+--
+
+CREATE FUNCTION shardids_catalog.changed() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  new_version bigint;
+begin
+  update shardids_catalog.cluster set version = version + 1 returning version into new_version;
+  perform pg_notify('shardids_placement', new_version::text);
+  return null;
+end
+$$;
+
+
+--
+-- Name: FUNCTION changed(); Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON FUNCTION shardids_catalog.changed() IS 'Counts the version up and notifies channel shardids_placement';
+
+
+--
+-- Name: grant_usage(name); Type: FUNCTION; Schema: shardids_catalog; Owner: -
+--
+
+CREATE FUNCTION shardids_catalog.grant_usage(role name) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  -- Not the installers' lock: where this database is a node too, granting there waits for that one.
+  perform pg_advisory_xact_lock(1936220519);
+  execute format('grant usage on schema shardids_catalog to %I', role);
+  execute format(
+    'grant select on shardids_catalog.cluster, shardids_catalog.node, shardids_catalog.placement to %I', role);
+end
+$$;
+
+
+--
+-- Name: FUNCTION grant_usage(role name); Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON FUNCTION shardids_catalog.grant_usage(role name) IS 'Lets a role read the catalog';
+
+
+SET default_tablespace = '';
+
+SET default_table_access_method = heap;
+
+--
+-- Name: kept; Type: TABLE; Schema: shard_0000; Owner: -
+--
+
+CREATE TABLE shard_0000.kept (
+    id bigint DEFAULT shard_0000.next_id() NOT NULL
+);
+
+
+--
+-- Name: shardids_version; Type: TABLE; Schema: shard_0000; Owner: -
+--
+
+CREATE TABLE shard_0000.shardids_version (
+    version_num character varying(32) NOT NULL
+);
+
+
+--
+-- Name: shardids_version; Type: TABLE; Schema: shard_0001; Owner: -
+--
+
+CREATE TABLE shard_0001.shardids_version (
+    version_num character varying(32) NOT NULL
+);
+
+
+--
+-- Name: node; Type: TABLE; Schema: shardids; Owner: -
+--
+
+CREATE TABLE shardids.node (
+    only_row boolean DEFAULT true NOT NULL,
+    name text NOT NULL,
+    cluster uuid NOT NULL,
+    on_copy text DEFAULT 'refuse'::text NOT NULL,
+    max_ahead interval DEFAULT '01:00:00'::interval NOT NULL,
+    safety_margin interval DEFAULT '00:00:10'::interval NOT NULL,
+    max_reserve integer DEFAULT 4194304 NOT NULL,
+    sees_all boolean DEFAULT pg_has_role(CURRENT_USER, 'pg_read_all_stats'::name, 'usage'::text) NOT NULL,
+    CONSTRAINT node_max_ahead_check CHECK (((max_ahead >= '00:01:00'::interval) AND (max_ahead <= '10 years'::interval))),
+    CONSTRAINT node_max_reserve_check CHECK (((max_reserve >= 1) AND (max_reserve <= 16777216))),
+    CONSTRAINT node_on_copy_check CHECK ((on_copy = ANY (ARRAY['refuse'::text, 'warn'::text]))),
+    CONSTRAINT node_only_row_check CHECK (only_row),
+    CONSTRAINT node_safety_margin_check CHECK (((safety_margin >= '00:00:01'::interval) AND (safety_margin <= '01:00:00'::interval)))
+);
+
+
+--
+-- Name: TABLE node; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON TABLE shardids.node IS 'This database as a node of a shardids cluster, and its settings';
+
+
+--
+-- Name: COLUMN node.on_copy; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON COLUMN shardids.node.on_copy IS 'What a copied shard does until it is activated: refuse to draw, or warn and draw';
+
+
+--
+-- Name: COLUMN node.max_ahead; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON COLUMN shardids.node.max_ahead IS 'How far a shard''s IDs may run ahead of this server''s clock';
+
+
+--
+-- Name: COLUMN node.safety_margin; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON COLUMN shardids.node.safety_margin IS 'How far IDs jump ahead of what is known to have been issued, after a restart or promotion';
+
+
+--
+-- Name: COLUMN node.max_reserve; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON COLUMN shardids.node.max_reserve IS 'How many IDs one call may reserve';
+
+
+--
+-- Name: COLUMN node.sees_all; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON COLUMN shardids.node.sees_all IS 'Whether the owner could read all statistics at installation: see shardids.offset_base';
+
+
+--
+-- Name: shard; Type: TABLE; Schema: shardids; Owner: -
+--
+
+CREATE TABLE shardids.shard (
+    id integer NOT NULL,
+    schema name NOT NULL,
+    state text DEFAULT 'fenced'::text NOT NULL,
+    moved_to text,
+    high_water_tick bigint DEFAULT '-1'::integer NOT NULL,
+    unfences bigint,
+    id_counter regclass NOT NULL,
+    id_offset regclass NOT NULL,
+    server text,
+    timeline integer,
+    life bigint,
+    activated_at timestamp with time zone,
+    CONSTRAINT shard_check CHECK (((moved_to IS NULL) = (state <> 'moved'::text))),
+    CONSTRAINT shard_id_check CHECK (((id >= 0) AND (id <= ((1 << shardids.shard_bits()) - 1)))),
+    CONSTRAINT shard_state_check CHECK ((state = ANY (ARRAY['active'::text, 'fenced'::text, 'moved'::text])))
+);
+
+
+--
+-- Name: TABLE shard; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON TABLE shardids.shard IS 'The shards of this database; change it with shardids.fence and shardids.activate only';
+
+
+--
+-- Name: COLUMN shard.high_water_tick; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON COLUMN shardids.shard.high_water_tick IS 'No tick up to this one is issued again';
+
+
+--
+-- Name: COLUMN shard.unfences; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON COLUMN shardids.shard.unfences IS 'The fenced value of id_offset that the last activation releases';
+
+
+--
+-- Name: COLUMN shard.server; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON COLUMN shardids.shard.server IS 'shardids.server() when the shard was activated';
+
+
+--
+-- Name: COLUMN shard.timeline; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON COLUMN shardids.shard.timeline IS 'WAL timeline when the shard was activated';
+
+
+--
+-- Name: COLUMN shard.life; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON COLUMN shardids.shard.life IS 'shardids.offset_base() when the shard was activated';
+
+
+--
+-- Name: shardids_version; Type: TABLE; Schema: shardids; Owner: -
+--
+
+CREATE TABLE shardids.shardids_version (
+    version_num character varying(32) NOT NULL
+);
+
+
+--
+-- Name: cluster; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.cluster (
+    only_row boolean DEFAULT true NOT NULL,
+    id uuid NOT NULL,
+    layout_name text NOT NULL,
+    epoch_ms bigint NOT NULL,
+    time_bits integer NOT NULL,
+    shard_bits integer NOT NULL,
+    sequence_bits integer NOT NULL,
+    schema_prefix text NOT NULL,
+    shard_count integer NOT NULL,
+    version bigint DEFAULT 1 NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT cluster_check CHECK (((shard_count >= 1) AND (shard_count <= (1 << shard_bits)))),
+    CONSTRAINT cluster_only_row_check CHECK (only_row)
+);
+
+
+--
+-- Name: TABLE cluster; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.cluster IS 'The cluster; everything but version is fixed for good';
+
+
+--
+-- Name: COLUMN cluster.version; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.cluster.version IS 'Grows with every change of nodes or placement';
+
+
+--
+-- Name: node; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.node (
+    name text NOT NULL,
+    url text NOT NULL,
+    added_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+
+--
+-- Name: TABLE node; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.node IS 'The PostgreSQL databases that hold shards';
+
+
+--
+-- Name: placement; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.placement (
+    shard integer NOT NULL,
+    node text NOT NULL,
+    state text DEFAULT 'creating'::text NOT NULL,
+    CONSTRAINT placement_state_check CHECK ((state = ANY (ARRAY['creating'::text, 'active'::text])))
+);
+
+
+--
+-- Name: TABLE placement; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.placement IS 'Which node holds which shard';
+
+
+--
+-- Name: COLUMN placement.state; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.placement.state IS 'creating: the node may not have it yet';
+
+
+--
+-- Name: shardids_version; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.shardids_version (
+    version_num character varying(32) NOT NULL
+);
+
+
+--
+-- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
+--
+
+INSERT INTO shard_0000.kept VALUES (382580342046851074);
+INSERT INTO shard_0000.kept VALUES (382580342076211204);
+INSERT INTO shard_0000.kept VALUES (382580342076211205);
+
+
+--
+-- Data for Name: shardids_version; Type: TABLE DATA; Schema: shard_0000; Owner: -
+--
+
+INSERT INTO shard_0000.shardids_version VALUES ('shard_0001');
+
+
+--
+-- Data for Name: shardids_version; Type: TABLE DATA; Schema: shard_0001; Owner: -
+--
+
+INSERT INTO shard_0001.shardids_version VALUES ('shard_0001');
+
+
+--
+-- Data for Name: node; Type: TABLE DATA; Schema: shardids; Owner: -
+--
+
+INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-000000000001', 'refuse', '01:00:00', '00:00:10', 4194304, true);
+
+
+--
+-- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
+--
+
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710675151014658998/5', 1, 3104185208002314240, '2026-11-21 17:17:41.410409+00');
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710675151014658998/5', 1, 3104185208002314240, '2026-11-21 17:17:41.46714+00');
+
+
+--
+-- Data for Name: shardids_version; Type: TABLE DATA; Schema: shardids; Owner: -
+--
+
+INSERT INTO shardids.shardids_version VALUES ('node_0001');
+
+
+--
+-- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-21 17:17:41.150942+00');
+
+
+--
+-- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-21 17:17:41.497222+00');
+
+
+--
+-- Data for Name: placement; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
+INSERT INTO shardids_catalog.placement VALUES (0, 'a', 'active');
+INSERT INTO shardids_catalog.placement VALUES (1, 'a', 'active');
+
+
+--
+-- Data for Name: shardids_version; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
+INSERT INTO shardids_catalog.shardids_version VALUES ('catalog_0001');
+
+
+--
+-- Name: id_counter; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
+--
+
+SELECT pg_catalog.setval('shard_0000.id_counter', 5, true);
+
+
+--
+-- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
+--
+
+SELECT pg_catalog.setval('shard_0000.id_offset', 3104185299216575790, true);
+
+
+--
+-- Name: id_counter; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
+--
+
+SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
+
+
+--
+-- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
+--
+
+SELECT pg_catalog.setval('shard_0001.id_offset', -1, true);
+
+
+--
+-- Name: kept kept_pkey; Type: CONSTRAINT; Schema: shard_0000; Owner: -
+--
+
+ALTER TABLE ONLY shard_0000.kept
+    ADD CONSTRAINT kept_pkey PRIMARY KEY (id);
+
+
+--
+-- Name: shardids_version shardids_version_pkc; Type: CONSTRAINT; Schema: shard_0000; Owner: -
+--
+
+ALTER TABLE ONLY shard_0000.shardids_version
+    ADD CONSTRAINT shardids_version_pkc PRIMARY KEY (version_num);
+
+
+--
+-- Name: shardids_version shardids_version_pkc; Type: CONSTRAINT; Schema: shard_0001; Owner: -
+--
+
+ALTER TABLE ONLY shard_0001.shardids_version
+    ADD CONSTRAINT shardids_version_pkc PRIMARY KEY (version_num);
+
+
+--
+-- Name: node node_pkey; Type: CONSTRAINT; Schema: shardids; Owner: -
+--
+
+ALTER TABLE ONLY shardids.node
+    ADD CONSTRAINT node_pkey PRIMARY KEY (only_row);
+
+
+--
+-- Name: shard shard_pkey; Type: CONSTRAINT; Schema: shardids; Owner: -
+--
+
+ALTER TABLE ONLY shardids.shard
+    ADD CONSTRAINT shard_pkey PRIMARY KEY (id);
+
+
+--
+-- Name: shard shard_schema_key; Type: CONSTRAINT; Schema: shardids; Owner: -
+--
+
+ALTER TABLE ONLY shardids.shard
+    ADD CONSTRAINT shard_schema_key UNIQUE (schema);
+
+
+--
+-- Name: shardids_version shardids_version_pkc; Type: CONSTRAINT; Schema: shardids; Owner: -
+--
+
+ALTER TABLE ONLY shardids.shardids_version
+    ADD CONSTRAINT shardids_version_pkc PRIMARY KEY (version_num);
+
+
+--
+-- Name: cluster cluster_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.cluster
+    ADD CONSTRAINT cluster_pkey PRIMARY KEY (only_row);
+
+
+--
+-- Name: node node_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.node
+    ADD CONSTRAINT node_pkey PRIMARY KEY (name);
+
+
+--
+-- Name: placement placement_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.placement
+    ADD CONSTRAINT placement_pkey PRIMARY KEY (shard);
+
+
+--
+-- Name: shardids_version shardids_version_pkc; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.shardids_version
+    ADD CONSTRAINT shardids_version_pkc PRIMARY KEY (version_num);
+
+
+--
+-- Name: placement_node_idx; Type: INDEX; Schema: shardids_catalog; Owner: -
+--
+
+CREATE INDEX placement_node_idx ON shardids_catalog.placement USING btree (node);
+
+
+--
+-- Name: node changed; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE ON shardids_catalog.node FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.changed();
+
+
+--
+-- Name: placement changed; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE ON shardids_catalog.placement FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.changed();
+
+
+--
+-- Name: placement placement_node_fkey; Type: FK CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.placement
+    ADD CONSTRAINT placement_node_fkey FOREIGN KEY (node) REFERENCES shardids_catalog.node(name) ON UPDATE CASCADE;
+
+
+--
+-- Name: FUNCTION next_id(); Type: ACL; Schema: shard_0000; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shard_0000.next_id() FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION next_ids(n integer); Type: ACL; Schema: shard_0000; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shard_0000.next_ids(n integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION next_id(); Type: ACL; Schema: shard_0001; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shard_0001.next_id() FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION next_ids(n integer); Type: ACL; Schema: shard_0001; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shard_0001.next_ids(n integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION activate(shard integer, above_tick bigint); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.activate(shard integer, above_tick bigint) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION fence(shard integer, moved_to text, OUT high_water_tick bigint); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.fence(shard integer, moved_to text, OUT high_water_tick bigint) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION grant_usage(shard integer, role name); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.grant_usage(shard integer, role name) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION revoke_usage(shard integer, role name); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.revoke_usage(shard integer, role name) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION stop(shard integer, id_counter regclass, id_offset regclass, OUT high_water_tick bigint); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.stop(shard integer, id_counter regclass, id_offset regclass, OUT high_water_tick bigint) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION grant_usage(role name); Type: ACL; Schema: shardids_catalog; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids_catalog.grant_usage(role name) FROM PUBLIC;
+
+
+--
+-- PostgreSQL database dump complete
+--
+
+
