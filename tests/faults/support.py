@@ -1,4 +1,4 @@
-"""What the fault tests share: ways to draw, a clock to be moved, and waiting."""
+"""What the fault tests share: ways to draw, connections, and waiting."""
 
 from __future__ import annotations
 
@@ -74,41 +74,6 @@ def until(true: Callable[[], object], what: str) -> None:
     while not true():
         assert time.monotonic() < deadline, f"it did not come about that {what}"
         time.sleep(0.005)
-
-
-class Clock:
-    """The clock of a server that is started with ``env``: the machine's, plus what :meth:`set` says."""
-
-    def __init__(self, folder: Path) -> None:
-        self._file = folder / "clock"
-        self.set(0)
-
-    @property
-    def env(self) -> dict[str, str]:
-        return {
-            "LD_PRELOAD": str(faketime_library()),
-            "FAKETIME_TIMESTAMP_FILE": str(self._file),
-            "FAKETIME_NO_CACHE": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        }
-
-    def set(self, ahead_s: float) -> None:
-        """Steps the clock, for all processes at once."""
-        new = self._file.with_suffix(".new")
-        new.write_text(f"{ahead_s:+.3f}s\n")
-        new.chmod(0o644)
-        new.replace(self._file)
-
-
-def faketime_library() -> Path:
-    folders = [
-        *Path("/usr/lib").glob("*/faketime"),
-        Path("/usr/lib/faketime"),
-        Path("/usr/local/lib/faketime"),
-    ]
-    found = [path for folder in folders for path in folder.glob("libfaketimeMT*")]
-    assert found, "libfaketimeMT is not there; install it: apt-get install libfaketime"
-    return found[0]
 
 
 @contextmanager

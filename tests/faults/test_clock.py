@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from functools import partial
 from typing import Any
@@ -11,10 +10,10 @@ import numpy as np
 import psycopg
 import pytest
 
+from tests.faults.clock import Clock
 from tests.faults.conftest import Finish, Record
 from tests.faults.support import (
     LAYOUT,
-    Clock,
     assert_refused,
     clock_ms,
     connect,
@@ -41,29 +40,15 @@ def test_a_clock_that_is_stepped_under_load(
             until(partial(is_ahead, admin, ahead_s), f"the server's clock is stepped by {ahead_s} s")
             recorder.await_ids()
             time.sleep(scaled(0.0, 1.0))
-    steps = swing(clock, scaled(4.0, 20.0))
+    clock.swing(scaled(4.0, 20.0), steps=scaled(400, 4000))
     recorder.await_ids()
     finish(recorder)
-    assert steps > scaled(200, 1000)
 
 
 def is_ahead(connection: psycopg.Connection[Any], ahead_s: float) -> bool:
     """Whether the server's clock differs so much from the machine's."""
     machine_ms = time.time_ns() // 1_000_000 - LAYOUT.epoch_ms
     return abs(clock_ms(connection) - machine_ms - ahead_s * 1000) < 1000
-
-
-def swing(clock: Clock, duration_s: float) -> int:
-    """Steps the clock to anywhere within 200 s every few ms; how often."""
-    chance = random.Random(1)
-    end = time.monotonic() + duration_s
-    steps = 0
-    while time.monotonic() < end:
-        clock.set(chance.uniform(-200, 200))
-        steps += 1
-        time.sleep(0.003)
-    clock.set(0)
-    return steps
 
 
 def test_ticks_too_far_ahead_wait_for_the_clock(

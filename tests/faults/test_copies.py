@@ -12,13 +12,13 @@ from psycopg.conninfo import conninfo_to_dict
 
 from shardids.embedded import EmbeddedServer
 from tests.clients import Dumper
+from tests.faults.clock import Clock
 from tests.faults.conftest import Finish, Record, make_database, make_node
 from tests.faults.recorder import Recorder
 from tests.faults.replicas import subscribe, unsubscribe
 from tests.faults.support import (
     ALL_KINDS,
     SLOW_KINDS,
-    Clock,
     assert_refused,
     connect,
     end_sessions,

@@ -16,7 +16,7 @@ SESSIONS = 16
 
 def test_a_fenced_shard_issues_nothing_and_goes_on_above(node: str, record: Record, finish: Finish) -> None:
     recorder = record(node, expected=("SI002",))
-    recorder.start(SESSIONS, most=500)
+    recorder.start(SESSIONS)
     fences: list[tuple[int, int, int]] = []
     end = time.monotonic() + scaled(4, 30)
     with connect(node) as admin:

@@ -11,10 +11,11 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from shardids.embedded import EmbeddedServer
+from tests.faults.clock import Clock
 from tests.faults.conftest import Finish, Record
 from tests.faults.recorder import Recorder
 from tests.faults.replicas import has_all_of, is_receiving, standby_of, stop_receiving
-from tests.faults.support import SLOW_KINDS, Clock, connect, scalar, scaled, until
+from tests.faults.support import SLOW_KINDS, connect, scalar, scaled, until
 
 SESSIONS = 8
 AHEAD_S = 3
