@@ -8,7 +8,7 @@ from shardids.cluster import Cluster
 from shardids.errors import ShardidsError
 from shardids.generator import IdBlock
 from shardids.layout import DecodedId, IdRange, Layout
-from shardids.orm import next_id, primary_key
+from shardids.orm import next_id, primary_key, sharding_key
 
 __version__ = "0.1.0"
 
@@ -21,4 +21,5 @@ __all__ = [
     "ShardidsError",
     "next_id",
     "primary_key",
+    "sharding_key",
 ]

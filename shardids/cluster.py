@@ -6,7 +6,6 @@ import logging
 from threading import Lock
 from types import TracebackType
 from typing import Any, Self
-from uuid import UUID
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import URL
@@ -19,12 +18,11 @@ from shardids.errors import BadArgument, ShardidsError
 from shardids.generator import IdBlock
 from shardids.idtext import as_integer, shown
 from shardids.layout import DecodedId, Layout
+from shardids.models import Key
+from shardids.routing import FanOut, HomeSession, RoutedSession
 from shardids.topology import Node, Placement, schema_name, shard_for_key
 
 log = logging.getLogger(__name__)
-
-Key = int | str | bytes | UUID
-"""What a row can be sharded by."""
 
 
 class Cluster:
@@ -157,13 +155,26 @@ class Cluster:
         """A plain SQLAlchemy session on one shard: of a key, of an ID's origin, or by number.
 
         Models without a schema live in the shard's schema, through ``schema_translate_map``. ``options`` go
-        to :class:`sqlalchemy.orm.Session`. Nothing is connected before the first statement.
+        to :class:`sqlalchemy.orm.Session`. Nothing is connected before the first statement. A flush that
+        holds an object of another shard is refused before anything is written.
 
         Raises:
             BadArgument: not exactly one of ``key``, ``id`` and ``shard``, or a value out of range.
             UnknownShard: no node holds the shard.
         """
-        return Session(self.shard_engine(self._pick(key, id, shard)), **options)
+        number = self._pick(key, id, shard)
+        return HomeSession(self.shard_engine(number), finder=self, shard=number, **options)
+
+    def sharded_session(self, *, fan_out: FanOut = "allow", **options: Any) -> RoutedSession:
+        """A SQLAlchemy session over all shards, with one connection and one transaction a node.
+
+        Objects are written where their sharding key, their ID or their parents say. Statements go to the
+        shards that their criteria name, as ``User.id == …`` and ``User.name.in_([…])`` do; those that name
+        none ask all shards, or are refused with ``fan_out="error"``. ``options`` go to
+        :class:`sqlalchemy.orm.Session`. COMMIT is one node after another: a transaction that writes to two
+        is not atomic unless ``twophase=True``.
+        """
+        return RoutedSession(self, fan_out=fan_out, **options)
 
     def connection(self, shard: int) -> Connection:
         """A Core connection on one shard, with the same ``schema_translate_map``."""
