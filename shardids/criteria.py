@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import BindParameter, ColumnElement
 from sqlalchemy.sql import operators, visitors
-from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList, ClauseList, False_, Grouping
+from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList, False_, Grouping, UnaryExpression
 
 from shardids.errors import ShardidsError
 from shardids.models import ShardFinder, Tells, how_it_tells
@@ -55,25 +55,21 @@ def shards_named(where: ColumnElement[bool] | None, parameters: Any, finder: Sha
     return Named(shards=shards, lists=reader.lists)
 
 
-def with_lists_of(statement: Any, named: Named, shard: int) -> Any:
-    """The statement, with only those values in its IN lists that belong to the shard."""
+def narrowed(statement: Any, parameters: Any, named: Named, shard: int) -> tuple[Any, Any]:
+    """The statement and its parameters, with only those values in IN lists that belong to the shard."""
     if not named.lists:
-        return statement
+        return statement, parameters
+    given = parameters if isinstance(parameters, Mapping) else {}
+    inside = named.lists.keys() - given.keys()
 
     def narrow(parameter: BindParameter[Any]) -> None:
-        values = named.lists.get(parameter.key)
-        if values is not None and parameter.value is not None:
-            parameter.value = values.get(shard, [])
+        if parameter.key in inside:
+            parameter.value = named.lists[parameter.key].get(shard, [])
 
-    return visitors.cloned_traverse(statement, {}, {"bindparam": narrow})
-
-
-def parameters_of(parameters: Any, named: Named, shard: int) -> dict[str, Any]:
-    """The values that were given beside the statement, narrowed in the same way."""
-    return {
-        name: named.lists[name].get(shard, []) if name in named.lists else value
-        for name, value in (parameters or {}).items()
-    }
+    if inside:
+        statement = visitors.cloned_traverse(statement, {"maintain_key": True}, {"bindparam": narrow})
+    narrow_given = {name: named.lists[name].get(shard, []) for name in named.lists.keys() & given.keys()}
+    return statement, {**given, **narrow_given} if narrow_given else parameters
 
 
 class _Reader:
@@ -86,6 +82,8 @@ class _Reader:
         match element:
             case False_():
                 return frozenset()
+            case UnaryExpression() if element.operator is operators.is_true:
+                return self.read(element.element)
             case Grouping():
                 return self.read(element.element)
             case BooleanClauseList() if element.operator is operators.and_:
@@ -144,8 +142,8 @@ class _Reader:
             if not isinstance(one, BinaryExpression):
                 continue
             sides: list[tuple[Any, Any, Any]] = []
-            if _is_between(one) and isinstance(one.right, ClauseList):
-                low, high = one.right.clauses
+            if one.operator is operators.between_op:
+                low, high = getattr(one.right, "clauses", (None, None))
                 sides = [(one.left, operators.ge, low), (one.left, operators.le, high)]
             elif one.operator in _MIRRORED:
                 sides = [
@@ -184,10 +182,6 @@ class _Reader:
 def _tells(element: ColumnElement[Any]) -> Tells | None:
     bases = element.base_columns
     return how_it_tells(next(iter(bases))) if len(bases) == 1 else None
-
-
-def _is_between(element: ColumnElement[Any]) -> bool:
-    return isinstance(element, BinaryExpression) and element.operator is operators.between_op
 
 
 def _common(choices: Iterable[Choice]) -> Choice:
