@@ -79,20 +79,21 @@ class _Reader:
         self._finder = finder
 
     def read(self, element: object) -> Choice:
+        shards: Choice = None
         match element:
             case False_():
-                return frozenset()
+                shards = frozenset()
             case UnaryExpression() if element.operator is operators.is_true:
-                return self.read(element.element)
+                shards = self.read(element.element)
             case Grouping():
-                return self.read(element.element)
+                shards = self.read(element.element)
             case BooleanClauseList() if element.operator is operators.and_:
-                return self._all_of(element.clauses)
+                shards = self._all_of(element.clauses)
             case BooleanClauseList() if element.operator is operators.or_:
-                return _united(map(self.read, element.clauses))
+                shards = _united(map(self.read, element.clauses))
             case BinaryExpression():
-                return _common([self._compared(element), *self._ranges([element])])
-        return None
+                shards = _common([self._compared(element), *self._ranges([element])])
+        return shards
 
     def _all_of(self, elements: Iterable[Any]) -> Choice:
         clauses = list(elements)

@@ -224,9 +224,11 @@ def test_savepoints_and_rollback_reach_all_nodes(cluster: Cluster) -> None:
             session.add_all(User(name=name) for name in names[1::2])
             session.flush()
             inner.rollback()
-        with pytest.raises(IntegrityError), session.begin_nested():
-            session.add(User(name=names[0]))
+        inner = session.begin_nested()
+        session.add(User(name=names[0]))
+        with pytest.raises(IntegrityError):
             session.flush()
+        inner.rollback()
         session.commit()
         session.add_all(User(name=name) for name in names[1::2])
         session.flush()
