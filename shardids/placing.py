@@ -11,7 +11,7 @@ from sqlalchemy.orm import InstanceState, PassiveFlag, Session
 from sqlalchemy.orm.attributes import get_history
 from sqlalchemy.sql.elements import ClauseElement
 
-from shardids.errors import BadArgument, ShardidsError
+from shardids.errors import BadArgument, ShardidsError, WrongShard
 from shardids.models import ShardFinder, Tells, facts_of
 
 State = InstanceState[Any]
@@ -67,7 +67,7 @@ def keep_home(session: Session, finder: ShardFinder, home: int) -> None:
         state: State = inspect(one)
         for sign in chain(signs_of(state, finder), *(signs_of(r, finder) for r in _new_relatives(state))):
             if sign.shard != home:
-                raise BadArgument(
+                raise WrongShard(
                     f"{described(state)} can't be written in a session of shard {home}: {sign}",
                     hint="Foreign keys can't cross shards. Open the session on the object's own shard, or on"
                     " all of them: cluster.sharded_session(). Nothing was written.",
@@ -128,7 +128,7 @@ def _agreed(signs: Iterable[Sign], about: State) -> int:
         if first is None:
             first = sign
         elif sign.shard != first.shard:
-            raise BadArgument(
+            raise WrongShard(
                 f"{described(sign.state)} would belong to two shards: {first}, but {sign}",
                 hint="Foreign keys can't cross shards: objects that refer to each other live in one shard."
                 " Nothing was written.",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, Protocol
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
-from sqlalchemy import Connection, Engine, Executable, Result, event, inspect
+from sqlalchemy import Connection, Engine, Result, event, inspect
 from sqlalchemy.ext.horizontal_shard import ShardedQuery, ShardedSession, set_shard_id
 from sqlalchemy.orm import Mapper, ORMExecuteState, Session
 
@@ -13,70 +14,8 @@ from shardids.criteria import shards_named
 from shardids.errors import BadArgument
 from shardids.models import ShardFinder, facts_of
 from shardids.placing import State, keep_home, place, shard_of_identity
-from shardids.topology import Node
-
-FanOut = Literal["allow", "error"]
-"""What becomes of a statement that names no shard: it asks all shards, or it is refused."""
-
-
-class Shards(ShardFinder, Protocol):
-    """What a session over all shards asks the cluster."""
-
-    def node_of(self, shard: int) -> Node:
-        """The node that holds a shard now."""
-
-    def engine(self, node: Node) -> Engine:
-        """The engine of a node."""
-
-    def schema_of(self, shard: int) -> str:
-        """The schema of a shard."""
-
-
-class ShardConnection:
-    """A node's connection as the flush of one shard's objects sees it.
-
-    What it executes has the shard's ``schema_translate_map``; all else is the node's connection's own.
-    SQLAlchemy puts rows whose connections are equal into one INSERT, so two of these are equal only if their
-    shards are.
-    """
-
-    __slots__ = ("_connection", "_options")
-
-    def __init__(self, connection: Connection, options: Mapping[str, Any]) -> None:
-        self._connection = connection
-        self._options = options
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._connection, name)
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, ShardConnection)
-            and self._connection is other._connection
-            and self._options == other._options
-        )
-
-    def __hash__(self) -> int:
-        return hash(self._connection)
-
-    def execute(
-        self,
-        statement: Executable,
-        parameters: Any = None,
-        *,
-        execution_options: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """As :meth:`sqlalchemy.Connection.execute`, in the shard."""
-        options = {**(execution_options or {}), **self._options}
-        return self._connection.execute(statement, parameters, execution_options=options)
-
-    def scalar(self, statement: Executable, parameters: Any = None, **options: Any) -> Any:
-        """As :meth:`sqlalchemy.Connection.scalar`, in the shard."""
-        return self.execute(statement, parameters, **options).scalar()
-
-    def scalars(self, statement: Executable, parameters: Any = None, **options: Any) -> Any:
-        """As :meth:`sqlalchemy.Connection.scalars`, in the shard."""
-        return self.execute(statement, parameters, **options).scalars()
+from shardids.shardconnection import ShardConnection
+from shardids.statements import FanOut, Shards, execute, insert
 
 
 class RoutedSession(ShardedSession):
@@ -90,8 +29,9 @@ class RoutedSession(ShardedSession):
         Session.__init__(self, **{"query_cls": ShardedQuery, **options})
         self.shards = shards
         self.fan_out = fan_out
-        self.identity_chooser = self._tokens
-        self._placed: dict[State, int] = {}
+        self.identity_chooser = lambda *_, **__: [None]
+        self._placed: dict[State, int] | None = None
+        self._inserting: int | None = None
 
     def get(self, entity: Any, ident: Any, **options: Any) -> Any:
         """As :meth:`sqlalchemy.orm.Session.get`, in the one shard that the primary key tells."""
@@ -117,19 +57,36 @@ class RoutedSession(ShardedSession):
         if shard_id is None and instance is not None:
             shard_id = self._shard_of(inspect(instance))
         if shard_id is None:
+            shard_id = self._inserting
+        if shard_id is None:
             raise BadArgument(
                 "a session over all shards has no connection of its own",
                 hint='Name the shard: bind_arguments={"shard_id": number}',
             )
         return self.shards.engine(self.shards.node_of(shard_id))
 
-    def connection_callable(
-        self, mapper: Any = None, instance: Any = None, shard_id: Any = None, **_: Any
-    ) -> Any:
-        """The connection that a flush writes an object over."""
-        shard = self._shard_of(inspect(instance)) if shard_id is None else shard_id
-        connection = self.connection(bind_arguments={"bind": self.get_bind(shard_id=shard)})
-        return ShardConnection(connection, self.options_of(shard))
+    # SQLAlchemy takes its absence for leave to insert many rows at once.
+    @property
+    def connection_callable(self) -> Any:  # type: ignore[override]  # a method there, None in Session
+        """What gives a flush the connection to write an object over; ``None`` during a bulk INSERT."""
+        return self._connection_for if self._inserting is None else None
+
+    def _connection_for(self, mapper: Any = None, instance: Any = None, **_: Any) -> Any:
+        shard = self._shard_of(inspect(instance))
+        return ShardConnection(self.node_connection(shard), self.options_of(shard))
+
+    def node_connection(self, shard: int) -> Connection:
+        """The session's connection to the node that holds a shard, in its transaction."""
+        return self.connection(bind_arguments={"bind": self.get_bind(shard_id=shard)})
+
+    @contextmanager
+    def inserting(self, shard: int) -> Iterator[None]:
+        """While rows are inserted into one shard, not objects into any."""
+        self._inserting = shard
+        try:
+            yield
+        finally:
+            self._inserting = None
 
     def options_of(self, shard: int) -> dict[str, Any]:
         """The execution options that send a statement into a shard."""
@@ -137,7 +94,7 @@ class RoutedSession(ShardedSession):
 
     def _shard_of(self, state: State) -> int:
         """The shard of an object that is being flushed, or was."""
-        shard = self._placed.get(state)
+        shard = (self._placed or {}).get(state)
         if shard is None:
             shard = shard_of_identity(state, self.shards)
         if shard is None:
@@ -153,23 +110,28 @@ class RoutedSession(ShardedSession):
             return None
         return facts.shard_of_identity(identity, self.shards)
 
-    def _tokens(
-        self, mapper: Mapper[Any], primary_key: Any, *, lazy_loaded_from: State | None = None, **_: Any
-    ) -> Iterable[str | None]:
-        """The identity tokens that a row of this primary key may have: see :func:`token`."""
-        return [None]
-
     def place(self) -> None:
         """Finds the shards of what is about to be flushed; raises before anything is written."""
         self._placed = place(self, self.shards)
 
     def forget(self) -> None:
         """Ends what :meth:`place` began."""
-        self._placed = {}
+        self._placed = None
+
+    def _autoflushes(self, context: ORMExecuteState) -> bool:
+        wanted = self.autoflush and context.execution_options.get("autoflush", True)
+        return bool(wanted) and self._placed is None
+
+    def execute_chooser(self, context: ORMExecuteState) -> list[int]:
+        """The shards that a statement asks; all of them if it names none."""
+        named = shards_named(getattr(context.statement, "whereclause", None), context.parameters, self.shards)
+        return sorted(self.shards.placement.node_of if named.shards is None else named.shards)
 
     def route(self, context: ORMExecuteState) -> Result[Any] | None:
         """Sends a statement into its shards; ``None`` if it goes on by itself, into its only one."""
         shard = self._named(context)
+        if context.is_insert and self._inserting is None:
+            return insert(self, context, shard)
         if shard is not None:
             self._go_on(context, shard)
             return None
@@ -179,7 +141,9 @@ class RoutedSession(ShardedSession):
             # Criteria that contradict each other find nothing, wherever they are asked.
             self._go_on(context, next(iter(named.shards), 0))
             return None
-        raise BadArgument("the statement does not name a single shard")
+        if self._autoflushes(context):
+            self.flush()
+        return execute(self, context, named)
 
     def _go_on(self, context: ORMExecuteState, shard: int) -> None:
         context.bind_arguments["shard_id"] = shard
@@ -192,6 +156,8 @@ class RoutedSession(ShardedSession):
             if isinstance(option, set_shard_id):
                 return int(option.shard_id)
         named = context.bind_arguments.get("shard_id", context.execution_options.get("_sa_shard_id"))
+        if named is None and context.is_insert:
+            return self._inserting
         return None if named is None else int(named)
 
 

@@ -6,16 +6,41 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
-from sqlalchemy import Connection, ForeignKey, event, select
+from sqlalchemy import (
+    Connection,
+    ForeignKey,
+    collate,
+    delete,
+    event,
+    exists,
+    func,
+    insert,
+    literal_column,
+    nulls_last,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import DeclarativeBase, Mapped, joinedload, mapped_column, relationship, selectinload
+from sqlalchemy.orm import (
+    DeclarativeBase,
+    Mapped,
+    joinedload,
+    mapped_column,
+    relationship,
+    selectinload,
+    subqueryload,
+)
 from sqlalchemy.orm.exc import StaleDataError
 
 from shardids import Cluster, primary_key, sharding_key
-from shardids.errors import BadArgument
+from shardids.errors import BadArgument, FanOutRefused, WrongShard
+from shardids.replay import STAND_IN
 from tests.conftest import BlankDatabases, found_cluster
 
 
@@ -85,8 +110,10 @@ def statements(cluster: Cluster) -> Iterator[list[str]]:
     """The statements that the nodes get meanwhile."""
     sent: list[str] = []
 
-    def note(_connection: Connection, _cursor: object, statement: str, *_rest: object) -> None:
-        sent.append(statement)
+    def note(_connection: Connection, _cursor: object, statement: str, *rest: Any) -> None:
+        stand_in = rest[1].execution_options.get(STAND_IN)
+        if stand_in is None or stand_in.spent:
+            sent.append(statement)
 
     engines = [cluster.engine(node) for node in cluster.placement.nodes.values()]
     for engine in engines:
@@ -340,3 +367,302 @@ def test_ids_of_no_shard(cluster: Cluster) -> None:
                 use()
             assert "0 to 7" in caught.value.hint
         assert sent == []
+
+
+# Statements that ask several shards.
+
+
+def test_rows_of_all_shards_are_merged(cluster: Cluster) -> None:
+    ids = people(cluster)
+    ages = {name: n % 2 for n, name in enumerate(ids)}
+    by_id = sorted(ids.values())
+    with cluster.sharded_session() as session:
+
+        def users(*order: Any, **parts: int) -> list[int]:
+            query = select(User).order_by(*order).limit(parts.get("limit")).offset(parts.get("offset"))
+            with statements(cluster) as sent:
+                found = [user.id for user in session.scalars(query)]
+            assert len(sent) == 2
+            return found
+
+        assert sorted(users()) == by_id
+        assert len(users(limit=5)) == 5
+        assert users(User.id) == by_id
+        assert users(User.id.desc()) == by_id[::-1]
+        assert users(User.id, limit=5) == by_id[:5]
+        assert users(User.id, limit=5, offset=3) == by_id[3:8]
+        assert users(User.id, offset=14) == by_id[14:]
+        assert users(User.id, limit=0) == []
+        assert users(User.id, limit=5, offset=20) == []
+        by_age = sorted(by_id, key=lambda id_: (-ages[next(n for n, i in ids.items() if i == id_)], id_))
+        assert users(User.age.desc(), User.id, limit=9) == by_age[:9]
+        by_name = [id_ for _, id_ in sorted(ids.items())]
+        assert users(collate(User.name, "C"), limit=7) == by_name[:7]
+        assert users(-User.id) == by_id[::-1]
+
+
+def test_nulls_are_sorted_as_in_postgresql(cluster: Cluster) -> None:
+    with cluster.sharded_session() as session, session.begin():
+        for shard in range(8):
+            for name, age in zip(names_for(cluster, shard, 3), (shard, None, -shard), strict=True):
+                session.add(User(name=name, age=age))
+    ages = sorted([*range(8), *range(0, -8, -1)])
+    with cluster.sharded_session() as session:
+        for order, expected in (
+            (User.age, [*ages, *[None] * 8]),
+            (User.age.desc(), [*[None] * 8, *ages[::-1]]),
+            (User.age.asc().nulls_first(), [*[None] * 8, *ages]),
+            (nulls_last(User.age.desc()), [*ages[::-1], *[None] * 8]),
+        ):
+            assert session.scalars(select(User.age).order_by(order)).all() == expected
+            assert (
+                session.scalars(select(User.age).order_by(order).limit(5).offset(6)).all() == expected[6:11]
+            )
+            assert [user.age for user in session.scalars(select(User).order_by(order))] == expected
+
+
+def test_rows_without_objects(cluster: Cluster) -> None:
+    ids = people(cluster)
+    with cluster.sharded_session() as session:
+        query = select(User.name, func.upper(User.name).label("loud"), User.id).order_by(User.id)
+        rows = session.execute(query).all()
+        assert [(row.name, row.loud, row.id) for row in rows] == [
+            (name, name.upper(), id_) for name, id_ in sorted(ids.items(), key=lambda pair: pair[1])
+        ]
+        joined = select(User, Photo.caption).join(Photo).order_by(Photo.id.desc()).limit(3)
+        last = session.execute(joined).all()
+        assert [row.caption.split(",")[0] for row in last] == [row.User.name for row in last]
+        core = select(User.__table__.c.id).order_by("id")
+        assert session.scalars(core).all() == sorted(ids.values())
+        renamed = select(User.id.label("number")).order_by("number")
+        assert session.scalars(renamed).all() == sorted(ids.values())
+        percent = select(User.name).where(User.name.like("name %"), literal_column("'%'") == "%")
+        assert sorted(session.scalars(percent)) == sorted(ids)
+        streamed = list(session.scalars(select(User.id).order_by(User.id)).partitions(5))
+        assert [len(part) for part in streamed] == [5, 5, 5, 1]
+
+
+def test_values_are_split_by_shard(cluster: Cluster) -> None:
+    ids = people(cluster)
+    some = [id_ for id_ in ids.values() if cluster.shard_of(id_) in (1, 2, 6)]
+    with cluster.sharded_session(fan_out="error") as session:
+        sent: list[tuple[str, Any]] = []
+
+        def note(_c: object, _cursor: object, statement: str, parameters: Any, *_rest: object) -> None:
+            sent.append((statement, parameters))
+
+        for node in cluster.placement.nodes.values():
+            event.listen(cluster.engine(node), "before_cursor_execute", note)
+        found = session.scalars(select(User).where(User.id.in_(some)).order_by(User.id)).all()
+        assert [user.id for user in found] == sorted(some)
+        asked = [one for one in sent if "shardids_key_0" in one[0] and "any_shard" not in one[0]]
+        assert len(asked) == 2
+        for statement, parameters in asked:
+            for shard, values in re.findall(r"shard_(\d{4})\.users\.id IN \(([^)]*\))", statement):
+                names = re.findall(r"%\((\w+)\)", values)
+                assert {cluster.shard_of(parameters[name]) for name in names} == {int(shard)}
+        names = [name for name, id_ in ids.items() if id_ in some]
+        assert len(session.scalars(select(User).where(User.name.in_(names))).all()) == 6
+        for node in cluster.placement.nodes.values():
+            event.remove(cluster.engine(node), "before_cursor_execute", note)
+
+
+def test_relationships_of_rows_of_all_shards(cluster: Cluster) -> None:
+    ids = people(cluster)
+    deep = (
+        selectinload(User.photos).selectinload(Photo.tags),
+        joinedload(User.photos).selectinload(Photo.tags),
+        joinedload(User.photos).joinedload(Photo.tags),
+        subqueryload(User.photos).joinedload(Photo.tags),
+    )
+    for load in deep:
+        for limit in (None, 9):
+            if limit and load is deep[3]:
+                continue
+            with cluster.sharded_session() as session:
+                query = select(User).order_by(User.id.desc()).limit(limit).options(load)
+                users = session.scalars(query).unique().all()
+                assert [user.id for user in users] == sorted(ids.values(), reverse=True)[:limit]
+                with statements(cluster) as sent:
+                    for user in users:
+                        captions = [photo.caption for photo in sorted(user.photos, key=lambda p: p.id)]
+                        assert captions == [f"{user.name}, 1", f"{user.name}, 2"]
+                        assert [[tag.word for tag in photo.tags] for photo in user.photos] == [
+                            ["red", "blue"]
+                        ] * 2
+                assert sent == []
+    with cluster.sharded_session() as session:
+        photos = session.scalars(
+            select(Photo).options(joinedload(Photo.user)).order_by(Photo.id).limit(7)
+        ).all()
+        assert [photo.caption.split(",")[0] for photo in photos] == [photo.user.name for photo in photos]
+        assert photos[0].user is session.get(User, photos[0].user_id)
+
+
+def test_aggregates_of_all_shards(cluster: Cluster) -> None:
+    people(cluster)
+    with cluster.sharded_session() as session, statements(cluster) as sent:
+        ages = select(func.count(), func.sum(User.age), func.min(User.age), func.max(User.age.label("x")))
+        assert session.execute(ages.select_from(User)).one() == (16, 8, 0, 1)
+        assert session.execute(ages.select_from(User).where(User.age > 5)).one() == (0, None, None, None)
+        assert session.scalar(select(func.count(User.id))) == 16
+        assert session.scalar(select(func.count()).select_from(select(User).subquery())) == 16
+        assert session.query(User).count() == 16
+        assert session.scalar(select(func.count(User.id).filter(User.age == 1).label("ones"))) == 8
+        assert session.scalar(select(exists().where(User.age == 1))) is True
+        assert session.scalar(select(select(User).where(User.age == 5).exists())) is False
+        assert session.scalar(select(~exists().where(User.age == 5))) is True
+        assert len(sent) == 2 * 9
+        grouped = select(Photo.user_id, func.count()).group_by(Photo.user_id).having(func.count() > 1)
+        assert [n for _, n in session.execute(grouped)] == [2] * 16
+        distinct = select(User.id, User.age).distinct().order_by(User.id)
+        assert len(session.execute(distinct).all()) == 16
+        ranked = select(Photo.id, func.row_number().over(partition_by=Photo.user_id, order_by=Photo.id))
+        assert sorted(n for _, n in session.execute(ranked)) == [1] * 16 + [2] * 16
+        counted = select(User.id, select(func.count()).where(Photo.user_id == User.id).scalar_subquery())
+        assert {n for _, n in session.execute(counted)} == {2}
+        with_photos = select(User).where(User.photos.any(Photo.caption.endswith("1")))
+        assert len(session.scalars(with_photos).all()) == 16
+        cte = select(User.id).where(User.age == 1).cte("ones")
+        assert len(session.scalars(select(User).join(cte, cte.c.id == User.id)).all()) == 8
+        locked = session.scalars(select(User).order_by(User.id).limit(3).with_for_update()).all()
+        assert [user.id for user in locked] == sorted(user.id for user in locked)
+
+
+WRONG: list[tuple[Any, str, str]] = [
+    (select(func.avg(User.age)), "avg", "sum"),
+    (select(func.count(User.age.distinct())), "count", "distinct values"),
+    (select(func.max(User.age) - func.min(User.age)), "max", "alone"),
+    (select(func.count(), User.name), "count", "alone"),
+    (select(func.max(User.name)), "language", "collate"),
+    (select(User.age).distinct(), "DISTINCT", "set()"),
+    (select(User.age, func.count()).group_by(User.age), "GROUP BY", "Group by"),
+    (select(func.count(User.id)).having(func.count(User.id) > 1), "HAVING", ""),
+    (select(User.id, func.rank().over(order_by=User.age)), "window", "Partition"),
+    (select(User).offset(3), "OFFSET", "order_by"),
+    (select(User).order_by(User.name), "language", "collate"),
+    (select(User).order_by(func.random()), "random", "number"),
+    (select(User).order_by(text("age + 1")), "ORDER BY", "column"),
+    (select(User).limit(func.abs(3)), "LIMIT", ""),
+    (select(User.id).union_all(select(Photo.id)), "CompoundSelect", "shard_id"),
+    (select(User).from_statement(text("select * from users")), "FromStatement", "shard_id"),
+    (text("select 1"), "TextClause", "shard_id"),
+    (select(func.now()), "no table", "shard_id"),
+    (select(func.count()).select_from(select(User).limit(3).subquery()), "subquery on users", "first"),
+    (select(User).where(User.age == select(func.max(User.age)).scalar_subquery()), "subquery on", "first"),
+    (update(User).values(age=1), "list of parameters", "flush"),
+    (insert(User).from_select(["name"], select(User.name)), "shard of a row of User", "shard_id"),
+]
+
+
+@pytest.mark.parametrize(("statement", "said", "hint"), WRONG, ids=[said for _, said, _ in WRONG])
+def test_what_can_not_be_combined(cluster: Cluster, statement: Any, said: str, hint: str) -> None:
+    with cluster.sharded_session() as session, statements(cluster) as sent:
+        parameters = [{"id": 1, "age": 2}] if said == "list of parameters" else None
+        with pytest.raises(BadArgument, match=re.escape(said)) as caught:
+            session.execute(statement, parameters)
+        assert hint in caught.value.hint
+        assert sent == []
+
+
+def test_text_is_sorted_where_one_node_is_asked(cluster: Cluster) -> None:
+    ids = people(cluster)
+    names = [name for name in ids if cluster.shard_for(name) < 4]
+    with cluster.sharded_session() as session:
+        found = session.scalars(select(User.name).where(User.name.in_(names)).order_by(User.name)).all()
+        assert sorted(found) == sorted(names)
+        assert session.scalars(select(func.now()), bind_arguments={"shard_id": 5}).one()
+
+
+def test_fan_out_can_be_refused(cluster: Cluster) -> None:
+    ids = people(cluster)
+    with cluster.sharded_session(fan_out="error") as session, statements(cluster) as sent:
+        for statement in (
+            select(User).order_by(User.id),
+            select(User, Photo).join(Photo),
+            select(func.count()).select_from(User),
+            update(User).values(age=5),
+            delete(User),
+        ):
+            with pytest.raises(FanOutRefused, match=r"names no shard.*does not ask all 8") as caught:
+                session.execute(statement)
+            assert re.search("on (User|users)", caught.value.message)
+            assert "shard_id" in caught.value.hint
+        assert "User.id == …, User.name == …" in caught.value.hint
+        assert sent == []
+        assert session.get_one(User, ids[names_for(cluster, 3)[0]]).photos
+        assert len(session.scalars(select(User).where(User.id.in_(ids.values()))).all()) == 16
+
+
+def test_contradictions_find_nothing(cluster: Cluster) -> None:
+    ids = list(people(cluster).values())
+    with cluster.sharded_session(fan_out="error") as session:
+        both = (User.id == ids[0]) & (User.id == ids[-1])
+        assert session.scalars(select(User).where(both)).all() == []
+        assert session.scalar(select(func.count(User.id)).where(both)) == 0
+        assert session.scalars(select(User).where(User.id.in_([]))).all() == []
+        assert session.execute(delete(User).where(both)).rowcount == 0  # type: ignore[attr-defined]
+
+
+def test_changes_in_several_shards(cluster: Cluster) -> None:
+    ids = people(cluster)
+    some = [id_ for id_ in ids.values() if cluster.shard_of(id_) in (1, 6)]
+    with cluster.sharded_session() as session, session.begin():
+        loaded = session.get_one(User, some[0])
+        done = session.execute(update(User).where(User.id.in_(some)).values(age=50))
+        assert done.rowcount == 4  # type: ignore[attr-defined]
+        assert loaded.age == 50
+        found = session.scalars(update(User).where(User.age == 1).values(age=60).returning(User.name)).all()
+        assert len(found) == 6
+        assert session.execute(delete(Tag)).rowcount == 64  # type: ignore[attr-defined]
+    with cluster.sharded_session() as session:
+        assert session.scalar(select(func.count()).select_from(Tag)) == 0
+        assert sorted(session.scalars(select(User.age).where(User.age >= 50))) == [50] * 4 + [60] * 6
+
+
+def test_rows_are_inserted_into_their_shards(cluster: Cluster) -> None:
+    names = [names_for(cluster, shard, 3)[turn] for turn in range(3) for shard in range(8)]
+    with cluster.sharded_session() as session, session.begin(), statements(cluster) as sent:
+        made = session.scalars(
+            insert(User).returning(User, sort_by_parameter_order=True), [{"name": name} for name in names]
+        ).all()
+        assert [user.name for user in made] == names
+        assert [cluster.shard_of(user.id) for user in made] == [cluster.shard_for(name) for name in names]
+        rows = [{"user_id": user.id, "caption": user.name, "version": 1} for user in made]
+        sent.clear()
+        session.execute(insert(Photo), rows)
+        assert len(sent) == 8
+        session.execute(insert(Photo.__table__), rows)
+        session.execute(insert(Photo).values(user_id=made[0].id, caption="one", version=1))
+        one = session.scalars(
+            postgresql.insert(User).on_conflict_do_nothing().returning(User.name), {"name": names[0]}
+        ).all()
+        assert one == []
+        tags = [{"word": "x", "photo_id": photo.id} for photo in session.scalars(select(Photo))]
+        session.execute(insert(Tag), tags)
+    for shard in range(8):
+        with cluster.session(shard=shard) as session:
+            assert session.scalar(select(func.count()).select_from(User)) == 3
+            assert session.scalar(select(func.count()).select_from(Photo)) == 6 + (shard == 0)
+            assert session.scalar(select(func.count()).select_from(Tag)) == 6 + (shard == 0)
+
+
+def test_rows_without_a_shard_or_with_two(cluster: Cluster) -> None:
+    id_ = people(cluster)[names_for(cluster, 2)[0]]
+    foreign = cluster.layout.encode(ms=1, shard=8)
+    with cluster.sharded_session() as session, statements(cluster) as sent:
+        for model, row, said in (
+            (User, {"age": 5}, "nothing tells the shard of a row of User"),
+            (User, {"name": names_for(cluster, 3)[0], "id": id_}, "names shard 3"),
+            (Photo, {"user_id": foreign}, f"user_id {foreign} of a row of Photo: there is no shard 8"),
+        ):
+            with pytest.raises(BadArgument, match=said):
+                session.execute(insert(model), [{"name": "fine", "user_id": id_}, row])
+        with pytest.raises(WrongShard, match="shard 5"):
+            session.execute(
+                insert(User), [{"name": names_for(cluster, 3)[0]}], bind_arguments={"shard_id": 5}
+            )
+        assert sent == []
+        third = names_for(cluster, 5, 3)[2]
+        session.execute(insert(User), [{"name": third}], bind_arguments={"shard_id": 5})
+        assert session.scalars(select(User.name).where(User.name == third)).all() == [third]
