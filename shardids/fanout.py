@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from functools import cache, partial
-from itertools import chain, islice
-from typing import Any, TypeVar
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Connection
 
@@ -19,14 +17,14 @@ from shardids.replay import STAND_IN, Capture, Replay, Row, prepare
 _ANY_SHARD = "shardids_any_shard"
 """The schema that a statement is compiled with, to be replaced by each shard's."""
 
-_PARAMETER = re.compile(r"%%|%\(")
+_PARAMETER = re.compile(r"%%|%\((\w+)\)s")
+"""A parameter, its name the group, or a percent sign that stands for itself."""
 _MOST_THREADS = 32
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Question(NamedTuple):
     """What one shard is asked: compiled SQL, which questions may share, and the shard's schema."""
 
     schema: str
@@ -68,24 +66,45 @@ def gather(plan: Plan, asked: Mapping[Connection, Sequence[Question]]) -> Replay
 
 def node_statement(plan: Plan, questions: Sequence[Question]) -> tuple[str, dict[str, Any]]:
     """One statement, and its parameters, for all shards of a node: the branches, joined by UNION ALL."""
-    shared = len({id(question.compiled) for question in questions}) == 1
-    parameters: dict[str, Any] = {}
-    branches = []
-    for number, question in enumerate(questions):
-        prefix = "" if shared else f"shard_{number}_"
-        sql = question.compiled.sql.replace(f"{_ANY_SHARD}.", f"{question.schema}.")
-        branches.append(f"({_PARAMETER.sub(partial(_renamed, prefix), sql) if prefix else sql})")
-        parameters |= {f"{prefix}{name}": value for name, value in question.compiled.parameters.items()}
+    alike = len({id(question.compiled) for question in questions}) == 1
+    branches, parameters = _alike(questions) if alike else _unlike(questions)
     if len(branches) == 1:
         return branches[0], parameters
     sql = "\nUNION ALL ".join(branches)
     if plan.keys:
-        sql += "\nORDER BY " + ", ".join(
-            key.sql(KEY_NAME.format(number)) for number, key in enumerate(plan.keys)
-        )
+        names = (key.sql(KEY_NAME.format(number)) for number, key in enumerate(plan.keys))
+        sql += f"\nORDER BY {', '.join(names)}"
     if plan.limit is not None:
         sql += f"\nLIMIT {plan.limit + plan.offset:d}"
     return sql, parameters
+
+
+def _alike(questions: Sequence[Question]) -> tuple[list[str], dict[str, Any]]:
+    sql, parameters = _without_integers(questions[0].compiled)
+    before = f"{_ANY_SHARD}."
+    return [f"({sql.replace(before, f'{question.schema}.')})" for question in questions], parameters
+
+
+def _unlike(questions: Sequence[Question]) -> tuple[list[str], dict[str, Any]]:
+    """Branches whose parameters differ: each has its own names for them."""
+    branches: list[str] = []
+    parameters: dict[str, Any] = {}
+    for number, question in enumerate(questions):
+        sql, mine = _without_integers(question.compiled)
+        prefix = f"shard_{number}_"
+        sql = _PARAMETER.sub(lambda m, p=prefix: f"%({p}{m[1]})s" if m[1] else m[0], sql)  # type: ignore[misc]  # m is a match
+        branches.append(f"({sql.replace(f'{_ANY_SHARD}.', f'{question.schema}.')})")
+        parameters |= {f"{prefix}{name}": value for name, value in mine.items()}
+    return branches, parameters
+
+
+def _without_integers(compiled: Capture) -> tuple[str, dict[str, Any]]:
+    """The SQL with its integers written out, for the driver works by the parameter, and shards are many."""
+    integers = {name: value for name, value in compiled.parameters.items() if type(value) is int}
+    if not integers:
+        return compiled.sql, compiled.parameters
+    sql = _PARAMETER.sub(lambda m: f"({integers[m[1]]})" if m[1] in integers else m[0], compiled.sql)
+    return sql, {name: value for name, value in compiled.parameters.items() if name not in integers}
 
 
 def combined(plan: Plan, answers: Sequence[Sequence[Row]], keys: Sequence[int]) -> list[Row]:
@@ -100,14 +119,12 @@ def combined(plan: Plan, answers: Sequence[Sequence[Row]], keys: Sequence[int]) 
         columns = zip(*chain.from_iterable(answers), strict=True)
         return [[_folded(fold, values) for fold, values in zip(plan.folds, columns, strict=True)]]
 
-    def rank(row: Row) -> tuple[Any, ...]:
-        return tuple(key.rank(row[place]) for key, place in zip(plan.keys, keys, strict=True))
-
-    merged: Iterable[Row] = chain.from_iterable(answers)
-    if plan.keys and len(answers) > 1:
-        merged = heapq.merge(*answers, key=rank)
-    end = None if plan.limit is None else plan.offset + plan.limit
-    return list(islice(merged, plan.offset, end))
+    rows = list(chain.from_iterable(answers))
+    if len(answers) > 1:
+        # To sort what is made of sorted runs is to merge them.
+        for key, place in reversed(list(zip(plan.keys, keys, strict=True))):
+            key.sort(rows, place)
+    return rows[plan.offset : None if plan.limit is None else plan.offset + plan.limit]
 
 
 def together(parts: Sequence[Callable[[], T]]) -> list[T]:
@@ -129,7 +146,11 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _fetched(connection: Connection, sql: str, parameters: dict[str, Any]) -> tuple[list[Row], Any]:
-    result = connection.exec_driver_sql(sql, parameters)
+    if parameters:
+        result = connection.exec_driver_sql(sql, parameters)
+    else:
+        options = {"no_parameters": True}
+        result = connection.exec_driver_sql(sql.replace("%%", "%"), execution_options=options)
     cursor: Any = result.cursor
     try:
         return cursor.fetchall(), cursor.description
@@ -138,7 +159,7 @@ def _fetched(connection: Connection, sql: str, parameters: dict[str, Any]) -> tu
 
 
 def _renamed(prefix: str, match: re.Match[str]) -> str:
-    return match[0] + prefix if match[0] == "%(" else match[0]
+    return f"%({prefix}{match[1]})s" if match[1] else match[0]
 
 
 def _folded(fold: Callable[[list[Any]], Any], values: Iterable[Any]) -> Any:

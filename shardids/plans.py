@@ -11,6 +11,7 @@ from uuid import UUID
 
 from sqlalchemy import (
     BindParameter,
+    Column,
     ColumnElement,
     Enum,
     Select,
@@ -63,28 +64,18 @@ class OrderKey:
             f"{name} {'DESC' if self.descending else 'ASC'} NULLS {'FIRST' if self.nulls_first else 'LAST'}"
         )
 
-    def rank(self, value: Any) -> Any:
-        """What Python compares as PostgreSQL compares the value."""
-        if value is None:
-            return (0,) if self.nulls_first else (2,)
-        # NaN, the only value that differs from itself, is above all numbers and equal to itself.
-        comparable = (1, 0) if value != value else (0, value)  # noqa: PLR0124
-        return (1, _Falling(comparable)) if self.descending else (1, comparable)
+    def sort(self, rows: list[Any], place: int) -> None:
+        """Sorts rows as PostgreSQL does by the value at this place, and leaves equal ones in their order."""
+        null = (0,) if self.nulls_first is not self.descending else (3,)
 
+        def rank(row: Any) -> tuple[Any, ...]:
+            value = row[place]
+            if value is None:
+                return null
+            # NaN, the only value that differs from itself, is above all numbers and equal to itself.
+            return (1, value) if value == value else (2,)  # noqa: PLR0124
 
-class _Falling:
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __lt__(self, other: _Falling) -> bool:
-        return bool(other.value < self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Falling) and bool(other.value == self.value)
-
-    __hash__ = None  # type: ignore[assignment]  # compared, never looked up
+        rows.sort(key=rank, reverse=self.descending)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +122,13 @@ def plan(statement: Any, parameters: Any, *, several_nodes: bool) -> Plan:
     keys = tuple(_order_keys(statement, statement._order_by_clauses))
     limit = _number(statement._limit_clause, parameters, "LIMIT")
     offset = _number(statement._offset_clause, parameters, "OFFSET") or 0
-    _check_subqueries(statement)
+    parts = list(visitors.iterate(statement))[1:]
+    if not any(isinstance(part, TableClause) for part in parts):
+        raise CannotCombine(
+            "the statement names no table, and so no shard",
+            hint="Name the shard: bind_arguments={'shard_id': number}",
+        )
+    _check_subqueries(statement, parts)
     folds = _folds(statement)
     if offset and not keys:
         raise CannotCombine("OFFSET over several shards needs an order", hint="Add order_by().")
@@ -139,10 +136,8 @@ def plan(statement: Any, parameters: Any, *, several_nodes: bool) -> Plan:
         for key in keys:
             _check_sortable(key.expression)
     branch = statement
-    if limit is not None:
-        branch = branch.limit(limit + offset)
     if offset:
-        branch = branch.offset(None)
+        branch = branch.limit(None if limit is None else limit + offset).offset(None)
     branch = branch.add_columns(*(key.expression.label(KEY_NAME.format(n)) for n, key in enumerate(keys)))
     return Plan(
         branch=branch,
@@ -245,7 +240,11 @@ def _collation(expression: Any, type_: Any) -> str | None:
 
 def _folds(statement: Select[Any]) -> tuple[Fold, ...]:
     """How the columns of a statement of aggregates fold; empty if it has none."""
-    columns = list(statement.selected_columns)
+    columns = list(statement.inner_columns)
+    if not (statement._group_by_clauses or _is_distinct(statement)) and all(
+        isinstance(column, Column) for column in columns
+    ):
+        return ()
     if any(isinstance(e, Over) and not _tells_shard(_partition(e)) for c in columns for e in _inside(c)):
         raise CannotCombine(
             "a window over several shards would see one shard at a time",
@@ -331,7 +330,7 @@ def _is_distinct(statement: Any) -> bool:
 
 
 def _distinct_by(statement: Any) -> Sequence[Any]:
-    return list(statement._distinct_on) or list(statement.selected_columns)
+    return list(statement._distinct_on) or list(statement.inner_columns)
 
 
 def _tells_shard(columns: Iterable[Any]) -> bool:
@@ -344,16 +343,16 @@ def _tells_shard(columns: Iterable[Any]) -> bool:
     return False
 
 
-def _check_subqueries(statement: Select[Any]) -> None:
+def _check_subqueries(statement: Select[Any], parts: Sequence[Any]) -> None:
     """Refuses a subquery that stands for itself and would be another in each shard."""
-    parts = [e for e in visitors.iterate(statement) if e is not statement]
+    subqueries = [part for part in parts if isinstance(part, Select)]
+    if not subqueries:
+        return
     tables = {part.element for part in parts if isinstance(part, Subquery | CTE)}
     around = _sources(statement)
-    for part in parts:
-        if not isinstance(part, Select):
-            continue
+    for part in subqueries:
         limited = part._limit_clause is not None or part._offset_clause is not None
-        computed = any(map(_is_aggregate, part.selected_columns)) and not _tells_shard(part._group_by_clauses)
+        computed = any(map(_is_aggregate, part.inner_columns)) and not _tells_shard(part._group_by_clauses)
         repeated = _is_distinct(part) and not _tells_shard(_distinct_by(part))
         if (limited or computed or repeated) and (part in tables or not _is_correlated(part, around)):
             raise CannotCombine(

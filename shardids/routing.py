@@ -151,13 +151,15 @@ class RoutedSession(ShardedSession):
 
     def _named(self, context: ORMExecuteState) -> int | None:
         """The shard that is named beside the statement, in one of SQLAlchemy's ways."""
-        # SQLAlchemy has no public way to see the options of its own extension.
-        for option in context._non_compile_orm_options:
-            if isinstance(option, set_shard_id):
-                return int(option.shard_id)
-        named = context.bind_arguments.get("shard_id", context.execution_options.get("_sa_shard_id"))
+        named = context.bind_arguments.get("shard_id")
+        if named is None:
+            # SQLAlchemy has no public way to see the options of its own extension.
+            options = context._non_compile_orm_options
+            named = next((option.shard_id for option in options if isinstance(option, set_shard_id)), None)
+        if named is None:
+            named = context.execution_options.get("_sa_shard_id")
         if named is None and context.is_insert:
-            return self._inserting
+            named = self._inserting
         return None if named is None else int(named)
 
 

@@ -86,19 +86,13 @@ def execute(router: Router, context: ORMExecuteState, named: Named) -> Result[An
 def _asked(router: Router, context: ORMExecuteState, named: Named) -> list[int]:
     if named.shards is not None:
         return sorted(named.shards)
-    names = tables_of(context.statement)
-    hint = (
-        f"Say whose rows it is about: {_criteria(context)}; or name the shard:"
-        ' bind_arguments={"shard_id": number}.'
-    )
-    if not names:
-        raise BadArgument("the statement names no table, and so no shard", hint=hint)
     if router.fan_out == "error":
-        models = [mapper.class_.__name__ for mapper in context.all_mappers] or names
+        models = [mapper.class_.__name__ for mapper in context.all_mappers] or tables_of(context.statement)
         raise FanOutRefused(
             f"the statement on {', '.join(models)} names no shard, and this session does not ask all"
             f" {router.shards.shard_count} of them",
-            hint=hint,
+            hint=f"Say whose rows it is about: {_criteria(context)}; or name the shard:"
+            ' bind_arguments={"shard_id": number}.',
         )
     return sorted(router.shards.placement.node_of)
 
@@ -114,9 +108,12 @@ def _criteria(context: ORMExecuteState) -> str:
 
 
 def _select(router: Router, context: ORMExecuteState, named: Named, shards: list[int]) -> Result[Any]:
-    nodes: dict[Connection, list[int]] = defaultdict(list)
+    by_node: dict[str, list[int]] = defaultdict(list)
+    node_of = router.shards.placement.node_of
     for shard in shards:
-        nodes[router.node_connection(shard)].append(shard)
+        # What is placed nowhere yet gets the cluster's error when its connection is asked for.
+        by_node[node_of.get(shard, "")].append(shard)
+    nodes = {router.node_connection(there[0]): there for there in by_node.values()}
     how = plan(context.statement, context.parameters, several_nodes=len(nodes) > 1)
     first = next(iter(nodes))
     shared = None if named.lists else compiled(first, how.branch, context.parameters)
