@@ -87,6 +87,22 @@ class ModelFacts:
         return None
 
 
+def require_located(mapper: Mapper[Any]) -> None:
+    """Refuses a model of whose rows two in different shards may have the same primary key.
+
+    Raises:
+        BadArgument: the primary key does not tell the shard.
+    """
+    facts = facts_of(mapper)
+    if not facts.located:
+        raise BadArgument(
+            f"the primary key of {facts.name} does not tell the shard of its rows: in a session over all"
+            " shards, two could not be told apart",
+            hint="Make primary_key(), the sharding key, or a foreign key to one of them part of the primary"
+            " key; or select columns instead of objects, or use cluster.session() on one shard.",
+        )
+
+
 _KNOWN: WeakKeyDictionary[Mapper[Any], ModelFacts] = WeakKeyDictionary()
 
 

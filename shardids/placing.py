@@ -12,7 +12,7 @@ from sqlalchemy.orm.attributes import get_history
 from sqlalchemy.sql.elements import ClauseElement
 
 from shardids.errors import BadArgument, ShardidsError, WrongShard
-from shardids.models import ShardFinder, Tells, facts_of
+from shardids.models import ShardFinder, Tells, facts_of, require_located
 
 State = InstanceState[Any]
 
@@ -42,6 +42,8 @@ def place(session: Session, finder: ShardFinder) -> dict[State, int]:
         UnsupportedKey: a sharding key that has no hash.
     """
     states: list[State] = [inspect(one) for one in (*session.new, *session.dirty)]
+    for state in states:
+        require_located(state.mapper)
     bound: dict[State, list[State]] = {}
     for state in states:
         for relative in _new_relatives(state):

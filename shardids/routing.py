@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine, Result, event, inspect
 from sqlalchemy.ext.horizontal_shard import ShardedQuery, ShardedSession, set_shard_id
@@ -12,7 +13,7 @@ from sqlalchemy.orm import Mapper, ORMExecuteState, Session
 
 from shardids.criteria import shards_named
 from shardids.errors import BadArgument
-from shardids.models import ShardFinder, facts_of
+from shardids.models import ShardFinder, facts_of, require_located
 from shardids.placing import State, keep_home, place, shard_of_identity
 from shardids.shardconnection import ShardConnection
 from shardids.statements import FanOut, Shards, execute, insert
@@ -129,6 +130,7 @@ class RoutedSession(ShardedSession):
 
     def route(self, context: ORMExecuteState) -> Result[Any] | None:
         """Sends a statement into its shards; ``None`` if it goes on by itself, into its only one."""
+        _guard(context.bind_mapper)
         shard = self._named(context)
         if context.is_insert and self._inserting is None:
             return insert(self, context, shard)
@@ -170,6 +172,27 @@ class HomeSession(Session):
         super().__init__(bind, **options)
         self.finder = finder
         self.shard = shard
+
+
+_GUARDED: WeakSet[Mapper[Any]] = WeakSet()
+
+
+def _guard(mapper: Mapper[Any] | None) -> None:
+    """Sees to it that no session over all shards loads objects which it could not tell apart.
+
+    It looks at all models that are declared together with this one, for a join may load any of them.
+    """
+    if mapper is None or mapper in _GUARDED:
+        return
+    for model in mapper.registry.mappers:
+        if model not in _GUARDED and not facts_of(model).located:
+            event.listen(model, "load", _refuse)
+        _GUARDED.add(model)
+
+
+def _refuse(target: object, context: Any) -> None:
+    if isinstance(context.session, RoutedSession):
+        require_located(inspect(type(target)))
 
 
 @event.listens_for(RoutedSession, "do_orm_execute", retval=True)

@@ -54,7 +54,17 @@ class User(Base):
     id: Mapped[int] = primary_key()
     name: Mapped[str] = sharding_key(unique=True)
     age: Mapped[int | None]
+    country_code: Mapped[str | None] = mapped_column(ForeignKey("countries.code"))
+    country: Mapped[Country | None] = relationship()
     photos: Mapped[list[Photo]] = relationship(back_populates="user", cascade="all, delete-orphan")
+
+
+class Country(Base):
+    """The same in every shard: its key tells none."""
+
+    __tablename__ = "countries"
+
+    code: Mapped[str] = mapped_column(primary_key=True)
 
 
 class Photo(Base):
@@ -658,3 +668,29 @@ def test_rows_without_a_shard_or_with_two(cluster: Cluster) -> None:
         third = names_for(cluster, 5, 3)[2]
         session.execute(insert(User), [{"name": third}], bind_arguments={"shard_id": 5})
         assert session.scalars(select(User.name).where(User.name == third)).all() == [third]
+
+
+def test_objects_that_could_not_be_told_apart(cluster: Cluster) -> None:
+    people(cluster, 1)
+    for shard in range(8):
+        with cluster.session(shard=shard) as session, session.begin():
+            session.add(Country(code="NO"))
+            session.flush()
+            session.execute(update(User).values(country_code="NO"))
+    with cluster.sharded_session() as session:
+        user = session.scalars(select(User).where(User.name == names_for(cluster, 3)[0])).one()
+        for load in (
+            lambda: session.scalars(select(Country)).all(),
+            lambda: session.get(Country, "NO"),
+            lambda: user.country,
+            lambda: session.scalars(select(User).options(joinedload(User.country))).all(),
+            lambda: session.scalars(select(User).options(selectinload(User.country))).all(),
+            lambda: session.add(Country(code="SE")) or session.flush(),  # type: ignore[func-returns-value]
+        ):
+            session.expire_all()
+            with pytest.raises(BadArgument, match="primary key of Country does not tell") as caught:
+                load()
+            assert "cluster.session()" in caught.value.hint
+            session.rollback()
+        query = select(User.name, Country.code).join(Country)
+        assert len(session.execute(query).all()) == 8
