@@ -7,10 +7,15 @@ import os
 import platform
 from pathlib import Path
 
-from benchmarks import draws, provisioning
+from benchmarks import draws, provisioning, routing
 from benchmarks.report import show, write
 
-BENCHMARKS = {"draws": (draws.run, 11), "provisioning": (provisioning.run, 3)}
+BENCHMARKS = {
+    "draws": (draws.run, 11),
+    "routing": (routing.run, 151),
+    "shards": (routing.many_shards, 1),
+    "provisioning": (provisioning.run, 3),
+}
 
 
 def main() -> None:

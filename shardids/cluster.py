@@ -126,7 +126,7 @@ class Cluster:
         Raises:
             BadArgument: it is no ID of this cluster.
         """
-        return self._checked(self.layout.decode(id_).shard)
+        return self._checked(self.layout.shard_of(id_))
 
     def node_of(self, shard: int) -> Node:
         """The node that holds a shard now.

@@ -34,6 +34,9 @@ class RoutedSession(ShardedSession):
         self._placed: dict[State, int] | None = None
         self._inserting: int | None = None
 
+    # IDs tell rows of different shards apart, so there is one identity, not one for each shard to look up.
+    _identity_lookup = Session._identity_lookup  # type: ignore[assignment]  # it takes no further arguments
+
     def get(self, entity: Any, ident: Any, **options: Any) -> Any:
         """As :meth:`sqlalchemy.orm.Session.get`, in the one shard that the primary key tells."""
         shard = self._shard_of_key(inspect(entity, raiseerr=False), ident)
