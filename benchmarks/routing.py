@@ -82,7 +82,7 @@ def run(rounds: int) -> Section:
         title="Routing",
         conditions=f"{SHARDS} shards with {ROWS_A_SHARD} rows each, on two servers on one machine,"
         f" {rounds} rounds of {GETS} gets or {FAN_OUTS} times the {NEWEST} newest rows. By hand: the nodes"
-        " asked at once by two threads, objects loaded with from_statement() in a session a node, and merged.",
+        " asked at once by two threads, objects loaded with from_statement(), a session a node, and merged.",
         measures=(*gets, *newest),
         ratios=(
             ratio(gets[1], gets[0], at_most=1.15),
