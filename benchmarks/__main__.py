@@ -7,14 +7,21 @@ import os
 import platform
 from pathlib import Path
 
-from benchmarks import draws, provisioning, routing
+from benchmarks import doctor, draws, duplicates, in_python, memory, orm, provisioning, routing, rows
 from benchmarks.report import show, write
 
 BENCHMARKS = {
-    "draws": (draws.run, 11),
+    "draws": (draws.one_session, 11),
+    "sessions": (draws.many_sessions, 7),
+    "rows": (rows.run, 5),
+    "duplicates": (duplicates.run, 3),
+    "python": (in_python.run, 7),
+    "memory": (memory.run, 1),
+    "orm": (orm.run, 15),
     "routing": (routing.run, 151),
     "shards": (routing.many_shards, 1),
     "provisioning": (provisioning.run, 3),
+    "doctor": (doctor.run, 7),
 }
 
 

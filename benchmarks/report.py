@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import rich.table
 from rich.console import Console
-from rich.table import Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """A figure over another of the same rounds, and what it is to reach (``None``: nothing promised)."""
+    """A figure, mostly one over another of the same rounds, and what it is to reach, if anything."""
 
     name: str
     value: float
@@ -39,13 +39,22 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Figures that were taken once, or are shown without their spread: a row a case; units in the columns."""
+
+    columns: tuple[str, ...]
+    rows: Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
     """What one benchmark found."""
 
     title: str
     conditions: str
-    measures: tuple[Measure, ...]
-    ratios: tuple[Ratio, ...]
+    measures: tuple[Measure, ...] = ()
+    table: Table | None = None
+    ratios: tuple[Ratio, ...] = ()
 
 
 Timed = Callable[[], float]
@@ -82,16 +91,24 @@ def ratio(of: Measure, to: Measure, *, at_most: float | None = None) -> Ratio:
     return Ratio(name=f"{of.name} / {to.name}", value=of.median / to.median, at_most=at_most)
 
 
+def figure(name: str, value: float, *, at_most: float | None = None) -> Ratio:
+    """A figure that stands for itself."""
+    return Ratio(name=name, value=value, at_most=at_most)
+
+
 def show(section: Section) -> None:
     """Prints a section on the terminal."""
     console = Console(soft_wrap=True)
     console.print(f"\n[bold]{section.title}[/]\n{section.conditions}")
-    table = Table("", "median", "lowest", "highest", "", box=None, pad_edge=False)
-    for m in section.measures:
-        table.add_row(m.name, f"{m.median:.3f}", f"{m.lowest:.3f}", f"{m.highest:.3f}", m.unit)
-    console.print(table)
+    for header, rows in _grids(section):
+        grid = rich.table.Table(box=None, pad_edge=False)
+        for column in header:
+            grid.add_column(column, no_wrap=True)
+        for row in rows:
+            grid.add_row(*row)
+        console.print(grid)
     for r in section.ratios:
-        wanted = "" if r.at_most is None else f"  (at most {r.at_most:g})"
+        wanted = "" if r.at_most is None else f"  (at most {r.at_most:.3g})"
         mark = "[green]✓[/]" if r.reached else "[red]✗[/]"
         console.print(f"{mark if r.at_most is not None else ' '} {r.name}: {r.value:.2f}{wanted}")
 
@@ -104,16 +121,42 @@ def write(sections: list[Section], machine: str, folder: Path) -> None:
     lines = ["# Benchmarks", "", f"Made by `make bench`. {machine}", ""]
     for section in sections:
         lines += [f"## {section.title}", "", section.conditions, ""]
-        lines += ["| | median | lowest | highest | |", "| --- | ---: | ---: | ---: | --- |"]
-        lines += [
-            f"| {m.name} | {m.median:.3f} | {m.lowest:.3f} | {m.highest:.3f} | {m.unit} |"
-            for m in section.measures
-        ]
+        for header, rows in _grids(section):
+            lines += [*_markdown(header, rows), ""]
         if section.ratios:
-            lines += ["", "| ratio | measured | promised |", "| --- | ---: | ---: |"]
-            lines += [
-                f"| {r.name} | {r.value:.2f} | {'' if r.at_most is None else f'≤ {r.at_most:g}'} |"
+            rows = [
+                (r.name, f"{r.value:.2f}", "" if r.at_most is None else f"≤ {r.at_most:.3g}")
                 for r in section.ratios
             ]
-        lines.append("")
+            lines += [*_markdown(("", "measured", "promised"), rows), ""]
     (folder / "benchmarks.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+Rows = list[tuple[str, ...]]
+
+
+def _grids(section: Section) -> Iterator[tuple[tuple[str, ...], Rows]]:
+    """The section's tables as text, each with its header."""
+    if section.measures:
+        yield (
+            ("", "median", "lowest", "highest", ""),
+            [
+                (m.name, f"{m.median:.3f}", f"{m.lowest:.3f}", f"{m.highest:.3f}", m.unit)
+                for m in section.measures
+            ],
+        )
+    if section.table:
+        rows = section.table.rows
+        yield (
+            ("", *section.table.columns),
+            [(name, *map(_shown, figures)) for name, figures in rows.items()],
+        )
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) or value >= 1000 else f"{value:.4g}"
+
+
+def _markdown(header: tuple[str, ...], rows: Rows) -> list[str]:
+    marks = ["---"] + ["---:" if cell or index < 4 else "---" for index, cell in enumerate(header[1:], 1)]
+    return [f"| {' | '.join(row)} |" for row in (header, marks, *rows)]

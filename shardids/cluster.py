@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from threading import Lock
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from shardids import generator
 from shardids.catalog import Catalog, Description
-from shardids.connect import open_engine, parse_url, with_login_of
+from shardids.connect import may_have_moved, open_engine, parse_url, with_login_of
 from shardids.errors import BadArgument, ShardidsError
+from shardids.forks import in_child
 from shardids.generator import IdBlock
 from shardids.idtext import as_integer, shown
 from shardids.layout import DecodedId, Layout
+from shardids.listener import FollowedPlacement
 from shardids.models import Key
 from shardids.routing import HomeSession, RoutedSession
 from shardids.statements import FanOut
@@ -25,25 +29,42 @@ from shardids.topology import Node, Placement, schema_name, shard_for_key
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 
 class Cluster:
     """A sharded cluster as its catalog describes it; safe to share between threads.
 
     Open one with :meth:`connect`. It holds one engine, so one connection pool, per node, whatever the
     number of shards. What it knows of the placement stays good when the catalog is down.
+
+    From the first use of the placement on, a thread with a connection of its own listens to the catalog, so
+    that a change is known here as soon as it is committed. After a fork the child makes its own connections.
     """
 
-    def __init__(self, catalog: Catalog, description: Description, engine_options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        description: Description,
+        engine_options: dict[str, Any],
+        *,
+        listen: bool = True,
+    ) -> None:
         self._catalog = catalog
         self._description = description
         self._engine_options = engine_options
-        self._placement = catalog.placement()
+        self._followed = FollowedPlacement(catalog, listen=listen)
         self._engines: dict[Node, Engine] = {}
-        self._lock = Lock()
+        self._new_lock()
+        in_child(self, Cluster._new_lock)
 
     @classmethod
-    def connect(cls, catalog_url: str | URL, **engine_options: Any) -> Self:
+    def connect(cls, catalog_url: str | URL, *, listen: bool = True, **engine_options: Any) -> Self:
         """Reads the catalog at ``catalog_url``.
+
+        With ``listen=False`` a change of the placement is only found by :meth:`refresh` and :meth:`run`:
+        for short programs, and where PgBouncer in transaction mode, through which no notification comes,
+        is before the catalog.
 
         ``engine_options`` (``pool_size``, ``echo``, ``connect_args`` …) go to
         :func:`sqlalchemy.create_engine` for each node. Nodes are logged in to as the user of
@@ -55,13 +76,14 @@ class Cluster:
         """
         catalog = Catalog(catalog_url)
         try:
-            return cls(catalog, catalog.describe(), engine_options)
+            return cls(catalog, catalog.describe(), engine_options, listen=listen)
         except BaseException:
             catalog.close()
             raise
 
     def close(self) -> None:
         """Closes all connections."""
+        self._followed.close()
         self._catalog.close()
         with self._lock:
             for engine in self._engines.values():
@@ -86,13 +108,13 @@ class Cluster:
 
     @property
     def shard_count(self) -> int:
-        """The number of logical shards: they are 0 … shard_count - 1."""
+        """The number of logical shards, which are 0 … shard_count - 1."""
         return self._description.shard_count
 
     @property
     def placement(self) -> Placement:
         """Which node holds which shard, as last read from the catalog."""
-        return self._placement
+        return self._followed.current
 
     def refresh(self) -> bool:
         """Reads the placement anew; returns whether it could.
@@ -100,18 +122,18 @@ class Cluster:
         With the catalog down the placement known so far stays, and a warning is logged.
         """
         try:
-            placement = self._catalog.placement()
+            self._followed.refresh()
         except ShardidsError as error:
             log.warning("shardids: routing goes on with what is known: %s", error.message)
             return False
-        if placement.version >= self._placement.version:
-            self._placement = placement
         return True
 
     def shard_for(self, key: Key) -> int:
         """The shard of a key: the same on every machine and in every version.
 
-        See :func:`shardids.topology.shard_for_key` for the hash. Raises:
+        See :func:`shardids.topology.shard_for_key` for the hash.
+
+        Raises:
             UnsupportedKey: a key of another type; ``bool`` and ``float`` among them.
         """
         return shard_for_key(key, self.shard_count)
@@ -135,7 +157,7 @@ class Cluster:
             BadArgument: the number is not in the cluster.
             UnknownShard: no node holds it yet.
         """
-        return self._placement.locate(self._checked(shard))
+        return self.placement.locate(self._checked(shard))
 
     def engine(self, node: Node) -> Engine:
         """The engine, with its pool, of a node."""
@@ -164,7 +186,7 @@ class Cluster:
             UnknownShard: no node holds the shard.
         """
         number = self._pick(key, id, shard)
-        return HomeSession(self.shard_engine(number), finder=self, shard=number, **options)
+        return self._session(number, self.node_of(number), options)
 
     def sharded_session(self, *, fan_out: FanOut = "allow", **options: Any) -> RoutedSession:
         """A SQLAlchemy session over all shards, with one connection and one transaction a node.
@@ -177,14 +199,51 @@ class Cluster:
         """
         return RoutedSession(self, fan_out=fan_out, **options)
 
+    def run(
+        self,
+        fn: Callable[[Session], T],
+        *,
+        key: Key | None = None,
+        id: int | None = None,  # noqa: A002 -- the field's word for it
+        shard: int | None = None,
+        **options: Any,
+    ) -> T:
+        """Calls ``fn(session)`` in one transaction on one shard, commits, and returns what ``fn`` returned.
+
+        When the shard turns out to be fenced, moved or gone, or the connection to its node is lost, the
+        placement is read anew. If the shard has another node since, the whole transaction is run once
+        more, there: ``fn`` may run twice, so it should have no effects but those in ``session``, and leave
+        COMMIT to this method. If the shard's node is the same, the error goes on: a shard that is fenced
+        because it is being moved refuses until its new place is in the catalog.
+
+        A connection that is lost during COMMIT is no reason to run again: the transaction may have been
+        committed.
+
+        ``options`` go to :class:`sqlalchemy.orm.Session`. Objects keep what was loaded after the commit
+        (``expire_on_commit=False``), so that ``fn`` can return them.
+
+        Raises:
+            BadArgument, UnknownShard: see :meth:`session`.
+            ShardFenced, ShardMoved, ConnectionFailed: the shard's node is still the same one.
+            CommitUncertain: the connection was lost during COMMIT.
+        """
+        number = self._pick(key, id, shard)
+        node: Node | None = None
+        try:
+            node = self.node_of(number)
+            return self._transaction(fn, number, node, options)
+        except (ShardidsError, DBAPIError) as error:
+            if not self._worth_a_retry(error, number, node):
+                raise
+        return self._transaction(fn, number, self.node_of(number), options)
+
     def connection(self, shard: int) -> Connection:
         """A Core connection on one shard, with the same ``schema_translate_map``."""
         return self.shard_engine(shard).connect()
 
     def shard_engine(self, shard: int) -> Engine:
         """The node's engine as seen from one shard: it shares the node's pool."""
-        engine = self.engine(self.node_of(shard))
-        return engine.execution_options(schema_translate_map={None: self.schema_of(shard)})
+        return self._shard_engine(shard, self.node_of(shard))
 
     def schema_of(self, shard: int) -> str:
         """The name of a shard's schema."""
@@ -200,6 +259,31 @@ class Cluster:
         number = self._checked(shard)
         with self.engine(self.node_of(number)).begin() as connection:
             return generator.reserve(connection, number, count, self.layout)
+
+    def _new_lock(self) -> None:
+        # Again in the child of a fork, where the old one may be held by a thread that is not there.
+        self._lock = Lock()
+
+    def _shard_engine(self, shard: int, node: Node) -> Engine:
+        schemas = {None: self.schema_of(shard)}
+        return self.engine(node).execution_options(schema_translate_map=schemas)
+
+    def _session(self, shard: int, node: Node, options: dict[str, Any]) -> Session:
+        return HomeSession(self._shard_engine(shard, node), finder=self, shard=shard, **options)
+
+    def _transaction(self, fn: Callable[[Session], T], shard: int, node: Node, options: dict[str, Any]) -> T:
+        options = {"expire_on_commit": False} | options
+        with self._session(shard, node, options) as session, session.begin():
+            return fn(session)
+
+    def _worth_a_retry(self, error: Exception, shard: int, node: Node | None) -> bool:
+        """Whether a transaction that failed on ``node`` may go well now, because the shard is elsewhere."""
+        if not may_have_moved(error):
+            return False
+        self.refresh()
+        placement = self.placement
+        name = placement.node_of.get(shard)
+        return name is not None and placement.nodes[name] != node
 
     def _pick(self, key: Key | None, id_: int | None, shard: int | None) -> int:
         if [key, id_, shard].count(None) != 2:

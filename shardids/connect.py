@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import URL, ExceptionContext, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.pool import Pool
 
 from shardids.errors import (
     BadArgument,
     ClusterConflict,
+    CommitUncertain,
     ConnectionFailed,
     MissingPrivilege,
+    ShardFenced,
     ShardidsError,
     StatementFailed,
+    UnknownShard,
     UnsupportedServer,
     from_database,
 )
+from shardids.forks import in_child
 
 OLDEST_SERVER = 14
 """The oldest major version of PostgreSQL that is supported."""
@@ -58,27 +64,43 @@ def shown_url(url: URL) -> str:
     ).render_as_string()
 
 
-def open_engine(url: URL, *, what: str, administrative: bool = False, **options: Any) -> Engine:
+def open_engine(
+    url: URL,
+    *,
+    what: str,
+    administrative: bool = False,
+    create: Callable[..., Engine] = create_engine,
+    **options: Any,
+) -> Engine:
     """An engine whose errors say which server (``what``: ``the catalog`` or ``node "a"``) and are ours.
 
     No statement is prepared on the server unless ``options`` say so, which keeps PgBouncer in
-    transaction mode safe. Nothing is connected yet.
+    transaction mode safe. Nothing is connected yet. The child of a fork makes its own connections.
 
     ``administrative``: for shardids' own statements, of which every failure becomes a ShardidsError,
     and which count on READ COMMITTED. Without it only those that shardids defines do, and a missing
     connection; the rest stay SQLAlchemy's.
+
+    ``create``: what makes the engine; the default is :func:`sqlalchemy.create_engine`.
     """
     # A database of encoding SQL_ASCII would give bytes.
     connect_args = {"prepare_threshold": None, "client_encoding": "utf8"} | options.pop("connect_args", {})
     if administrative:
         options["isolation_level"] = "READ COMMITTED"
-    engine = create_engine(url, connect_args=connect_args, **options)
+    engine = create(url, connect_args=connect_args, **options)
 
     @event.listens_for(engine, "handle_error", retval=True)
     def _translate(context: ExceptionContext) -> BaseException | None:
         error = context.original_exception
+        if not isinstance(error, psycopg.Error):
+            return None
         ours = translate(error, what=what, url=url)
-        if ours is None and administrative and isinstance(error, psycopg.Error):
+        if isinstance(ours, ConnectionFailed) and _ended_a_transaction(context):
+            return CommitUncertain(
+                f"{what} was lost at {shown_url(url)} during COMMIT or ROLLBACK: {_reason(error)}",
+                hint="Look whether the transaction was committed before it is run again.",
+            )
+        if ours is None and administrative:
             return _statement_failed(error, what, url)
         return ours
 
@@ -90,7 +112,40 @@ def open_engine(url: URL, *, what: str, administrative: bool = False, **options:
             connection.close()
             raise
 
+    in_child(engine, _leave_connections_to_the_parent)
     return engine
+
+
+_of_the_parent: list[Pool] = []
+"""Keeps, in the child of a fork, the connections that it must neither use nor close."""
+
+
+def _leave_connections_to_the_parent(engine: Engine) -> None:
+    _of_the_parent.append(engine.pool)
+    engine.dispose(close=False)
+
+
+def _ended_a_transaction(context: ExceptionContext) -> bool:
+    """Whether COMMIT or ROLLBACK failed: they reach the driver without a statement."""
+    nothing_executed = context.statement is None and context.execution_context is None
+    return context.connection is not None and nothing_executed
+
+
+def may_have_moved(error: BaseException) -> bool:
+    """Whether an error is one that a shard's old node gives, or a node that is gone.
+
+    Certain is also that nothing was committed: :class:`CommitUncertain` is none of them.
+    """
+    if isinstance(error, DBAPIError):
+        # What is left when the old node's copy of the schema is dropped.
+        gone = (
+            psycopg.errors.InvalidSchemaName,
+            psycopg.errors.UndefinedTable,
+            psycopg.errors.UndefinedFunction,
+        )
+        return isinstance(error.orig, gone)
+    lost = isinstance(error, ConnectionFailed) and not isinstance(error, CommitUncertain)
+    return lost or isinstance(error, ShardFenced | UnknownShard)
 
 
 def check_version(server_version: int, *, what: str) -> None:
@@ -105,10 +160,8 @@ def check_version(server_version: int, *, what: str) -> None:
         )
 
 
-def translate(error: BaseException | None, *, what: str, url: URL) -> ShardidsError | None:
+def translate(error: psycopg.Error, *, what: str, url: URL) -> ShardidsError | None:
     """The shardids exception for a driver's error, or ``None`` where the driver's own is best."""
-    if not isinstance(error, psycopg.Error):
-        return None
     diag = error.diag
     ours = from_database(error.sqlstate, diag.message_primary or "", diag.message_hint or "")
     if ours is not None:

@@ -80,8 +80,24 @@ class TimeExhausted(ShardidsError):
     sqlstate = "SI006"
 
 
+class ShardBusy(ShardidsError):
+    """Another session migrates the shard."""
+
+    sqlstate = "SI008"
+
+
+class RevisionChanged(ShardidsError):
+    """The shard is at another revision than the migration was made for; nothing was changed."""
+
+    sqlstate = "SI009"
+
+
 class ConnectionFailed(ShardidsError):
     """A server can't be reached or refuses the login. The message never holds a password."""
+
+
+class CommitUncertain(ConnectionFailed):
+    """The connection was lost while the transaction was ended: a COMMIT may have been carried out, or not."""
 
 
 class MissingPrivilege(ShardidsError):
@@ -118,6 +134,8 @@ BY_SQLSTATE: dict[str, type[ShardidsError]] = {
         TooFarAhead,
         TimeExhausted,
         BadArgument,
+        ShardBusy,
+        RevisionChanged,
     )
     if cls.sqlstate is not None
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -10,6 +11,7 @@ from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Connection
+from sqlalchemy.util import await_only, greenlet_spawn
 
 from shardids.plans import KEY_NAME, Plan
 from shardids.replay import STAND_IN, Capture, Replay, Row, prepare
@@ -48,12 +50,11 @@ def gather(plan: Plan, asked: Mapping[Connection, Sequence[Question]]) -> Replay
         asked: the questions, by the session's connection to the node that holds the shards.
     """
 
-    answers = together(
-        [
-            partial(_fetched, connection, *node_statement(plan, questions))
-            for connection, questions in asked.items()
-        ]
-    )
+    parts = [
+        partial(_fetched, connection, *node_statement(plan, questions))
+        for connection, questions in asked.items()
+    ]
+    answers = _awaited(parts) if next(iter(asked)).dialect.is_async else together(parts)
     description = answers[0][1]
     places = {column[0]: place for place, column in enumerate(description)}
     keys = [places[KEY_NAME.format(n)] for n in range(len(plan.keys))]
@@ -138,6 +139,20 @@ def together(parts: Sequence[Callable[[], T]]) -> list[T]:
     finally:
         wait(futures)
     return [first, *(future.result() for future in futures)]
+
+
+def _awaited(parts: Sequence[Callable[[], T]]) -> list[T]:
+    """The same in the event loop, each part in a greenlet, for the connections of an async driver."""
+
+    async def all_of_them() -> list[T | BaseException]:
+        return await asyncio.gather(*map(greenlet_spawn, parts), return_exceptions=True)
+
+    found: list[T] = []
+    for one in await_only(all_of_them()):
+        if isinstance(one, BaseException):
+            raise one
+        found.append(one)
+    return found
 
 
 @cache

@@ -26,6 +26,9 @@ _DIGITS: Final = (
     | dict.fromkeys("Oo", 0)
 )
 
+CANONICAL_DECIMAL: Final = "^(0|-?[1-9][0-9]{0,18})$"
+"""What :func:`to_decimal` writes, as a regular expression in the words that JSON Schema knows too."""
+
 # [0-9], because \d and int() accept the digits of every script.
 _DECIMAL: Final = re.compile(r"[+-]?[0-9]+")
 _HEXADECIMAL: Final = re.compile(r"0x[0-9A-Fa-f]+")
@@ -60,6 +63,19 @@ def to_decimal(id_: int, /) -> str:
         BadArgument: not an integer, or beyond 64 bits.
     """
     return str(to_signed(id_))
+
+
+def from_decimal(text: str, /) -> int:
+    """The ID (signed) that :func:`to_decimal` wrote. Every ID has one such text: no sign ``+``, no zeros
+    in front, no white space. For what people write, see :func:`parse_id`.
+
+    Raises:
+        BadArgument: another form, or not from -2^63 to 2^63 - 1.
+    """
+    # fullmatch, because $ matches before a line feed at the end too.
+    if not re.fullmatch(CANONICAL_DECIMAL, text):
+        raise BadArgument(f"{_quoted(text)} is no ID in decimal digits")
+    return checked_integer("an ID", int(text), -(1 << 63), (1 << 63) - 1)
 
 
 def to_text(id_: int, /) -> str:

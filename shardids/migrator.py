@@ -19,7 +19,7 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from alembic.script.revision import RevisionError
 from alembic.util import CommandError
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, column, func, select, table, text
 
 from shardids.connect import open_engine, parse_url
 from shardids.errors import BadArgument, ClusterConflict, ShardidsError
@@ -33,8 +33,8 @@ VERSION_TABLE = "shardids_version"
 _SCHEMAS: Mapping[str, str] = {"catalog": "shardids_catalog", "node": "shardids"}
 _INSTALL_LOCK = 1936220518
 """Advisory lock of one installer at a time in a database."""
-_one_at_a_time = Lock()
-"""Alembic keeps the environment that runs in module globals."""
+ONE_AT_A_TIME = Lock()
+"""Alembic keeps the environment that runs in module globals: whoever runs one holds this."""
 
 
 def upgrade(connection: Connection, tree: Tree, settings: Mapping[str, str]) -> None:
@@ -42,9 +42,9 @@ def upgrade(connection: Connection, tree: Tree, settings: Mapping[str, str]) -> 
 
     ``settings`` are what ``-x`` gives with plain Alembic (see migrations/README.md).
     """
-    config = _config(tree)
+    config = tree_config(tree)
     config.attributes.update(connection=connection, settings=dict(settings))
-    with _one_at_a_time:
+    with ONE_AT_A_TIME:
         try:
             command.upgrade(config, "head")
         except (CommandError, RevisionError) as error:
@@ -56,32 +56,44 @@ def upgrade(connection: Connection, tree: Tree, settings: Mapping[str, str]) -> 
 
 def downgrade(connection: Connection, tree: Tree, settings: Mapping[str, str]) -> None:
     """Takes the tree's objects away, in the connection's open transaction."""
-    config = _config(tree)
+    config = tree_config(tree)
     config.attributes.update(connection=connection, settings=dict(settings))
-    with _one_at_a_time:
+    with ONE_AT_A_TIME:
         command.downgrade(config, "base")
+
+
+def current(connection: Connection, tree: Tree) -> str:
+    """The revision that the catalog or a node is at, ``base`` before the first."""
+    versions = table(VERSION_TABLE, column("version_num"), schema=_SCHEMAS[tree])
+    revision: str | None = connection.scalar(select(func.max(versions.c.version_num)))
+    return revision or "base"
 
 
 @cache
 def head(tree: Tree) -> str:
     """The newest revision of a tree."""
-    revision = ScriptDirectory.from_config(_config(tree)).get_current_head()
+    revision = ScriptDirectory.from_config(tree_config(tree)).get_current_head()
     if revision is None:
         raise BadArgument(f"the {tree} tree has no revisions")
     return revision
 
 
-@cache
 def shard_sql() -> str:
     """The whole shard tree as SQL, the same for every shard.
 
     It is to be run in a transaction that called ``shardids.enter_shard`` and set ``search_path`` to
     the shard's schema.
     """
+    return tree_sql("shard")
+
+
+@cache
+def tree_sql(tree: Tree) -> str:
+    """A whole tree as SQL, without the settings that its files read."""
     buffer = io.StringIO()
-    config = _config("shard", output=buffer)
+    config = tree_config(tree, output=buffer)
     config.attributes.update(settings={}, bare=True)
-    with _one_at_a_time:
+    with ONE_AT_A_TIME:
         command.upgrade(config, "head", sql=True)
     return buffer.getvalue()
 
@@ -224,7 +236,8 @@ def check_shard_count(layout: Layout, shard_count: int) -> None:
         )
 
 
-def _config(tree: Tree, output: io.StringIO | None = None) -> Config:
+def tree_config(tree: Tree, output: io.StringIO | None = None) -> Config:
+    """Alembic's configuration for a tree; what it prints goes to ``output``."""
     return Config(
         str(data_folder("migrations") / "alembic.ini"),
         ini_section=tree,

@@ -1,12 +1,16 @@
-"""Columns of sharded models: the primary key, filled by the shard's ``next_id()``, and the sharding key."""
+"""Columns of sharded models: the primary key, filled by the shard's ``next_id()``, and the sharding key.
+
+Why SQLAlchemy inserts such rows in batches: ``docs/decisions/0009-bulk-inserts.md``.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import BigInteger, MetaData, Table
+from sqlalchemy import BigInteger, Column, MetaData, Sequence, Table
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import MappedColumn, mapped_column
+from sqlalchemy.sql.base import SchemaEventTarget
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
@@ -37,6 +41,27 @@ def _compile_next_id(_element: next_id, compiler: SQLCompiler, **_options: Any) 
     return f"{compiler.preparer.format_table(_FUNCTION)}()"
 
 
+class _RisingKey(Sequence):
+    """Tells SQLAlchemy that the keys of rows inserted together rise in the order of the rows.
+
+    It then inserts a thousand rows a statement and matches the keys that come back by their order. Being
+    ``optional``, the sequence is neither created nor named in the INSERT: the server default fills the
+    column. The column must not be ``autoincrement`` as well, or it would be made ``BIGSERIAL``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("next_id", optional=True)
+
+    def _copy(self) -> _RisingKey:
+        return _RisingKey()
+
+    def _set_parent(self, parent: SchemaEventTarget, **options: Any) -> None:
+        super()._set_parent(parent, **options)
+        # The argument insert_sentinel of a column inside Annotated gets lost on its way to the model's.
+        if isinstance(parent, Column):
+            parent._insert_sentinel = True
+
+
 def primary_key(**options: Any) -> MappedColumn[int]:
     """The primary key column of a sharded model::
 
@@ -45,11 +70,33 @@ def primary_key(**options: Any) -> MappedColumn[int]:
             id: Mapped[int] = shardids.primary_key()
 
     A ``bigint`` whose server default is the shard's ``next_id()``, in ``create_all`` and in migrations.
+    Objects that are flushed together are inserted in batches, as with ``Identity()``.
     ``options`` go to :func:`sqlalchemy.orm.mapped_column`. Foreign keys to it are ``bigint`` as well:
     ``mapped_column(BigInteger, ForeignKey("users.id"))``; plain ``ForeignKey`` takes the type over.
     """
     return mapped_column(
-        BigInteger, primary_key=True, autoincrement=False, server_default=next_id(), **options
+        BigInteger,
+        _RisingKey(),
+        primary_key=True,
+        autoincrement=False,
+        server_default=next_id(),
+        **options,
+    )
+
+
+def primary_key_column(name: str, **options: Any) -> Column[int]:
+    """The same for a Core table: ``Table("users", metadata, primary_key_column("id"), …)``.
+
+    ``options`` go to :class:`sqlalchemy.Column`.
+    """
+    return Column(
+        name,
+        BigInteger,
+        _RisingKey(),
+        primary_key=True,
+        autoincrement=False,
+        server_default=next_id(),
+        **options,
     )
 
 

@@ -95,6 +95,7 @@ def create_shards(
     shards: Iterable[int],
     *,
     node: str | None = None,
+    furnish: Callable[[str, Sequence[int]], None] = lambda _node, _shards: None,
     on_progress: Callable[[str, int], None] = lambda _node, _count: None,
     on_plan: Callable[[dict[str, int]], None] = lambda _counts: None,
 ) -> dict[int, str]:
@@ -104,6 +105,8 @@ def create_shards(
         catalog: where the shards are planned and recorded.
         shards: their numbers.
         node: the node for those that have no place yet; otherwise they are spread evenly.
+        furnish: called with a node and shards that were made on it, before the catalog has anybody sent
+            there; from several threads. It may be called again for shards that it has seen.
         on_plan: called once with the number of shards to be made on each node.
         on_progress: called with a node and the number of shards made since its last call, from several
             threads.
@@ -135,6 +138,7 @@ def create_shards(
                             message = f"shard {shard} can't be made on {error.message}"
                             raise StatementFailed(message, hint=error.hint) from error
                         on_progress(name, 1)
+                    furnish(name, batch)
                     catalog.mark_active(batch)
         finally:
             engine.dispose()

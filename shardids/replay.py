@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 from sqlalchemy import Engine, event
 from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
@@ -65,10 +66,15 @@ class Replay:
         return True
 
 
+_PREPARED: WeakSet[Engine] = WeakSet()
+
+
 def prepare(engine: Engine) -> None:
     """Makes an engine heed :data:`STAND_IN`."""
-    if not event.contains(engine, "do_execute", _answer):
+    # Not event.contains(): it goes by id(), which an engine may have from another that is no more.
+    if engine not in _PREPARED:
         event.listen(engine, "do_execute", _answer)
+        _PREPARED.add(engine)
 
 
 def _answer(_cursor: object, sql: str, parameters: Any, context: Any) -> bool:

@@ -116,7 +116,12 @@ class RoutedSession(ShardedSession):
 
     def place(self) -> None:
         """Finds the shards of what is about to be flushed; raises before anything is written."""
-        self._placed = place(self, self.shards)
+        self._placed = placed = place(self, self.shards)
+        # SQLAlchemy inserts neighbours together: one statement a shard, not one whenever the shard changes.
+        new = [state for state in map(inspect, self.new) if state.insert_order is not None]
+        orders = sorted(state.insert_order for state in new)
+        for state, order in zip(sorted(new, key=lambda s: (placed[s], s.insert_order)), orders, strict=True):
+            state.insert_order = order
 
     def forget(self) -> None:
         """Ends what :meth:`place` began."""
@@ -175,6 +180,11 @@ class HomeSession(Session):
         super().__init__(bind, **options)
         self.finder = finder
         self.shard = shard
+
+
+def stay_home(session: Session, finder: ShardFinder, shard: int) -> None:
+    """Makes a session of another class keep to a shard as :class:`HomeSession` does."""
+    event.listen(session, "before_flush", lambda *_: keep_home(session, finder, shard))
 
 
 _GUARDED: WeakSet[Mapper[Any]] = WeakSet()

@@ -19,6 +19,13 @@ return abs(date_part('epoch', clock_timestamp()) * 1000
            - (((seen + (drawn >> shardids.sequence_bits())) & ~(1::bigint << shardids.time_bits()))
               + (shardids.epoch_ms() - shardids.offset_base() - 29999))) < 30001;
 
+-- The tick is ahead of the clock, by no more than the limit. That is 10 years at most: a foreign base is centuries
+-- off, and a fence centuries behind.
+create function shardids.is_ahead(seen bigint, drawn bigint, max_ahead interval) returns boolean
+language sql volatile parallel safe
+return seen + (drawn >> shardids.sequence_bits()) + (shardids.epoch_ms() - shardids.offset_base())
+       - date_part('epoch', clock_timestamp()) * 1000 between 0 and date_part('epoch', max_ahead) * 1000;
+
 create function shardids.is_unchanged(seen bigint, id_offset regclass) returns boolean
 language sql volatile parallel safe
 return pg_sequence_last_value(id_offset) = seen;
@@ -43,6 +50,16 @@ declare
 begin
   if shardids.is_current(seen, drawn) and shardids.is_unchanged(seen, id_offset) then
     return shardids.drawn_id(seen, drawn, shard);
+  end if;
+  -- More than a minute ahead, after the clock stepped back for example. The draw passes where advance() would change
+  -- nothing: its lock is for those who change the offset, and that nobody did is seen below as on the usual path.
+  if shardids.is_ahead(seen, drawn, '10 years') then
+    perform from shardids.node n, shardids.shard s
+    where s.id operator(pg_catalog.=) next_id.shard and s.id_offset operator(pg_catalog.=) next_id.id_offset
+      and shardids.is_ahead(seen, drawn, n.max_ahead);
+    if found and shardids.is_in_time(seen, drawn) and shardids.is_unchanged(seen, id_offset) then
+      return shardids.drawn_id(seen, drawn, shard);
+    end if;
   end if;
   loop
     seen := (shardids.advance(shard, id_offset)).seen;

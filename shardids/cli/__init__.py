@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import shardids
-from shardids.cli import clusters, dev, ids, sql
+from shardids.cli import clusters, dev, doctor, ids, migrate, sql, upgrade
 from shardids.cli.common import ErrorsAsMessages
 
 app = typer.Typer(
@@ -38,8 +38,11 @@ def _main(
 
 app.command("init")(clusters.init)
 app.command("grant")(clusters.grant)
+app.command("upgrade")(upgrade.upgrade)
+app.command("doctor")(doctor.examine)
 app.add_typer(clusters.node_app, name="node")
 app.add_typer(clusters.shard_app, name="shard")
+app.add_typer(migrate.app, name="migrate")
 app.add_typer(ids.app, name="id")
 app.add_typer(sql.app, name="sql")
 app.add_typer(dev.app, name="dev")

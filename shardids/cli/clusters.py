@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,6 +23,8 @@ from shardids.cli.common import (
     print_rows,
 )
 from shardids.layout import Layout
+from shardids.migrate.environment import Environment
+from shardids.migrate.newborn import Furnish, furnisher
 from shardids.topology import schema_name
 
 node_app = typer.Typer(help="The PostgreSQL databases that hold shards.", no_args_is_help=True)
@@ -96,15 +100,26 @@ def create_shards(
     node: Annotated[
         str | None, typer.Option(help="Node for those without a place; else they are spread evenly.")
     ] = None,
+    migrations: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="SHARDIDS_MIGRATIONS",
+            metavar="DIR",
+            help="The application's migrations: new shards get its tables, at the other shards' revision.",
+        ),
+    ] = None,
     dry_run: DryRunOption = False,
 ) -> None:
     """Make shards on their nodes. Repeating it makes what is missing."""
+    environment = None if migrations is None else Environment.at(migrations)
     with opened(catalog) as there:
         numbers = parse_shards(shards, there.describe().shard_count)
         if dry_run:
             made = there.plan_shards(numbers, node, dry_run=True)
         else:
-            made = _create_with_progress(there, numbers, node)
+            with ExitStack() as stack:
+                furnish = None if environment is None else stack.enter_context(furnisher(there, environment))
+                made = _create_with_progress(there, numbers, node, furnish)
     done = "Would make" if dry_run else "Made"
     for name, count in sorted(Counter(made.values()).items()):
         out.print(f'{done} {count} shards on node "{name}"')
@@ -112,7 +127,9 @@ def create_shards(
         out.print("Nothing to do: the shards exist")
 
 
-def _create_with_progress(there: Catalog, shards: list[int], node: str | None) -> dict[int, str]:
+def _create_with_progress(
+    there: Catalog, shards: list[int], node: str | None, furnish: Furnish | None
+) -> dict[int, str]:
     columns = (
         TextColumn("node {task.description}"),
         BarColumn(),
@@ -130,6 +147,7 @@ def _create_with_progress(there: Catalog, shards: list[int], node: str | None) -
             there,
             shards,
             node=node,
+            furnish=furnish or (lambda _node, _shards: None),
             on_plan=plan,
             on_progress=lambda name, count: progress.advance(tasks[name], count),
         )

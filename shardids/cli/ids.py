@@ -130,7 +130,7 @@ def next_ids(
     count: Annotated[int, typer.Option("-n", help="How many.")] = 1,
 ) -> None:
     """Draw IDs from a shard, one a line."""
-    with Cluster.connect(catalog) as cluster:
+    with Cluster.connect(catalog, listen=False) as cluster:
         for id_ in cluster.reserve(shard, count):
             typer.echo(id_)
 

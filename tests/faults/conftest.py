@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import count
 
 import pytest
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict
 
 from shardids import provision
 from shardids.catalog import Catalog
-from shardids.devcluster import found
 from shardids.embedded import EmbeddedServer, temporary_server
-from tests.faults.support import LAYOUT, Clock, Recorder, connect, public_folder
+from tests.faults.recorder import Recorder
+from tests.faults.support import LAYOUT, Clock, connect, public_folder
 
 DURABLE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
+COLUMNS = {"next_id()": ("one", "many", "default"), "next_ids(n)": ("block",), "reserve(n)": ("reserve",)}
 
-_received = pytest.StashKey[dict[str, int]]()
+_received = pytest.StashKey[dict[str, Counter[str]]]()
+_numbers = count()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -24,12 +27,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    counts = config.stash[_received]
-    if counts:
-        terminalreporter.section("IDs received under faults, each one once")
-        for name, count in counts.items():
-            terminalreporter.write_line(f"{count:>13,}  {name}")
-        terminalreporter.write_line(f"{sum(counts.values()):>13,}  in all")
+    received = config.stash[_received]
+    if not received:
+        return
+    terminalreporter.section("IDs received under faults, each one once")
+    terminalreporter.write_line("".join(f"{heading:>14}" for heading in (*COLUMNS, "in all")))
+    for name, counts in [*received.items(), ("in all", sum(received.values(), Counter()))]:
+        figures = [sum(counts[kind] for kind in kinds) for kinds in COLUMNS.values()]
+        line = "".join(f"{figure:>14,}" for figure in (*figures, sum(figures)))
+        terminalreporter.write_line(f"{line}  {name}")
 
 
 @pytest.fixture(scope="session")
@@ -40,15 +46,9 @@ def _clock() -> Iterator[Clock]:
 
 @pytest.fixture
 def clock(_clock: Clock) -> Iterator[Clock]:
-    """The clock of the servers whose name has ``faked`` in it."""
+    """The clock of ``faked_server``."""
     yield _clock
     _clock.set(0)
-
-
-@pytest.fixture(scope="session")
-def _server() -> Iterator[EmbeddedServer]:
-    with temporary_server() as server:
-        yield server
 
 
 @pytest.fixture(scope="session")
@@ -58,32 +58,30 @@ def _faked_server(_clock: Clock) -> Iterator[EmbeddedServer]:
 
 
 @pytest.fixture
-def node(_server: EmbeddedServer, request: pytest.FixtureRequest) -> str:
-    """The URL of a database with shard 0."""
-    return make_node(_server, request.node.name)
+def faked_server(clock: Clock, _faked_server: EmbeddedServer) -> Iterator[EmbeddedServer]:
+    """A server whose clock is ``clock``; after the test it runs again, and is empty."""
+    yield _faked_server
+    _faked_server.start(attached=True)
+    drop_databases(_faked_server)
 
 
 @pytest.fixture
-def faked_node(clock: Clock, _faked_server: EmbeddedServer, request: pytest.FixtureRequest) -> str:
-    """The same on a server whose clock is ``clock``."""
-    return make_node(_faked_server, request.node.name)
+def faked_node(faked_server: EmbeddedServer, request: pytest.FixtureRequest) -> str:
+    """The URL of a database with shard 0 on ``faked_server``."""
+    return make_node(faked_server, request.node.name)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[EmbeddedServer]:
+    """A server that nothing befalls."""
+    with temporary_server() as server:
+        yield server
 
 
 @pytest.fixture
-def duplicate(_server: EmbeddedServer) -> Callable[[str], str]:
-    """Copies a database of ``node``'s server that nobody is connected to; the URL of the copy."""
-
-    def copy(url: str) -> str:
-        name = str(conninfo_to_dict(url)["dbname"])
-        with connect(_server.url()) as admin:
-            admin.execute(
-                sql.SQL("create database {} template {}").format(
-                    sql.Identifier(f"copy of {name}"[:60]), sql.Identifier(name)
-                )
-            )
-        return _server.url(f"copy of {name}"[:60])
-
-    return copy
+def node(server: EmbeddedServer, request: pytest.FixtureRequest) -> str:
+    """The URL of a database with shard 0 on ``server``."""
+    return make_node(server, request.node.name)
 
 
 @pytest.fixture(scope="session")
@@ -94,9 +92,10 @@ def _durable_server() -> Iterator[EmbeddedServer]:
 
 @pytest.fixture
 def durable_server(_durable_server: EmbeddedServer) -> Iterator[EmbeddedServer]:
-    """A server that loses nothing it acknowledged; it runs again after the test."""
+    """A server that loses nothing it acknowledged; after the test it runs again, and is empty."""
     yield _durable_server
     _durable_server.start(attached=True)
+    drop_databases(_durable_server)
 
 
 @pytest.fixture
@@ -105,45 +104,40 @@ def durable_node(durable_server: EmbeddedServer, request: pytest.FixtureRequest)
     return make_node(durable_server, request.node.name)
 
 
-@pytest.fixture
-def own_server() -> Iterator[EmbeddedServer]:
-    """A server of the test's own, with shard 0."""
-    with temporary_server() as server:
-        found([server], 1)
-        yield server
-
-
-@pytest.fixture
-def own_faked_server(clock: Clock) -> Iterator[EmbeddedServer]:
-    """The same with the clock ``clock``."""
-    with temporary_server(env=clock.env) as server:
-        found([server], 1)
-        yield server
-
-
-@pytest.fixture
-def subscriber() -> Iterator[EmbeddedServer]:
-    """An empty server."""
-    with temporary_server() as server:
-        yield server
-
-
-def make_node(server: EmbeddedServer, name: str) -> str:
-    """A database with the generator and shard 0; its URL."""
-    name = name[:60]
+def make_database(server: EmbeddedServer, purpose: str, template: str = "template0") -> str:
+    """An empty database, or a copy of one; its URL."""
+    name = f"{next(_numbers)} {purpose}"[:60]
     with connect(server.url()) as admin:
-        admin.execute(sql.SQL("create database {} template template0").format(sql.Identifier(name)))
-    catalog = Catalog(server.url(name))
-    try:
-        catalog.init(LAYOUT, 1)
-        provision.add_node(catalog, "a", server.url(name))
-        provision.create_shards(catalog, range(1))
-    finally:
-        catalog.close()
+        admin.execute(
+            sql.SQL("create database {} template {}").format(sql.Identifier(name), sql.Identifier(template))
+        )
     return server.url(name)
 
 
-Finish = Callable[[Recorder], int]
+def make_node(server: EmbeddedServer, purpose: str, shard: int = 0) -> str:
+    """A database with the generator and one shard; its URL."""
+    url = make_database(server, purpose)
+    catalog = Catalog(url)
+    try:
+        catalog.init(LAYOUT, shard + 1)
+        provision.add_node(catalog, "a", url)
+        provision.create_shards(catalog, [shard])
+    finally:
+        catalog.close()
+    return url
+
+
+def drop_databases(server: EmbeddedServer) -> None:
+    """Makes copies of the server's files, and its recovery, quick again."""
+    with connect(server.url()) as admin:
+        names = admin.execute(
+            "select datname from pg_database where not datistemplate and datname <> 'postgres'"
+        )
+        for (name,) in names.fetchall():
+            admin.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+
+
+Finish = Callable[[Recorder], None]
 Record = Callable[..., Recorder]
 
 
@@ -163,12 +157,9 @@ def record() -> Iterator[Record]:
 
 @pytest.fixture
 def finish(request: pytest.FixtureRequest) -> Finish:
-    """Checks a recorder and enters its count in the summary."""
+    """Checks a recorder and enters its counts in the summary."""
 
-    def check(recorder: Recorder) -> int:
-        count = recorder.check()
-        counts = request.config.stash[_received]
-        counts[request.node.name] = counts.get(request.node.name, 0) + count
-        return count
+    def check(recorder: Recorder) -> None:
+        request.config.stash[_received][request.node.name] = recorder.check()
 
     return check

@@ -1,29 +1,28 @@
-"""Sessions that keep every ID they receive through whatever happens, and what must hold of all of them."""
+"""What the fault tests share: ways to draw, a clock to be moved, and waiting."""
 
 from __future__ import annotations
 
 import os
-import random
 import tempfile
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import psycopg
+import pytest
 
 from shardids import Layout
 
 LAYOUT = Layout.preset("default")
 LONG = os.environ.get("SHARDIDS_FAULTS", "short") == "long"
 PATIENCE_S = 60.0
-CONNECTION_LOST = "connection lost"
 ALL_KINDS = ("one", "many", "many", "many", "block", "reserve")
+SLOW_KINDS = ("one", "many", "many", "block")
+"""Ways to draw that take a shard ahead of the clock by less than safety_margin in a few seconds."""
 
 Ids = npt.NDArray[np.int64]
 Scale = TypeVar("Scale")
@@ -32,22 +31,6 @@ Scale = TypeVar("Scale")
 def scaled(short: Scale, long: Scale) -> Scale:
     """The figure for this run: ``SHARDIDS_FAULTS=long`` asks for the long one."""
     return long if LONG else short
-
-
-class Batch(NamedTuple):
-    """IDs in the order of receipt, with the phases before they were asked for and after they arrived."""
-
-    before: int
-    after: int
-    ids: Ids
-
-
-class Refusal(NamedTuple):
-    """A statement that failed."""
-
-    before: int
-    after: int
-    reason: str
 
 
 def ticks_of(ids: Ids) -> Ids:
@@ -85,176 +68,6 @@ def _integers(row: tuple[bytes]) -> Ids:
     return np.frombuffer(row[0], dtype=">i8").astype(np.int64)
 
 
-class Session(threading.Thread):
-    """One client: draws in turn in the given ways, and connects again whenever its connection is lost."""
-
-    def __init__(
-        self, recorder: Recorder, number: int, kinds: Sequence[str], most: int, options: str
-    ) -> None:
-        super().__init__(name=f"session {number}", daemon=True)
-        self.recorder = recorder
-        self.random = random.Random(number)
-        self.kinds = kinds
-        self.sizes = {"block": 1000, "many": most, "reserve": 20_000}
-        self.options = options
-        self.batches: list[Batch] = []
-        self.refusals: list[Refusal] = []
-        self.failure: BaseException | None = None
-        self.is_waiting = False
-
-    def run(self) -> None:
-        try:
-            while not self.recorder.stopping:
-                self._wait_if_paused()
-                self._live()
-        except BaseException as failure:  # noqa: BLE001  -- raised again by Recorder.check
-            self.failure = failure
-
-    def step(self, connection: psycopg.Connection[Any], cursor: psycopg.Cursor[Any]) -> None:
-        """One statement, or one transaction."""
-        self.draw(cursor)
-
-    def draw(self, cursor: psycopg.Cursor[Any]) -> None:
-        kind = self.random.choice(self.kinds)
-        size = self.random.randint(1, self.sizes.get(kind, 1))
-        before = self.recorder.phase
-        self.keep(before, draw(cursor, kind, size))
-
-    def keep(self, before: int, ids: Ids) -> None:
-        self.batches.append(Batch(before, self.recorder.phase, ids))
-
-    def ids(self) -> Ids:
-        return np.concatenate([batch.ids for batch in self.batches] or [np.empty(0, np.int64)])
-
-    def _live(self) -> None:
-        before = self.recorder.phase
-        try:
-            connection = psycopg.connect(
-                self.recorder.url,
-                autocommit=True,
-                application_name="drawing",
-                options=self.options,
-                connect_timeout=10,
-            )
-        except psycopg.OperationalError:
-            self._refused(before, CONNECTION_LOST)
-            time.sleep(0.02)
-            return
-        with closing(connection), connection.cursor(binary=True) as cursor:
-            while not self.recorder.stopping and not connection.closed:
-                self._wait_if_paused()
-                before = self.recorder.phase
-                try:
-                    self.step(connection, cursor)
-                except psycopg.Error as error:
-                    if not connection.closed and error.sqlstate not in self.recorder.expected:
-                        raise
-                    self._refused(before, error.sqlstate or CONNECTION_LOST)
-                    time.sleep(0.002)
-
-    def _refused(self, before: int, reason: str) -> None:
-        self.refusals.append(Refusal(before, self.recorder.phase, reason))
-
-    def _wait_if_paused(self) -> None:
-        while self.recorder.pausing and not self.recorder.stopping:
-            self.is_waiting = True
-            time.sleep(0.002)
-        self.is_waiting = False
-
-
-class Recorder:
-    """Runs sessions, and holds all that they received.
-
-    ``phase`` is a number that a test counts up after each thing it does; every batch says in which it was
-    asked for and in which it arrived. ``expected`` are the SQLSTATEs that a statement may fail with;
-    whatever may happen to a connection, a session just connects again.
-    """
-
-    def __init__(self, url: str, *, expected: Sequence[str] = ()) -> None:
-        self.url = url
-        self.expected = frozenset(expected)
-        self.phase = 0
-        self.pausing = False
-        self.stopping = False
-        self.sessions: list[Session] = []
-
-    def start(
-        self,
-        count: int,
-        *,
-        kinds: Sequence[str] = ALL_KINDS,
-        most: int = 2000,
-        options: str = "",
-        session: type[Session] = Session,
-    ) -> None:
-        """Adds so many sessions to those that run; ``most`` draws are in a statement of many."""
-        for _ in range(count):
-            self.sessions.append(session(self, len(self.sessions), kinds, most, options))
-            self.sessions[-1].start()
-
-    def next_phase(self) -> int:
-        self.phase += 1
-        return self.phase
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """No statement is under way in the block; the sessions stay connected."""
-        self.pausing = True
-        until(lambda: all(one.is_waiting or not one.is_alive() for one in self.sessions), "sessions pause")
-        yield
-        self.pausing = False
-
-    def stop(self) -> None:
-        self.stopping = True
-        for session in self.sessions:
-            session.join(PATIENCE_S)
-            assert not session.is_alive(), f"{session.name} hangs"
-
-    def batches(self) -> Iterator[Batch]:
-        for session in self.sessions:
-            yield from session.batches
-
-    def refusals(self) -> Counter[str]:
-        return Counter(refusal.reason for one in self.sessions for refusal in list(one.refusals))
-
-    def ticks(self, choose: Callable[[Batch], bool]) -> Ids:
-        """The ticks of the batches that are chosen."""
-        chosen = [batch.ids for batch in self.batches() if choose(batch)]
-        return ticks_of(np.concatenate([*chosen, np.empty(0, np.int64)]))
-
-    def await_ids(self, sessions: int | None = None) -> None:
-        """Returns when each session, or so many, received IDs that it asked for from now on."""
-        phase = self.next_phase()
-        wanted = len(self.sessions) if sessions is None else sessions
-
-        def have_some() -> bool:
-            self.raise_failures()
-            return sum(bool(s.batches) and s.batches[-1].before >= phase for s in self.sessions) >= wanted
-
-        until(have_some, "the sessions receive IDs")
-
-    def raise_failures(self) -> None:
-        for session in self.sessions:
-            if session.failure is not None:
-                raise session.failure
-
-    def check(self) -> int:
-        """Ends the sessions; checks what must always hold; the number of IDs received."""
-        self.stop()
-        self.raise_failures()
-        received = [session.ids() for session in self.sessions]
-        for session, ids in zip(self.sessions, received, strict=True):
-            falls = np.flatnonzero(np.diff(ticks_of(ids)) <= 0)
-            assert not len(falls), f"{session.name} got {ids[falls[0] + 1]} after {ids[falls[0]]}"
-        everything = np.concatenate(received)
-        everything.sort()
-        twice = everything[1:][np.diff(everything) == 0]
-        assert not len(twice), f"{len(twice)} of {len(everything)} IDs came twice, {twice[:3]} among them"
-        assert everything[0] >= 0, f"{everything[0]} is negative"
-        assert np.all((everything >> LAYOUT.sequence_bits) & ((1 << LAYOUT.shard_bits) - 1) == 0)
-        return len(everything)
-
-
 def until(true: Callable[[], object], what: str) -> None:
     """Asks again and again until the answer is true."""
     deadline = time.monotonic() + PATIENCE_S
@@ -288,8 +101,12 @@ class Clock:
 
 
 def faketime_library() -> Path:
-    places = [Path(root).glob("**/faketime/libfaketimeMT*") for root in ("/usr/lib", "/usr/local/lib")]
-    found = [path for place in places for path in place]
+    folders = [
+        *Path("/usr/lib").glob("*/faketime"),
+        Path("/usr/lib/faketime"),
+        Path("/usr/local/lib/faketime"),
+    ]
+    found = [path for folder in folders for path in folder.glob("libfaketimeMT*")]
     assert found, "libfaketimeMT is not there; install it: apt-get install libfaketime"
     return found[0]
 
@@ -312,3 +129,25 @@ def scalar(connection: psycopg.Connection[Any], query: str, *parameters: object)
     row = connection.execute(query, parameters or None).fetchone()
     assert row is not None
     return row[0]
+
+
+def clock_ms(connection: psycopg.Connection[Any]) -> int:
+    """The server's clock, since the layout's epoch."""
+    return int(scalar(connection, "select shardids.ms_of(clock_timestamp())"))
+
+
+def end_sessions(url: str) -> None:
+    """Ends the other sessions of a database."""
+    with connect(url) as admin:
+        admin.execute(
+            """select pg_terminate_backend(pid, 5000) from pg_stat_activity
+               where datname = current_database() and pid <> pg_backend_pid()"""
+        )
+
+
+def assert_refused(connection: psycopg.Connection[Any], state: str, message: str) -> None:
+    """No way to draw gives IDs."""
+    for kind in ALL_KINDS:
+        with pytest.raises(psycopg.Error, match=message) as refused:
+            draw(connection.cursor(binary=True), kind, 10)
+        assert refused.value.sqlstate == state

@@ -1,250 +1,162 @@
-"""Copies that PostgreSQL itself makes: a standby that is promoted, a subscriber of logical replication."""
+"""Copies of a shard under load: each refuses until it is activated, and then issues nothing again."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pytest
-from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 
-from shardids.embedded import EmbeddedServer, find_binaries
-from shardids.embedded.binaries import server_account, usable_binaries
-from shardids.embedded.home import free_port
-from shardids.embedded.postmaster import Postmaster
-from shardids.embedded.watchdog import QUICK_STEPS, Watchdog
-from tests.faults.conftest import Finish, Record
+from shardids.embedded import EmbeddedServer
+from tests.clients import Dumper
+from tests.faults.conftest import Finish, Record, make_database, make_node
+from tests.faults.recorder import Recorder
+from tests.faults.replicas import subscribe, unsubscribe
 from tests.faults.support import (
     ALL_KINDS,
-    LAYOUT,
+    SLOW_KINDS,
     Clock,
-    Recorder,
+    assert_refused,
     connect,
-    draw,
-    public_folder,
+    end_sessions,
     scalar,
     scaled,
     until,
 )
 
-SESSIONS = 8
+SESSIONS = scaled(4, 8)
 AHEAD_S = 3
+TakeOver = Callable[..., None]
+NOT_ACTIVATED = "is a copy that was not activated here"
 
 
-def test_a_standby_promoted_without_the_last_wal(
-    clock: Clock, own_faked_server: EmbeddedServer, record: Record, finish: Finish
-) -> None:
+@pytest.fixture(autouse=True)
+def _clock_of_the_original(clock: Clock) -> None:
     clock.set(AHEAD_S)
-    recorder = record(own_faked_server.url())
-    with standby_of(own_faked_server) as url, connect(url) as standby:
-        recorder.start(SESSIONS, kinds=("one", "many"))
+
+
+@pytest.fixture(params=["told", "untold"])
+def high_water_is_told(request: pytest.FixtureRequest) -> bool:
+    """Whether the original is fenced, and its high-water tick told to the copy; or it is lost."""
+    return bool(request.param == "told")
+
+
+@pytest.mark.parametrize("make_copy", ["template", "dump", "dump of the schema"], indirect=True)
+def test_a_copy_refuses_until_it_is_activated(
+    make_copy: Callable[[Recorder], str],
+    high_water_is_told: bool,
+    faked_node: str,
+    record: Record,
+    take_over: TakeOver,
+) -> None:
+    recorder = record(faked_node, expected=("SI002",))
+    recorder.start(SESSIONS, kinds=ALL_KINDS if high_water_is_told else SLOW_KINDS)
+    recorder.await_ids()
+    url = make_copy(recorder)
+    with connect(faked_node) as original, connect(url) as copy:
         recorder.await_ids()
-        until(lambda: is_receiving(standby), "the standby receives WAL")
-        time.sleep(scaled(0.5, 2.0))
-        stop_receiving(standby)
-        fail_over(own_faked_server, standby, url, recorder)
-        finish(recorder)
-
-
-@pytest.mark.parametrize("activated", ["before", "after"])
-def test_a_standby_promoted_without_the_first_draws_after_a_fence(
-    activated: str, clock: Clock, own_faked_server: EmbeddedServer, record: Record, finish: Finish
-) -> None:
-    """The activation is in the WAL that the standby got, or it is repeated after the promotion."""
-    clock.set(AHEAD_S)
-    recorder = record(own_faked_server.url())
-    with (
-        standby_of(own_faked_server) as url,
-        connect(url) as standby,
-        connect(own_faked_server.url()) as primary,
-    ):
-        scalar(primary, "select shard_0000.next_id()")
-        scalar(primary, "select shardids.fence(0)")
-        if activated == "before":
-            primary.execute("select shardids.activate(0)")
-        until(lambda: has_all_of(standby, primary), "the standby has it all")
-        stop_receiving(standby)
-        if activated == "after":
-            primary.execute("select shardids.activate(0)")
-        recorder.start(SESSIONS, kinds=("one", "many"))
-        fail_over(own_faked_server, standby, url, recorder, activate=activated == "after")
-        finish(recorder)
-
-
-def fail_over(
-    primary: EmbeddedServer,
-    standby: psycopg.Connection[Any],
-    url: str,
-    recorder: Recorder,
-    *,
-    activate: bool = False,
-) -> None:
-    """Draws from the primary what the standby never hears of, and then from the promoted standby."""
-    lost = recorder.next_phase()
-    recorder.await_ids()
-    time.sleep(scaled(0.5, 5.0))
-    primary.kill()
-    promoted = recorder.next_phase()
-    assert scalar(standby, "select pg_promote()")
-    if activate:
-        standby.execute("select shardids.activate(0)")
-    recorder.url = url
-    recorder.await_ids()
-    time.sleep(scaled(0.5, 5.0))
-    recorder.stop()
-    old = recorder.ticks(lambda batch: batch.after < promoted)
-    new = recorder.ticks(lambda batch: batch.before >= promoted)
-    assert len(recorder.ticks(lambda batch: batch.before >= lost and batch.after < promoted))
-    assert new.min() > old.max(), (
-        f"{(old.max() - new.min()) >> LAYOUT.sequence_bits} ms below the old primary's"
-    )
+        assert_refused(copy, "SI004", NOT_ACTIVATED)
+        recorder.await_ids()
+        high_water = scalar(original, "select shardids.fence(0)") if high_water_is_told else -1
+        take_over(recorder, url, high_water)
 
 
 def test_a_subscriber_refuses_until_it_is_activated(
-    own_server: EmbeddedServer, subscriber: EmbeddedServer, record: Record, finish: Finish
+    high_water_is_told: bool, faked_node: str, empty_database: str, record: Record, take_over: TakeOver
 ) -> None:
-    recorder = record(own_server.url(), expected=("SI002",))
-    recorder.start(SESSIONS)
-    copy_schema(own_server, subscriber)
-    with connect(own_server.url()) as original, connect(subscriber.url()) as copy:
-        subscribe(original, copy, own_server)
+    recorder = record(faked_node, expected=("SI002",))
+    recorder.start(SESSIONS, kinds=ALL_KINDS if high_water_is_told else SLOW_KINDS)
+    with connect(faked_node) as original, connect(empty_database) as copy:
+        copy_by_dump(faked_node, empty_database, "--schema-only")
+        subscribe(original, copy, faked_node)
         recorder.await_ids()
-        assert_refused(copy, "SI004", "is a copy that was not activated here")
+        assert_refused(copy, "SI004", NOT_ACTIVATED)
         recorder.await_ids()
-        high_water = scalar(original, "select shardids.fence(0)")
-        fenced = recorder.next_phase()
-        until(lambda: is_fenced(copy), "the row is replicated")
-        assert_refused(copy, "SI002", "shard 0 is fenced")
-        copy.execute("alter subscription copied disable")
-        copy.execute("alter subscription copied set (slot_name = none)")
-        copy.execute("drop subscription copied")
-        original.execute(
-            "select pg_drop_replication_slot(slot_name) from pg_replication_slots where not active"
-        )
-        copy.execute("select shardids.activate(0, %s)", (high_water,))
-        own_server.kill()
-        recorder.url = subscriber.url()
-        recorder.await_ids()
-        time.sleep(scaled(0.5, 10.0))
-        finish(recorder)
-    new = recorder.ticks(lambda batch: batch.before >= fenced)
-    assert new.min() > high_water
-    assert recorder.ticks(lambda batch: batch.after < fenced).max() <= high_water
+        high_water = -1
+        if high_water_is_told:
+            high_water = scalar(original, "select shardids.fence(0)")
+            until(lambda: is_fenced(copy), "the row is replicated")
+            assert_refused(copy, "SI002", "shard 0 is fenced")
+        unsubscribe(original, copy)
+        take_over(recorder, empty_database, high_water)
 
 
 def test_a_copy_of_active_sequences_with_the_row_of_a_fenced_shard(
-    node: str, duplicate: Callable[[str], str], record: Record, finish: Finish
+    faked_node: str, empty_database: str, record: Record, take_over: TakeOver
 ) -> None:
     """As replication of all tables leaves it when the sequences were copied a moment before the fence."""
-    recorder = record(node, expected=("SI002",))
-    recorder.start(1)
+    recorder = record(faked_node, expected=("SI002",))
+    recorder.start(SESSIONS)
     recorder.await_ids()
-    with recorder.paused():
-        end_sessions(node)
-        url = duplicate(node)
-    with connect(node) as original, connect(url) as copy:
-        recorder.start(SESSIONS - 1)
+    copy_by_dump(faked_node, empty_database)
+    with connect(faked_node) as original, connect(empty_database) as copy:
         recorder.await_ids()
-        assert_refused(copy, "SI004", "is a copy that was not activated here")
+        assert_refused(copy, "SI004", NOT_ACTIVATED)
         high_water = scalar(original, "select shardids.fence(0)")
-        fenced = recorder.next_phase()
         send_rows(original, copy, "shardids.shard")
         assert_refused(copy, "SI002", "shard 0 is fenced")
-        copy.execute("select shardids.activate(0)")
-        recorder.url = url
-        recorder.start(SESSIONS)
-        recorder.await_ids(SESSIONS)
+        take_over(recorder, empty_database)
+    assert recorder.ticks_since(recorder.phase).min() > high_water
+
+
+@pytest.fixture
+def take_over(clock: Clock, finish: Finish) -> TakeOver:
+    """Activates the copy and has the sessions draw from there, by a clock that is behind the original's."""
+
+    def go_on(recorder: Recorder, url: str, above_tick: int = -1) -> None:
+        clock.set(0)
+        with recorder.paused(), connect(url) as copy:
+            end_sessions(recorder.url)
+            recorder.url = url
+            copy.execute("select shardids.activate(0, %s)", (above_tick,))
+        recorder.await_ids()
+        time.sleep(scaled(0.1, 2.0))
         finish(recorder)
-    assert recorder.ticks(lambda batch: batch.before >= fenced).min() > high_water
+
+    return go_on
 
 
-@contextmanager
-def standby_of(primary: EmbeddedServer) -> Iterator[str]:
-    """A hot standby that streams; its URL. Its clock is the machine's."""
-    account = server_account()
-    with public_folder() as folder:
-        home = folder / "home"
-        home.mkdir(mode=0o700)
-        if account is not None:
-            os.chown(home, account.uid, account.gid)
-        programs = usable_binaries(find_binaries(), account, folder)
-        data = home / "data"
-        source = f"host=127.0.0.1 port={primary.port} user=postgres"
-        subprocess.run(
-            [programs / "pg_basebackup", "-D", data, "-d", source, "-R", "--checkpoint=fast", "--no-sync"],
-            env={**os.environ, "PGPASSWORD": password_of(primary)},
-            user=account.uid if account else None,
-            group=account.gid if account else None,
-            extra_groups=[] if account else None,
-            cwd="/",
-            check=True,
-        )
-        port = free_port()
-        command = [str(programs / "postgres"), "-D", str(data), "-p", str(port)]
-        command += ["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]
-        postmaster = Postmaster(data)
-        watchdog = Watchdog()
-        try:
-            failure = postmaster.try_start(
-                command, watchdog=watchdog, log_file=folder / "log", env={"LC_ALL": "C"}, account=account
-            )
-            assert failure is None, failure
-            yield primary.url().replace(f":{primary.port}/", f":{port}/")
-        finally:
-            if postmaster.pid is not None:
-                postmaster.end(postmaster.pid, QUICK_STEPS)
-            watchdog.close()
+@pytest.fixture
+def empty_database(server: EmbeddedServer, request: pytest.FixtureRequest) -> str:
+    """The URL of a database on a server other than the original's."""
+    return make_database(server, request.node.name)
 
 
-def is_receiving(standby: psycopg.Connection[Any]) -> bool:
-    return scalar(standby, "select count(*) from pg_stat_wal_receiver where status = 'streaming'") > 0
+@pytest.fixture
+def make_copy(
+    server: EmbeddedServer, faked_server: EmbeddedServer, request: pytest.FixtureRequest
+) -> Callable[[Recorder], str]:
+    """Copies the database of a recorder, whose sessions stay connected where that is possible."""
+
+    def clone(recorder: Recorder) -> str:
+        with recorder.paused():
+            end_sessions(recorder.url)
+            return make_database(faked_server, "copy", template=str(conninfo_to_dict(recorder.url)["dbname"]))
+
+    def restore(recorder: Recorder) -> str:
+        url = make_database(server, request.node.name)
+        copy_by_dump(recorder.url, url)
+        return url
+
+    def restore_schema(recorder: Recorder) -> str:
+        url = make_node(server, request.node.name, shard=1)
+        copy_by_dump(recorder.url, url, "--schema=shard_0000")
+        return url
+
+    return {"template": clone, "dump": restore, "dump of the schema": restore_schema}[request.param]
 
 
-def stop_receiving(standby: psycopg.Connection[Any]) -> None:
-    standby.execute("alter system set primary_conninfo = ''")
-    standby.execute("select pg_reload_conf()")
-    until(lambda: not is_receiving(standby), "the standby receives no more WAL")
-
-
-def has_all_of(standby: psycopg.Connection[Any], primary: psycopg.Connection[Any]) -> bool:
-    written = scalar(primary, "select pg_current_wal_flush_lsn()::text")
-    return scalar(standby, "select coalesce(pg_last_wal_replay_lsn() >= %s::pg_lsn, false)", written)
+def copy_by_dump(source: str, target: str, *options: str) -> None:
+    with connect(source) as connection:
+        dumper = Dumper(connection.info.server_version)
+    dumper.restore(target, dumper.dump(source, *options))
 
 
 def is_fenced(connection: psycopg.Connection[Any]) -> bool:
-    return scalar(connection, "select state from shardids.shard where id = 0") == "fenced"
-
-
-def copy_schema(source: EmbeddedServer, target: EmbeddedServer) -> None:
-    """Everything but rows and the values of sequences."""
-    programs = find_binaries()
-    dump = subprocess.run(
-        [programs / "pg_dump", "--schema-only", source.url()], check=True, capture_output=True
-    ).stdout
-    command = [programs / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-o", os.devnull, target.url()]
-    subprocess.run(command, input=dump, check=True)
-
-
-def subscribe(
-    original: psycopg.Connection[Any], copy: psycopg.Connection[Any], source: EmbeddedServer
-) -> None:
-    """Replicates all tables, and waits for the rows that are there."""
-    original.execute("create publication everything for all tables")
-    conninfo = (
-        f"host=127.0.0.1 port={source.port} user=postgres dbname=postgres password={password_of(source)}"
-    )
-    copy.execute(
-        sql.SQL("create subscription copied connection {} publication everything").format(
-            sql.Literal(conninfo)
-        )
-    )
-    pending = "select count(*) from pg_subscription_rel where srsubstate <> 'r'"
-    until(lambda: scalar(copy, pending) == 0, "all tables are copied")
+    return bool(scalar(connection, "select state = 'fenced' from shardids.shard where id = 0"))
 
 
 def send_rows(original: psycopg.Connection[Any], copy: psycopg.Connection[Any], table: str) -> None:
@@ -258,23 +170,3 @@ def send_rows(original: psycopg.Connection[Any], copy: psycopg.Connection[Any], 
     ):
         for row in rows:
             sink.write(row)
-
-
-def end_sessions(url: str) -> None:
-    """Ends the other sessions of a database."""
-    with connect(url) as admin:
-        admin.execute(
-            """select pg_terminate_backend(pid, 5000) from pg_stat_activity
-               where datname = current_database() and pid <> pg_backend_pid()"""
-        )
-
-
-def assert_refused(connection: psycopg.Connection[Any], state: str, message: str) -> None:
-    for kind in ALL_KINDS:
-        with pytest.raises(psycopg.Error, match=message) as refused:
-            draw(connection.cursor(binary=True), kind, 10)
-        assert refused.value.sqlstate == state
-
-
-def password_of(server: EmbeddedServer) -> str:
-    return (server.directory / "pgpass").read_text().strip().rsplit(":", 1)[1]

@@ -15,7 +15,8 @@ import pytest
 
 from shardids.embedded import EmbeddedServer
 from tests.faults.conftest import Finish, Record
-from tests.faults.support import LAYOUT, Ids, Recorder, Session, connect, draw, scalar, scaled, ticks_of
+from tests.faults.recorder import Recorder, Session
+from tests.faults.support import LAYOUT, Ids, clock_ms, connect, draw, scalar, scaled, ticks_of
 
 CRASHES = scaled(3, 20)
 
@@ -32,10 +33,10 @@ class Writer(Session):
         cursor.execute("begin")
         rows = []
         for _ in range(self.random.randint(1, 3)):
-            before = self.recorder.phase
+            asked = self.recorder.now()
             query = "insert into kept (note) select 'row' from generate_series(1, %s::integer) returning id"
             rows.append(np.array(cursor.execute(query, (self.random.randint(1, 100),)).fetchall())[:, 0])
-            self.keep(before, rows[-1])
+            self.keep("default", asked, rows[-1])
         if self.random.random() < 0.2:
             cursor.execute("rollback")
             return
@@ -123,10 +124,9 @@ def test_ticks_set_aside_in_a_transaction_whose_wal_is_lost(
 
 
 def start_all(recorder: Recorder) -> None:
-    # Each crash leaves the shard further ahead of the clock, and past a minute every draw takes the lock.
-    recorder.start(8, most=200)
+    recorder.start(8)
     recorder.start(4, session=Writer)
-    recorder.start(4, most=200, session=Lingerer)
+    recorder.start(4, session=Lingerer)
 
 
 def run_ahead(url: str, recorder: Recorder) -> None:
@@ -135,8 +135,7 @@ def run_ahead(url: str, recorder: Recorder) -> None:
         ahead_ms = 0
         while ahead_ms < 3000:
             _, last = connection.execute("select * from shardids.reserve(0, 1000000)").fetchone()
-            clock_ms = scalar(connection, "select shardids.ms_of(clock_timestamp())")
-            ahead_ms = (last >> LAYOUT.sequence_bits) - clock_ms
+            ahead_ms = (last >> LAYOUT.sequence_bits) - clock_ms(connection)
     recorder.await_ids()
 
 

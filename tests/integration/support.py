@@ -1,18 +1,15 @@
-"""What the tests of the generator share: draws in bulk, refusals, threads, pauses, dumps."""
+"""What the tests of the generator share: draws in bulk, refusals, threads, pauses."""
 
 from __future__ import annotations
 
 import io
 import re
-import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,8 +20,6 @@ from alembic import command
 from sqlalchemy.engine import URL
 
 from shardids import Layout, migrator
-from shardids.embedded import find_binaries
-from shardids.errors import ServerStartFailed
 
 DEFAULT = Layout.preset("default")
 CLUSTER = "00000000-0000-4000-8000-000000000001"
@@ -211,47 +206,3 @@ def node_sql(layout: Layout) -> str:
     config.attributes.update(settings=settings)
     command.upgrade(config, "head", sql=True)
     return script.getvalue()
-
-
-class Dumper:
-    """pg_dump and psql, no older than the server."""
-
-    def __init__(self, server_version: int) -> None:
-        self._server_major = server_version // 10000
-        self._folder = min(
-            (folder for folder in _client_folders() if _major(folder) >= self._server_major), key=_major
-        )
-
-    def dump(self, dsn: str, *options: str) -> str:
-        command = [str(self._folder / "pg_dump"), "--dbname", dsn, *options]
-        dumped = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-        if self._server_major < 17:
-            dumped = dumped.replace("SET transaction_timeout = 0;\n", "")
-        return dumped
-
-    def restore(self, dsn: str, dumped: str) -> None:
-        command = [str(self._folder / "psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", "--dbname", dsn]
-        result = subprocess.run(
-            command, input=dumped, capture_output=True, text=True, check=False, timeout=60
-        )
-        assert result.returncode == 0, result.stderr
-
-
-def _client_folders() -> Iterator[Path]:
-    folders: list[Path] = []
-    with suppress(ServerStartFailed):
-        folders.append(find_binaries())
-    on_path = shutil.which("pg_dump")
-    if on_path:
-        folders.append(Path(on_path).parent)
-    folders += Path("/usr/lib/postgresql").glob("*/bin")
-    for folder in folders:
-        if (folder / "pg_dump").exists() and (folder / "psql").exists():
-            yield folder
-
-
-def _major(folder: Path) -> int:
-    version = subprocess.run(
-        [str(folder / "pg_dump"), "--version"], capture_output=True, text=True, check=True, timeout=20
-    ).stdout
-    return int(re.findall(r"(\d+)", version)[0])

@@ -174,7 +174,7 @@ def test_a_shard_that_no_node_holds_yet(blank_database: Blank) -> None:
     url = blank_database()
     with catalog_at(url) as catalog:
         catalog.init(DEFAULT, 8)
-        with Cluster.connect(url) as cluster:
+        with Cluster.connect(url, listen=False) as cluster:
             assert not cluster.placement.node_of
             with pytest.raises(UnknownShard, match="shard 3"):
                 cluster.session(shard=3)
@@ -305,7 +305,7 @@ def test_no_session_setting_is_ever_sent(shared: Cluster) -> None:
 
 
 def test_closing_leaves_no_connection(cluster_url: URL, admin: psycopg.Connection) -> None:
-    cluster = Cluster.connect(cluster_url)
+    cluster = Cluster.connect(cluster_url, listen=False)
     other = cluster_url.set(database=cluster.engine(cluster.node_of(7)).url.database)
     for shard in range(8):
         cluster.reserve(shard, 1)
@@ -351,7 +351,7 @@ def apart(make_database: MakeDatabase, blank_database: Blank) -> Iterator[tuple[
     """A cluster whose catalog is in a database without shards, and that catalog's URL."""
     url, node = make_database(), blank_database()
     found_cluster(url, {"a": node}, 4)
-    with Cluster.connect(url) as cluster:
+    with Cluster.connect(url, listen=False) as cluster:
         make_tables(cluster)
         yield cluster, url
 
@@ -410,7 +410,7 @@ def test_a_refresh_finds_new_nodes_and_shards(blank_database: Blank) -> None:
         catalog.init(DEFAULT, 4)
         provision.add_node(catalog, "a", dsn(url))
         provision.create_shards(catalog, [0, 1])
-        with Cluster.connect(url) as cluster:
+        with Cluster.connect(url, listen=False) as cluster:
             first = cluster.placement
             provision.add_node(catalog, "b", dsn(other))
             provision.create_shards(catalog, range(4))

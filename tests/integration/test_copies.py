@@ -11,10 +11,10 @@ import psycopg
 import pytest
 from sqlalchemy.engine import URL
 
+from tests.clients import Dumper
 from tests.conftest import MakeDatabase, dsn
 from tests.integration.support import (
     DEFAULT,
-    Dumper,
     advisory_locks,
     connect,
     distinct,

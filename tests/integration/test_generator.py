@@ -352,6 +352,16 @@ def test_draws_more_than_a_minute_ahead_of_the_clock_are_distinct_and_in_order(d
     assert min(ticks(ids[0]) for ids in drawn) > last
 
 
+def test_draws_more_than_a_minute_ahead_of_the_clock_wait_for_no_lock(db: Db, node: str) -> None:
+    last = run_ahead(db, 70_000)
+    with connect(node) as holder:
+        holder.execute("select pg_advisory_lock(1936220516, 5)")
+        db.execute("set statement_timeout = '10s'")
+        ids = draw(db, 1000)
+    assert ticks(ids[0]) > last
+    assert increases(ids)
+
+
 def test_a_shard_too_far_ahead_of_the_clock_refuses_and_says_by_how_much(db: Db) -> None:
     db.execute("update shardids.node set max_ahead = '1 minute'")
     with refused("SI005", "shard 5", " ms ahead of the clock", "max_ahead = 00:01:00", 'node "a"'):

@@ -110,15 +110,20 @@ CORE = Table(
 
 @pytest.fixture(scope="module")
 def home(databases: BlankDatabases) -> Iterator[URL]:
-    """The catalog of a cluster of 8 shards on one node; 0 to 3 have the tables."""
+    """The catalog of :func:`make_home`."""
     url = databases.take()
+    make_home(url)
+    yield url
+    databases.give_back(url)
+
+
+def make_home(url: URL) -> None:
+    """A cluster of 8 shards on one node; 0 to 3 have the tables."""
     found_cluster(url, {"a": url}, 8)
     with Cluster.connect(url) as cluster:
         for shard in range(4):
             with cluster.shard_engine(shard).begin() as connection:
                 Base.metadata.create_all(connection)
-    yield url
-    databases.give_back(url)
 
 
 @pytest.fixture

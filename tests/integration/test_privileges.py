@@ -115,6 +115,11 @@ def test_a_role_with_usage_has_the_clock_followed(app: Db) -> None:
     assert (ticks(draw(app)[0]) - ticks(first)) >> DEFAULT.sequence_bits >= 18
 
 
+def test_a_role_with_usage_draws_far_ahead_of_the_clock(owner: Db, app: Db) -> None:
+    last = run_ahead(owner, 70_000)
+    assert ticks(draw(app)[0]) > last
+
+
 def test_a_role_with_usage_draws_where_functions_are_not_public(
     make_role: MakeRole, blank_database: Callable[[], URL]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, ProgrammingError
 from sqlalchemy.orm import (
     DeclarativeBase,
     Mapped,
@@ -38,7 +39,7 @@ from sqlalchemy.orm import (
 )
 from sqlalchemy.orm.exc import StaleDataError
 
-from shardids import Cluster, primary_key, sharding_key
+from shardids import AsyncCluster, Cluster, primary_key, sharding_key
 from shardids.errors import BadArgument, FanOutRefused, WrongShard
 from shardids.replay import STAND_IN
 from tests.conftest import BlankDatabases, found_cluster
@@ -694,3 +695,47 @@ def test_objects_that_could_not_be_told_apart(cluster: Cluster) -> None:
             session.rollback()
         query = select(User.name, Country.code).join(Country)
         assert len(session.execute(query).all()) == 8
+
+
+def test_asyncio(home: URL, cluster: Cluster) -> None:
+    ids = people(cluster)
+    names = [names_for(cluster, shard, 3)[2] for shard in range(8)]
+
+    async def main() -> None:
+        async with await AsyncCluster.connect(home, listen=False) as aio, aio.sharded_session() as session:
+            id_ = next(iter(ids.values()))
+            assert (await session.get_one(User, id_)).id == id_
+            session.add_all(User(name=name, photos=[Photo(caption=name)]) for name in names)
+            await session.commit()
+            newest = select(User).order_by(User.id.desc()).limit(8).options(selectinload(User.photos))
+            found = (await session.scalars(newest)).all()
+            assert sorted(user.name for user in found) == sorted(names)
+            assert all(user.photos[0].caption == user.name for user in found)
+            assert await session.scalar(select(func.count()).select_from(User)) == 24
+            with pytest.raises(ProgrammingError, match="shardids_missing"):
+                await session.scalars(select(User).where(func.shardids_missing(User.id)))
+            await session.rollback()
+            assert len((await session.scalars(select(User.id).where(User.id.in_(ids.values())))).all()) == 16
+            async with aio.session(shard=2) as one:
+                one.add(User(name=names_for(cluster, 3)[0]))
+                with pytest.raises(WrongShard, match="shard 2"):
+                    await one.flush()
+
+    asyncio.run(main())
+
+
+def test_an_error_of_a_node_leaves_the_session_usable(cluster: Cluster) -> None:
+    people(cluster)
+    with cluster.sharded_session() as session:
+        with pytest.raises(ProgrammingError, match="shardids_missing"):
+            session.scalars(select(User).where(func.shardids_missing(User.id)))
+        session.rollback()
+        assert len(session.scalars(select(User)).all()) == 16
+
+
+def test_objects_are_inserted_together(cluster: Cluster) -> None:
+    names = [names_for(cluster, shard, 3)[turn] for turn in range(3) for shard in range(8)]
+    with cluster.sharded_session() as session, statements(cluster) as sent:
+        session.add_all(User(name=name, photos=[Photo(caption=name)]) for name in names)
+        session.flush()
+        assert len(sent) == 16

@@ -47,6 +47,7 @@ class Flaw(StrEnum):
     NO_MARGIN_IN_FENCE = auto()
     NO_MARGIN_IN_FENCE_AFTER_RELEASE = auto()
     LIFE_FORGOTTEN_IN_ACTIVATE = auto()
+    AHEAD_IN_ANY_LIFE = auto()
 
 
 class Offset(NamedTuple):
@@ -190,6 +191,13 @@ def is_current(rules: Rules, seen: Offset, drawn: int) -> Action:
     return Action("is current", lambda s: [(answer, s) for answer in sorted(answers)], at_once=True)
 
 
+def is_ahead(rules: Rules, seen: Offset) -> Action:
+    """Any answer, as if nothing were known of the clock, of ``max_ahead`` and of the shard's row."""
+    may_be = seen.life == rules.life or (rules.flaw is Flaw.AHEAD_IN_ANY_LIFE and not seen.fenced)
+    answers = [False, True] if may_be else [False]
+    return Action("is ahead", lambda s: [(answer, s) for answer in answers], at_once=True)
+
+
 def commit(row: Row) -> Action:
     def results(s: Shared) -> list[tuple[str, Shared]]:
         rolled_back = s._replace(row_lock=False)
@@ -211,6 +219,8 @@ def draw(rules: Rules) -> Steps:
     seen = yield read("offset")
     drawn = yield nextval()
     if (yield is_current(rules, seen, drawn)) and (yield from is_unchanged(rules, seen)):
+        return Ticks(tick_of(seen.ms, drawn), tick_of(seen.ms, drawn))
+    if (yield is_ahead(rules, seen)) and (yield from is_unchanged(rules, seen)):
         return Ticks(tick_of(seen.ms, drawn), tick_of(seen.ms, drawn))
     return Step(advance)
 

@@ -287,6 +287,7 @@ BROKEN = [
     (Flaw.NO_MARGIN_IN_FENCE, CRASH_AND_FENCE, Rules(), "above the high-water tick"),
     (Flaw.NO_MARGIN_IN_FENCE_AFTER_RELEASE, FENCE_CRASH_AND_FENCE, STEADY, "above the high-water tick"),
     (Flaw.LIFE_FORGOTTEN_IN_ACTIVATE, FENCE_CRASH_AND_ACTIVATION, STEADY, "twice"),
+    (Flaw.AHEAD_IN_ANY_LIFE, CRASH_AND_DRAWS, Rules(), "twice"),
 ]
 
 
@@ -312,7 +313,7 @@ def test_a_counterexample_is_told_action_by_action() -> None:
     explored = explore(SINGLE_DRAWS, Rules(flaw=Flaw.NO_SECOND_READ_OF_OFFSET), "twice")
     assert str(explored).splitlines()[1:] == [
         "session 1: draw: offset = 0 ms",
-        "session 1: draw: nextval(counter) = 1, is current = False",
+        "session 1: draw: nextval(counter) = 1, is current = False, is ahead = False",
         "session 1: draw: row = (active, unfences None, high water -1, life 0)",
         "session 1: draw: take lock, offset = 0 ms",
         "session 1: draw: counter = 1, clock = 1",

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardids.errors import BadArgument
-from shardids.idtext import from_text, parse_id, to_decimal, to_signed, to_text, to_unsigned
+from shardids.idtext import from_decimal, from_text, parse_id, to_decimal, to_signed, to_text, to_unsigned
 
 signed = st.integers(-(2**63), 2**63 - 1)
 unsigned = st.integers(0, 2**64 - 1)
@@ -34,6 +34,38 @@ def test_readings(id_, bits):
         assert to_signed(reading) == id_
         assert to_unsigned(reading) == bits
         assert to_decimal(reading) == str(id_)
+
+
+@given(signed)
+def test_decimal_digits_lead_back(id_):
+    assert from_decimal(to_decimal(id_)) == id_
+
+
+NO_CANONICAL_DECIMAL = (
+    "",
+    "+5",
+    "-0",
+    "007",
+    " 5",
+    "5 ",
+    "5\n",
+    "5.0",
+    "1e3",
+    "0x5",
+    "1_000",
+    "\u0665",
+    "\uff19",
+    "9223372036854775808",
+    "-9223372036854775809",
+    "9" * 5000,
+    "0AKR4Z3Y41502",
+)
+
+
+@pytest.mark.parametrize("text", NO_CANONICAL_DECIMAL)
+def test_one_id_has_one_text_of_decimal_digits(text):
+    with pytest.raises(BadArgument):
+        from_decimal(text)
 
 
 @pytest.mark.parametrize("convert", [to_signed, to_unsigned, to_decimal, to_text, parse_id])

@@ -1,0 +1,240 @@
+"""``shardids migrate``: writes revisions, and runs them over all shards."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardids.cli import migrate_read
+from shardids.cli.common import (
+    CatalogOption,
+    DryRunOption,
+    JsonOption,
+    err,
+    out,
+)
+from shardids.cli.migrate_options import (
+    FOLDER,
+    CanaryOption,
+    DirOption,
+    GoOnOption,
+    JobsOption,
+    LockTimeoutOption,
+    NodesOption,
+    RetriesOption,
+    ShardsOption,
+    ShowSqlOption,
+    StatementTimeoutOption,
+    chosen,
+    migration_of,
+    parse_duration_ms,
+)
+from shardids.cli.migrate_show import (
+    Interruption,
+    Progress,
+    print_findings,
+    print_plan,
+    print_report,
+    print_sql,
+)
+from shardids.errors import BadArgument
+from shardids.migrate import scaffold
+from shardids.migrate.environment import Environment
+from shardids.migrate.locks import one_run
+from shardids.migrate.migration import Migration, Prepared
+from shardids.migrate.runner import Settings
+from shardids.migrate.statements import Limits
+
+app = typer.Typer(help="Change the tables of every shard, with Alembic.", no_args_is_help=True)
+
+app.command()(migrate_read.status)
+app.command()(migrate_read.history)
+app.command()(migrate_read.check)
+app.command()(migrate_read.sql)
+app.command()(migrate_read.lint)
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that does not exist yet.")],
+    models: Annotated[
+        str, typer.Option(metavar="PACKAGE.MODULE:BASE", help="The models: a declarative base, or metadata.")
+    ],
+    message: Annotated[
+        str, typer.Option("--message", "-m", help="What the first revision is called.")
+    ] = "the models",
+) -> None:
+    """Make an Alembic environment, with a first revision that makes the models' tables."""
+    path = scaffold.init(folder, models, message)
+    out.print(f"Made {folder} with its first revision, {path.name}", markup=False)
+    err.print(f"Read it, and run it on all shards: shardids migrate up --dir {folder}", markup=False)
+
+
+@app.command()
+def revision(
+    message: Annotated[str, typer.Option("--message", "-m", help="What the revision does, in a few words.")],
+    folder: DirOption = FOLDER,
+    autogenerate: Annotated[
+        bool, typer.Option("--autogenerate", help="Write down what the models and a shard differ in.")
+    ] = False,
+    merge: Annotated[bool, typer.Option("--merge", help="Unite several heads.")] = False,
+    shard: Annotated[int | None, typer.Option(help="The shard to compare with (default: the first).")] = None,
+    catalog: Annotated[
+        str | None,
+        typer.Option("--catalog", envvar="SHARDIDS_CATALOG", metavar="URL", help="For --autogenerate."),
+    ] = None,
+) -> None:
+    """Write a new revision."""
+    if not autogenerate:
+        environment = Environment.at(folder)
+        path = scaffold.merge(environment, message) if merge else scaffold.revision(environment, message)
+    elif catalog is None:
+        raise BadArgument(
+            "--autogenerate compares with a shard", hint="Name the cluster: --catalog or SHARDIDS_CATALOG."
+        )
+    else:
+        with migration_of(catalog, folder) as migration:
+            reference = migration.choose()[0] if shard is None else migration.choose([shard])[0]
+            path = scaffold.autogenerate(migration, message, reference)
+    out.print(f"Made {path}", markup=False)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def up(
+    catalog: CatalogOption,
+    target: Annotated[
+        str, typer.Argument(metavar="[REV]", help="A revision, its first letters, head, or +N.")
+    ] = "head",
+    folder: DirOption = FOLDER,
+    shards: ShardsOption = None,
+    nodes: NodesOption = None,
+    jobs: JobsOption = 1,
+    canary: CanaryOption = 1,
+    contract: Annotated[
+        bool, typer.Option("--contract", help="Also run revisions that are marked as a contract.")
+    ] = False,
+    dry_run: DryRunOption = False,
+    show_sql: ShowSqlOption = False,
+    lock_timeout: LockTimeoutOption = "2s",
+    statement_timeout: StatementTimeoutOption = "0",
+    retries: RetriesOption = 5,
+    go_on: GoOnOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring shards to the newest revision, or to REV. A shard that is there costs nothing."""
+    settings = _settings(jobs, retries, go_on, lock_timeout, statement_timeout)
+    with migration_of(catalog, folder) as migration:
+        numbers = chosen(migration, shards, nodes)
+        prepared = migration.prepare(target, "up", numbers, canaries=canary, contract=contract, go_on=go_on)
+        words = ["shardids", "migrate", "up", *([] if target == "head" else [target])]
+        words += _words(folder, settings, canary) + (["--contract"] if contract else [])
+        _carry_out(migration, prepared, settings, words, dry_run=dry_run, show_sql=show_sql, as_json=as_json)
+        if prepared.held_back and not as_json:
+            err.print(
+                f"Stopped before {prepared.held_back}, a contract. Once no application uses what it takes"
+                " away: shardids migrate up --contract",
+                markup=False,
+            )
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def down(
+    catalog: CatalogOption,
+    target: Annotated[str, typer.Argument(metavar="[REV]", help="A revision, base, or -N.")] = "-1",
+    folder: DirOption = FOLDER,
+    shards: ShardsOption = None,
+    nodes: NodesOption = None,
+    jobs: JobsOption = 1,
+    canary: CanaryOption = 1,
+    dry_run: DryRunOption = False,
+    show_sql: ShowSqlOption = False,
+    lock_timeout: LockTimeoutOption = "2s",
+    statement_timeout: StatementTimeoutOption = "0",
+    retries: RetriesOption = 5,
+    go_on: GoOnOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Take shards back to REV, by default the one before theirs."""
+    settings = _settings(jobs, retries, go_on, lock_timeout, statement_timeout)
+    with migration_of(catalog, folder) as migration:
+        numbers = chosen(migration, shards, nodes)
+        prepared = migration.prepare(target, "down", numbers, canaries=canary, go_on=go_on)
+        words = ["shardids", "migrate", "down", target, *_words(folder, settings, canary)]
+        _carry_out(migration, prepared, settings, words, dry_run=dry_run, show_sql=show_sql, as_json=as_json)
+
+
+@app.command()
+def stamp(
+    catalog: CatalogOption,
+    revision: Annotated[str, typer.Argument(metavar="REV", help="A revision, head or base.")],
+    folder: DirOption = FOLDER,
+    shards: ShardsOption = None,
+    nodes: NodesOption = None,
+    dry_run: DryRunOption = False,
+    go_on: GoOnOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write down that shards are at REV, without running anything."""
+    settings = Settings(continue_on_error=go_on)
+    with migration_of(catalog, folder) as migration:
+        prepared = migration.prepare_stamp(revision, chosen(migration, shards, nodes), go_on=go_on)
+        words = ["shardids", "migrate", "stamp", revision, *_words(folder, settings, None)]
+        _carry_out(migration, prepared, settings, words, dry_run=dry_run, show_sql=False, as_json=as_json)
+
+
+def _settings(jobs: int, retries: int, go_on: bool, lock_timeout: str, statement_timeout: str) -> Settings:
+    limits = Limits(
+        lock_timeout_ms=parse_duration_ms(lock_timeout),
+        statement_timeout_ms=parse_duration_ms(statement_timeout),
+    )
+    return Settings(jobs=jobs, retries=retries, continue_on_error=go_on, limits=limits)
+
+
+def _words(folder: Path, settings: Settings, canary: int | None) -> list[str]:
+    """The options that a command that tries again is to have."""
+    default = Settings()
+    words = [] if folder == FOLDER or "SHARDIDS_MIGRATIONS" in os.environ else ["--dir", str(folder)]
+    for option, value, usual in (
+        ("--jobs", settings.jobs, default.jobs),
+        ("--retries", settings.retries, default.retries),
+        ("--canary", canary, 1 if canary is not None else None),
+    ):
+        words += [] if value == usual else [option, str(value)]
+    for option, milliseconds, usual_ms in (
+        ("--lock-timeout", settings.limits.lock_timeout_ms, default.limits.lock_timeout_ms),
+        ("--statement-timeout", settings.limits.statement_timeout_ms, 0),
+    ):
+        words += [] if milliseconds == usual_ms else [option, f"{milliseconds}ms"]
+    return words + (["--continue-on-error"] if settings.continue_on_error else [])
+
+
+def _carry_out(
+    migration: Migration,
+    prepared: Prepared,
+    settings: Settings,
+    words: list[str],
+    *,
+    dry_run: bool,
+    show_sql: bool,
+    as_json: bool,
+) -> None:
+    """Runs what was prepared and reports; exit 1 unless every shard is where it was to be."""
+    if show_sql:
+        print_sql(prepared)
+    if prepared.direction == "up" and not as_json:
+        print_findings(prepared)
+    if dry_run:
+        print_plan(prepared, as_json=as_json)
+        return
+    with (
+        one_run(migration.catalog, " ".join(words[1:4])),
+        Interruption() as interruption,
+        Progress() as progress,
+    ):
+        report = migration.run(prepared, settings, progress, interruption.stop)
+    print_report(report, prepared, words, as_json=as_json)
+    if not report.succeeded or report.interrupted:
+        raise typer.Exit(1)

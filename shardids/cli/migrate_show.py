@@ -1,0 +1,232 @@
+"""How ``shardids migrate`` shows its work: progress, plan and report."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from threading import Event, Lock
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+from shardids.cli.common import err, out, print_json, print_rows
+from shardids.migrate.lint import lint, squawk_path
+from shardids.migrate.migration import Prepared, positions_by_start
+from shardids.migrate.plan import Position, shown_heads, shown_shards
+from shardids.migrate.report import Outcome, Report
+from shardids.migrate.runner import Observer
+
+_MOST_ROWS = 50
+"""Shards that a table lists one by one; above that, only those that stand out."""
+_LINE_EVERY_S = 5.0
+
+
+class Interruption:
+    """Turns the first Ctrl-C, or SIGTERM, into a wish to stop; the second one is as usual."""
+
+    def __init__(self) -> None:
+        self.stop = Event()
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._wish)
+        return self
+
+    def _wish(self, _number: int, _frame: FrameType | None) -> None:
+        self.stop.set()
+        self._restore()
+        err.print("Stopping: the shards that run are finished, no other is begun. Again to break off.")
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+
+
+class Progress(Observer):
+    """How far each node is: bars on a terminal, else a line now and then."""
+
+    def __init__(self) -> None:
+        self._bars = Bars(
+            TextColumn("node {task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[running]} running, {task.fields[failed]} failed, {task.fields[rate]}"),
+            TimeRemainingColumn(),
+            console=err,
+            disable=not err.is_terminal,
+        )
+        self._lock = Lock()
+        self._tasks: dict[str, TaskID] = {}
+        self._totals: Mapping[str, int] = {}
+        self._done: Counter[str] = Counter()
+        self._failed: Counter[str] = Counter()
+        self._running: Counter[str] = Counter()
+        self._began = self._said = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def planned(self, counts: Mapping[str, int]) -> None:
+        """Begins a bar for each node."""
+        self._totals = counts
+        self._began = self._said = time.monotonic()
+        for node, count in counts.items():
+            self._tasks[node] = self._bars.add_task(node, total=count, running=0, failed=0, rate="")
+
+    def started(self, position: Position) -> None:
+        """Counts a shard as running."""
+        with self._lock:
+            self._running[position.node] += 1
+            self._show(position.node)
+
+    def retried(self, position: Position, attempt: int, error: str) -> None:
+        """Says why there will be another attempt."""
+        self._bars.console.print(f"shard {position.shard}: attempt {attempt}: {error}", markup=False)
+
+    def ended(self, outcome: Outcome) -> None:
+        """Counts a shard as done or failed."""
+        with self._lock:
+            self._running[outcome.node] -= 1
+            (self._done if outcome.status == "done" else self._failed)[outcome.node] += 1
+            self._show(outcome.node)
+        if outcome.status == "failed":
+            self._bars.console.print(f"shard {outcome.shard} failed: {outcome.error}", markup=False)
+
+    def _show(self, node: str) -> None:
+        now = time.monotonic()
+        ended = self._done[node] + self._failed[node]
+        rate = ended / max(now - self._began, 0.001)
+        if err.is_terminal:
+            self._bars.update(
+                self._tasks[node],
+                completed=ended,
+                running=self._running[node],
+                failed=self._failed[node],
+                rate=f"{rate:.0f} a second" if rate >= 1 else f"{1 / rate:.0f} s each" if ended else "",
+            )
+        elif now - self._said > _LINE_EVERY_S:
+            self._said = now
+            for name, total in self._totals.items():
+                err.print(
+                    f"node {name}: {self._done[name]} of {total} done, {self._running[name]} running,"
+                    f" {self._failed[name]} failed",
+                    markup=False,
+                )
+
+
+def print_plan(prepared: Prepared, *, as_json: bool) -> None:
+    """Says which shards would be taken from where to where, and how."""
+    rows: list[dict[str, object]] = []
+    for start, shards in positions_by_start(prepared.plan.pending).items():
+        compiled = prepared.compiler.compile(prepared.plan.routes[start])
+        rows.append(
+            {
+                "shards": shown_shards(shards),
+                "from": shown_heads(start),
+                "to": shown_heads(compiled.route.end),
+                "revisions": ", ".join(compiled.route.revisions),
+                "way": compiled.way,
+                "reason": compiled.reason,
+            }
+        )
+    rows += [
+        {
+            "shards": str(o.shard),
+            "from": shown_heads(o.start),
+            "to": "",
+            "revisions": "",
+            "way": "",
+            "reason": o.error,
+        }
+        for o in prepared.refused
+    ]
+    print_rows(rows, as_json=as_json, empty="Nothing to do")
+
+
+def print_sql(prepared: Prepared) -> None:
+    """Prints what each shard is sent, once for each starting point."""
+    for compiled in prepared.compiled():
+        route = compiled.route
+        typer.echo(f"-- from {shown_heads(route.start)} to {shown_heads(route.end)}: {compiled.way}")
+        if compiled.reason:
+            typer.echo(f"-- {compiled.reason}")
+        for stage in compiled.stages:
+            for part in stage.parts:
+                typer.echo(part.sql if part.in_transaction else f"-- outside a transaction\n{part.sql}")
+                typer.echo()
+
+
+def print_findings(prepared: Prepared) -> None:
+    """Warns of what is not safe under load, where squawk is installed to find it."""
+    if squawk_path() is None:
+        return
+    findings = {finding: None for compiled in prepared.compiled() for finding in lint(compiled)}
+    for finding in findings:
+        err.print(f"[yellow]Warning:[/] revision {finding.revision}: ", end="")
+        err.print(f"{finding.message} {finding.instead} ({finding.rule})", markup=False)
+
+
+def print_report(report: Report, prepared: Prepared, words: Sequence[str], *, as_json: bool) -> None:
+    """Ends a run: a row for each shard, or for shards that are alike, and how to try again."""
+    retry = "" if report.succeeded else report.retry_command(words)
+    if as_json:
+        print_json(
+            {
+                "seconds": round(report.seconds, 3),
+                "shards": [outcome.row() for outcome in report.outcomes],
+                "retry": retry,
+            }
+        )
+        return
+    if not report.outcomes:
+        out.print(f"Nothing to do: {len(prepared.plan.settled)} shards are there")
+        return
+    rows = [outcome.row() for outcome in report.outcomes]
+    print_rows(rows if len(rows) <= _MOST_ROWS else _grouped(report.outcomes), as_json=False, empty="")
+    done, failed, left = (len(report.of(status)) for status in ("done", "failed", "not started"))
+    out.print(f"{done} done, {failed} failed, {left} not started, in {report.seconds:.1f} s")
+    for reason in dict.fromkeys(c.reason for c in prepared.compiled() if c.reason):
+        err.print(f"Through Alembic, shard by shard: {reason}", markup=False)
+    if retry:
+        err.print("To run what is left:")
+        typer.echo(retry, err=True)
+
+
+def _grouped(outcomes: Sequence[Outcome]) -> list[dict[str, object]]:
+    """A row for the shards of a node that went the same way, and one for each error."""
+    groups: dict[tuple[object, ...], list[Outcome]] = {}
+    for one in outcomes:
+        error = one.error.replace(f"shard {one.shard} ", "").replace(f" {one.shard} ", " ")
+        key = (one.node, shown_heads(one.start), shown_heads(one.end), one.status, one.way, error)
+        groups.setdefault(key, []).append(one)
+    return [
+        {
+            "node": members[0].node,
+            "shards": shown_shards(member.shard for member in members),
+            "from": shown_heads(members[0].start),
+            "to": shown_heads(members[0].end),
+            "status": members[0].status,
+            "seconds each": round(sum(member.seconds for member in members) / len(members), 3),
+            "way": members[0].way,
+            "error": members[0].error,
+        }
+        for members in groups.values()
+    ]
+
+
+__all__ = ["Interruption", "Progress", "print_plan", "print_report", "print_sql"]

@@ -1,0 +1,56 @@
+"""``shardids upgrade``: shardids' own objects, after a new version of it was installed."""
+
+from __future__ import annotations
+
+import typer
+
+from shardids.cli.common import CatalogOption, DryRunOption, err, opened, out, print_rows
+from shardids.cli.migrate_options import JobsOption, LockTimeoutOption, RetriesOption, parse_duration_ms
+from shardids.cli.migrate_show import Interruption, Progress
+from shardids.migrate import own
+from shardids.migrate.locks import one_run
+from shardids.migrate.plan import shown_shards
+from shardids.migrate.runner import Settings
+from shardids.migrate.statements import Limits
+
+
+def upgrade(
+    catalog: CatalogOption,
+    jobs: JobsOption = 1,
+    lock_timeout: LockTimeoutOption = "2s",
+    retries: RetriesOption = 5,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Bring shardids' own objects to this version: the catalog, the nodes, then the shards."""
+    settings = Settings(
+        jobs=jobs, retries=retries, limits=Limits(lock_timeout_ms=parse_duration_ms(lock_timeout))
+    )
+    with opened(catalog) as there:
+        if dry_run:
+            rows = [
+                {"what": target.tree, "name": target.name, "from": target.revision, "to": target.newest}
+                for target in own.targets(there)
+                if not target.is_current
+            ]
+            print_rows(rows, as_json=False, empty="The catalog and the nodes are up to date")
+            return
+        with one_run(there, "upgrade"), Interruption() as interruption, Progress() as progress:
+            done = own.upgrade(
+                there,
+                settings,
+                progress,
+                interruption.stop,
+                lambda target: out.print(
+                    f"Upgraded {target.tree} {target.name} to {target.newest}", markup=False
+                ),
+            )
+    for outcome in done.shards.of("failed"):
+        err.print(f"shard {outcome.shard}: {outcome.error}", markup=False)
+    changed = done.shards.of("done")
+    if changed:
+        out.print(f"Upgraded {len(changed)} shards: {shown_shards(one.shard for one in changed)}")
+    if not done.shards.succeeded or done.shards.interrupted:
+        err.print("To do what is left, run it again: shardids upgrade")
+        raise typer.Exit(1)
+    if not changed and all(target.is_current for target in done.targets):
+        out.print("Nothing to do: all is up to date")

@@ -1,0 +1,91 @@
+"""What is wrong with a cluster: facts gathered from all nodes at once, and checks that judge them.
+
+:func:`examine` asks and judges. Nothing is changed, and nothing is installed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from shardids.catalog import Catalog
+from shardids.doctor import access, contents, generators, leftovers, placement, tables
+from shardids.doctor.ask import Wishes, ask
+from shardids.doctor.facts import ClusterFacts
+from shardids.doctor.findings import Check, Finding, Severity
+from shardids.doctor.samples import ShardingKey
+from shardids.errors import BadArgument
+
+CHECKS: Sequence[Check] = (
+    *placement.CHECKS,
+    *generators.CHECKS,
+    *tables.CHECKS,
+    *leftovers.CHECKS,
+    *access.CHECKS,
+    *contents.CHECKS,
+)
+"""All checks, by what they are about."""
+
+_WORST_FIRST = list(Severity)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What an examination found, the worst first.
+
+    ``checks`` are the names of the checks that ran, ``seconds`` how long all of it took.
+    """
+
+    facts: ClusterFacts
+    checks: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    seconds: float
+
+    @property
+    def is_well(self) -> bool:
+        """Whether nothing is wrong: what was found, if anything, is only information."""
+        return all(finding.severity is Severity.INFO for finding in self.findings)
+
+
+def examine(
+    catalog: Catalog, names: Collection[str] | None = None, keys: Sequence[ShardingKey] = ()
+) -> Report:
+    """Examines a cluster with all checks, or with those of the given names.
+
+    ``keys`` are the columns by whose hash rows are placed.
+
+    Raises:
+        BadArgument: there is no check of such a name, or no such column, or its type can't be hashed.
+        ConnectionFailed, ClusterConflict: the catalog can't be read. A node that can't be is a finding.
+    """
+    begun = time.monotonic()
+    checks = _chosen(names)
+    facts = ask(catalog, Wishes(rates=generators.tick_rate in checks, keys=keys))
+    _require_found(keys, facts)
+    findings = [finding for check in checks for finding in check.findings(facts)]
+    findings.sort(key=lambda finding: _WORST_FIRST.index(finding.severity))
+    return Report(
+        facts=facts,
+        checks=tuple(check.name for check in checks),
+        findings=tuple(findings),
+        seconds=time.monotonic() - begun,
+    )
+
+
+def _require_found(keys: Sequence[ShardingKey], facts: ClusterFacts) -> None:
+    nodes = facts.nodes.values()
+    sampled = {(s.table_name, s.column_name) for node in nodes for s in node.samples if s.said_by == "key"}
+    for key in keys:
+        if (key.table_name, key.column_name) not in sampled and all(node.error is None for node in nodes):
+            raise BadArgument(f"no shard has a column {key.table_name}.{key.column_name} that may be read")
+
+
+def _chosen(names: Collection[str] | None) -> list[Check]:
+    known = {check.name: check for check in CHECKS}
+    if names is None:
+        return list(CHECKS)
+    for name in names:
+        if name not in known:
+            raise BadArgument(f"there is no check {name!r}", hint="The checks are: " + ", ".join(known))
+    return [check for check in CHECKS if check.name in names]

@@ -1,0 +1,206 @@
+"""Asks the catalog and all nodes at once, some round trips each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from psycopg import sql
+from sqlalchemy import Connection, text
+
+from shardids.catalog import Catalog, Description
+from shardids.connect import open_engine, parse_url, with_password_of
+from shardids.doctor.clock import LocalClock
+from shardids.doctor.engine import changed_functions
+from shardids.doctor.facts import (
+    ClusterFacts,
+    Draws,
+    ForeignKey,
+    Grant,
+    Installation,
+    InvalidIndex,
+    KeyColumn,
+    Leftover,
+    LocalShard,
+    Move,
+    NodeFacts,
+    PathTrap,
+    Placed,
+)
+from shardids.doctor.reading import batches, prepare, read
+from shardids.doctor.samples import ShardingKey, sample_ids, sample_keys
+from shardids.errors import BadArgument, ShardidsError
+from shardids.topology import Node
+
+_MOVERS_LOCK = 1936220520
+_ATTEMPTS = 3
+_CONNECT_TIMEOUT_S = 5
+_RATE_INTERVAL_S = 0.5
+"""The least time between the two looks from which a shard's ticks per second are computed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What is asked beside the usual.
+
+    ``rates``: look twice at how far the shards' generators are, half a second apart at least. ``keys``:
+    columns by whose hash rows are placed.
+    """
+
+    rates: bool = True
+    keys: Sequence[ShardingKey] = ()
+
+
+def ask(catalog: Catalog, wishes: Wishes) -> ClusterFacts:
+    """Facts of a cluster. A node that can't be asked is a fact, too.
+
+    Raises:
+        ConnectionFailed, ClusterConflict: the catalog can't be read.
+    """
+    for attempt in range(_ATTEMPTS):
+        version, facts = _ask_once(catalog, wishes)
+        # What nodes and catalog said belongs together only if nothing was placed elsewhere meanwhile.
+        if attempt == _ATTEMPTS - 1 or version == _version(catalog):
+            break
+    return facts
+
+
+def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[int, ClusterFacts]:
+    description = catalog.describe()
+    with catalog.engine.connect() as connection:
+        version = connection.scalar(text("select version from shardids_catalog.cluster"))
+        revisions = connection.scalars(
+            text("select version_num from shardids_catalog.shardids_version")
+        ).all()
+        placed = connection.execute(text("select shard, node, state from shardids_catalog.placement")).all()
+        moves = _read_moves(connection)
+    nodes = catalog.nodes()
+    clock = LocalClock()
+    with ThreadPoolExecutor(max_workers=max(1, len(nodes))) as pool:
+        asked = [pool.submit(_ask_node, catalog, node, clock, wishes, description) for node in nodes.values()]
+    return version, ClusterFacts(
+        at=datetime.now(UTC),
+        description=description,
+        catalog_revisions=tuple(revisions),
+        placed={row.shard: Placed(node=row.node, state=row.state) for row in placed},
+        moves=moves,
+        nodes=dict(zip(nodes, (one.result() for one in asked), strict=True)),
+    )
+
+
+def _read_moves(connection: Connection) -> list[Move]:
+    """The moves that are not over; whoever is at work on one holds an advisory lock of the shard's number."""
+    if connection.scalar(text("select to_regclass('shardids_catalog.move') is null")):
+        return []
+    found = connection.execute(
+        text("""
+            select m.shard, m.source, m.target, m.step, exists (
+                     select from pg_locks l
+                     where l.locktype = 'advisory' and l.granted
+                       and l.classid = :lock and l.objid = m.shard ::oid and l.objsubid = 2
+                       and l.database = (select oid from pg_database where datname = current_database())
+                   ) as is_running
+            from shardids_catalog.move m where m.ended_at is null order by m.shard"""),
+        {"lock": _MOVERS_LOCK},
+    )
+    return [Move(**row._mapping) for row in found]
+
+
+def _version(catalog: Catalog) -> int:
+    with catalog.engine.connect() as connection:
+        return int(connection.scalar(text("select version from shardids_catalog.cluster")) or 0)
+
+
+def _ask_node(
+    catalog: Catalog, node: Node, clock: LocalClock, wishes: Wishes, description: Description
+) -> NodeFacts:
+    url = with_password_of(parse_url(node.url), catalog.url)
+    engine = open_engine(
+        url,
+        what=f'node "{node.name}"',
+        administrative=True,
+        pool_size=1,
+        connect_args={"connect_timeout": _CONNECT_TIMEOUT_S},
+    )
+    known: dict[str, Any] = {}
+    try:
+        with engine.connect() as connection:
+            for facts in _node_facts(connection, clock, wishes, description):
+                known |= facts
+    except BadArgument:
+        raise
+    except ShardidsError as error:
+        known["error"] = error
+    finally:
+        engine.dispose()
+    return NodeFacts(node=node, **known)
+
+
+def _node_facts(
+    connection: Connection, clock: LocalClock, wishes: Wishes, description: Description
+) -> Iterator[dict[str, Any]]:
+    """Fields of :class:`NodeFacts`, as they become known."""
+    yield {"clock": clock.compare(connection)}
+    (engine,) = read(connection, "doctor_node.v1", Installation)
+    shards = {local.shard: local for local in read(connection, "doctor_shards.v1", LocalShard)}
+    # Together: without its shards a node would seem to have lost them.
+    yield {"engine": engine, "shards": shards}
+    begun = time.monotonic()
+    first = _read_draws(connection, shards)
+    yield {
+        "revisions": _read_revisions(connection, shards, "shardids_version"),
+        "application_revisions": _read_revisions(connection, shards, "alembic_version"),
+    }
+    yield {
+        "changed_functions": changed_functions(connection, engine),
+        "keys": (keys := read(connection, "doctor_keys.v1", KeyColumn)),
+        "foreign_keys": read(connection, "doctor_foreign_keys.v1", ForeignKey),
+        "invalid_indexes": read(connection, "doctor_indexes.v1", InvalidIndex),
+        "leftovers": read(connection, "doctor_leftovers.v1", Leftover),
+        "grants": read(connection, "doctor_grants.v1", Grant),
+        "path_traps": read(connection, "doctor_paths.v1", PathTrap),
+    }
+    prefix, count = description.schema_prefix, description.shard_count
+    yield {
+        "samples": [
+            *sample_ids(connection, prefix, keys),
+            *sample_keys(connection, prefix, count, wishes.keys),
+        ]
+    }
+    if wishes.rates:
+        time.sleep(max(0.0, begun + _RATE_INTERVAL_S - time.monotonic()))
+    second = _read_draws(connection, shards)
+    yield {"draws": {shard: (first[shard], second[shard]) for shard in first.keys() & second.keys()}}
+
+
+def _read_draws(connection: Connection, shards: Mapping[int, LocalShard]) -> dict[int, Draws]:
+    draws: dict[int, Draws] = {}
+    for batch in batches(sorted(shards)):
+        rows = read(connection, "doctor_draws.v1", Draws, first_shard=batch[0], last_shard=batch[-1])
+        draws |= {row.shard: row for row in rows}
+    return draws
+
+
+def _read_revisions(
+    connection: Connection, shards: Mapping[int, LocalShard], table: str
+) -> dict[int, tuple[str, ...]]:
+    """The revisions in a version table of every shard that has one."""
+    having = [local for local in shards.values() if table in local.version_tables]
+    revisions: dict[int, list[str]] = {local.shard: [] for local in having}
+    for batch in batches(having):
+        selects = [
+            sql.SQL("select {}, version_num::text from {}").format(
+                sql.Literal(local.shard), sql.Identifier(local.schema, table)
+            )
+            for local in batch
+        ]
+        with connection.begin():
+            prepare(connection)
+            union = sql.SQL(" union all ").join(selects).as_string()
+            for shard, revision in connection.exec_driver_sql(union):
+                revisions[shard].append(revision)
+    return {shard: tuple(sorted(found)) for shard, found in revisions.items()}

@@ -1,0 +1,253 @@
+"""What was seen of a cluster at one moment: plain records, which the checks judge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from uuid import UUID
+
+from shardids.catalog import Description
+from shardids.errors import ShardidsError
+from shardids.topology import Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockSample:
+    """How far a server's clock is ahead of this machine's, measured over one round trip.
+
+    The server read its clock somewhere within the round trip, so the true offset is within
+    ``offset_s`` ± ``error_s``, half of the round trip.
+    """
+
+    offset_s: float
+    error_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installation:
+    """A node's own account of itself: one row of ``doctor_node.v1.sql``."""
+
+    name: str
+    cluster: UUID
+    epoch_ms: int
+    time_bits: int
+    shard_bits: int
+    sequence_bits: int
+    schema_prefix: str
+    on_copy: str
+    max_ahead_ms: int
+    safety_margin_ms: int
+    revisions: list[str]
+    server_version: int
+    is_standby: bool
+    is_read_only: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalShard:
+    """A shard as its node has it: one row of ``doctor_shards.v1.sql``.
+
+    ``state`` is ``None`` for a schema that holds a generator and is not in the node's table of shards.
+    """
+
+    shard: int
+    schema: str
+    state: str | None
+    moved_to: str | None
+    is_activated_here: bool
+    has_schema: bool
+    has_sequences: bool
+    next_id_is_ours: bool
+    next_ids_body: str | None
+    version_tables: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draws:
+    """How far a shard's generator has come: one row of ``doctor_draws.v1.sql``.
+
+    ``drawn`` is the value of its counter, ``clock_ms`` its server's clock in milliseconds since the epoch.
+    """
+
+    shard: int
+    drawn: int
+    offset_ms: int
+    clock_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangedFunction:
+    """A function of the engine that is not what shardids installs: one row of ``doctor_engine.v1.sql``."""
+
+    function: str
+    is_installed: bool
+    is_wanted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyColumn:
+    """A key of a table, the same in several shards: one row of ``doctor_keys.v1.sql``.
+
+    ``filled_by``: ``own`` (the shard's ``next_id()``), ``foreign`` (that of schema ``filled_from``),
+    ``sequence``, ``other`` or ``none``. ``pages`` is the size of the table in each of the shards.
+    """
+
+    table_name: str
+    column_name: str
+    type: str
+    filled_by: str
+    filled_from: str | None
+    is_primary_key: bool
+    is_foreign_key: bool
+    is_readable: bool
+    shards: list[int]
+    pages: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignKey:
+    """A foreign key that can't be right, the same in several shards: a row of ``doctor_foreign_keys.v1.sql``.
+
+    ``target_schema`` is ``None`` where it refers to the shard's own.
+    """
+
+    table_name: str
+    column_name: str
+    type: str
+    target_table: str
+    target_column: str
+    target_type: str
+    target_schema: str | None
+    shards: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InvalidIndex:
+    """An index that was not finished, the same in several shards: one row of ``doctor_indexes.v1.sql``."""
+
+    index_name: str
+    table_name: str
+    shards: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftover:
+    """Something that a move makes and takes away again: one row of ``doctor_leftovers.v1.sql``.
+
+    ``kind``: ``slot``, ``publication``, ``subscription``, or ``trigger`` for a table that refuses writes.
+    ``kept_bytes`` is the WAL that a slot keeps.
+    """
+
+    kind: str
+    name: str
+    shard: int | None
+    kept_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """What a role may do with an object, the same in several shards: one row of ``doctor_grants.v1.sql``.
+
+    Without a role: the shards in which the object is. ``OWNER`` stands for all privileges.
+    """
+
+    kind: str
+    name: str
+    role: str | None
+    privileges: list[str]
+    shards: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathTrap:
+    """Something that leads unqualified names astray: one row of ``doctor_paths.v1.sql``.
+
+    ``kind``: ``setting`` of a role (or of the database, without a name), ``table`` or ``function``.
+    """
+
+    kind: str
+    name: str
+    path: str | None
+    shards: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Rows of a table that were looked at in one shard, and how many of them belong to another.
+
+    ``said_by``: ``id``, the shard of birth, or ``key``, the hash of the sharding key. ``example`` is a wrong
+    one, which belongs to shard ``belongs_to``.
+    """
+
+    table_name: str
+    column_name: str
+    said_by: str
+    shard: int
+    rows: int
+    wrong: int
+    example: str | None
+    belongs_to: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """One node. ``error`` says why not all of it could be asked; then what follows may be missing."""
+
+    node: Node
+    error: ShardidsError | None = None
+    clock: ClockSample | None = None
+    engine: Installation | None = None
+    shards: Mapping[int, LocalShard] = field(default_factory=dict)
+    draws: Mapping[int, tuple[Draws, Draws]] = field(default_factory=dict)
+    revisions: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    application_revisions: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    changed_functions: Sequence[ChangedFunction] = ()
+    keys: Sequence[KeyColumn] = ()
+    foreign_keys: Sequence[ForeignKey] = ()
+    invalid_indexes: Sequence[InvalidIndex] = ()
+    leftovers: Sequence[Leftover] = ()
+    grants: Sequence[Grant] = ()
+    path_traps: Sequence[PathTrap] = ()
+    samples: Sequence[Sample] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """Where the catalog says a shard is; ``state`` is ``creating`` until its node has it."""
+
+    node: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """A move that is not over. ``is_running``: some process is at work on it."""
+
+    shard: int
+    source: str
+    target: str
+    step: str
+    is_running: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFacts:
+    """The catalog and all its nodes."""
+
+    at: datetime
+    description: Description
+    catalog_revisions: tuple[str, ...]
+    placed: Mapping[int, Placed]
+    moves: Sequence[Move]
+    nodes: Mapping[str, NodeFacts]
+
+    @property
+    def moving(self) -> frozenset[int]:
+        """The shards with a move that is not over: the catalog and the nodes need not agree on them."""
+        return frozenset(move.shard for move in self.moves)
+
+    def is_settled(self, shard: int, node: str) -> bool:
+        """Whether the catalog places the shard on the node, and no move of it is under way."""
+        placed = self.placed.get(shard)
+        return placed is not None and placed.node == node and shard not in self.moving

@@ -1,0 +1,261 @@
+"""Revisions as SQL: compiled once for each starting point, and played on every shard that is there.
+
+Alembic writes SQL in its offline mode. A revision that reads the database, or asks which mode it is in, can't
+be written down so: it needs a connection, and is run through Alembic on each shard.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from alembic.ddl.postgresql import PostgresqlImpl
+from alembic.runtime.environment import EnvironmentContext
+from alembic.runtime.migration import HeadMaintainer, MigrationContext, RevisionStep
+from sqlalchemy import Connection, Insert, text
+from sqlalchemy.schema import CreateTable
+from sqlalchemy.sql.ddl import DDLElement
+
+from shardids.migrate.environment import Direction, Environment
+from shardids.migrate.plan import Heads, Route
+
+Way = Literal["sql", "sql, in parts", "alembic", "sql and alembic"]
+"""How a route is run: in one transaction and one round trip; with parts outside a transaction; by Alembic, in
+one transaction; by Alembic where that is needed, in parts the rest."""
+
+_WAYS: Mapping[tuple[bool, bool], Way] = {
+    (False, False): "sql",
+    (True, False): "sql, in parts",
+    (False, True): "alembic",
+    (True, True): "sql and alembic",
+}
+_TRANSACTION = re.compile(
+    r"^\s*(begin|start\s+transaction|commit|rollback)(\s+(work|transaction))?\s*;",
+    re.IGNORECASE | re.MULTILINE,
+)
+_BEGIN, _COMMIT = object(), object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """SQL that is sent at once: in a transaction of its own, or one statement outside any."""
+
+    sql: str
+    in_transaction: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One revision's parts; the last one writes the version table, which then says ``end``.
+
+    It has none if it needs Alembic, and ``reason`` says why.
+    """
+
+    revision: str
+    end: Heads
+    parts: tuple[Part, ...]
+    reason: str = ""
+
+    def digest(self, count: int) -> str:
+        """A name for the first ``count`` parts, which changes when their SQL does."""
+        return sha256("\0".join(part.sql for part in self.parts[:count]).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """A route and how it is run.
+
+    ``stages`` is what a shard at its start is sent; ``sql`` all of it as one text where ``way`` is ``sql``.
+    ``reason`` says why Alembic is needed where it is needed.
+    """
+
+    route: Route
+    direction: Direction
+    target: str
+    way: Way
+    stages: tuple[Stage, ...] = ()
+    sql: str = ""
+    reason: str = ""
+
+
+class NeedsConnection(Exception):
+    """A revision asked for something that is there only with a connection."""
+
+
+class _Recorder(PostgresqlImpl):
+    """Takes statements down; what needs an answer from the database is refused."""
+
+    def __init__(self, migration: MigrationContext) -> None:
+        super().__init__(migration.dialect, None, True, True, None, migration.opts)
+        self.said: list[object] = []
+
+    def _exec(
+        self, construct: Any, execution_options: Any = None, multiparams: Any = None,
+        params: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Any:  # fmt: skip
+        if multiparams is not None or params:
+            raise NeedsConnection("it runs a statement with parameters")
+        if isinstance(construct, str):
+            construct = text(construct)
+        if isinstance(construct, Insert):
+            # Nobody reads what it would return.
+            construct = construct.inline()
+        literal = {} if isinstance(construct, DDLElement) else {"compile_kwargs": {"literal_binds": True}}
+        # Not as Alembic does it, which makes tabs into blanks, in literals too.
+        self.static_output(str(construct.compile(dialect=self.dialect, **literal)).strip() + ";")
+
+    def static_output(self, text: str) -> None:  # Alembic's name
+        if text.strip():
+            self.said.append(text)
+
+    def emit_begin(self) -> None:
+        self.said.append(_BEGIN)
+
+    def emit_commit(self) -> None:
+        self.said.append(_COMMIT)
+
+    @property
+    def bind(self) -> Connection | None:
+        raise NeedsConnection("it calls op.get_bind()")
+
+
+class _Recording:
+    """Steps of a route, taken down one after the other inside an environment."""
+
+    def __init__(self, steps: list[RevisionStep], start: Heads) -> None:
+        self.stages: list[Stage] = []
+        self.version_table = ""
+        self._steps = steps
+        self._start = start
+        self._in_revision = False
+
+    def entered(self, environment: EnvironmentContext) -> None:
+        """Has a revision noticed that asks for the mode; ``env.py`` may."""
+        environment.is_offline_mode = self._is_offline_mode  # type: ignore[method-assign] # asked for through a proxy of this object
+
+    def _is_offline_mode(self) -> bool:
+        if self._in_revision:
+            raise NeedsConnection("it asks whether the mode is offline")
+        return True
+
+    def work(self, _heads: object, migration: MigrationContext) -> Iterable[RevisionStep]:
+        """What Alembic runs: takes every step down and gives it none to run."""
+        self.version_table = str(CreateTable(migration._version).compile(dialect=migration.dialect)).strip()
+        recorder = migration.impl
+        if not isinstance(recorder, _Recorder):
+            return ()
+        maintainer = HeadMaintainer(migration, self._start)
+        for step in self._steps:
+            recorder.said.clear()
+            reason = self._write_down(step, recorder)
+            maintainer.update_to_step(step)
+            self.stages.append(
+                Stage(
+                    revision=step.revision.revision,
+                    end=tuple(sorted(maintainer.heads)),
+                    parts=() if reason else tuple(_parts(recorder.said)),
+                    reason=reason,
+                )
+            )
+        return ()
+
+    def _write_down(self, step: RevisionStep, recorder: _Recorder) -> str:
+        """Has a step write its SQL; what is returned is why it could not."""
+        self._in_revision = True
+        try:
+            if "as_sql" in Path(str(step.revision.module.__file__)).read_text(encoding="utf-8"):
+                raise NeedsConnection("it asks whether the mode is offline (as_sql)")
+            step.migration_fn()
+            if any(isinstance(one, str) and _TRANSACTION.search(one) for one in recorder.said):
+                raise NeedsConnection("it has BEGIN or COMMIT in its SQL")
+        except Exception as error:  # noqa: BLE001 -- a revision without a connection can raise anything
+            said = str(error).strip().split("\n")[0]
+            told = said if isinstance(error, NeedsConnection) else f"{type(error).__name__}: {said}"
+            return f"revision {step.revision.revision} needs a connection: {told}"
+        finally:
+            self._in_revision = False
+        return ""
+
+
+def _record(migration: MigrationContext) -> None:
+    migration.impl = _Recorder(migration)
+
+
+class Compiler:
+    """Compiles routes, each once.
+
+    Args:
+        environment: where the revisions are.
+        target: the revision to go to, as :meth:`Environment.target` gives it.
+        direction: up or down.
+    """
+
+    def __init__(self, environment: Environment, target: str, direction: Direction) -> None:
+        self.environment = environment
+        self.target = target
+        self.direction = direction
+        self._made: dict[Route, Compiled] = {}
+
+    def compile(self, route: Route) -> Compiled:
+        """The SQL of a route, or why there is none."""
+        if route not in self._made:
+            self._made[route] = self._compile(route)
+        return self._made[route]
+
+    def version_table_sql(self) -> str:
+        """The statement that makes the version table."""
+        recording = _Recording([], ())
+        self.environment.run(recording.work)
+        return recording.version_table + ";"
+
+    def _compile(self, route: Route) -> Compiled:
+        target = self.target if route.held_back is None else route.revisions[-1]
+        recording = _Recording(self.environment.steps(route.start, target, self.direction), route.start or ())
+        self.environment.run(recording.work, entered=recording.entered, configured=_record)
+        stages = recording.stages
+        if route.start is None and stages:
+            stages[0] = _after(recording.version_table + ";", stages[0])
+        reason = next((stage.reason for stage in stages if stage.reason), "")
+        in_parts = any(len(stage.parts) > 1 for stage in stages)
+        compiled = Compiled(
+            route=route,
+            direction=self.direction,
+            target=target,
+            way=_WAYS[in_parts, bool(reason)],
+            stages=tuple(stages),
+            reason=reason,
+        )
+        if compiled.way != "sql":
+            return compiled
+        return replace(compiled, sql="\n\n".join(stage.parts[0].sql for stage in stages))
+
+
+def _parts(said: Iterable[object]) -> Iterator[Part]:
+    in_transaction, texts = True, list[str]()
+    for one in [*said, _COMMIT]:
+        if one is _COMMIT:
+            if texts:
+                yield Part(sql="\n\n".join(texts), in_transaction=True)
+            in_transaction, texts = False, []
+        elif one is _BEGIN:
+            in_transaction = True
+        elif in_transaction:
+            texts.append(str(one))
+        else:
+            yield Part(sql=str(one), in_transaction=False)
+
+
+def _after(sql: str, stage: Stage) -> Stage:
+    """The stage with SQL before it, in its first transaction or in one of its own."""
+    if not stage.parts:
+        # Alembic makes the table itself.
+        return stage
+    first, *rest = stage.parts
+    if first.in_transaction:
+        return replace(stage, parts=(replace(first, sql=f"{sql}\n\n{first.sql}"), *rest))
+    return replace(stage, parts=(Part(sql=sql, in_transaction=True), *stage.parts))

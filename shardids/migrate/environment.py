@@ -1,0 +1,286 @@
+"""The application's Alembic environment: its folder, its graph of revisions, the body of its ``env.py``."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from alembic import context
+from alembic.config import Config
+from alembic.runtime.environment import EnvironmentContext
+from alembic.runtime.migration import MigrationContext, RevisionStep
+from alembic.script import Script, ScriptDirectory
+from alembic.script.revision import RevisionError
+from alembic.util import CommandError, to_tuple
+from sqlalchemy import Connection, MetaData
+
+from shardids.errors import BadArgument
+from shardids.migrate import models
+from shardids.migrate.plan import Heads, Route, Start, shown_heads
+from shardids.migrator import ONE_AT_A_TIME
+
+VERSION_TABLE = "alembic_version"
+Direction = Literal["up", "down"]
+Work = Callable[[Heads, MigrationContext], Iterable[RevisionStep]]
+"""What Alembic runs inside the environment: given the revisions that are there, the steps to run."""
+
+
+class Environment:
+    """An Alembic environment whose revisions are the same for every shard.
+
+    Args:
+        config: Alembic's configuration, with its ``script_location``.
+        version_table: name of the version table in each shard's schema.
+        body: what is run in place of ``env.py``.
+
+    Raises:
+        BadArgument: a revision can't be read, or names a parent that does not exist.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        version_table: str = VERSION_TABLE,
+        *,
+        body: Callable[[], None] | None = None,
+    ) -> None:
+        self.config = config
+        self.version_table = version_table
+        self.script, self.heads = _load(config)
+        self._body = body or self.script.run_env
+        for script in self.script.walk_revisions():
+            self._check_contract(script)
+
+    @classmethod
+    def at(cls, folder: Path) -> Environment:
+        """The environment in a folder that ``shardids migrate init`` made, or any Alembic script folder.
+
+        Raises:
+            BadArgument: there is none.
+        """
+        if not (folder / "env.py").is_file():
+            raise BadArgument(
+                f"{folder} holds no migrations: there is no env.py",
+                hint="Name their folder with --dir. To make them: shardids migrate init DIR --models …",
+            )
+        config = Config(output_buffer=io.StringIO(), stdout=io.StringIO(), cmd_opts=Namespace(quiet=True))
+        config.set_main_option("script_location", str(folder).replace("%", "%%"))
+        config.set_main_option("prepend_sys_path", ".")
+        config.set_main_option("path_separator", "newline")
+        return cls(config)
+
+    def _check_contract(self, script: Script) -> None:
+        expand = contract_of(script)
+        if expand is not None and expand not in self.ancestors([script.revision]) - {script.revision}:
+            raise BadArgument(
+                f"revision {script.revision} is marked as the contract of {expand!r}, which is no revision"
+                " before it",
+                hint='It is to name the revision that expands: contract = "…"',
+            )
+
+    def revision(self, revision: str) -> Script:
+        """A revision by its whole name.
+
+        Raises:
+            BadArgument: there is none of that name.
+        """
+        with _errors_as_ours():
+            found = self.script.get_revision(revision)
+        if found is None or found.revision != revision:
+            raise BadArgument(f"there is no revision {revision!r}", hint="See: shardids migrate history")
+        return found
+
+    def knows(self, revision: str) -> bool:
+        """Whether the revision is among these."""
+        return revision in {script.revision for script in self.script.walk_revisions()}
+
+    def target(self, name: str, direction: Direction) -> str:
+        """A target as it was typed, with ``head`` and shortened names made whole; ``+1`` and ``-1`` stay.
+
+        Raises:
+            BadArgument: it is unknown, ambiguous, or ``head`` where there are several.
+        """
+        if name in ("head", "heads") and direction == "up":
+            return self.head()
+        if name == "base" or name[:1] in ("+", "-"):
+            return name
+        with _errors_as_ours():
+            found = self.script.get_revision(name)
+        if found is None:
+            raise BadArgument(f"there is no revision {name!r}", hint="See: shardids migrate history")
+        return found.revision
+
+    def head(self) -> str:
+        """The newest revision.
+
+        Raises:
+            BadArgument: there are none, or several.
+        """
+        if not self.heads:
+            raise BadArgument(
+                f"{self.script.dir} has no revisions yet",
+                hint="To make the first: shardids migrate revision -m … --autogenerate",
+            )
+        if len(self.heads) > 1:
+            raise BadArgument(
+                f"there are {len(self.heads)} heads: {', '.join(self.heads)}",
+                hint="Merge them (shardids migrate revision --merge -m …), or name the revision to go to.",
+            )
+        return self.heads[0]
+
+    def steps(self, start: Start, target: str, direction: Direction) -> list[RevisionStep]:
+        """The steps from a starting point to a target, in the order in which they run.
+
+        Raises:
+            BadArgument: no way leads there.
+        """
+        heads: Any = start or ()
+        walk: Any = self.script._upgrade_revs if direction == "up" else self.script._downgrade_revs
+        with _errors_as_ours():
+            try:
+                steps: list[RevisionStep] = walk(target, heads)
+            except (CommandError, RevisionError) as error:
+                raise BadArgument(
+                    f"no way leads {direction} from {shown_heads(start)} to {target}: {error}",
+                    hint="See: shardids migrate history",
+                ) from error
+        return steps
+
+    def route(
+        self, start: Start, target: str, direction: Direction, *, stop_at_contract: bool = False
+    ) -> Route:
+        """The route from a starting point to a target.
+
+        With ``stop_at_contract`` it ends before the first revision that is marked as a contract.
+
+        Raises:
+            BadArgument: no way leads there.
+        """
+        heads, revisions = set(start or ()), list[str]()
+        for step in self.steps(start, target, direction):
+            script: Script = step.revision
+            if stop_at_contract and contract_of(script) is not None:
+                held_back = script.revision
+                break
+            parents = set(to_tuple(script.down_revision, default=()))
+            if direction == "up":
+                heads = (heads - self.ancestors([script.revision])) | {script.revision}
+            else:
+                heads -= {script.revision}
+                heads |= parents - self.ancestors(sorted(heads))
+            revisions.append(script.revision)
+        else:
+            held_back = None
+        return Route(start=start, end=tuple(sorted(heads)), revisions=tuple(revisions), held_back=held_back)
+
+    def ancestors(self, heads: Sequence[str]) -> set[str]:
+        """The revisions that a version table at ``heads`` has behind it, themselves included."""
+        with _errors_as_ours():
+            if not heads:
+                return set()
+            return {
+                script.revision
+                for script in self.script.iterate_revisions(tuple(heads), "base", implicit_base=True)
+            }
+
+    def run(
+        self,
+        work: Work,
+        *,
+        connection: Connection | None = None,
+        entered: Callable[[EnvironmentContext], None] = lambda _environment: None,
+        **attributes: Any,
+    ) -> None:
+        """Runs the application's ``env.py`` around ``work``: on a connection, or offline without one."""
+        offline = connection is None
+        with (
+            self.given(connection, **attributes),
+            EnvironmentContext(self.config, self.script, fn=work, as_sql=offline) as environment,
+        ):
+            entered(environment)
+            self._body()
+
+    @contextmanager
+    def given(self, connection: Connection | None, **attributes: Any) -> Iterator[Config]:
+        """The configuration for one command of Alembic's, whose ``env.py`` finds ``connection``."""
+        with ONE_AT_A_TIME:
+            self.config.attributes["shardids"] = {
+                "connection": connection,
+                "version_table": self.version_table,
+                **attributes,
+            }
+            try:
+                yield self.config
+            except ImportError as error:
+                raise BadArgument(
+                    f"{self.script.dir}/env.py can't import {error.name or error}: {error}",
+                    hint="Run the command from the folder that your modules are found from.",
+                ) from error
+            finally:
+                self.config.attributes.clear()
+
+
+def _load(config: Config) -> tuple[ScriptDirectory, Heads]:
+    """Loads all revisions: what is wrong with one is said now, not in the middle of a run."""
+    try:
+        with _errors_as_ours(), warnings.catch_warnings():
+            # That a revision's parent does not exist is a warning of Alembic's.
+            warnings.simplefilter("error", UserWarning)
+            script = ScriptDirectory.from_config(config)
+            return script, tuple(sorted(script.get_heads()))
+    except BadArgument:
+        raise
+    except Exception as error:  # a revision is a module: importing it can raise anything
+        raise BadArgument(f"a revision can't be read: {type(error).__name__}: {error}") from error
+
+
+def contract_of(script: Script) -> str | None:
+    """The expand revision that a revision is the contract of, or ``None`` if it is not one.
+
+    A revision says so in its file: ``contract = "<the expand revision>"``.
+    """
+    expand: str | None = getattr(script.module, "contract", None)
+    return expand
+
+
+@contextmanager
+def _errors_as_ours() -> Iterator[None]:
+    try:
+        yield
+    except (CommandError, RevisionError) as error:
+        message = str(error) or type(error).__name__
+        raise BadArgument(message[0].lower() + message[1:], hint="See: shardids migrate history") from error
+
+
+def run_environment(metadata: MetaData | Sequence[MetaData] | None = None, **options: Any) -> None:
+    """The body of an application's ``env.py``.
+
+    Args:
+        metadata: the models' metadata, which ``revision --autogenerate`` and ``check`` compare with.
+        options: for Alembic's ``context.configure``, as ``compare_type`` or ``include_object``.
+    """
+    given: dict[str, Any] | None = context.config.attributes.get("shardids")
+    if given is None:
+        raise CommandError("this environment is for all shards of a cluster; run it with: shardids migrate")
+    connection: Connection | None = given["connection"]
+    common: dict[str, Any] = models.comparison(options) | {
+        "target_metadata": metadata,
+        "version_table": given["version_table"],
+    }
+    if connection is None:
+        context.configure(dialect_name="postgresql", dialect_opts={"paramstyle": "named"}, **common)
+    else:
+        context.configure(connection=connection, **common)
+    configured: Callable[[MigrationContext], None] = given.get("configured", lambda _context: None)
+    configured(context.get_context())
+    if connection is None:
+        context.run_migrations()
+    else:
+        with context.begin_transaction():
+            given.get("opening", lambda: None)()
+            context.run_migrations()

@@ -1,0 +1,262 @@
+"""A cluster and an environment put together: who is where, what would be run, and the run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from threading import Event
+
+from psycopg import sql
+
+from shardids.catalog import Catalog, unknown_node
+from shardids.errors import BadArgument, ClusterConflict, ShardidsError
+from shardids.migrate.compiled import Compiled, Compiler
+from shardids.migrate.environment import Direction, Environment, contract_of
+from shardids.migrate.plan import Plan, Position, Route, Start, make_plan, shown_heads, shown_shards
+from shardids.migrate.player import Player
+from shardids.migrate.report import Outcome, Report
+from shardids.migrate.runner import Observer, Run, Settings
+from shardids.migrate.state import State, migration_engine, read_state
+from shardids.topology import Placement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A run before it is begun: its plan, what routes compile to, and the shards that can't take part."""
+
+    plan: Plan
+    compiler: Compiler
+    direction: Direction
+    stop_at_contract: bool
+    refused: tuple[Outcome, ...]
+
+    def route_from(self, start: Start) -> Route:
+        """The route from any starting point."""
+        compiler = self.compiler
+        return compiler.environment.route(
+            start, compiler.target, self.direction, stop_at_contract=self.stop_at_contract
+        )
+
+    def compiled(self) -> list[Compiled]:
+        """What is run, once for each starting point that has something to do."""
+        return [self.compiler.compile(route) for route in self.plan.routes.values() if not route.is_empty]
+
+    @property
+    def held_back(self) -> str | None:
+        """The contract revision that shards stop before, if any does."""
+        return next((route.held_back for route in self.plan.routes.values() if route.held_back), None)
+
+
+class Migration:
+    """An application's migrations over a cluster.
+
+    Args:
+        catalog: the cluster's catalog.
+        environment: the application's revisions.
+    """
+
+    def __init__(self, catalog: Catalog, environment: Environment) -> None:
+        self.catalog = catalog
+        self.environment = environment
+        self.placement: Placement = catalog.placement()
+
+    def choose(self, shards: Sequence[int] | None = None, nodes: Sequence[str] | None = None) -> list[int]:
+        """The shards to work on: all that are placed, or those of a list, of some nodes.
+
+        Raises:
+            UnknownShard: a shard of the list is on no node.
+            ClusterConflict: there is no such node.
+            BadArgument: none is left.
+        """
+        placed = self.placement.node_of
+        for name in nodes or ():
+            if name not in self.placement.nodes:
+                raise unknown_node(name, self.placement.nodes)
+        for shard in shards or ():
+            self.placement.locate(shard)
+        chosen = sorted(
+            shard
+            for shard in (placed if shards is None else shards)
+            if nodes is None or placed[shard] in nodes
+        )
+        if not chosen:
+            raise BadArgument(
+                "no shard is chosen",
+                hint="List them with: shardids shard list"
+                if placed
+                else "The cluster has no shards yet. To make them: shardids shard create",
+            )
+        return chosen
+
+    def state(self, shards: Collection[int]) -> State:
+        """At which revisions the shards are."""
+        return read_state(self.catalog, self.placement, shards, self.environment.version_table)
+
+    def prepare(
+        self,
+        target: str,
+        direction: Direction,
+        shards: Sequence[int],
+        *,
+        canaries: int = 1,
+        contract: bool = False,
+        go_on: bool = False,
+    ) -> Prepared:
+        """Plans a run to a target over some shards.
+
+        A shard that can't take part (its node is down, its version table names a revision that the code
+        does not have) is an error, or with ``go_on`` a failed outcome of the run.
+
+        Raises:
+            BadArgument: there is no such target.
+            ClusterConflict: a contract is asked for, and a shard is not past its expand revision.
+        """
+        target = self.environment.target(target, direction)
+        state = self.state(shards)
+        refused = self._refusals(shards, state)
+        if refused and not go_on:
+            raise next(iter(refused.values()))
+        stop_at_contract = direction == "up" and not contract
+        if direction == "up" and contract:
+            self._check_expanded(target, state, shards)
+        compiler = Compiler(self.environment, target, direction)
+        positions = [position for shard, position in state.positions.items() if shard not in refused]
+
+        def route_from(start: Start) -> Route:
+            return self.environment.route(start, target, direction, stop_at_contract=stop_at_contract)
+
+        return Prepared(
+            plan=make_plan(positions, route_from, canaries),
+            compiler=compiler,
+            direction=direction,
+            stop_at_contract=stop_at_contract,
+            refused=tuple(self._refused(shard, error, state) for shard, error in refused.items()),
+        )
+
+    def _refusals(self, shards: Collection[int], state: State) -> dict[int, ShardidsError]:
+        refused = dict(state.unread)
+        for shard in shards:
+            node = self.placement.node_of[shard]
+            if node in state.down:
+                refused[shard] = state.down[node]
+        known = {script.revision for script in self.environment.script.walk_revisions()}
+        for shard, position in state.positions.items():
+            foreign = [revision for revision in position.heads or () if revision not in known]
+            if foreign:
+                refused[shard] = ClusterConflict(
+                    f"shard {shard} is at revision {', '.join(foreign)}, which this code does not have"
+                    f' [node "{position.node}"]',
+                    hint="Use the code that it was migrated with, or say where it is: shardids migrate stamp",
+                )
+        return dict(sorted(refused.items()))
+
+    def _refused(self, shard: int, error: ShardidsError, state: State) -> Outcome:
+        position = state.positions.get(shard)
+        heads = position.heads if position else None
+        node = self.placement.node_of[shard]
+        return Outcome(shard=shard, node=node, start=heads, end=heads, status="failed", error=error.message)
+
+    def _check_expanded(self, target: str, state: State, shards: Collection[int]) -> None:
+        """Every shard of the cluster is to be past the expand revision, also those that were not chosen."""
+        expands = {
+            expand
+            for position in state.positions.values()
+            for revision in self.environment.route(position.heads, target, "up").revisions
+            if (expand := contract_of(self.environment.revision(revision))) is not None
+        }
+        if not expands:
+            return
+        whole = state if set(shards) == set(self.placement.node_of) else self.state(self.placement.node_of)
+        for error in (*whole.down.values(), *whole.unread.values()):
+            raise error
+        for expand in sorted(expands):
+            behind = [
+                shard
+                for shard, position in whole.positions.items()
+                if expand not in self.environment.ancestors(position.heads or ())
+            ]
+            if behind:
+                raise ClusterConflict(
+                    f"{len(behind)} shards are not past revision {expand}, which the contract takes back:"
+                    f" {shown_shards(behind)}",
+                    hint="Bring them there first: shardids migrate up",
+                )
+
+    def run(self, prepared: Prepared, settings: Settings, observer: Observer, stop: Event) -> Report:
+        """Carries a prepared run out. The caller holds :func:`shardids.migrate.locks.one_run`."""
+        with ExitStack() as stack:
+            engines = {}
+            for name in {position.node for position in prepared.plan.pending}:
+                engines[name] = migration_engine(self.placement.nodes[name], self.catalog, settings.jobs + 1)
+                stack.callback(engines[name].dispose)
+            for route in prepared.plan.routes.values():
+                if not route.is_empty:
+                    prepared.compiler.compile(route)
+            report = Run(
+                prepared.plan,
+                compile_route=prepared.compiler.compile,
+                route_from=prepared.route_from,
+                player_of=lambda engine: Player(engine, self.environment, settings.limits),
+                engines=engines,
+                settings=settings,
+                observer=observer,
+                stop=stop,
+            ).go()
+        outcomes = sorted((*prepared.refused, *report.outcomes), key=lambda outcome: outcome.shard)
+        return replace(report, outcomes=tuple(outcomes))
+
+    def prepare_stamp(self, revision: str, shards: Sequence[int], *, go_on: bool = False) -> Prepared:
+        """Plans to write a revision into the shards' version tables, without running anything.
+
+        Raises:
+            BadArgument: there is no such revision.
+        """
+        target = self.environment.target(revision, "up")
+        end = () if target == "base" else (self.environment.revision(target).revision,)
+        state = self.state(shards)
+        troubles = {**state.unread} | {
+            shard: state.down[self.placement.node_of[shard]]
+            for shard in shards
+            if self.placement.node_of[shard] in state.down
+        }
+        if troubles and not go_on:
+            raise next(iter(troubles.values()))
+        # The mark of an unfinished revision goes, too: whoever stamps has put the shard right.
+        positions = [replace(p, heads=p.heads, unfinished=None) for p in state.positions.values()]
+        marked = {p.shard for p in state.positions.values() if p.unfinished is not None}
+
+        def route_from(start: Start) -> Route:
+            there = start is not None and start == end and not marked
+            return Route(start=start, end=end, revisions=() if there else (f"stamp {shown_heads(end)}",))
+
+        return Prepared(
+            plan=make_plan(positions, route_from, canaries=0),
+            compiler=_Stamper(self.environment, target, "up"),
+            direction="up",
+            stop_at_contract=False,
+            refused=tuple(self._refused(shard, error, state) for shard, error in troubles.items()),
+        )
+
+
+class _Stamper(Compiler):
+    """Compiles routes that change the version table only."""
+
+    def compile(self, route: Route) -> Compiled:
+        table = sql.Identifier(self.environment.version_table)
+        statements = [self.version_table_sql()] if route.start is None else []
+        statements.append(sql.SQL("delete from {};").format(table).as_string(None))
+        statements += [
+            sql.SQL("insert into {} (version_num) values ({});").format(table, revision).as_string(None)
+            for revision in route.end
+        ]
+        statements.append(sql.SQL("comment on table {} is null;").format(table).as_string(None))
+        return Compiled(route=route, direction="up", target=self.target, way="sql", sql="\n".join(statements))
+
+
+def positions_by_start(positions: Collection[Position]) -> dict[Start, list[int]]:
+    """The shards at each starting point."""
+    grouped: dict[Start, list[int]] = {}
+    for position in sorted(positions, key=lambda p: p.shard):
+        grouped.setdefault(position.heads, []).append(position.shard)
+    return grouped

@@ -1,0 +1,86 @@
+"""Models and revisions: what is compared with the database, and how shardids' own key is written down."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from alembic.autogenerate.api import AutogenContext
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import BigInteger, Column
+from sqlalchemy.schema import DefaultClause
+
+from shardids.migrator import VERSION_TABLE
+from shardids.orm import next_id
+
+OWN_NAMES = frozenset({VERSION_TABLE, "id_counter", "id_offset"})
+"""Relations of a shard's schema that are shardids' own; its functions are no concern of Alembic's."""
+_NEXT_ID = re.compile(r"""\s*("?\w+"?\.)?"?next_id"?\(\)\s*""")
+
+
+def key_column(name: str = "id", **options: Any) -> Column[int]:
+    """The primary key of a sharded table, for ``op.create_table`` in a revision.
+
+    A ``bigint`` whose default is ``next_id()``: unqualified, so that it binds to the function of the shard
+    that the revision runs in. ``options`` go to :class:`sqlalchemy.Column`.
+    """
+    return Column(
+        name, BigInteger, primary_key=True, autoincrement=False, server_default=next_id(), **options
+    )
+
+
+def comparison(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options for ``context.configure`` that leave shardids' own objects out and know its key.
+
+    What the application gives is asked first, and what it says of other objects counts.
+    """
+    given = dict(options)
+    include, render = given.get("include_object"), given.get("render_item")
+    compare = given.get("compare_server_default", True)
+
+    def include_object(item: Any, name: str | None, type_: str, reflected: bool, compare_to: Any) -> bool:
+        if type_ == "table" and name in OWN_NAMES:
+            return False
+        return include is None or bool(include(item, name, type_, reflected, compare_to))
+
+    def render_item(type_: str, item: Any, autogen: AutogenContext) -> str | Literal[False]:
+        if render is not None and (said := render(type_, item, autogen)) is not False:
+            return str(said)
+        if type_ == "server_default" and is_next_id(item):
+            autogen.imports.add("import shardids")
+            return "shardids.next_id()"
+        return False
+
+    def compare_server_default(  # noqa: PLR0917 -- Alembic calls it so
+        migration: MigrationContext,
+        inspected: Column[Any],
+        in_metadata: Column[Any],
+        inspected_default: str | None,
+        metadata_default: Any,
+        rendered_default: str | None,
+    ) -> bool | None:
+        # Comparing by running both, as Alembic does, would draw two IDs and find them different.
+        is_key, was_key = is_next_id(metadata_default), bool(_NEXT_ID.fullmatch(inspected_default or ""))
+        if is_key or was_key:
+            return is_key != was_key
+        if callable(compare):
+            said: bool | None = compare(
+                migration, inspected, in_metadata, inspected_default, metadata_default, rendered_default
+            )
+            return said
+        return None if compare else False
+
+    return given | {
+        "include_object": include_object,
+        "render_item": render_item,
+        "compare_server_default": compare_server_default,
+    }
+
+
+def is_next_id(default: object) -> bool:
+    """Whether a column's server default is the shard's ``next_id()``, as an expression or as text."""
+    if not isinstance(default, DefaultClause):
+        return False
+    argument = default.arg
+    return isinstance(argument, next_id) or bool(_NEXT_ID.fullmatch(str(getattr(argument, "text", argument))))

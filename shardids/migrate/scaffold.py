@@ -1,0 +1,198 @@
+"""Writes revisions: an application's first environment, and what its models and a shard differ in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.operations import ops
+from alembic.runtime.migration import MigrationContext, RevisionStep
+from alembic.script import Script
+from alembic.util import CommandError
+from sqlalchemy import Connection, MetaData, text
+
+from shardids.errors import BadArgument, ClusterConflict
+from shardids.migrate.environment import Environment
+from shardids.migrate.migration import Migration
+from shardids.migrate.plan import Position, shown_heads
+from shardids.migrate.state import migration_engine
+
+_TEMPLATES = Path(__file__).parent / "template"
+
+
+def load_metadata(models: str) -> tuple[MetaData, str, str]:
+    """The metadata that ``package.module:Base`` or ``package.module:metadata`` names.
+
+    Returns it with the import line and the expression that name it in an ``env.py``.
+
+    Raises:
+        BadArgument: there is no such module or name, or it has no metadata.
+    """
+    module_name, _, attribute = models.partition(":")
+    if not attribute:
+        raise BadArgument(f"{models!r} names no models", hint="They are named so: package.module:Base")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Any = import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise BadArgument(
+            f"the models {models!r} can't be loaded: {error}",
+            hint="The module is looked for in the present folder and where Python finds its packages.",
+        ) from error
+    import_line = f"from {module_name} import {attribute.split('.')[0]}"
+    if isinstance(found, MetaData):
+        return found, import_line, attribute
+    metadata = getattr(found, "metadata", None)
+    if not isinstance(metadata, MetaData):
+        raise BadArgument(f"{models!r} is neither SQLAlchemy metadata nor a declarative base")
+    return metadata, import_line, f"{attribute}.metadata"
+
+
+def init(folder: Path, models: str, message: str = "the models") -> Path:
+    """Makes ``env.py``, ``script.py.mako`` and a first revision that makes all tables of the models.
+
+    No database is asked. Returns the first revision's file.
+
+    Raises:
+        BadArgument: the folder holds something, or the models can't be loaded or have no tables.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise BadArgument(f"{folder} is not empty", hint="Name a folder that does not exist yet.")
+    metadata, import_line, expression = load_metadata(models)
+    if not metadata.tables:
+        raise BadArgument(f"{models!r} has no tables", hint="Name the module that defines all models.")
+    (folder / "versions").mkdir(parents=True)
+    env = Template((_TEMPLATES / "env.py.template").read_text(encoding="utf-8"))
+    (folder / "env.py").write_text(
+        env.substitute(import_line=import_line, metadata=expression), encoding="utf-8"
+    )
+    (folder / "script.py.mako").write_bytes((_TEMPLATES / "script.py.mako").read_bytes())
+
+    def all_tables(_context: object, _revision: object, scripts: list[ops.MigrationScript]) -> None:
+        made = list(_made_by(metadata))
+        scripts[0].upgrade_ops_list[0].ops = made
+        scripts[0].downgrade_ops_list[0].ops = [one.reverse() for one in reversed(made)]
+
+    environment = Environment.at(folder)
+    environment.config.set_main_option("revision_environment", "true")
+    with environment.given(None) as config:
+        # "sql" is Alembic's word for an environment without a database.
+        return _path(command.revision(config, message, sql=True, process_revision_directives=all_tables))
+
+
+def _made_by(metadata: MetaData) -> Iterator[ops.MigrateOperation]:
+    for table in metadata.sorted_tables:
+        yield ops.CreateTableOp.from_table(table)
+        for index in sorted(table.indexes, key=lambda index: str(index.name)):
+            yield ops.CreateIndexOp.from_index(index)
+
+
+def _path(script: Script | list[Script | None] | None) -> Path:
+    scripts = script if isinstance(script, list) else [script]
+    return next(Path(made.path) for made in scripts if made is not None)
+
+
+def revision(environment: Environment, message: str) -> Path:
+    """Writes an empty revision after the newest.
+
+    Raises:
+        BadArgument: there are several heads.
+    """
+    if environment.heads:
+        environment.head()
+    with environment.given(None) as config:
+        return _path(command.revision(config, message))
+
+
+def merge(environment: Environment, message: str) -> Path:
+    """Writes a revision that unites all heads.
+
+    Raises:
+        BadArgument: there is nothing to unite.
+    """
+    if len(environment.heads) < 2:
+        raise BadArgument("there is one head: nothing to merge")
+    with environment.given(None) as config:
+        return _path(command.merge(config, list(environment.heads), message))
+
+
+def autogenerate(migration: Migration, message: str, reference: int) -> Path:
+    """Writes a revision of what the models have and a reference shard has not, and the other way round.
+
+    Raises:
+        ClusterConflict: the shard is not at the newest revision.
+        BadArgument: there are several heads.
+    """
+    environment = migration.environment
+    if environment.heads:
+        environment.head()
+    with _reference(migration, reference) as connection, environment.given(connection) as config:
+        try:
+            return _path(command.revision(config, message, autogenerate=True))
+        except CommandError as error:
+            raise BadArgument(str(error)) from error
+
+
+def drift(migration: Migration, reference: int) -> list[str]:
+    """What a shard at the newest revision differs in from the models, a line each; empty if in nothing.
+
+    Raises:
+        ClusterConflict: the shard is not at the newest revision.
+    """
+    found: list[Any] = []
+
+    def work(_heads: object, context: MigrationContext) -> Sequence[RevisionStep]:
+        found.extend(compare_metadata(context, context.opts["target_metadata"]))
+        return ()
+
+    with _reference(migration, reference) as connection:
+        migration.environment.run(work, connection=connection)
+    return [_shown(difference) for difference in found]
+
+
+def _shown(difference: Any) -> str:
+    parts = difference[0] if isinstance(difference, list) else difference
+    what, *rest = parts
+    names = [
+        str(getattr(part, "name", part)) for part in rest if part is not None and not isinstance(part, dict)
+    ]
+    return f"{str(what).replace('_', ' ')}: {' '.join(names)}"
+
+
+@contextmanager
+def _reference(migration: Migration, shard: int) -> Iterator[Connection]:
+    """A connection to a shard at the newest revision, as Alembic is to see it; what it does is taken back."""
+    state = migration.state([shard])
+    for error in (*state.down.values(), *state.unread.values()):
+        raise error
+    position: Position = state.positions[shard]
+    if (position.heads or ()) != migration.environment.heads:
+        raise ClusterConflict(
+            f"shard {shard} is at {shown_heads(position.heads)}, the newest revision is"
+            f' {shown_heads(migration.environment.heads)} [node "{position.node}"]',
+            hint="Bring it there first (shardids migrate up), or choose another: --shard",
+        )
+    engine = migration_engine(migration.placement.nodes[position.node], migration.catalog)
+    try:
+        with engine.connect().execution_options(isolation_level="READ COMMITTED") as connection:
+            schema = connection.scalar(
+                text("select set_config('search_path', shardids.schema_of(:shard), false)"), {"shard": shard}
+            )
+            connection.commit()
+            # Names without a schema, in the models, are those of the shard.
+            connection.dialect.default_schema_name = schema
+            with connection.begin() as transaction:
+                yield connection
+                transaction.rollback()
+    finally:
+        engine.dispose()

@@ -1,0 +1,99 @@
+"""Revisions as files for psql, one a node, for a DBA who wants to run them by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from shardids.errors import BadArgument, ClusterConflict
+from shardids.migrate.compiled import Compiled, Compiler
+from shardids.migrate.environment import Direction
+from shardids.migrate.migration import Migration
+from shardids.migrate.plan import Heads, Position, shown_heads, shown_shards
+from shardids.migrate.player import INDEX
+from shardids.migrate.statements import Limits, enter, enter_session, mark
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scripts:
+    """The text for each node, and the shards that are elsewhere and so in none of them."""
+
+    of_node: Mapping[str, str]
+    elsewhere: tuple[Position, ...]
+
+
+def write_scripts(
+    migration: Migration, start: str, target: str, shards: list[int], limits: Limits
+) -> Scripts:
+    """The SQL that takes the shards that are at ``start`` to ``target``, up or down, and counts as applied.
+
+    Raises:
+        BadArgument: there is no such revision, or no shard is at ``start``.
+        ClusterConflict: a revision on the way needs a connection, or a shard is half way through one.
+        ConnectionFailed, UnknownShard: a shard can't be asked where it is.
+    """
+    environment = migration.environment
+    heads: Heads = (
+        () if start == "base" else (environment.revision(environment.target(start, "up")).revision,)
+    )
+    direction: Direction = "up"
+    end = environment.target(target, "up")
+    if end == "base" or (heads and end != heads[0] and end in environment.ancestors(heads)):
+        direction = "down"
+    state = migration.state(shards)
+    for error in (*state.down.values(), *state.unread.values()):
+        raise error
+    there = [p for p in state.positions.values() if (p.heads or ()) == heads]
+    if not there:
+        raise BadArgument(f"no shard is at {shown_heads(heads)}", hint="See: shardids migrate status")
+    unfinished = [p.shard for p in there if p.unfinished]
+    if unfinished:
+        raise ClusterConflict(
+            f"shards are half way through a revision: {shown_shards(unfinished)}",
+            hint=f"Finish it first: shardids migrate {direction} --shards {shown_shards(unfinished)}",
+        )
+    compiler = Compiler(environment, end, direction)
+    texts: dict[str, list[str]] = {}
+    for position in sorted(there, key=lambda p: p.shard):
+        compiled = compiler.compile(environment.route(position.heads, end, direction))
+        if compiled.reason:
+            raise ClusterConflict(
+                f"there is no SQL from {shown_heads(heads)} to {end}: {compiled.reason}",
+                hint="Run it with: shardids migrate up",
+            )
+        lines = texts.setdefault(position.node, [_heading(position.node, heads, compiled)])
+        lines.extend(_shard_lines(position, compiled, environment.version_table, limits))
+    return Scripts(
+        of_node={node: "\n".join(lines) for node, lines in texts.items()},
+        elsewhere=tuple(p for p in state.positions.values() if (p.heads or ()) != heads),
+    )
+
+
+def _heading(node: str, heads: Heads, compiled: Compiled) -> str:
+    return (
+        f'-- Node "{node}", from {shown_heads(heads)} to {shown_heads(compiled.route.end)}, for psql.\n'
+        "-- Each shard refuses unless it is where it is to start from. After an error, write the file anew:\n"
+        "-- it then has the shards that are left.\n"
+        "\\set ON_ERROR_STOP on\n"
+    )
+
+
+def _shard_lines(position: Position, compiled: Compiled, table: str, limits: Limits) -> Iterator[str]:
+    heads, shard = position.heads, position.shard
+    yield f"-- shard {shard}"
+    for stage in compiled.stages:
+        for number, part in enumerate(stage.parts):
+            opening = enter(shard, table, heads, limits) + " \\g /dev/null"
+            if part.in_transaction:
+                after = mark(table, compiled.direction, stage, number + 1)
+                yield from ("begin;", opening, part.sql, *([after] if after else []), "commit;\n")
+            else:
+                if number == 0:
+                    yield from ("begin;", opening, mark(table, compiled.direction, stage, 0), "commit;\n")
+                waits = INDEX.match(part.sql) is not None
+                yield enter_session(shard, limits, waits=waits) + " \\g /dev/null"
+                yield part.sql + "\n"
+                done = mark(table, compiled.direction, stage, number + 1)
+                yield from ("begin;", opening, done, "commit;\n")
+            heads = heads or ()
+        heads = stage.end

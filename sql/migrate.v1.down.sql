@@ -1,0 +1,5 @@
+-- Purpose:    takes away what migrate.v1.sql made.
+-- Locks:      none beyond those of DROP.
+-- Privileges: ownership of schema shardids.
+
+drop function shardids.revisions(name), shardids.enter_revision(integer, name, text[]), shardids.description(name);

@@ -1,0 +1,381 @@
+"""Runs of ``shardids migrate`` that are stopped, killed, locked out or under load: no shard is half done."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from threading import Event, Thread
+
+import psycopg
+import pytest
+from sqlalchemy.engine import URL
+
+from shardids.cli import migrate_show
+from shardids.embedded import find_binaries
+from shardids.errors import StatementFailed
+from shardids.migrate.compiled import Part
+from shardids.migrate.environment import Environment
+from shardids.migrate.locks import one_run
+from shardids.migrate.migration import Migration
+from shardids.migrate.player import LOCK_CLASS, Player
+from shardids.migrate.status import unlike
+from tests.conftest import dsn, found_cluster
+from tests.integration.cluster_support import catalog_at, connected, until
+from tests.integration.migrate_support import App
+
+ALL = range(8)
+LONG = os.environ.get("SHARDIDS_FAULTS") == "long"
+KILLS, KILLED_SHARDS = (50, 200) if LONG else (2, 8)
+"""How often a run is killed, and over how many shards."""
+
+IN_PARTS = """
+    op.execute("alter table users add age integer")
+    with op.get_context().autocommit_block():
+        op.create_index("users_name", "users", ["name"], unique=True, postgresql_concurrently=True)
+        op.create_index("users_age", "users", ["age"], postgresql_concurrently=True)
+    op.execute("alter table users add height integer")
+    """
+IN_PARTS_DOWN = """
+    with op.get_context().autocommit_block():
+        op.drop_index("users_age", postgresql_concurrently=True)
+        op.drop_index("users_name", postgresql_concurrently=True)
+    op.execute("alter table users drop age, drop height")
+    """
+
+
+def alike(app: App) -> bool:
+    with catalog_at(app.url) as catalog:
+        migration = Migration(catalog, Environment.at(app.folder))
+        shards = migration.choose()
+        return not unlike(migration, shards[0], shards)
+
+
+def marks(app: App) -> dict[int, str]:
+    """The shards that are half way through a revision."""
+    with catalog_at(app.url) as catalog:
+        migration = Migration(catalog, Environment.at(app.folder))
+        positions = migration.state(migration.choose()).positions
+    return {shard: position.unfinished for shard, position in positions.items() if position.unfinished}
+
+
+# Outside a transaction.
+
+
+@pytest.mark.parametrize("way", ["sql, in parts", "alembic"])
+def test_an_index_that_was_left_invalid_is_mended(app: App, way: str) -> None:
+    app.add_two()
+    body = IN_PARTS if way != "alembic" else 'op.get_bind().execute(sa.text("select 1"))\n' + IN_PARTS
+    app.add("three", body.replace("\n    ", "\n"), IN_PARTS_DOWN, after="two")
+    app.up("two")
+    app.ask(5, "insert into users (name) values ('ann'), ('ann')")
+    ran = app("up", "--json", "--continue-on-error")
+    rows = {row["shard"]: row for row in ran.json["shards"]}
+    assert (ran.code, {row["way"] for row in rows.values()}) == (1, {way})
+    assert {shard for shard, row in rows.items() if row["status"] == "done"} == set(ALL) - {5}
+    assert "could not create unique index" in rows[5]["error"]
+    assert any("users_name" in line and "(invalid)" in line for line in app.descriptions()[5])
+    app.ask(5, "delete from users where ctid = '(0,2)'")
+    if way == "alembic":
+        # What it did before its first COMMIT it would do again, as Alembic does.
+        app.ask(5, "alter table users drop age")
+    else:
+        assert list(marks(app)) == [5]
+    words = shlex.split(ran.json["retry"])
+    again = app(*words[2:])
+    assert again.code == 0, again
+    assert alike(app)
+    assert marks(app) == {}
+    assert app("down").code == 0
+    assert alike(app)
+    assert not any("users_name" in line for line in app.descriptions()[0])
+
+
+@pytest.mark.parametrize("after", range(1, 5))
+def test_a_revision_in_parts_goes_on_where_it_was_killed(
+    app: App, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.add_two()
+    app.add("three", IN_PARTS, IN_PARTS_DOWN, after="two")
+    app.up("two")
+    outside = Player._play_outside
+    with monkeypatch.context() as patch:
+        left = after
+
+        def killed(self: Player, shard: int, part: Part, *, resumed: bool) -> None:
+            nonlocal left
+            # Odd: before the statement, even: after it, before anybody has written down that it was done.
+            left -= 1
+            if left == 0:
+                raise StatementFailed("killed")
+            outside(self, shard, part, resumed=resumed)
+            left -= 1
+            if left == 0:
+                raise StatementFailed("killed")
+
+        patch.setattr(Player, "_play_outside", killed)
+        assert app("up", "--shards", "5").code == 1
+    assert list(marks(app)) == [5]
+    assert app("up", "--canary", "0").code == 0
+    assert marks(app) == {}
+    assert alike(app)
+
+
+def test_a_revision_that_was_changed_half_way(app: App) -> None:
+    app.add_two()
+    app.add("three", IN_PARTS, after="two")
+    app.up("two")
+    app.ask(5, "insert into users (name) values ('ann'), ('ann')")
+    assert app("up", "--continue-on-error").code == 1
+    app.add("three", IN_PARTS.replace("age integer", "age bigint"), after="two")
+    for words in (("up",), ("down", "one", "--shards", "5")):
+        ran = app(*words)
+        assert (ran.code, "shard 5 is half way through revision three" in ran.err) == (1, True), ran
+    assert app("stamp", "three", "--shards", "5").code == 0
+    assert marks(app) == {}
+    assert app("up").out == "Nothing to do: 8 shards are there\n"
+
+
+# Locks.
+
+
+def test_nobody_waits_longer_than_the_lock_timeout(app: App) -> None:
+    app.add_two()
+    app.up("one")
+    longest_s, ended = [0.0], Event()
+    with catalog_at(app.url) as catalog:
+        url = app.node_url(5, catalog)
+
+    def application() -> None:
+        with connected(url) as connection:
+            while not ended.is_set():
+                began = time.monotonic()
+                connection.execute("insert into shard_0005.photos (user_id) values (null)")
+                longest_s[0] = max(longest_s[0], time.monotonic() - began)
+                time.sleep(0.002)
+
+    threads = [Thread(target=application) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    with connected(url) as connection, connection.transaction():
+        connection.execute("select from shard_0005.photos")  # a report that takes its time
+        run = app.start("up", "--shards", "5", "--lock-timeout", "200ms", "--retries", "50")
+        until(lambda: _waiting(app, url), "the migration waits")
+        time.sleep(1)
+        assert run.poll() is None
+    assert run.wait(30) == 0, run.communicate()
+    ended.set()
+    for thread in threads:
+        thread.join()
+    said = run.communicate()[1]
+    assert "attempt 1: " in said
+    assert "lock timeout" in said
+    assert app.revisions()[5] == ("two",)
+    # The timeout, and what a busy machine adds to it.
+    assert longest_s[0] < 0.2 + 0.3
+
+
+def _waiting(app: App, url: URL) -> bool:
+    with connected(url) as connection:
+        return bool(
+            connection.execute(
+                """select from pg_stat_activity
+                   where application_name = 'shardids migrate' and wait_event_type = 'Lock'"""
+            ).fetchall()
+        )
+
+
+def test_one_run_at_a_time(app: App) -> None:
+    app.add_two()
+    with catalog_at(app.url) as catalog, one_run(catalog, "migrate up"):
+        for words in (("up",), ("stamp", "one")):
+            ran = app(*words)
+            assert (ran.code, ran.out) == (1, "")
+            assert "another run is changing the shards of this cluster: shardids migrate up by " in ran.err
+            assert f" since {time.strftime('%Y-%m-%d', time.gmtime())} " in ran.err
+        assert app("status").code == 0
+        assert app("up", "--dry-run").code == 0
+    assert set(app.revisions().values()) == {None}
+    app.up()
+
+
+def test_a_shard_that_somebody_is_at(app: App) -> None:
+    app.add_two()
+    with catalog_at(app.url) as catalog:
+        url = app.node_url(5, catalog)
+    with psycopg.connect(dsn(url), autocommit=True, application_name="a DBA") as connection:
+        connection.execute("select pg_advisory_lock(%s, 5)", [LOCK_CLASS])
+        ran = app("up", "--retries", "0", "--continue-on-error", "--json")
+        (failed,) = [row for row in ran.json["shards"] if row["status"] == "failed"]
+        assert failed["error"] == (
+            f"shard 5 is being migrated by another session (a DBA, process {connection.info.backend_pid})"
+            ' [node "b"]'
+        )
+    app.up()
+
+
+def test_a_shard_that_another_run_has_migrated_meanwhile(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    app.add_two()
+    app.up("one")
+    play = Player.play
+    calls = []
+
+    def late(self: Player, position: object, compiled: object) -> None:
+        if not calls:
+            calls.append(position)
+            # Somebody was quicker, to the target, between this run's look at the shard and its transaction.
+            monkeypatch.setattr(Player, "play", play)
+            play(self, position, compiled)  # type: ignore[arg-type]
+        play(self, position, compiled)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Player, "play", late)
+    rows = app.up("--jobs", "1")
+    assert {row["to"] for row in rows.values()} == {"two"}
+    assert alike(app)
+
+
+# Interruptions.
+
+
+SLOW = """op.execute("create table t (); select pg_sleep(0.1)")"""
+
+
+def test_an_interruption_finishes_the_shards_that_run(app: App) -> None:
+    app.add("one", SLOW)
+    run = app.start("up", "--json")
+    until(lambda: any(app.revisions().values()), "the first shard is done")
+    run.send_signal(signal.SIGINT)
+    out, err = run.communicate(timeout=30)
+    assert run.returncode == 1, err
+    assert "Stopping" in err
+    assert "Traceback" not in err
+    report = json.loads(out)
+    rows = {row["shard"]: row for row in report["shards"]}
+    done = {shard for shard, row in rows.items() if row["status"] == "done"}
+    assert {row["status"] for row in rows.values()} == {"done", "not started"}
+    assert {shard for shard, heads in app.revisions().items() if heads == ("one",)} == done
+    assert app(*shlex.split(report["retry"])[2:]).code == 0
+    assert alike(app)
+
+
+def test_a_run_that_is_killed_goes_on(app: App, blank_database: Callable[[], URL]) -> None:
+    """Killed at random moments, however long its start takes: another run brings every shard to the head."""
+    app.add_two()
+    app.add("three", IN_PARTS, IN_PARTS_DOWN, after="two")
+    app.add(
+        "four",
+        "op.get_bind().execute(sa.text('create table four ()'))",
+        "op.drop_table('four')",
+        after="three",
+    )
+    if len(ALL) != KILLED_SHARDS:
+        app.url = blank_database()
+        found_cluster(app.url, {"a": app.url, "b": blank_database()}, KILLED_SHARDS)
+    began = time.monotonic()
+    assert finish(app.start("up", "--jobs", "2"))[0] == 0
+    usual_s = time.monotonic() - began
+    dice = random.Random(11)
+    for _ in range(KILLS):
+        assert finish(app.start("down", "base", "--jobs", "2"))[0] == 0
+        # By each way: in one round trip, in parts, through Alembic.
+        target = dice.choice(("two", "three", "head"))
+        run = app.start("up", target, "--jobs", "2")
+        time.sleep(dice.uniform(0.2, 1.0) * usual_s)
+        run.kill()
+        finish(run)
+        code, said = finish(app.start("up", "--jobs", "2", "--canary", "0"))
+        assert code == 0, said
+        assert set(app.revisions().values()) == {("four",)}
+        assert alike(app)
+        assert marks(app) == {}
+
+
+def finish(run: subprocess.Popen[str]) -> tuple[int, str]:
+    said = "".join(run.communicate(timeout=120))
+    return run.returncode, said
+
+
+# By hand.
+
+
+def test_a_file_for_psql_counts_as_applied(app: App) -> None:
+    app.add_two()
+    app.add("three", IN_PARTS, IN_PARTS_DOWN, after="two")
+    app.up("one", "--shards", "0-5")
+    app.up("three", "--shards", "6")
+    for between, left in (("base:head", "0-6"), ("one:three", "6"), ("three:base", "")):
+        ran = app("sql", between, "--out", "files")
+        assert ran.code == 0, ran
+        if left:
+            assert f"left out: {left}" in ran.err
+        for node, shard in (("a", 0), ("b", 4)):
+            path = app.folder.parent / "files" / f"{node}.sql"
+            if path.exists():
+                assert _psql(app, shard, path.read_text()) == (0, "")
+                # Once more: each shard refuses, for it is not where it was.
+                code, said = _psql(app, shard, path.read_text())
+                assert (code, "is at revision" in said) == (3, True), said
+                path.unlink()
+        assert alike(app) == (between != "base:head")
+    assert set(app.revisions().values()) == {()}
+    app.add("four", "op.get_bind().execute(sa.text('select 1'))", after="three")
+    ran = app("sql", "base:head", "--nodes", "a")
+    assert (ran.code, "revision four needs a connection" in ran.err) == (1, True)
+
+
+def _psql(app: App, shard: int, script: str) -> tuple[int, str]:
+    with catalog_at(app.url) as catalog:
+        url = dsn(app.node_url(shard, catalog))
+    ran = subprocess.run(
+        [str(find_binaries() / "psql"), "-X", "-q", url],
+        input=script,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return ran.returncode, ran.stdout + ran.stderr
+
+
+# Contracts.
+
+
+def test_a_contract_waits_until_every_shard_is_past_its_expand(app: App) -> None:
+    app.add_two()
+    app.add("three", "op.execute('alter table users drop name')", after="two", more='contract = "two"\n')
+    ran = app("up", "--shards", "0-5")
+    assert (ran.code, "Stopped before three, a contract" in ran.err) == (0, True), ran
+    ran = app("up", "--contract", "--shards", "0-3")
+    assert (ran.code, "2 shards are not past revision two" in ran.err, "6-7" in ran.err) == (1, True, True), (
+        ran
+    )
+    app.up()
+    assert set(app.revisions().values()) == {("two",)}
+    assert app("up", "--contract").code == 0
+    assert set(app.revisions().values()) == {("three",)}
+    assert "contract" in app("history").out
+    app.add("four", "pass", after="three", more='contract = "nonesuch"\n')
+    assert "revision four is marked as the contract of 'nonesuch'" in app("up").err
+
+
+# Many shards.
+
+
+def test_lines_of_progress_and_groups_of_shards_that_are_alike(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.add("one", SLOW)
+    monkeypatch.setattr(migrate_show, "_MOST_ROWS", 4)
+    monkeypatch.setattr(migrate_show, "_LINE_EVERY_S", 0.02)
+    ran = app("up")
+    assert [line.split()[:5] for line in ran.out.splitlines()[1:3]] == [
+        ["a", "0-3", "base", "one", "done"],
+        ["b", "4-7", "base", "one", "done"],
+    ]
+    assert re.search(r"node [ab]: \d of 4 done, 1 running, 0 failed", ran.err)
+    assert "8 done, 0 failed, 0 not started" in ran.out

@@ -1,0 +1,278 @@
+"""A shard that has moved: what its old node answers, and how an application comes to the new one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+from sqlalchemy import insert, select, text
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from shardids import Cluster
+from shardids.errors import (
+    BadArgument,
+    CommitUncertain,
+    ConnectionFailed,
+    ShardFenced,
+    ShardMoved,
+    UnknownShard,
+)
+from shardids.topology import Node
+from tests.conftest import found_cluster
+from tests.integration import moving
+from tests.integration.cluster_support import catalog_at, connected
+from tests.integration.moving import SHARD, Base, Note, draw_at_commit, two_nodes, words_on
+
+Blank = Callable[[], URL]
+
+
+@pytest.fixture
+def nodes(blank_database: Blank) -> dict[str, URL]:
+    return two_nodes(blank_database)
+
+
+@pytest.fixture
+def cluster(nodes: dict[str, URL]) -> Iterator[Cluster]:
+    """It does not listen: it learns of a move from errors."""
+    with Cluster.connect(nodes["catalog"], listen=False) as cluster:
+        yield cluster
+
+
+def move(nodes: dict[str, URL], to: str = "b") -> None:
+    moving.move_shard(nodes["catalog"], SHARD, to, Base.metadata)
+
+
+class Write:
+    """Writes a note and counts its calls."""
+
+    def __init__(self, words: str, then: Callable[[Session], object] = lambda _session: None) -> None:
+        self.words = words
+        self.then = then
+        self.calls = 0
+
+    def __call__(self, session: Session) -> Note:
+        self.calls += 1
+        note = Note(words=self.words)
+        session.add(note)
+        session.flush()
+        self.then(session)
+        return note
+
+
+# What the old node answers.
+
+
+def commit_late(session: Session) -> None:
+    session.execute(insert(Note), [{"id": 1, "words": "at commit"}])
+    session.commit()
+
+
+def stream(session: Session) -> None:
+    drawing = text("select shard_0002.next_id() from generate_series(1, 10)")
+    session.execute(drawing, execution_options={"stream_results": True}).all()
+
+
+DRAWS: dict[str, Callable[[Session], object]] = {
+    "flush of one": lambda session: (session.add(Note(words="1")), session.flush()),
+    "flush of many": lambda session: (session.add_all(Note(words=f"{n}") for n in range(9)), session.flush()),
+    "flush in commit": lambda session: (session.add(Note(words="1")), session.commit()),
+    "flush of a query": lambda session: (session.add(Note(words="1")), session.scalars(select(Note)).all()),
+    "trigger in commit": commit_late,
+    "core": lambda session: session.connection().execute(insert(Note).values(words="1")),
+    "core, many": lambda session: session.execute(insert(Note), [{"words": "1"}, {"words": "2"}]),
+    "text": lambda session: session.execute(text("select shard_0002.next_ids(3)")),
+    "driver": lambda session: session.connection().exec_driver_sql("select shard_0002.next_id()"),
+    "stream": stream,
+}
+
+
+@pytest.mark.parametrize(("moved_to", "kind"), [(None, ShardFenced), ("b", ShardMoved)])
+def test_every_way_to_draw_says_that_the_shard_is_stopped(
+    cluster: Cluster, nodes: dict[str, URL], moved_to: str | None, kind: type[ShardFenced]
+) -> None:
+    draw_at_commit(nodes["a"])
+    moving.fence(nodes["catalog"], SHARD, moved_to)
+    for way, draw in DRAWS.items():
+        with cluster.session(shard=SHARD) as session:
+            with pytest.raises(ShardFenced) as caught:
+                draw(session)
+            assert type(caught.value) is kind, way
+            assert f"shard {SHARD} " in caught.value.message, way
+            assert 'node "a"' in caught.value.message, way
+            session.rollback()
+            assert session.scalars(select(Note)).all() == [], way
+    with pytest.raises(kind):
+        cluster.reserve(SHARD, 5)
+    with cluster.connection(SHARD) as connection, pytest.raises(kind):
+        connection.execute(insert(Note).values(words="1"))
+
+
+def test_a_connection_lost_during_commit_is_told_from_one_lost_before(
+    cluster: Cluster, admin: psycopg.Connection
+) -> None:
+    for lose, kind in ((lambda it: it.scalars(select(Note)).all(), ConnectionFailed),
+                       (lambda it: it.commit(), CommitUncertain)):  # fmt: skip
+        with cluster.session(shard=SHARD) as session:
+            session.add(Note(words="lost"))
+            session.flush()
+            end_backend(session, admin)
+            with pytest.raises(ConnectionFailed, match='node "a"') as caught:
+                lose(session)
+            assert type(caught.value) is kind
+            session.rollback()
+            assert session.scalars(select(Note)).all() == []
+
+
+def end_backend(session: Session, admin: psycopg.Connection) -> None:
+    pid = session.execute(text("select pg_backend_pid()")).scalar_one()
+    admin.execute("select pg_terminate_backend(%s, 5000)", [pid])
+
+
+# cluster.run.
+
+
+def test_run_commits_and_returns_what_the_function_does(cluster: Cluster, nodes: dict[str, URL]) -> None:
+    write = Write("run")
+    note = cluster.run(write, shard=SHARD)
+    assert (note.words, cluster.shard_of(note.id), write.calls) == ("run", SHARD, 1)
+    assert words_on(nodes["a"]) == ["run"]
+    assert cluster.run(lambda session: session.get_one(Note, note.id).words, id=note.id) == "run"
+    key = next(key for key in range(100) if cluster.shard_for(key) == SHARD)
+    assert cluster.run(lambda session: session.scalars(select(Note.id)).one(), key=key) == note.id
+    assert cluster.run(lambda session: session.info, shard=0, info={"of": "ours"}) == {"of": "ours"}
+    with pytest.raises(BadArgument, match="exactly one of"):
+        cluster.run(write, shard=SHARD, id=note.id)
+
+
+def test_run_takes_back_what_fails_and_does_not_repeat_it(cluster: Cluster, nodes: dict[str, URL]) -> None:
+    cluster.run(Write("there"), shard=SHARD)
+
+    def fail(_session: Session) -> None:
+        raise ValueError("the application's own")
+
+    for write, error in (
+        (Write("twice", fail), ValueError),
+        (Write("there"), IntegrityError),
+        (Write("old", lambda it: it.execute(text("select 1 / 0"))), Exception),
+    ):
+        with pytest.raises(error):
+            cluster.run(write, shard=SHARD)
+        assert write.calls == 1
+    assert words_on(nodes["a"]) == ["there"]
+
+
+def test_run_goes_to_the_new_node(cluster: Cluster, nodes: dict[str, URL]) -> None:
+    before = cluster.run(Write("before"), shard=SHARD)
+    move(nodes)
+    write = Write("after")
+    after = cluster.run(write, shard=SHARD)
+    assert write.calls == 2
+    assert after.id > before.id
+    assert cluster.shard_of(after.id) == SHARD
+    assert cluster.node_of(SHARD).name == "b"
+    assert words_on(nodes["a"]) == ["before"]
+    assert words_on(nodes["b"]) == ["before", "after"]
+    again = Write("again")
+    cluster.run(again, id=before.id)
+    assert again.calls == 1
+
+
+def test_run_goes_to_the_new_node_when_the_old_copy_is_gone(cluster: Cluster, nodes: dict[str, URL]) -> None:
+    cluster.run(Write("before"), shard=SHARD)
+    move(nodes)
+    moving.drop(nodes["catalog"], SHARD, "a")
+    assert cluster.run(lambda session: session.scalars(select(Note.words)).all(), shard=SHARD) == ["before"]
+
+
+def test_run_goes_to_the_new_node_when_commit_refuses(cluster: Cluster, nodes: dict[str, URL]) -> None:
+    draw_at_commit(nodes["a"])
+    move(nodes)
+    cluster.run(lambda session: session.execute(insert(Note), [{"id": 1, "words": "late"}]), shard=SHARD)
+    assert words_on(nodes["a"]) == []
+    assert words_on(nodes["b"]) == ["late"]
+
+
+def test_run_goes_to_the_new_node_when_the_connection_is_lost(
+    cluster: Cluster, nodes: dict[str, URL], admin: psycopg.Connection
+) -> None:
+    cluster.run(Write("before"), shard=SHARD)
+    move(nodes)
+
+    def lose(session: Session) -> str:
+        database = str(session.execute(text("select current_database()")).scalar_one())
+        if database == nodes["a"].database:
+            end_backend(session, admin)
+        session.add(Note(words="after"))
+        session.flush()
+        return database
+
+    assert cluster.run(lose, shard=SHARD) == nodes["b"].database
+    assert words_on(nodes["b"]) == ["before", "after"]
+
+
+@pytest.mark.parametrize("cure", ["another node", "another address"])
+def test_run_goes_on_when_a_node_that_is_down_is_replaced(nodes: dict[str, URL], cure: str) -> None:
+    move(nodes)
+    with catalog_at(nodes["catalog"]) as catalog:
+        catalog.add_node(Node(name="c", url="postgresql://127.0.0.1:1/down"))
+        moving.place(nodes["catalog"], SHARD, "c")
+        with Cluster.connect(nodes["catalog"], listen=False) as cluster:
+            with pytest.raises(ConnectionFailed, match='node "c"'):
+                cluster.run(Write("too early"), shard=SHARD)
+            if cure == "another node":
+                moving.place(nodes["catalog"], SHARD, "b")
+            else:
+                with connected(nodes["catalog"]) as connection:
+                    connection.execute(
+                        "update shardids_catalog.node set url = %s where name = 'c'",
+                        [catalog.nodes()["b"].url],
+                    )
+            cluster.run(Write("in the end"), shard=SHARD)
+    assert words_on(nodes["b"]) == ["in the end"]
+
+
+@pytest.mark.parametrize(("moved_to", "kind"), [(None, ShardFenced), ("b", ShardMoved)])
+def test_run_gives_up_while_the_shard_has_no_new_node(
+    cluster: Cluster, nodes: dict[str, URL], moved_to: str | None, kind: type[ShardFenced]
+) -> None:
+    moving.fence(nodes["catalog"], SHARD, moved_to)
+    write = Write("refused")
+    with pytest.raises(kind):
+        cluster.run(write, shard=SHARD)
+    assert write.calls == 1
+    assert words_on(nodes["a"]) == []
+
+
+def test_run_tries_twice_at_most(cluster: Cluster, nodes: dict[str, URL]) -> None:
+    move(nodes)
+    with connected(nodes["b"]) as direct:
+        direct.execute("select shardids.fence(%s)", [SHARD])
+    write = Write("refused")
+    with pytest.raises(ShardFenced, match='node "b"'):
+        cluster.run(write, shard=SHARD)
+    assert write.calls == 2
+
+
+def test_run_does_not_repeat_what_may_be_committed(
+    cluster: Cluster, nodes: dict[str, URL], admin: psycopg.Connection
+) -> None:
+    write = Write("perhaps", lambda session: (move(nodes), end_backend(session, admin)))
+    with pytest.raises(CommitUncertain, match="COMMIT"):
+        cluster.run(write, shard=SHARD)
+    assert write.calls == 1
+
+
+def test_run_finds_a_shard_that_was_made_meanwhile(blank_database: Blank) -> None:
+    url = blank_database()
+    found_cluster(url, {"a": url}, 1)
+    with catalog_at(url) as catalog, connected(url) as direct:
+        direct.execute("delete from shardids_catalog.placement")
+        with Cluster.connect(url, listen=False) as cluster:
+            with pytest.raises(UnknownShard, match="shard 0"):
+                cluster.run(lambda _session: None, shard=0)
+            direct.execute("insert into shardids_catalog.placement values (0, 'a', 'active')")
+            assert cluster.run(lambda _session: "made", shard=0) == "made"
+            assert catalog.placement() == cluster.placement
