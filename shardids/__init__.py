@@ -13,7 +13,7 @@ from shardids.errors import ShardidsError
 from shardids.generator import IdBlock
 from shardids.idtype import ShardId
 from shardids.layout import DecodedId, IdRange, Layout
-from shardids.orm import next_id, primary_key, primary_key_column
+from shardids.orm import next_id, primary_key, primary_key_column, sharding_key
 from shardids.pages import Page, PageQuery
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ __all__ = [
     "next_id",
     "primary_key",
     "primary_key_column",
+    "sharding_key",
 ]
 
 

@@ -13,10 +13,13 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 
 from shardids import generator
-from shardids.cluster import Cluster, Key
+from shardids.cluster import Cluster
 from shardids.errors import ShardidsError
 from shardids.generator import IdBlock
 from shardids.layout import DecodedId, Layout
+from shardids.models import Key
+from shardids.routing import HomeSession, RoutedSession, stay_home
+from shardids.statements import FanOut
 from shardids.topology import Node, Placement
 
 T = TypeVar("T")
@@ -125,7 +128,17 @@ class AsyncCluster:
 
         ``options`` go to :class:`sqlalchemy.ext.asyncio.AsyncSession`.
         """
-        return AsyncSession(self.shard_engine(self.sync_cluster._pick(key, id, shard)), **options)
+        number = self.sync_cluster._pick(key, id, shard)
+        return self._session(number, self.node_of(number), options)
+
+    def sharded_session(self, *, fan_out: FanOut = "allow", **options: Any) -> AsyncSession:
+        """An ``AsyncSession`` over all shards; see :meth:`shardids.Cluster.sharded_session`.
+
+        ``options`` go to :class:`sqlalchemy.ext.asyncio.AsyncSession`.
+        """
+        return AsyncSession(
+            sync_session_class=RoutedSession, shards=self.sync_cluster, fan_out=fan_out, **options
+        )
 
     def connection(self, shard: int) -> AsyncConnection:
         """A Core connection on one shard, to be used with ``async with`` or ``await``."""
@@ -166,6 +179,18 @@ class AsyncCluster:
         self, fn: Callable[[AsyncSession], Awaitable[T]], shard: int, node: Node, options: dict[str, Any]
     ) -> T:
         options = {"expire_on_commit": False} | options
-        engine = AsyncEngine(self.sync_cluster._shard_engine(shard, node))
-        async with AsyncSession(engine, **options) as session, session.begin():
+        async with self._session(shard, node, options) as session, session.begin():
             return await fn(session)
+
+    def _session(self, shard: int, node: Node, options: dict[str, Any]) -> AsyncSession:
+        engine = AsyncEngine(self.sync_cluster._shard_engine(shard, node))
+        if "sync_session_class" not in options:
+            home: dict[str, Any] = {
+                "sync_session_class": HomeSession,
+                "finder": self.sync_cluster,
+                "shard": shard,
+            }
+            return AsyncSession(engine, **home, **options)
+        session = AsyncSession(engine, **options)
+        stay_home(session.sync_session, self.sync_cluster, shard)
+        return session

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from threading import Lock
 from types import TracebackType
 from typing import Any, Self, TypeVar
-from uuid import UUID
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import URL
@@ -23,14 +22,14 @@ from shardids.generator import IdBlock
 from shardids.idtext import as_integer, shown
 from shardids.layout import DecodedId, Layout
 from shardids.listener import FollowedPlacement
+from shardids.models import Key
+from shardids.routing import HomeSession, RoutedSession
+from shardids.statements import FanOut
 from shardids.topology import Node, Placement, schema_name, shard_for_key
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-Key = int | str | bytes | UUID
-"""What a row can be sharded by."""
 
 
 class Cluster:
@@ -149,7 +148,7 @@ class Cluster:
         Raises:
             BadArgument: it is no ID of this cluster.
         """
-        return self._checked(self.layout.decode(id_).shard)
+        return self._checked(self.layout.shard_of(id_))
 
     def node_of(self, shard: int) -> Node:
         """The node that holds a shard now.
@@ -179,13 +178,26 @@ class Cluster:
         """A plain SQLAlchemy session on one shard: of a key, of an ID's origin, or by number.
 
         Models without a schema live in the shard's schema, through ``schema_translate_map``. ``options`` go
-        to :class:`sqlalchemy.orm.Session`. Nothing is connected before the first statement.
+        to :class:`sqlalchemy.orm.Session`. Nothing is connected before the first statement. A flush that
+        holds an object of another shard is refused before anything is written.
 
         Raises:
             BadArgument: not exactly one of ``key``, ``id`` and ``shard``, or a value out of range.
             UnknownShard: no node holds the shard.
         """
-        return Session(self.shard_engine(self._pick(key, id, shard)), **options)
+        number = self._pick(key, id, shard)
+        return self._session(number, self.node_of(number), options)
+
+    def sharded_session(self, *, fan_out: FanOut = "allow", **options: Any) -> RoutedSession:
+        """A SQLAlchemy session over all shards, with one connection and one transaction a node.
+
+        Objects are written where their sharding key, their ID or their parents say. Statements go to the
+        shards that their criteria name, as ``User.id == …`` and ``User.name.in_([…])`` do; those that name
+        none ask all shards, or are refused with ``fan_out="error"``. ``options`` go to
+        :class:`sqlalchemy.orm.Session`. COMMIT is one node after another: a transaction that writes to two
+        is not atomic unless ``twophase=True``.
+        """
+        return RoutedSession(self, fan_out=fan_out, **options)
 
     def run(
         self,
@@ -256,9 +268,12 @@ class Cluster:
         schemas = {None: self.schema_of(shard)}
         return self.engine(node).execution_options(schema_translate_map=schemas)
 
+    def _session(self, shard: int, node: Node, options: dict[str, Any]) -> Session:
+        return HomeSession(self._shard_engine(shard, node), finder=self, shard=shard, **options)
+
     def _transaction(self, fn: Callable[[Session], T], shard: int, node: Node, options: dict[str, Any]) -> T:
         options = {"expire_on_commit": False} | options
-        with Session(self._shard_engine(shard, node), **options) as session, session.begin():
+        with self._session(shard, node, options) as session, session.begin():
             return fn(session)
 
     def _worth_a_retry(self, error: Exception, shard: int, node: Node | None) -> bool:

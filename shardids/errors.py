@@ -28,6 +28,18 @@ class BadArgument(ShardidsError, ValueError):
     sqlstate = "SI007"
 
 
+class WrongShard(BadArgument):
+    """An object, or a row, that would belong to two shards, or not to the session's. Nothing was written."""
+
+
+class FanOutRefused(BadArgument):
+    """A statement that names no shard, in a session that does not ask all. It was not executed."""
+
+
+class CannotCombine(BadArgument):
+    """A statement whose answers from several shards can't be made one. It was not executed."""
+
+
 class UnsupportedKey(ShardidsError, TypeError):
     """A sharding key of a type that has no stable hash (only int, str, bytes and UUID have one)."""
 

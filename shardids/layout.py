@@ -231,6 +231,12 @@ class Layout:
             raise self._foreign(bits)
         return DecodedId(id=bits - (1 << 64) if bits >> 63 else bits, layout=self)
 
+    def shard_of(self, id_: int, /) -> int:
+        """The shard of an ID, quicker than by :meth:`decode`. Raises as that does."""
+        if type(id_) is not int or id_ >> self.id_bits:
+            return self.decode(id_).shard
+        return id_ >> self.sequence_bits & (1 << self.shard_bits) - 1
+
     def min_id(self, at: datetime) -> int:
         """The lowest ID that any shard can issue in the millisecond of ``at``.
 

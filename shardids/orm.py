@@ -1,4 +1,4 @@
-"""The primary key of a sharded model: ``bigint``, filled by the shard's own ``next_id()``.
+"""Columns of sharded models: the primary key, filled by the shard's ``next_id()``, and the sharding key.
 
 Why SQLAlchemy inserts such rows in batches: ``docs/decisions/0009-bulk-inserts.md``.
 """
@@ -13,6 +13,9 @@ from sqlalchemy.orm import MappedColumn, mapped_column
 from sqlalchemy.sql.base import SchemaEventTarget
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
+
+SHARDING_KEY = "shardids.sharding_key"
+"""Marks the sharding key in a column's ``info``."""
 
 
 class next_id(FunctionElement[int]):  # noqa: N801 -- SQL functions have lower-case names, as sqlalchemy.func's
@@ -95,3 +98,19 @@ def primary_key_column(name: str, **options: Any) -> Column[int]:
         server_default=next_id(),
         **options,
     )
+
+
+def sharding_key(*arguments: Any, **options: Any) -> MappedColumn[Any]:
+    """The column that a model's rows are sharded by, at most one in a model::
+
+        class User(Base):
+            __tablename__ = "users"
+            id: Mapped[int] = shardids.primary_key()
+            name: Mapped[str] = shardids.sharding_key(unique=True)
+
+    A user lives in the shard ``cluster.shard_for(user.name)``. The value is an ``int``, ``str``, ``bytes`` or
+    ``uuid.UUID``, and never changes. A model without a sharding key, but with a foreign key to one that has
+    IDs, lives where its parent is. ``arguments`` and ``options`` go to :func:`sqlalchemy.orm.mapped_column`.
+    """
+    info = {**options.pop("info", {}), SHARDING_KEY: True}
+    return mapped_column(*arguments, info=info, **options)

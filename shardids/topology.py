@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import sha256
 from types import MappingProxyType
 from typing import Final
@@ -54,6 +55,7 @@ def validate_schema_prefix(prefix: str) -> str:
     return prefix
 
 
+@lru_cache(maxsize=_LAST_SHARD + 1, typed=True)
 def schema_name(prefix: str, shard: int) -> str:
     """The schema of a shard: the prefix, then the number in at least four digits.
 

@@ -53,6 +53,7 @@ ANSWERS = """
         ("ids-in-json", CALLS, ANSWERS),
         ("moved-shards", "", "ann\n"),
         ("paginate", "", ""),
+        ("route-queries", "", ""),
     ],
 )
 def test_the_examples_of_a_page(cluster_url: URL, tmp_path: Path, page: str, more: str, printed: str) -> None:

@@ -1,0 +1,82 @@
+"""Statements that SQLAlchemy compiles and loads as ever, but whose trip to the server is made by others.
+
+A statement executed with the option :data:`STAND_IN` does not reach the server: a :class:`Capture` keeps its
+SQL, and a :class:`Replay` answers it with rows that were fetched before. What is loaded from them, with which
+loader options, stays SQLAlchemy's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+from weakref import WeakSet
+
+from sqlalchemy import Engine, event
+from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
+
+STAND_IN = "shardids_stand_in"
+"""The execution option that holds a :class:`Capture` or a :class:`Replay`."""
+
+Row = Sequence[Any]
+"""A row as the driver gives it."""
+
+
+class Capture:
+    """Keeps what a statement would have sent.
+
+    Attributes:
+        sql: the SQL, in the driver's parameter style.
+        parameters: their values by name.
+        multiplies_rows: whether collections are loaded by a join, so that one object is several rows.
+        spent: whether statements with this option go to the server from now on.
+    """
+
+    spent = False
+    sql: str
+    parameters: dict[str, Any]
+    multiplies_rows: bool
+
+    def answer(self, sql: str, parameters: dict[str, Any], context: Any) -> bool:
+        """Takes the statement; there is no result."""
+        self.sql, self.parameters = sql, parameters
+        self.multiplies_rows = getattr(context.compiled.compile_state, "multi_row_eager_loaders", False)
+        return True
+
+
+class Replay:
+    """Answers one statement with rows; those that follow from it, such as its loaders', go to the server.
+
+    Attributes:
+        spent: whether it has answered.
+    """
+
+    def __init__(self, rows: Iterable[Row], description: Any) -> None:
+        self.spent = False
+        self._rows = rows
+        self._description = description
+
+    def answer(self, _sql: str, _parameters: dict[str, Any], context: Any) -> bool:
+        """Sets the rows as the statement's result, the first time."""
+        if self.spent:
+            return False
+        self.spent = True
+        context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(
+            None, alternate_description=self._description, initial_buffer=self._rows
+        )
+        return True
+
+
+_PREPARED: WeakSet[Engine] = WeakSet()
+
+
+def prepare(engine: Engine) -> None:
+    """Makes an engine heed :data:`STAND_IN`."""
+    # Not event.contains(): it goes by id(), which an engine may have from another that is no more.
+    if engine not in _PREPARED:
+        event.listen(engine, "do_execute", _answer)
+        _PREPARED.add(engine)
+
+
+def _answer(_cursor: object, sql: str, parameters: Any, context: Any) -> bool:
+    stand_in: Capture | Replay | None = context.execution_options.get(STAND_IN)
+    return stand_in is not None and stand_in.answer(sql, parameters, context)
