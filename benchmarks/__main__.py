@@ -7,7 +7,7 @@ import os
 import platform
 from pathlib import Path
 
-from benchmarks import doctor, draws, duplicates, in_python, memory, orm, provisioning, routing, rows
+from benchmarks import doctor, draws, duplicates, in_python, memory, migrations, orm, provisioning, routing, rows
 from benchmarks.report import show, write
 
 BENCHMARKS = {
@@ -22,6 +22,7 @@ BENCHMARKS = {
     "shards": (routing.many_shards, 1),
     "provisioning": (provisioning.run, 3),
     "doctor": (doctor.run, 7),
+    "migrations": (migrations.run, 5),
 }
 
 

@@ -56,7 +56,7 @@ def _with_psql() -> float:
             _script(Path(folder) / f"{number}.sql", range(number * half, (number + 1) * half))
             for number in range(2)
         ]
-        return seconds(lambda: _run_psql(servers, files))
+        return seconds(lambda: run_psql(servers, files))
 
 
 def _script(path: Path, shards: range) -> Path:
@@ -70,7 +70,8 @@ def _script(path: Path, shards: range) -> Path:
     return path
 
 
-def _run_psql(servers: Sequence[EmbeddedServer], files: Sequence[Path]) -> None:
+def run_psql(servers: Sequence[EmbeddedServer], files: Sequence[Path]) -> None:
+    """Runs a file on each server, all at once."""
     psql = str(find_binaries() / "psql")
     running = [
         subprocess.Popen(
