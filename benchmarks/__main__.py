@@ -7,7 +7,18 @@ import os
 import platform
 from pathlib import Path
 
-from benchmarks import doctor, draws, duplicates, in_python, memory, migrations, orm, provisioning, routing, rows
+from benchmarks import (
+    doctor,
+    draws,
+    duplicates,
+    in_python,
+    memory,
+    migrations,
+    orm,
+    provisioning,
+    routing,
+    rows,
+)
 from benchmarks.report import show, write
 
 BENCHMARKS = {

@@ -212,8 +212,8 @@ def run(rounds: int) -> Section:
         title=f"Migrating {SHARDS:,} shards on two nodes",
         conditions=f"Two servers on one machine, fsync off, {rounds} rounds on the same servers. Two"
         " revisions: two tables, a column, an index. A whole command is a process, whose start is counted."
-        " psql: the same DDL from a file, one connection a node and one transaction a shard, without version tables. Alembic:"
-        f" extrapolated from {SAMPLE} shards.",
+        " psql: the same DDL from a file, one connection a node and one transaction a shard, without version"
+        f" tables. Alembic: extrapolated from {SAMPLE} shards.",
         measures=tuple(measures.values()),
         ratios=(
             ratio(measures["migrate up, the run"], measures["psql"], at_most=1.3),
