@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from alembic.runtime.migration import RevisionStep
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import Connection, Engine, text
 
 from shardids.errors import ClusterConflict, ShardBusy
 from shardids.migrate.compiled import Compiled, Part, Stage
 from shardids.migrate.environment import Direction, Environment
+from shardids.migrate.mend import if_still_needed, is_concurrent
 from shardids.migrate.plan import Heads, Position, Start
 from shardids.migrate.statements import Limits, enter, enter_session, mark
 
 LOCK_CLASS = 1936220530
 """The advisory lock of a shard that is being migrated, as in migrate.v1.sql."""
-
-INDEX = re.compile(
-    r"""^\s*(?P<verb>create\s+(?:unique\s+)?|drop\s+)index\s+concurrently\s+
-        (?P<if>if\s+(?:not\s+)?exists\s+)?(?P<name>(?:"(?:[^"]|"")+"|[\w$]+))""",
-    re.IGNORECASE | re.VERBOSE,
-)
 
 
 class Player:
@@ -137,12 +130,8 @@ class Player:
         return "\n" + mark(self._environment.version_table, direction, stage, count)
 
     def _play_outside(self, shard: int, part: Part, *, resumed: bool) -> None:
-        connection = self._connection()
-        index = INDEX.match(part.sql)
-        self._send(enter_session(shard, self._limits, waits=index is not None))
-        if index:
-            _drop_if_invalid(connection.connection.dbapi_connection, index)
-        self._send(_if_still_needed(part.sql, index) if resumed and index else part.sql)
+        self._send(enter_session(shard, self._limits, waits=is_concurrent(part.sql)))
+        self._send(if_still_needed(part.sql) if resumed else part.sql)
 
     def _run_alembic(self, shard: int, heads: Start, compiled: Compiled, *, only_first: bool) -> None:
         """Has Alembic run the route from ``heads`` on, or its first step; in one transaction if it can."""
@@ -150,7 +139,6 @@ class Player:
         connection.exec_driver_sql(enter_session(shard, self._limits, waits=False))
         connection.commit()
         connection.execution_options(isolation_level="READ COMMITTED")
-        event.listen(connection, "before_cursor_execute", _mend)
 
         def work(there: Heads, _context: object) -> list[RevisionStep]:
             steps = self._environment.steps(there, compiled.target, compiled.direction)
@@ -163,7 +151,6 @@ class Player:
                 opening=lambda: connection.exec_driver_sql(self._enter(shard, heads)),
             )
         finally:
-            event.remove(connection, "before_cursor_execute", _mend)
             connection.rollback()
             connection.execution_options(isolation_level="AUTOCOMMIT")
 
@@ -190,36 +177,3 @@ def finished_parts(position: Position, compiled: Compiled) -> int | None:
         hint=f"Run just that revision as it was: shardids migrate {direction} …; or put the shard right by"
         " hand, and say so with: shardids migrate stamp",
     )
-
-
-def _if_still_needed(statement: str, index: re.Match[str]) -> str:
-    """The statement, in a form that does nothing if a run that was killed has done it."""
-    if index["if"]:
-        return statement
-    words = "if exists " if index["verb"].lower().startswith("drop") else "if not exists "
-    return statement[: index.start("name")] + words + statement[index.start("name") :]
-
-
-def _drop_if_invalid(connection: Any, index: re.Match[str]) -> None:
-    """Takes away what a CREATE INDEX CONCURRENTLY of this name that failed has left behind."""
-    if index["verb"].lower().startswith("drop"):
-        return
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "select 1 from pg_index where indexrelid = to_regclass(%s) and not indisvalid", [index["name"]]
-        )
-        if cursor.fetchone():
-            cursor.execute(f"drop index concurrently {index['name']}".encode())
-
-
-def _mend(
-    connection: Connection,
-    _cursor: object,
-    statement: str,
-    _parameters: object,
-    _context: object,
-    _many: bool,
-) -> None:
-    index = INDEX.match(statement)
-    if index:
-        _drop_if_invalid(connection.connection.dbapi_connection, index)

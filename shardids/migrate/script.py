@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from shardids.errors import BadArgument, ClusterConflict
 from shardids.migrate.compiled import Compiled, Compiler
 from shardids.migrate.environment import Direction
+from shardids.migrate.mend import is_concurrent
 from shardids.migrate.migration import Migration
 from shardids.migrate.plan import Heads, Position, shown_heads, shown_shards
-from shardids.migrate.player import INDEX
 from shardids.migrate.statements import Limits, enter, enter_session, mark
 
 
@@ -90,7 +90,7 @@ def _shard_lines(position: Position, compiled: Compiled, table: str, limits: Lim
             else:
                 if number == 0:
                     yield from ("begin;", opening, mark(table, compiled.direction, stage, 0), "commit;\n")
-                waits = INDEX.match(part.sql) is not None
+                waits = is_concurrent(part.sql)
                 yield enter_session(shard, limits, waits=waits) + " \\g /dev/null"
                 yield part.sql + "\n"
                 done = mark(table, compiled.direction, stage, number + 1)

@@ -11,6 +11,7 @@ from sqlalchemy import Engine, text
 from shardids.catalog import Catalog
 from shardids.connect import open_engine, parse_url, with_password_of
 from shardids.errors import ConnectionFailed, ShardidsError, StatementFailed, UnknownShard
+from shardids.migrate.mend import mend_indexes
 from shardids.migrate.plan import Position
 from shardids.topology import Node, Placement
 
@@ -28,14 +29,16 @@ class State:
 
 def migration_engine(node: Node, catalog: Catalog, connections: int = 1) -> Engine:
     """An engine of up to ``connections`` to a node, in which every statement is a transaction of its own."""
-    return open_engine(
+    engine = open_engine(
         with_password_of(parse_url(node.url), catalog.url),
         what=f'node "{node.name}"',
         administrative=True,
         pool_size=connections,
         max_overflow=0,
         connect_args={"application_name": APPLICATION_NAME},
-    ).execution_options(isolation_level="AUTOCOMMIT")
+    )
+    mend_indexes(engine)
+    return engine.execution_options(isolation_level="AUTOCOMMIT")
 
 
 def read_state(catalog: Catalog, placement: Placement, shards: Collection[int], version_table: str) -> State:
