@@ -17,7 +17,7 @@ from shardids.errors import BadArgument, FanOutRefused, ShardidsError, WrongShar
 from shardids.fanout import Question, combined, compiled, gather
 from shardids.models import ShardFinder, Tells, facts_of, how_it_tells
 from shardids.placing import shown_value
-from shardids.plans import Plan, plan, tables_of
+from shardids.plans import Plan, check_subqueries, plan, tables_of
 from shardids.replay import STAND_IN
 from shardids.topology import Node, Placement
 
@@ -79,6 +79,7 @@ def execute(router: Router, context: ORMExecuteState, named: Named) -> Result[An
     shards = _asked(router, context, named)
     if context.is_select:
         return _select(router, context, named, shards)
+    check_subqueries(context.statement)
     results = [_in_shard(router, context, context.statement, named, shard) for shard in shards]
     return results[0].merge(*results[1:])
 
