@@ -14,6 +14,7 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     Enum,
+    Interval,
     Select,
     String,
     TableClause,
@@ -198,7 +199,7 @@ def _order_keys(statement: Select[Any], clauses: Iterable[Any]) -> Iterator[Orde
 def _check_sortable(expression: ColumnElement[Any]) -> None:
     """Refuses what Python would sort in another order than PostgreSQL."""
     type_: TypeEngine[Any] = expression.type
-    while isinstance(type_, TypeDecorator):
+    while isinstance(type_, TypeDecorator) and not isinstance(type_, Interval):
         type_ = type_.impl_instance
     if isinstance(type_, String) and not isinstance(type_, Enum):
         if _collation(expression, type_) not in _BYTE_ORDER:

@@ -16,7 +16,7 @@ from shardids.errors import BadArgument
 from shardids.models import ShardFinder, facts_of, require_located
 from shardids.placing import State, keep_home, place, shard_of_identity
 from shardids.shardconnection import ShardConnection
-from shardids.statements import FanOut, Shards, execute, insert
+from shardids.statements import FanOut, Shards, check_assignments, execute, insert
 
 
 class RoutedSession(ShardedSession):
@@ -148,6 +148,8 @@ class RoutedSession(ShardedSession):
         shard = self._named(context)
         if context.is_insert and self._inserting is None:
             return insert(self, context, shard)
+        if context.is_update:
+            check_assignments(context)
         if shard is not None:
             self._go_on(context, shard)
             return None

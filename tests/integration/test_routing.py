@@ -554,6 +554,8 @@ WRONG: list[tuple[Any, str, str]] = [
     (select(func.count()).select_from(select(User).limit(3).subquery()), "subquery on users", "first"),
     (select(User).where(User.age == select(func.max(User.age)).scalar_subquery()), "subquery on", "first"),
     (update(User).values(age=1), "list of parameters", "flush"),
+    (update(User).where(User.name == "x").values(name="y"), "sharding key name", "insert another"),
+    (update(User.__table__).ordered_values((User.__table__.c.name, "y")), "sharding key name", "delete"),
     (delete(User).where(User.age == select(func.max(User.age)).scalar_subquery()), "the subquery", "first"),
     (update(User).values(age=select(func.count(Tag.id)).scalar_subquery()), "subquery on tags", "first"),
     (insert(User).from_select(["name"], select(User.name)), "shard of a row of User", "shard_id"),
