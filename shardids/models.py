@@ -59,6 +59,7 @@ class ModelFacts:
         key: the attribute that is the model's own sharding key, if there is one.
         relatives: relationships over foreign keys: both ends live in one shard.
         streamed: those of them that are never in an object's ``__dict__`` (``write_only``, ``dynamic``).
+        of_interest: all attributes that can say something of the shard.
         identity: how each part of the primary key tells the shard, if it does.
     """
 
@@ -67,6 +68,7 @@ class ModelFacts:
     key: str | None
     relatives: tuple[str, ...]
     streamed: tuple[str, ...]
+    of_interest: frozenset[str]
     identity: tuple[Tells | None, ...]
 
     @property
@@ -139,6 +141,7 @@ def _read(mapper: Mapper[Any]) -> ModelFacts:
         key=keys[0] if keys else None,
         relatives=tuple(prop.key for prop in relatives),
         streamed=tuple(prop.key for prop in relatives if prop.lazy in ("dynamic", "write_only")),
+        of_interest=frozenset((*telling, *(prop.key for prop in relatives))),
         identity=tuple(map(how_it_tells, mapper.primary_key)),
     )
 

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from sqlalchemy import inspect
-from sqlalchemy.orm import InstanceState, PassiveFlag, Session
+from sqlalchemy.orm import InstanceState, Mapper, PassiveFlag, Session
 from sqlalchemy.orm.attributes import get_history
 from sqlalchemy.sql.elements import ClauseElement
 
@@ -65,8 +65,17 @@ def keep_home(session: Session, finder: ShardFinder, home: int) -> None:
         BadArgument: an object of another shard, or an ID of no shard of the cluster.
         UnsupportedKey: a sharding key that has no hash.
     """
-    for one in (*session.new, *session.dirty):
+    silent: dict[Mapper[Any], frozenset[str] | None] = {}
+    for one in chain(session.new, session.dirty):
         state: State = inspect(one)
+        # Most objects of a large flush say nothing yet; this finds them in a microsecond.
+        mapper = state.mapper
+        if mapper not in silent:
+            facts = facts_of(mapper)
+            silent[mapper] = None if facts.streamed else facts.of_interest
+        names = silent[mapper]
+        if state.key is None and names is not None and names.isdisjoint(state.dict):
+            continue
         for sign in chain(signs_of(state, finder), *(signs_of(r, finder) for r in _new_relatives(state))):
             if sign.shard != home:
                 raise WrongShard(

@@ -14,6 +14,7 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     Enum,
+    Interval,
     Select,
     String,
     TableClause,
@@ -122,13 +123,11 @@ def plan(statement: Any, parameters: Any, *, several_nodes: bool) -> Plan:
     keys = tuple(_order_keys(statement, statement._order_by_clauses))
     limit = _number(statement._limit_clause, parameters, "LIMIT")
     offset = _number(statement._offset_clause, parameters, "OFFSET") or 0
-    parts = list(visitors.iterate(statement))[1:]
-    if not any(isinstance(part, TableClause) for part in parts):
+    if not check_subqueries(statement):
         raise CannotCombine(
             "the statement names no table, and so no shard",
             hint="Name the shard: bind_arguments={'shard_id': number}",
         )
-    _check_subqueries(statement, parts)
     folds = _folds(statement)
     if offset and not keys:
         raise CannotCombine("OFFSET over several shards needs an order", hint="Add order_by().")
@@ -200,7 +199,7 @@ def _order_keys(statement: Select[Any], clauses: Iterable[Any]) -> Iterator[Orde
 def _check_sortable(expression: ColumnElement[Any]) -> None:
     """Refuses what Python would sort in another order than PostgreSQL."""
     type_: TypeEngine[Any] = expression.type
-    while isinstance(type_, TypeDecorator):
+    while isinstance(type_, TypeDecorator) and not isinstance(type_, Interval):
         type_ = type_.impl_instance
     if isinstance(type_, String) and not isinstance(type_, Enum):
         if _collation(expression, type_) not in _BYTE_ORDER:
@@ -343,13 +342,22 @@ def _tells_shard(columns: Iterable[Any]) -> bool:
     return False
 
 
-def _check_subqueries(statement: Select[Any], parts: Sequence[Any]) -> None:
-    """Refuses a subquery that stands for itself and would be another in each shard."""
+def check_subqueries(statement: Any) -> bool:
+    """Refuses a subquery that stands for itself and would be another in each shard.
+
+    Returns:
+        whether there is a table in the statement at all.
+
+    Raises:
+        CannotCombine: there is such a subquery.
+    """
+    parts = list(visitors.iterate(statement))[1:]
+    has_table = any(isinstance(part, TableClause) for part in parts)
     subqueries = [part for part in parts if isinstance(part, Select)]
     if not subqueries:
-        return
+        return has_table
     tables = {part.element for part in parts if isinstance(part, Subquery | CTE)}
-    around = _sources(statement)
+    around = _sources(statement) if isinstance(statement, Select) else {statement.table}
     for part in subqueries:
         limited = part._limit_clause is not None or part._offset_clause is not None
         computed = any(map(_is_aggregate, part.inner_columns)) and not _tells_shard(part._group_by_clauses)
@@ -359,6 +367,7 @@ def _check_subqueries(statement: Select[Any], parts: Sequence[Any]) -> None:
                 f"the subquery on {', '.join(tables_of(part))} would give another answer in each shard",
                 hint="Execute it first, and put its result into the statement; or name the shard.",
             )
+    return has_table
 
 
 def _is_correlated(subquery: Select[Any], around: set[Any]) -> bool:

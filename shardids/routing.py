@@ -16,7 +16,7 @@ from shardids.errors import BadArgument
 from shardids.models import ShardFinder, facts_of, require_located
 from shardids.placing import State, keep_home, place, shard_of_identity
 from shardids.shardconnection import ShardConnection
-from shardids.statements import FanOut, Shards, execute, insert
+from shardids.statements import FanOut, Shards, check_assignments, execute, insert
 
 
 class RoutedSession(ShardedSession):
@@ -79,9 +79,15 @@ class RoutedSession(ShardedSession):
         shard = self._shard_of(inspect(instance))
         return ShardConnection(self.node_connection(shard), self.options_of(shard))
 
+    def connection(self, bind_arguments: Any = None, execution_options: Any = None) -> Any:
+        """The connection to a node, as seen from the shard that ``bind_arguments={"shard_id": …}`` names."""
+        shard = (bind_arguments or {}).get("shard_id")
+        connection = super().connection(dict(bind_arguments or {}), execution_options)
+        return connection if shard is None else ShardConnection(connection, self.options_of(shard))
+
     def node_connection(self, shard: int) -> Connection:
         """The session's connection to the node that holds a shard, in its transaction."""
-        return self.connection(bind_arguments={"bind": self.get_bind(shard_id=shard)})
+        return super().connection(bind_arguments={"bind": self.get_bind(shard_id=shard)})
 
     @contextmanager
     def inserting(self, shard: int) -> Iterator[None]:
@@ -142,6 +148,8 @@ class RoutedSession(ShardedSession):
         shard = self._named(context)
         if context.is_insert and self._inserting is None:
             return insert(self, context, shard)
+        if context.is_update:
+            check_assignments(context)
         if shard is not None:
             self._go_on(context, shard)
             return None

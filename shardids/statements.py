@@ -15,9 +15,9 @@ from sqlalchemy.orm import Mapper, ORMExecuteState
 from shardids.criteria import Named, narrowed
 from shardids.errors import BadArgument, FanOutRefused, ShardidsError, WrongShard
 from shardids.fanout import Question, combined, compiled, gather
-from shardids.models import ShardFinder, Tells, facts_of, how_it_tells
+from shardids.models import ShardFinder, Tells, facts_of, how_it_tells, is_sharding_key
 from shardids.placing import shown_value
-from shardids.plans import Plan, plan, tables_of
+from shardids.plans import Plan, check_subqueries, plan, tables_of
 from shardids.replay import STAND_IN
 from shardids.topology import Node, Placement
 
@@ -79,6 +79,7 @@ def execute(router: Router, context: ORMExecuteState, named: Named) -> Result[An
     shards = _asked(router, context, named)
     if context.is_select:
         return _select(router, context, named, shards)
+    check_subqueries(context.statement)
     results = [_in_shard(router, context, context.statement, named, shard) for shard in shards]
     return results[0].merge(*results[1:])
 
@@ -156,6 +157,28 @@ def _in_shard(
         bind_arguments={"shard_id": shard},
         execution_options={"_sa_shard_id": shard, **router.options_of(shard)},
     )
+
+
+def check_assignments(context: ORMExecuteState) -> None:
+    """Refuses an UPDATE that sets a sharding key: its rows would be looked for in another shard.
+
+    Raises:
+        WrongShard: it does.
+    """
+    statement: Any = context.statement
+    keys = {column.key for column in statement.table.columns if is_sharding_key(column)}
+    mapper = context.bind_mapper
+    if isinstance(mapper, Mapper):
+        keys.add(facts_of(mapper).key or "")
+    # Like the parts of a SELECT, these have names for dialects only.
+    ordered = dict(getattr(statement, "_ordered_values", None) or ())
+    for column in (*(statement._values or ()), *ordered):
+        name = getattr(column, "key", column)
+        if name in keys:
+            raise WrongShard(
+                f"the sharding key {name} of {statement.table.name} is among what the UPDATE sets",
+                hint="A row can't leave its shard: insert another row, and delete this one.",
+            )
 
 
 # Rows that are inserted.

@@ -554,6 +554,10 @@ WRONG: list[tuple[Any, str, str]] = [
     (select(func.count()).select_from(select(User).limit(3).subquery()), "subquery on users", "first"),
     (select(User).where(User.age == select(func.max(User.age)).scalar_subquery()), "subquery on", "first"),
     (update(User).values(age=1), "list of parameters", "flush"),
+    (update(User).where(User.name == "x").values(name="y"), "sharding key name", "insert another"),
+    (update(User.__table__).ordered_values((User.__table__.c.name, "y")), "sharding key name", "delete"),
+    (delete(User).where(User.age == select(func.max(User.age)).scalar_subquery()), "the subquery", "first"),
+    (update(User).values(age=select(func.count(Tag.id)).scalar_subquery()), "subquery on tags", "first"),
     (insert(User).from_select(["name"], select(User.name)), "shard of a row of User", "shard_id"),
 ]
 
@@ -575,6 +579,10 @@ def test_text_is_sorted_where_one_node_is_asked(cluster: Cluster) -> None:
         found = session.scalars(select(User.name).where(User.name.in_(names)).order_by(User.name)).all()
         assert sorted(found) == sorted(names)
         assert session.scalars(select(func.now()), bind_arguments={"shard_id": 5}).one()
+        connection = session.connection(bind_arguments={"shard_id": 5})
+        assert set(connection.scalars(select(User.name))) == {n for n in ids if cluster.shard_for(n) == 5}
+        with pytest.raises(BadArgument, match="no connection of its own"):
+            session.connection()
 
 
 def test_fan_out_can_be_refused(cluster: Cluster) -> None:

@@ -1,0 +1,159 @@
+"""How rows of several servers are sorted as one server would, and one statement is made of many."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Date,
+    DateTime,
+    Enum,
+    Float,
+    Integer,
+    Interval,
+    LargeBinary,
+    Numeric,
+    String,
+    Time,
+    TypeDecorator,
+    Uuid,
+    column,
+    select,
+    table,
+)
+from sqlalchemy.types import TypeEngine
+
+from shardids.errors import CannotCombine
+from shardids.fanout import Question, combined, node_statement
+from shardids.plans import OrderKey, Plan, plan
+from shardids.replay import Capture
+
+NAN = float("nan")
+
+
+class Doubled(TypeDecorator[int]):
+    impl = BigInteger
+    cache_ok = True
+
+
+def key(*, descending: bool = False, nulls_first: bool = False) -> OrderKey:
+    return OrderKey(expression=column("x"), descending=descending, nulls_first=nulls_first)
+
+
+def plan_of(*keys: OrderKey, limit: int | None = None, offset: int = 0) -> Plan:
+    statement: Any = select(table("t", column("x")))
+    return Plan(branch=statement, keys=keys, limit=limit, offset=offset, folds=(), locks=False)
+
+
+def sorted_by(one: OrderKey, values: list[Any]) -> list[Any]:
+    answers = [[[value] for value in values[::2]], [[value] for value in values[1::2]]]
+    for answer in answers:
+        one.sort(answer, 0)
+    return [value for (value,) in combined(plan_of(one), answers, [0])]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [-5, -1, 0, 3, 1 << 62],
+        [float("-inf"), -0.5, 0.0, 1e300, float("inf")],
+        [Decimal("-1.5"), Decimal("0"), Decimal("1e30")],
+        [date(1, 1, 1), date(2024, 2, 29), date(9999, 12, 31)],
+        [datetime(2024, 1, 1, tzinfo=UTC) + timedelta(days=n) for n in range(5)],
+        [False, True],
+        [b"", b"\x00", b"\x00\x01", b"\xff"],
+        [UUID(int=n) for n in (0, 1, 1 << 64, (1 << 128) - 1)],
+        ["", "A", "B", "a", "é", "\U0001f600"],
+    ],
+    ids=lambda values: type(values[0]).__name__,
+)
+def test_values_are_sorted_as_postgresql_sorts_them(values: list[Any]) -> None:
+    shuffled = [*values, None, None]
+    random.Random(5).shuffle(shuffled)
+    assert sorted_by(key(), shuffled) == [*values, None, None]
+    assert sorted_by(key(nulls_first=True), shuffled) == [None, None, *values]
+    assert sorted_by(key(descending=True), shuffled) == [*values[::-1], None, None]
+    assert sorted_by(key(descending=True, nulls_first=True), shuffled) == [None, None, *values[::-1]]
+
+
+@pytest.mark.parametrize("nan", [NAN, Decimal("nan")])
+def test_nan_is_above_all_numbers(nan: Any) -> None:
+    mixed = [nan, 1, None, nan, float("inf") if nan is NAN else Decimal("inf"), -1]
+    assert repr(sorted_by(key(), mixed)) == repr([-1, 1, mixed[4], nan, nan, None])
+    assert repr(sorted_by(key(descending=True, nulls_first=True), mixed)) == repr(
+        [None, nan, nan, mixed[4], 1, -1]
+    )
+
+
+def test_several_keys_and_a_part_of_the_rows() -> None:
+    keys = (key(descending=True), key())
+    answers = [[[2, 1, "a"], [2, 5, "b"], [1, 1, "c"]], [[2, 3, "d"], [1, 0, "e"], [1, 9, "f"]]]
+    order = "adbecf"
+    for limit, offset in ((None, 0), (2, 0), (2, 3), (9, 5), (0, 0), (None, 4)):
+        rows = combined(plan_of(*keys, limit=limit, offset=offset), answers, [0, 1])
+        assert "".join(row[2] for row in rows) == order[offset:][:limit]
+
+
+@pytest.mark.parametrize(
+    "type_", [Integer(), Doubled(), Float(), Numeric(), Boolean(), Date(), DateTime(), Time(), Uuid()]
+)
+@pytest.mark.parametrize("other", [LargeBinary(), String(collation="C"), Uuid(as_uuid=False)])
+def test_types_that_python_sorts(type_: TypeEngine[Any], other: TypeEngine[Any]) -> None:
+    query = select(table("t", column("x", type_), column("y", other))).order_by("x", "y")
+    assert len(plan(query, None, several_nodes=True).keys) == 2
+
+
+@pytest.mark.parametrize(
+    "type_", [String(), String(collation="de_DE"), Enum("b", "a"), Interval(), JSON(), Time(timezone=True)]
+)
+def test_types_that_python_does_not_sort_alike(type_: TypeEngine[Any]) -> None:
+    query = select(table("t", column("x", type_))).order_by("x")
+    with pytest.raises(CannotCombine, match="ORDER BY"):
+        plan(query, None, several_nodes=True)
+    assert plan(query, None, several_nodes=False).keys
+
+
+def asked(sql: str, **parameters: Any) -> Capture:
+    capture = Capture()
+    capture.sql, capture.parameters = sql, parameters
+    return capture
+
+
+def test_one_statement_of_equal_questions() -> None:
+    shared = asked(
+        "select * from shardids_any_shard.t where x = %(x_1)s::INTEGER and y = %(y)s and z = 'a%%(x_1)s'",
+        x_1=-5,
+        y="b",
+    )
+    sql, parameters = node_statement(
+        plan_of(key(descending=True), limit=3, offset=2),
+        [Question("shard_0001", shared), Question("shard_0002", shared)],
+    )
+    assert sql == (
+        "(select * from shard_0001.t where x = (-5)::INTEGER and y = %(y)s and z = 'a%%(x_1)s')\n"
+        "UNION ALL (select * from shard_0002.t where x = (-5)::INTEGER and y = %(y)s and z = 'a%%(x_1)s')\n"
+        "ORDER BY shardids_key_0 DESC NULLS LAST\n"
+        "LIMIT 5"
+    )
+    assert parameters == {"y": "b"}
+
+
+def test_one_statement_of_unlike_questions() -> None:
+    questions = [
+        Question(f"shard_000{n}", asked("select %(a)s, %(b)s, '%%(a)s', %(c)s", a=str(n), b=True, c=n))
+        for n in (1, 2)
+    ]
+    sql, parameters = node_statement(plan_of(), questions)
+    assert sql == (
+        "(select %(shard_0_a)s, %(shard_0_b)s, '%%(a)s', (1))\n"
+        "UNION ALL (select %(shard_1_a)s, %(shard_1_b)s, '%%(a)s', (2))"
+    )
+    assert parameters == {"shard_0_a": "1", "shard_0_b": True, "shard_1_a": "2", "shard_1_b": True}
