@@ -12,6 +12,8 @@ from shardids.baselines.flake128 import Flake128
 from shardids.baselines.identity import Identity
 from shardids.baselines.own import Shardids, ShardidsBlocks
 from shardids.baselines.published import Published
+from shardids.baselines.ranges import Ranges
+from shardids.baselines.redis_counter import RedisBlocks, RedisIncr
 from shardids.baselines.scheme import (
     About,
     Column,
@@ -24,6 +26,7 @@ from shardids.baselines.scheme import (
     Source,
 )
 from shardids.baselines.sequence import OneSequence
+from shardids.baselines.tickets import Tickets
 from shardids.baselines.ulids import Ulid
 from shardids.baselines.uuids import Uuid1, Uuid4, Uuid4OfClient, Uuid6, Uuid7, Uuid7OfClient
 from shardids.errors import BadArgument
@@ -50,6 +53,10 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType(
             ShardidsBlocks(),
             OneSequence(),
             Identity(),
+            Tickets(),
+            Ranges(),
+            RedisIncr(),
+            RedisBlocks(),
             Published(),
             Uuid1(),
             Uuid4(),

@@ -121,7 +121,8 @@ class Decoded:
 class Source(ABC):
     """Draws keys for one client; a context manager. Not for several threads at once.
 
-    Both ways to draw raise ConnectionFailed when a server that is needed now can't be reached, and
+    One that has lost its only server stays so: open another when the server is back. Both ways to draw
+    raise ConnectionFailed when a server that is needed now can't be reached, and
     what the scheme itself refuses.
     """
 
