@@ -18,10 +18,30 @@ create table if not exists shardids_baselines.key_range (
 );
 
 -- One row a worker number that was ever leased. token counts the leases of the number: a holder whose token is
--- not in the row any more has lost it. used_until_ms is a Unix time in ms that no ID of the number is past.
+-- not in the row any more has lost it. used_until_ms is a Unix time in ms that no ID of the number is past, until
+-- a holder raises it: the next holder starts above it.
 create table if not exists shardids_baselines.worker (
   number integer primary key check (number >= 0),
   token bigint not null,
   expires_at timestamptz not null,
   used_until_ms bigint not null
 );
+
+-- Leases a number below "numbers": one that nobody ever had, else the one that has rested longest, if it has for
+-- rests_s. No row: all are held, or rest. Locks: the table, until COMMIT, against other leases and renewals.
+create or replace function shardids_baselines.lease_worker(numbers integer, lasts_s float8, rests_s float8)
+returns setof shardids_baselines.worker
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  lock table shardids_baselines.worker in share row exclusive mode;
+  return query
+    insert into shardids_baselines.worker as w (number, token, expires_at, used_until_ms)
+    select n, 1, clock_timestamp() + make_interval(secs => lasts_s), 0
+    from generate_series(0, numbers - 1) n left join shardids_baselines.worker held on held.number = n
+    where held.number is null or held.expires_at + make_interval(secs => rests_s) < clock_timestamp()
+    order by held.expires_at nulls first, n
+    limit 1
+    on conflict (number) do update set token = w.token + 1, expires_at = excluded.expires_at
+    returning w.*;
+end
+$$;

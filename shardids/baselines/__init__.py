@@ -26,6 +26,7 @@ from shardids.baselines.scheme import (
     Source,
 )
 from shardids.baselines.sequence import OneSequence
+from shardids.baselines.snowflake import Snowflake
 from shardids.baselines.tickets import Tickets
 from shardids.baselines.ulids import Ulid
 from shardids.baselines.uuids import Uuid1, Uuid4, Uuid4OfClient, Uuid6, Uuid7, Uuid7OfClient
@@ -58,6 +59,9 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType(
             RedisIncr(),
             RedisBlocks(),
             Published(),
+            Snowflake("wait"),
+            Snowflake("offset"),
+            Snowflake("fail"),
             Uuid1(),
             Uuid4(),
             Uuid4OfClient(),

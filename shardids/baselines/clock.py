@@ -12,9 +12,6 @@ class Clock(Protocol):
     def unix_ms(self) -> int:
         """Milliseconds since 1970, as the machine believes; may step back."""
 
-    def monotonic_s(self) -> float:
-        """Seconds since some moment; never steps back."""
-
     def sleep(self, seconds: float) -> None:
         """Waits."""
 
@@ -25,10 +22,6 @@ class SystemClock:
     def unix_ms(self) -> int:
         """The system's time of day."""
         return time.time_ns() // 1_000_000
-
-    def monotonic_s(self) -> float:
-        """The system's monotonic clock."""
-        return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
         """Sleeps."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import uuid
 from datetime import UTC, datetime, timedelta
-from typing import ClassVar, Final
+from typing import Final
 from uuid import UUID
 
 from shardids.baselines.clock import SYSTEM, Clock
@@ -54,7 +54,7 @@ class FlakeSource(Source):
 class Flake128(Scheme):
     """Every process counts for itself: its node is a random number, as processes may share a MAC address."""
 
-    about: ClassVar[About] = About(
+    about = About(
         name="flake128",
         title="128-bit time + node + sequence",
         safe_under="up to 65,536 keys a ms and process; a clock that steps back while the process runs",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from psycopg import sql
 
 from shardids.baselines.postgresql import SqlScheme, SqlSource
@@ -13,7 +11,7 @@ from shardids.baselines.scheme import About, Column, Needs, Servers, Source
 class Identity(SqlScheme):
     """Keys of rows that are inserted; there is no other way to draw one."""
 
-    about: ClassVar[About] = About(
+    about = About(
         name="identity",
         title="Identity column",
         needs=Needs(postgresql=1),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from psycopg import sql
 
 from shardids import provision
@@ -26,7 +24,7 @@ _SAFE = (
 class Shardids(SqlScheme):
     """``next_id()`` of the shard that has the node's number."""
 
-    about: ClassVar[About] = About(
+    about = About(
         name="shardids",
         title="shardids, next_id()",
         needs=Needs(postgresql=1),
@@ -61,7 +59,7 @@ class Shardids(SqlScheme):
 class ShardidsBlocks(Shardids):
     """``next_ids(n)``: the client sets IDs aside and brings them."""
 
-    about: ClassVar[About] = About(
+    about = About(
         name="shardids-blocks",
         title="shardids, next_ids(n)",
         needs=Needs(postgresql=1),

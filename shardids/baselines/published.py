@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from psycopg import sql
 
 from shardids.baselines.postgresql import SqlScheme, install
@@ -14,7 +12,7 @@ from shardids.layout import INSTAGRAM
 class Published(SqlScheme):
     """Milliseconds, a shard number and a sequence modulo 1024; the node's number is the shard's."""
 
-    about: ClassVar[About] = About(
+    about = About(
         name="published",
         title="Instagram's published function",
         needs=Needs(postgresql=1),

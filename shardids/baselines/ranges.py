@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from typing import ClassVar
 
 from shardids.baselines.postgresql import Session, SqlScheme, install
 from shardids.baselines.scheme import About, Column, Key, Needs, Servers, Source
@@ -74,7 +73,7 @@ class RangeSource(Source):
 class Ranges(SqlScheme):
     """A row that says which keys are taken, and clients that take them by the range."""
 
-    about: ClassVar[About] = About(
+    about = About(
         name="ranges",
         title="Range tickets, double-buffered",
         needs=Needs(postgresql=1),

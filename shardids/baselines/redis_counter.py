@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 from shardids.baselines.blocks import Blocks
 from shardids.baselines.scheme import About, Key, Login, Needs, Scheme, Servers, Source, library
@@ -70,7 +70,7 @@ class RedisSource(Source):
 class RedisIncr(Scheme):
     """One INCR a key."""
 
-    about: ClassVar[About] = About(
+    about = About(
         name="redis",
         title="Redis INCR",
         needs=Needs(redis=1),
@@ -89,7 +89,7 @@ class RedisIncr(Scheme):
 class RedisBlocks(Scheme):
     """INCRBY by a block, of which the client hands out the keys from memory."""
 
-    about: ClassVar[About] = About(
+    about = About(
         name="redis-blocks",
         title="Redis INCRBY, blocks",
         needs=Needs(redis=1),

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import TracebackType
-from typing import Any, ClassVar, LiteralString, Self, TypeAlias
+from typing import Any, LiteralString, Self, TypeAlias
 from uuid import UUID
 
 from psycopg import sql
@@ -122,8 +122,8 @@ class Source(ABC):
     """Draws keys for one client; a context manager. Not for several threads at once.
 
     One that has lost its only server stays so: open another when the server is back. Both ways to draw
-    raise ConnectionFailed when a server that is needed now can't be reached, and
-    what the scheme itself refuses.
+    raise ConnectionFailed when a server that is needed now can't be reached, and what the scheme itself
+    refuses.
     """
 
     @abstractmethod
@@ -153,7 +153,7 @@ class Source(ABC):
 class Scheme(ABC):
     """A way to make keys. ``about`` describes it."""
 
-    about: ClassVar[About]
+    about: About
 
     def install(self, servers: Servers) -> None:
         """Makes what the scheme needs on the servers; repeating it is no error."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from psycopg import sql
 
 from shardids.baselines.postgresql import SqlScheme
@@ -13,7 +11,7 @@ from shardids.baselines.scheme import About, Column, Needs
 class OneSequence(SqlScheme):
     """``nextval`` of one sequence."""
 
-    about: ClassVar[About] = About(
+    about = About(
         name="sequence",
         title="One database sequence",
         needs=Needs(postgresql=1),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any, ClassVar
+from typing import Any
 
 from shardids.baselines.mariadb import check_offset, connect, rows
 from shardids.baselines.scheme import About, Key, Login, Needs, Scheme, Servers, Source, library
@@ -73,7 +73,7 @@ class TicketSource(Source):
 class Tickets(Scheme):
     """Two servers with auto_increment_increment 2, and offsets 1 and 2."""
 
-    about: ClassVar[About] = About(
+    about = About(
         name="tickets",
         title="Ticket servers, odd and even",
         needs=Needs(mariadb=2),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from shardids.baselines.scheme import About, Column, Decoded, Key, Scheme, Servers, Source, library, uuid_of
 from shardids.baselines.uuids import Drawn
 
@@ -11,7 +9,7 @@ from shardids.baselines.uuids import Drawn
 class Ulid(Scheme):
     """Drawn by python-ulid, which counts up within a millisecond."""
 
-    about: ClassVar[About] = About(
+    about = About(
         name="ulid",
         title="ULID",
         safe_under="everything that leaves its 80 random bits random; clocks may jump",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import ClassVar, Final, LiteralString
+from typing import Final, LiteralString
 from uuid import UUID
 
 from psycopg import sql
@@ -93,7 +93,7 @@ class Uuid1(_UuidOfLibrary):
     """Version 1: 100 ns of time with its low bits first, a clock sequence, a node."""
 
     function = "uuid1"
-    about: ClassVar[About] = About(
+    about = About(
         name="uuid1",
         title="UUID 1",
         safe_under="any number of machines; the clock sequence is to catch a clock that steps back",
@@ -109,7 +109,7 @@ class Uuid4(_UuidOfServer):
     """Version 4, by the server: 122 random bits."""
 
     expression = "gen_random_uuid()"
-    about: ClassVar[About] = About(
+    about = About(
         name="uuid4",
         title="UUID 4 (server)",
         needs=Needs(postgresql=1),
@@ -126,7 +126,7 @@ class Uuid4OfClient(_UuidOfLibrary):
     """Version 4, by the client."""
 
     function = "uuid4"
-    about: ClassVar[About] = About(
+    about = About(
         name="uuid4-client",
         title="UUID 4 (client)",
         safe_under="everything that leaves its randomness random; no clock, no server to ask",
@@ -142,7 +142,7 @@ class Uuid6(_UuidOfLibrary):
     """Version 6: version 1 with the high bits of the time first, so that it sorts."""
 
     function = "uuid6"
-    about: ClassVar[About] = About(
+    about = About(
         name="uuid6",
         title="UUID 6",
         safe_under="any number of machines; the clock sequence is to catch a clock that steps back",
@@ -158,7 +158,7 @@ class Uuid7(_UuidOfServer):
     """Version 7, by the server: milliseconds, then sub-millisecond time and 62 random bits."""
 
     expression = "uuidv7()"
-    about: ClassVar[About] = About(
+    about = About(
         name="uuid7",
         title="UUID 7 (server)",
         needs=Needs(postgresql=1, oldest_postgresql=18),
@@ -175,7 +175,7 @@ class Uuid7OfClient(_UuidOfLibrary):
     """Version 7, by the client."""
 
     function = "uuid7"
-    about: ClassVar[About] = About(
+    about = About(
         name="uuid7-client",
         title="UUID 7 (client)",
         safe_under="everything that leaves its random bits random; clocks may jump",
