@@ -79,7 +79,7 @@ def open_engine(url: URL, *, what: str, administrative: bool = False, **options:
         error = context.original_exception
         ours = translate(error, what=what, url=url)
         if ours is None and administrative and isinstance(error, psycopg.Error):
-            return _statement_failed(error, what, url)
+            return statement_failed(error, what, url)
         return ours
 
     @event.listens_for(engine, "connect")
@@ -133,7 +133,8 @@ def _is_of_the_connection(error: psycopg.Error) -> bool:
     return isinstance(error, psycopg.OperationalError) or "connection option" in str(error)
 
 
-def _statement_failed(error: psycopg.Error, what: str, url: URL) -> ShardidsError:
+def statement_failed(error: psycopg.Error, what: str, url: URL) -> ShardidsError:
+    """The shardids exception for a statement of shardids' own that failed on a server."""
     diag = error.diag
     message, hint = diag.message_primary or str(error), diag.message_hint or ""
     if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):

@@ -10,7 +10,7 @@ import psycopg
 from psycopg import sql
 
 from shardids.baselines.scheme import Column, Key, Scheme, Servers, Source
-from shardids.connect import parse_url, translate
+from shardids.connect import parse_url, statement_failed, translate
 from shardids.errors import UnsupportedServer
 from shardids.sqlfiles import read_sql
 
@@ -20,8 +20,8 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 class Session:
     """An autocommit connection whose errors are shardids' where there is one that fits."""
 
-    def __init__(self, url: str) -> None:
-        self._url = parse_url(url)
+    def __init__(self, url: str, *, what: str = "the PostgreSQL server") -> None:
+        self._url, self._what = parse_url(url), what
         try:
             self.connection: psycopg.Connection[Any] = psycopg.connect(
                 self._url.set(drivername="postgresql").render_as_string(hide_password=False), autocommit=True
@@ -46,8 +46,9 @@ class Session:
             self.fail(error)
 
     def fail(self, error: psycopg.Error) -> NoReturn:
-        """Raises the error in shardids' words, or as it is."""
-        raise translate(error, what="the PostgreSQL server", url=self._url) or error from error
+        """Raises the error in shardids' words."""
+        ours = translate(error, what=self._what, url=self._url)
+        raise ours or statement_failed(error, self._what, self._url) from error
 
     def close(self) -> None:
         """Closes the connection."""
