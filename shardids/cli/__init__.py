@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import shardids
-from shardids.cli import clusters, dev, ids, sql
+from shardids.cli import baseline, clusters, dev, ids, sql
 from shardids.cli.common import ErrorsAsMessages
 
 app = typer.Typer(
@@ -43,4 +43,5 @@ app.add_typer(clusters.shard_app, name="shard")
 app.add_typer(ids.app, name="id")
 app.add_typer(sql.app, name="sql")
 app.add_typer(dev.app, name="dev")
+app.add_typer(baseline.app, name="baseline")
 app.command("demo")(dev.demo)
