@@ -17,8 +17,10 @@ Problem: TypeAlias = Literal[
     "behind",
     "limited",
     "cycles",
+    "server-id",
+    "replication",
 ]
-"""What can be wrong with a counter; :class:`Finding` says it in words."""
+"""What can be wrong; :class:`Finding` says it in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
