@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from shardids.baselines.flake128 import Flake128
 from shardids.baselines.identity import Identity
+from shardids.baselines.offsets import Offsets
 from shardids.baselines.own import Shardids, ShardidsBlocks
 from shardids.baselines.published import Published
 from shardids.baselines.ranges import Ranges
@@ -54,6 +55,7 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType(
             ShardidsBlocks(),
             OneSequence(),
             Identity(),
+            Offsets(),
             Tickets(),
             Ranges(),
             RedisIncr(),

@@ -126,6 +126,22 @@ def test_nodes_are_told_apart(blank_database: Callable[[], URL]) -> None:
             assert {one.origin for one in decoded if one} == {node}
 
 
+def test_offsets_keep_masters_apart(blank_database: Callable[[], URL]) -> None:
+    servers = Servers(postgresql=tuple(dsn(blank_database()) for _ in range(3)))
+    offsets = scheme_of("offsets")
+    with pytest.raises(BadArgument, match="offsets needs 2 postgresql servers, not 1"):
+        offsets.install(Servers(postgresql=servers.postgresql[:1]))
+    offsets.install(servers)
+    offsets.install(servers)
+    drawn = []
+    for node in range(3):
+        with offsets.open(servers, node) as source:
+            keys = [source.draw(), *source.draw_many(1000)]
+        assert {key % 3 for key in keys if isinstance(key, int)} == {(node + 1) % 3}
+        drawn += keys
+    assert len(set(drawn)) == 3003
+
+
 def test_uuids_tell_what_their_versions_hold() -> None:
     for name, version in (("uuid1", 1), ("uuid6", 6), ("uuid7-client", 7), ("uuid4-client", 4)):
         scheme = scheme_of(name)
