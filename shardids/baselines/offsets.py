@@ -17,8 +17,8 @@ class Offsets(SqlScheme):
         title="Multi-master offsets",
         needs=Needs(postgresql=2),
         safe_under="any number of clients, clocks that jump, the loss of any master",
-        unsafe_under="a master that was left out, or switched out of turn, when others are added; a restore or"
-        " failover that lacks the last WAL; keys given by hand",
+        unsafe_under="a master that was left out, or switched out of turn, when others are added; a restore"
+        " or failover that lacks the last WAL; keys given by hand",
         stops="the rows of a master that is down",
         tells="its master, as long as their number has never changed",
         settings="INCREMENT BY k START i, CACHE 1; made and verified by shardids baseline multimaster",
