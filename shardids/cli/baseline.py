@@ -8,14 +8,16 @@ from typing import Annotated
 
 import typer
 
-from shardids.baselines import SCHEMES, multimaster
-from shardids.baselines.multimaster import HEADROOM, Finding, Master, MasterState, Plan, Step
+from shardids.baselines import SCHEMES
+from shardids.baselines.multimaster import HEADROOM, Finding, Step
+from shardids.baselines.multimaster.fleet import Fleet, parse_fleet
 from shardids.cli.common import DryRunOption, JsonOption, err, out, print_json, print_rows
-from shardids.errors import BadArgument, ClusterConflict
+from shardids.errors import ClusterConflict
 
 app = typer.Typer(help="The key schemes that shardids is compared with.", no_args_is_help=True)
 multimaster_app = typer.Typer(
-    help="Auto-increment offsets on several masters: k of them, each counting by k from its own offset.",
+    help="Auto-increment offsets on several masters, PostgreSQL or MariaDB: k of them, each counting by k"
+    " from its own offset.",
     no_args_is_help=True,
 )
 app.add_typer(multimaster_app, name="multimaster")
@@ -32,10 +34,11 @@ MastersOption = Annotated[
 ]
 SchemasOption = Annotated[
     list[str] | None,
-    typer.Option("--schema", metavar="NAME", help="Only tables of this schema; may be repeated."),
+    typer.Option("--schema", metavar="NAME", help="PostgreSQL: only tables of this schema; repeatable."),
 ]
 HeadroomOption = Annotated[
-    int, typer.Option(help="Values that masters may still draw between the plan and their switch.")
+    int,
+    typer.Option(help="PostgreSQL: values that masters may still draw between the plan and their switch."),
 ]
 
 
@@ -65,8 +68,8 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """The steps that would give every master its offsets, and their locks. Changes nothing."""
-    states = _read(parse_masters(masters), schemas)
-    _print_plan(multimaster.make_plan(states, headroom), as_json=as_json)
+    fleet = parse_fleet(masters, schemas=schemas or (), headroom=headroom)
+    _print_steps(fleet.plan(), as_json=as_json)
 
 
 @multimaster_app.command()
@@ -77,16 +80,22 @@ def apply(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Give every master its offsets, while they go on writing. Repeating it is no error."""
-    there = parse_masters(masters)
-    _carry_out(there, _read(there, schemas), headroom, dry_run=dry_run, as_json=as_json)
+    """Give every master its offsets. PostgreSQL masters go on writing. Repeating it is no error."""
+    fleet = parse_fleet(masters, schemas=schemas or (), headroom=headroom)
+    _carry_out(fleet, dry_run=dry_run, as_json=as_json)
 
 
 @multimaster_app.command()
 def verify(masters: MastersOption, schemas: SchemasOption = None, as_json: JsonOption = False) -> None:
     """Find missing and wrong offsets, and sequences behind their tables. Exits 3 if there are any."""
-    findings = multimaster.verify(_read(parse_masters(masters), schemas))
-    _print_findings(findings, len(masters), as_json=as_json)
+    fleet = parse_fleet(masters, schemas=schemas or (), headroom=HEADROOM)
+    findings = fleet.verify()
+    if as_json or findings:
+        print_rows([asdict(finding) for finding in findings], as_json=as_json, empty="")
+    else:
+        out.print(f"All right: {fleet.size} masters, each counting by {fleet.size} from its own offset")
+    if findings:
+        raise typer.Exit(DRIFT_FOUND)
 
 
 @multimaster_app.command()
@@ -105,35 +114,12 @@ def grow(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make room for more masters, while the present ones go on writing; then the new ones may."""
-    present = parse_masters(masters)
-    if len(present) > 1:
-        _refuse_faults(multimaster.verify(_read(present, schemas)))
-    grown = [*present, *parse_masters(new)]
-    _carry_out(grown, _read(grown, schemas), headroom, dry_run=dry_run, as_json=as_json)
-
-
-def parse_masters(words: Sequence[str]) -> list[Master]:
-    """Masters from ``NAME=URL``.
-
-    Raises:
-        BadArgument: one can't be read. The message does not repeat it, as a URL may hold a password.
-    """
-    masters = []
-    for number, word in enumerate(words, 1):
-        name, equals, url = word.partition("=")
-        if not equals or not url:
-            raise BadArgument(
-                f"master {number} is not of the form NAME=URL",
-                hint="For example: --master a=postgresql://user@host:5432/database",
-            )
-        masters.append(Master(name=name, url=url))
-    return masters
-
-
-def _read(masters: Sequence[Master], schemas: Sequence[str] | None) -> list[MasterState]:
-    with err.status("reading the masters"):
-        return multimaster.read_masters(masters, schemas or ())
+    """Make room for more masters; then the new ones may write. PostgreSQL masters go on writing meanwhile."""
+    fleet = parse_fleet([*masters, *new], schemas=schemas or (), headroom=headroom)
+    if len(masters) > 1:
+        present = parse_fleet(masters, schemas=schemas or (), headroom=headroom)
+        _refuse_faults(present.verify())
+    _carry_out(fleet, dry_run=dry_run, as_json=as_json)
 
 
 def _refuse_faults(findings: Sequence[Finding]) -> None:
@@ -148,59 +134,32 @@ def _refuse_faults(findings: Sequence[Finding]) -> None:
         )
 
 
-def _carry_out(
-    masters: Sequence[Master],
-    states: Sequence[MasterState],
-    headroom: int,
-    *,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
-    made = multimaster.make_plan(states, headroom)
+def _carry_out(fleet: Fleet, *, dry_run: bool, as_json: bool) -> None:
+    steps = fleet.plan()
     if dry_run:
-        _print_plan(made, as_json=as_json)
+        _print_steps(steps, as_json=as_json)
         return
-    multimaster.carry_out(masters, made.steps, _say)
-    left = multimaster.verify(multimaster.read_masters(masters, _schemas(states)))
+    fleet.carry_out(steps, _say)
     if as_json:
-        print_json({"masters": made.masters, "steps": [asdict(step) for step in made.steps]})
+        print_json([asdict(step) for step in steps])
     else:
-        done = f"{len(made.steps)} steps taken" if made.steps else "Nothing to do"
-        out.print(f"{done}: {made.masters} masters, each counting by {made.masters} from its own offset")
-    for finding in left:
+        done = f"{len(steps)} steps taken" if steps else "Nothing to do"
+        out.print(f"{done}: {fleet.size} masters, each counting by {fleet.size} from its own offset")
+    for finding in fleet.verify():
         err.print(f'{finding.column} on master "{finding.master}": {finding.detail}', markup=False)
-
-
-def _schemas(states: Sequence[MasterState]) -> list[str]:
-    return sorted({counter.schema for state in states for counter in state.counters})
 
 
 def _say(step: Step) -> None:
     err.print(f'{step.phase} on master "{step.master}": {step.column}', markup=False)
 
 
-def _print_plan(made: Plan, *, as_json: bool) -> None:
-    if as_json:
-        print_json({"masters": made.masters, "steps": [asdict(step) for step in made.steps]})
-        return
-    rows = [
-        {"step": number, "phase": step.phase, "master": step.master, "statement": step.statement}
-        for number, step in enumerate(made.steps, 1)
-    ]
-    print_rows(rows, as_json=False, empty="Nothing to do: all masters have their offsets.")
-    if made.steps:
-        err.print(f"\nEach takes {made.steps[0].locks}.")
+def _print_steps(steps: Sequence[Step], *, as_json: bool) -> None:
+    print_rows(
+        [asdict(step) for step in steps],
+        as_json=as_json,
+        empty="Nothing to do: all masters have their offsets.",
+    )
+    if steps and not as_json:
         err.print(
-            "No switch before the last fence. The masters may go on writing, new ones not before the end."
+            "\nA phase ends on all masters before the next begins. New masters take no writes before the end."
         )
-
-
-def _print_findings(findings: Sequence[Finding], masters: int, *, as_json: bool) -> None:
-    if as_json:
-        print_json([asdict(finding) for finding in findings])
-    elif findings:
-        print_rows([asdict(finding) for finding in findings], as_json=False, empty="")
-    else:
-        out.print(f"All right: {masters} masters, each counting by {masters} from its own offset")
-    if findings:
-        raise typer.Exit(DRIFT_FOUND)

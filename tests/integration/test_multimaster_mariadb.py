@@ -9,12 +9,15 @@ from typing import Any
 
 import pymysql
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
 from shardids.baselines.mariadb import connect, rows
 from shardids.baselines.multimaster import mariadb as ring
 from shardids.baselines.multimaster.mariadb import MariaDbMaster
 from shardids.baselines.scheme import Login
 from shardids.baselines.servers import MariaDbServer, temporary_mariadbs
+from shardids.cli import app
 from shardids.errors import BadArgument, ConnectionFailed, StatementFailed
 
 PATIENCE_S = 30.0
@@ -60,6 +63,15 @@ def trio(servers: list[MariaDbServer]) -> Ring:
 
 def offset_settings_of(settings: dict[str, str]) -> dict[str, str]:
     return {name.replace("-", "_"): value for name, value in settings.items() if name.startswith("auto")}
+
+
+def url(master: MariaDbMaster) -> str:
+    login = master.login
+    return f"{master.name}=mariadb://{login.user}:{login.password}@{login.host}:{login.port}"
+
+
+def command(*words: str) -> Result:
+    return CliRunner().invoke(app, ["baseline", "multimaster", *words])
 
 
 def application(master: MariaDbMaster) -> Any:
@@ -144,11 +156,15 @@ def test_two_masters_then_one_then_three(trio: Ring) -> None:
     eventually(lambda: faults(masters) == {("a", "wrong-increment"), ("b", "wrong-increment")})
     with application(b) as began_before:
         write(began_before, 1)
-        steps = ring.plan_ring(masters)
-        ring.carry_out_ring(masters, steps)
+        grown = command("grow", "--master", url(a), "--master", url(b), "--new", url(c))
+        assert (grown.exit_code, grown.stdout) == (
+            0,
+            "15 steps taken: 3 masters, each counting by 3 from its own offset\n",
+        )
         with pytest.raises(pymysql.err.MySQLError):
             write(began_before, 1)
     assert faults(masters) == set()
+    assert command("verify", *(word for m in masters for word in ("--master", url(m)))).exit_code == 0
     write_together(masters)
     total = 3 * ROWS + 11 + 3 * ROWS
     eventually(all_have(masters, total))

@@ -11,7 +11,8 @@ from shardids.baselines.multimaster.counters import (
     SequenceState,
     read_masters,
 )
-from shardids.baselines.multimaster.plan import HEADROOM, Plan, Step, carry_out, make_plan
+from shardids.baselines.multimaster.plan import HEADROOM, Plan, carry_out, make_plan
+from shardids.baselines.multimaster.steps import Phase, Step
 from shardids.baselines.multimaster.verify import Finding, Problem, verify
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Finding",
     "Master",
     "MasterState",
+    "Phase",
     "Plan",
     "Problem",
     "SequenceState",

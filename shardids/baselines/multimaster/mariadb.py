@@ -15,15 +15,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 from shardids.baselines.mariadb import connect, lost_as_such, offset_settings, rows
+from shardids.baselines.multimaster.steps import Phase, Step
 from shardids.baselines.multimaster.verify import Finding, Problem
 from shardids.baselines.scheme import Login, library
 from shardids.errors import BadArgument, ShardidsError, StatementFailed
-
-Phase: TypeAlias = Literal["stop", "catch-up", "switch", "end-sessions", "resume"]
-"""What a step is for; the phases come in this order, each on all masters before the next."""
 
 CATCH_UP_S: Final = 60.0
 """How long masters may take to apply what the others wrote before the writes were stopped."""
@@ -53,16 +51,6 @@ class MariaDbState:
     read_only: bool
     replicates: bool
     replication_error: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MariaDbStep:
-    """Something to be done on one master."""
-
-    phase: Phase
-    master: str
-    statement: str
-    locks: str
 
 
 def ring_settings(offset: int, masters: int) -> dict[str, str]:
@@ -142,7 +130,7 @@ def verify_ring(states: Sequence[MariaDbState]) -> list[Finding]:
     return [finding for state in states for finding in _findings(state, states)]
 
 
-def plan_ring(masters: Sequence[MariaDbMaster]) -> list[MariaDbStep]:
+def plan_ring(masters: Sequence[MariaDbMaster]) -> list[Step]:
     """The steps that switch all masters to their offsets among as many as there are now.
 
     Raises:
@@ -151,7 +139,7 @@ def plan_ring(masters: Sequence[MariaDbMaster]) -> list[MariaDbStep]:
     if len(masters) < 2:
         raise BadArgument(f"{len(masters)} masters need no offsets")
     return [
-        MariaDbStep(phase=phase, master=master.name, statement=statement, locks=locks)
+        Step(phase=phase, master=master.name, column="*", statement=statement, locks=locks)
         for phase in _PHASES
         for offset, master in enumerate(masters, 1)
         for statement, locks in _statements(phase, offset, len(masters))
@@ -160,8 +148,8 @@ def plan_ring(masters: Sequence[MariaDbMaster]) -> list[MariaDbStep]:
 
 def carry_out_ring(
     masters: Sequence[MariaDbMaster],
-    steps: Sequence[MariaDbStep],
-    on_step: Callable[[MariaDbStep], None] = lambda _step: None,
+    steps: Sequence[Step],
+    on_step: Callable[[Step], None] = lambda _step: None,
 ) -> None:
     """Takes the steps in order, connected to all masters before the first.
 
@@ -187,7 +175,7 @@ def carry_out_ring(
             on_step(step)
 
 
-def _take(step: MariaDbStep, connections: dict[str, Any]) -> None:
+def _take(step: Step, connections: dict[str, Any]) -> None:
     connection = connections[step.master]
     if step.phase == "catch-up":
         _catch_up(connection, list(connections.values()))
@@ -222,7 +210,7 @@ def _end_sessions(connection: Any) -> None:
             rows(connection, "kill %s", (number,))
 
 
-def _failed(step: MariaDbStep, error: Exception, *, switching: bool) -> ShardidsError:
+def _failed(step: Step, error: Exception, *, switching: bool) -> ShardidsError:
     hint = (
         "The masters are read-only, and must stay so until the same steps were taken on all."
         if switching

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from psycopg import sql
 
 from shardids.baselines.multimaster.counters import Counter, Master, MasterState, SequenceState
+from shardids.baselines.multimaster.steps import Phase, Step
 from shardids.baselines.multimaster.verify import is_behind, is_right
 from shardids.baselines.postgresql import Session
 from shardids.errors import BadArgument, ClusterConflict, ShardidsError, StatementFailed
@@ -25,17 +26,6 @@ HEADROOM: Final = 10_000
 """Values that a sequence may still give between the making of a plan and its switch."""
 
 LOCKS: Final = "SHARE ROW EXCLUSIVE on the sequence, for this statement: draws wait for it"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One statement on one master."""
-
-    phase: Literal["fence", "switch"]
-    master: str
-    column: str
-    statement: str
-    locks: str = LOCKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +161,11 @@ def _switch(place: _Place, masters: int, bound: int) -> Step:
     return _step("switch", place, statement)
 
 
-def _step(phase: Literal["fence", "switch"], place: _Place, statement: sql.Composed) -> Step:
+def _step(phase: Phase, place: _Place, statement: sql.Composed) -> Step:
     return Step(
-        phase=phase, master=place.master, column=place.counter.title, statement=statement.as_string(None)
+        phase=phase,
+        master=place.master,
+        column=place.counter.title,
+        statement=statement.as_string(None),
+        locks=LOCKS,
     )
