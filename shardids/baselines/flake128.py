@@ -67,7 +67,7 @@ class Flake128(Scheme):
         described_at="https://github.com/boundary/flake",
     )
 
-    def open(self, servers: Servers, node: int = 0) -> Source:
+    def _open(self, servers: Servers, node: int) -> Source:
         # RFC 9562, section 6.10: a random node sets the bit that no MAC address of a machine has.
         return FlakeSource(uuid.uuid4().int >> (128 - _NODE_BITS) | 1 << 40)
 

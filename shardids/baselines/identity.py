@@ -24,7 +24,7 @@ class Identity(SqlScheme):
     )
     files = ("baselines.v1",)
 
-    def open(self, servers: Servers, node: int = 0) -> Source:
+    def _open(self, servers: Servers, node: int) -> Source:
         return SqlSource(
             servers.postgresql[0],
             sql.SQL("insert into {} default values returning id").format(_ROWS),

@@ -71,7 +71,7 @@ class ShardidsBlocks(Shardids):
         described_at="docs/explanation/generator.md",
     )
 
-    def open(self, servers: Servers, node: int = 0) -> Source:
+    def _open(self, servers: Servers, node: int) -> Source:
         schema = schema_name(SCHEMA_PREFIX, node)
         source = SqlSource(
             servers.postgresql[node],

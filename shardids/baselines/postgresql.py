@@ -93,7 +93,7 @@ class SqlScheme(Scheme):
         for url in servers.postgresql:
             install(url, *self.files, oldest=self.about.needs.oldest_postgresql)
 
-    def open(self, servers: Servers, node: int = 0) -> Source:
+    def _open(self, servers: Servers, node: int) -> Source:
         draw = self.column(node).draw
         if draw is None:
             raise NotImplementedError

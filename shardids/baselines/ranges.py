@@ -95,7 +95,7 @@ class Ranges(SqlScheme):
         )
         session.close()
 
-    def open(self, servers: Servers, node: int = 0) -> Source:
+    def _open(self, servers: Servers, node: int) -> Source:
         return RangeSource(servers.postgresql[0])
 
     def column(self, node: int = 0) -> Column:

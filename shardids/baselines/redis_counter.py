@@ -82,7 +82,7 @@ class RedisIncr(Scheme):
         described_at="https://redis.io/docs/latest/commands/incr/",
     )
 
-    def open(self, servers: Servers, node: int = 0) -> Source:
+    def _open(self, servers: Servers, node: int) -> Source:
         return RedisSource(servers.redis[0])
 
 
@@ -101,5 +101,5 @@ class RedisBlocks(Scheme):
         described_at="https://redis.io/docs/latest/commands/incrby/",
     )
 
-    def open(self, servers: Servers, node: int = 0) -> Source:
+    def _open(self, servers: Servers, node: int) -> Source:
         return Blocks(RedisSource(servers.redis[0]), BLOCK)

@@ -159,13 +159,24 @@ class Scheme(ABC):
         """Makes what the scheme needs on the servers; repeating it is no error."""
         self.check(servers)
 
-    @abstractmethod
     def open(self, servers: Servers, node: int = 0) -> Source:
         """A client's source of keys.
 
         ``node``, from 0, is the PostgreSQL server that the client writes to; it matters to schemes
-        with a generator on each. Raises ConnectionFailed.
+        with a generator on each.
+
+        Raises:
+            BadArgument: there are fewer servers than the scheme needs, or none of that number.
+            ConnectionFailed: as it says.
         """
+        self.check(servers)
+        if self.about.needs.postgresql and not 0 <= node < len(servers.postgresql):
+            raise BadArgument(f"there is no node {node}: the servers are 0 to {len(servers.postgresql) - 1}")
+        return self._open(servers, node)
+
+    @abstractmethod
+    def _open(self, servers: Servers, node: int) -> Source:
+        """The source, on servers that were checked."""
 
     def column(self, node: int = 0) -> Column:
         """The column that takes the keys, on the server of that number."""

@@ -17,6 +17,7 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
 
@@ -282,8 +283,8 @@ def temporary_mariadbs(settings: Sequence[Mapping[str, str]]) -> Iterator[list[M
                     server.copy_from(servers[0])
                 else:
                     server.install()
-            for server in servers:
-                server.start()
+            with ThreadPoolExecutor(max(len(servers), 1)) as pool:
+                list(pool.map(MariaDbServer.start, servers))
             yield servers
 
 

@@ -193,7 +193,7 @@ class Snowflake(Scheme):
         self.check(servers)
         install_leases(servers.postgresql[0])
 
-    def open(self, servers: Servers, node: int = 0) -> Source:
+    def _open(self, servers: Servers, node: int) -> Source:
         return SnowflakeSource(servers.postgresql[0], rollback=self._rollback)
 
     def column(self, node: int = 0) -> Column:

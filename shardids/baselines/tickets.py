@@ -99,5 +99,5 @@ class Tickets(Scheme):
             finally:
                 connection.close()
 
-    def open(self, servers: Servers, node: int = 0) -> Source:
+    def _open(self, servers: Servers, node: int) -> Source:
         return TicketSource(servers.mariadb)

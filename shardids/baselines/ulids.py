@@ -20,7 +20,7 @@ class Ulid(Scheme):
         described_at="https://github.com/ulid/spec",
     )
 
-    def open(self, servers: Servers, node: int = 0) -> Source:
+    def _open(self, servers: Servers, node: int) -> Source:
         ulid = library("ulid").ULID
         return Drawn(lambda: ulid().to_uuid())
 

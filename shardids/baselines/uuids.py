@@ -78,7 +78,7 @@ class _UuidOfServer(SqlScheme):
 class _UuidOfLibrary(Scheme):
     function: str
 
-    def open(self, servers: Servers, node: int = 0) -> Source:
+    def _open(self, servers: Servers, node: int) -> Source:
         make: Callable[[], UUID] = getattr(library("uuid_utils.compat"), self.function)
         return Drawn(make)
 

@@ -16,11 +16,18 @@ from shardids.baselines.scheme import Login
 from shardids.baselines.servers import temporary_mariadbs, temporary_redis
 from shardids.errors import ServerStartFailed
 
-OWNER = """
-import sys, time
+BOTH = """
+import time
 from shardids.baselines.servers import temporary_mariadbs, temporary_redis
 with temporary_mariadbs([{}]) as (mariadb,), temporary_redis() as cache:
     print(mariadb.folder.parent, cache.folder.parent, flush=True)
+    time.sleep(60)
+"""
+REDIS = """
+import time
+from shardids.baselines.servers import temporary_redis
+with temporary_redis() as cache:
+    print(cache.folder.parent, flush=True)
     time.sleep(60)
 """
 
@@ -76,10 +83,10 @@ def test_redis_wants_the_password() -> None:
         assert len(running_in(str(server.folder))) == 1
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
-def test_nothing_is_left_when_the_owner_ends(signum: signal.Signals) -> None:
+@pytest.mark.parametrize(("script", "signum"), [(BOTH, signal.SIGKILL), (REDIS, signal.SIGINT)])
+def test_nothing_is_left_when_the_owner_ends(script: str, signum: signal.Signals) -> None:
     owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     assert owner.stdout
     folders = owner.stdout.readline().split()

@@ -162,6 +162,12 @@ def test_uuids_tell_what_their_versions_hold() -> None:
         scheme_of("shardids").decode(UUID(int=7))
 
 
+def test_ulids_sort_within_a_client() -> None:
+    with scheme_of("ulid").open(Servers()) as source:
+        keys = source.draw_many(10_000)
+    assert keys == sorted(keys, key=lambda key: key.int if isinstance(key, UUID) else key)
+
+
 def test_a_flake_waits_for_the_next_millisecond_and_refuses_a_clock_that_went_back() -> None:
     clock = FakeClock(ms=1_000_000)
     source = FlakeSource(node=5, clock=clock)
@@ -190,6 +196,10 @@ def test_refusals(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "uuid7-client" in unknown.value.hint
     with pytest.raises(BadArgument, match="sequence needs 1 postgresql servers, not 0"):
         scheme_of("sequence").install(Servers())
+    with pytest.raises(BadArgument, match="redis needs 1 redis servers, not 0"):
+        scheme_of("redis").open(servers)
+    with pytest.raises(BadArgument, match="there is no node 1: the servers are 0 to 0"):
+        scheme_of("sequence").open(servers, 1)
     sequence = scheme_of("sequence")
     sequence.install(servers)
     with sequence.open(servers) as source:
