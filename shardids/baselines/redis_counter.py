@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 from shardids.baselines.blocks import Blocks
@@ -16,7 +14,7 @@ KEY = "shardids:next"
 BLOCK = 1000
 """Keys that a client takes at once by INCRBY."""
 
-PERSISTENT: Mapping[str, str] = MappingProxyType({"appendonly": "yes", "appendfsync": "everysec"})
+PERSISTENT = {"appendonly": "yes", "appendfsync": "everysec"}
 """Settings of a server that keeps the counter, as Redis' documentation advises for data that matter."""
 
 _SAFE = (
@@ -73,7 +71,7 @@ class RedisIncr(Scheme):
     about = About(
         name="redis",
         title="Redis INCR",
-        needs=Needs(redis=1),
+        needs=Needs(redis=(PERSISTENT,)),
         safe_under=_SAFE,
         unsafe_under=_UNSAFE,
         stops="all keys, when the one server is down",
@@ -92,7 +90,7 @@ class RedisBlocks(Scheme):
     about = About(
         name="redis-blocks",
         title="Redis INCRBY, blocks",
-        needs=Needs(redis=1),
+        needs=Needs(redis=(PERSISTENT,)),
         safe_under=_SAFE,
         unsafe_under=_UNSAFE,
         stops="all keys, when the one server is down and the client's block is used up",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import TracebackType
@@ -28,12 +29,19 @@ MOST_KEYS = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """The servers that a scheme needs; ``oldest_postgresql`` is a major version."""
+    """The servers that a scheme needs.
+
+    Attributes:
+        postgresql: how many PostgreSQL servers, at least.
+        oldest_postgresql: the major version that they must have, at least.
+        mariadb: the settings of each MariaDB server, as its option file has them.
+        redis: the settings of each Redis server, as its configuration has them.
+    """
 
     postgresql: int = 0
-    mariadb: int = 0
-    redis: int = 0
     oldest_postgresql: int = 14
+    mariadb: tuple[Mapping[str, str], ...] = ()
+    redis: tuple[Mapping[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,10 +203,13 @@ class Scheme(ABC):
             BadArgument: there are fewer than the scheme needs.
         """
         needs = self.about.needs
-        for kind in ("postgresql", "mariadb", "redis"):
-            needed, given = getattr(needs, kind), len(getattr(servers, kind))
+        for title, needed, given in (
+            ("PostgreSQL", needs.postgresql, len(servers.postgresql)),
+            ("MariaDB", len(needs.mariadb), len(servers.mariadb)),
+            ("Redis", len(needs.redis), len(servers.redis)),
+        ):
             if given < needed:
-                raise BadArgument(f"scheme {self.about.name} needs {needed} {kind} servers, not {given}")
+                raise BadArgument(f"scheme {self.about.name} needs {needed} {title} servers, not {given}")
 
 
 def library(name: str) -> Any:

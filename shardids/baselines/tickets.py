@@ -6,7 +6,7 @@ import contextlib
 import time
 from typing import Any
 
-from shardids.baselines.mariadb import check_offset, connect, rows
+from shardids.baselines.mariadb import check_offset, connect, offset_settings, rows
 from shardids.baselines.scheme import About, Key, Login, Needs, Scheme, Servers, Source, library
 from shardids.errors import ConnectionFailed
 
@@ -76,7 +76,7 @@ class Tickets(Scheme):
     about = About(
         name="tickets",
         title="Ticket servers, odd and even",
-        needs=Needs(mariadb=2),
+        needs=Needs(mariadb=(offset_settings(1, 2), offset_settings(2, 2))),
         safe_under="any number of clients, clocks that jump, the loss of one server while it stays away",
         unsafe_under="a server that comes back without its data, or with a lower number than it had",
         stops="nothing when one server is down; all keys when both are",

@@ -11,9 +11,8 @@ import pytest
 from sqlalchemy.engine import URL
 
 from shardids.baselines import Key, Scheme, Servers, scheme_of
-from shardids.baselines.mariadb import connect, offset_settings
+from shardids.baselines.mariadb import connect
 from shardids.baselines.ranges import BLOCK, RangeSource
-from shardids.baselines.redis_counter import PERSISTENT
 from shardids.baselines.servers import (
     MariaDbServer,
     RedisServer,
@@ -43,7 +42,7 @@ def draw_as_clients(scheme: Scheme, servers: Servers, each: int) -> list[Key]:
 @pytest.fixture(scope="module")
 def pair() -> Iterator[list[MariaDbServer]]:
     """Two ticket servers, odd and even."""
-    with temporary_mariadbs([offset_settings(1, 2), offset_settings(2, 2)]) as servers:
+    with temporary_mariadbs(scheme_of("tickets").about.needs.mariadb) as servers:
         scheme_of("tickets").install(at(*servers))
         scheme_of("tickets").install(at(*servers))
         yield servers
@@ -102,7 +101,7 @@ def take(server: RedisServer, count: int) -> list[Key]:
 
 
 def test_redis_counts_and_hands_out_blocks() -> None:
-    with temporary_redis(PERSISTENT) as server:
+    with temporary_redis(*scheme_of("redis").about.needs.redis) as server:
         servers = Servers(redis=(server.login,))
         keys = draw_as_clients(scheme_of("redis"), servers, 300)
         assert sorted(keys) == list(range(1, CLIENTS * 600 + 1))

@@ -25,7 +25,7 @@ BLOCK = 5000
 ONE_SERVER = [
     name
     for name, scheme in SCHEMES.items()
-    if scheme.about.needs.mariadb == scheme.about.needs.redis == 0 and scheme.about.needs.postgresql < 2
+    if scheme.about.needs.mariadb == scheme.about.needs.redis == () and scheme.about.needs.postgresql < 2
 ]
 
 
@@ -129,7 +129,7 @@ def test_nodes_are_told_apart(blank_database: Callable[[], URL]) -> None:
 def test_offsets_keep_masters_apart(blank_database: Callable[[], URL]) -> None:
     servers = Servers(postgresql=tuple(dsn(blank_database()) for _ in range(3)))
     offsets = scheme_of("offsets")
-    with pytest.raises(BadArgument, match="offsets needs 2 postgresql servers, not 1"):
+    with pytest.raises(BadArgument, match="offsets needs 2 PostgreSQL servers, not 1"):
         offsets.install(Servers(postgresql=servers.postgresql[:1]))
     offsets.install(servers)
     offsets.install(servers)
@@ -194,9 +194,9 @@ def test_refusals(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadArgument, match="no scheme 'uuid9'") as unknown:
         scheme_of("uuid9")
     assert "uuid7-client" in unknown.value.hint
-    with pytest.raises(BadArgument, match="sequence needs 1 postgresql servers, not 0"):
+    with pytest.raises(BadArgument, match="sequence needs 1 PostgreSQL servers, not 0"):
         scheme_of("sequence").install(Servers())
-    with pytest.raises(BadArgument, match="redis needs 1 redis servers, not 0"):
+    with pytest.raises(BadArgument, match="redis needs 1 Redis servers, not 0"):
         scheme_of("redis").open(servers)
     with pytest.raises(BadArgument, match="there is no node 1: the servers are 0 to 0"):
         scheme_of("sequence").open(servers, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -216,6 +217,26 @@ def test_refusals_leave_the_masters_writing(trio: Ring, monkeypatch: pytest.Monk
     assert faults([a, b]) == {("b", "replication")}
     with application(a) as connection:
         write(connection, 1)
+    with connect(b.login) as connection:
+        rows(connection, "start slave")
+
+    # A switch that fails leaves nobody writing, until the steps were taken again.
+    steps = ring.plan_ring([a, b])
+    broken = [
+        dataclasses.replace(s, statement="SET GLOBAL no_such = 1") if s.phase == "switch" else s
+        for s in steps
+    ]
+    with pytest.raises(StatementFailed, match=r'switch on master "a".*no_such') as halfway:
+        ring.carry_out_ring([a, b], broken)
+    assert "The masters are read-only" in halfway.value.hint
+    assert faults([a, b]) == {("a", "limited"), ("b", "limited")}
+    with application(a) as connection, pytest.raises(pymysql.err.MySQLError, match="read-only"):
+        write(connection, 1)
+    ring.carry_out_ring([a, b], steps)
+    with application(a) as connection:
+        write(connection, 1)
+    with connect(b.login) as connection:
+        rows(connection, "stop slave")
     servers[2].stop()
     with pytest.raises(ConnectionFailed):
         ring.carry_out_ring(masters, ring.plan_ring(masters))

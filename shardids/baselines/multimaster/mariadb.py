@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
@@ -169,10 +169,16 @@ def carry_out_ring(
                 _take(step, connections)
             except Exception as error:
                 if not switching:
-                    for connection in connections.values():
-                        rows(connection, "set global read_only = 0")
+                    _resume(connections.values())
                 raise _failed(step, error, switching=switching) from error
             on_step(step)
+
+
+def _resume(connections: Iterable[Any]) -> None:
+    for connection in connections:
+        # One that was lost may be the cause.
+        with contextlib.suppress(library("pymysql").err.MySQLError):
+            rows(connection, "set global read_only = 0")
 
 
 def _take(step: Step, connections: dict[str, Any]) -> None:
