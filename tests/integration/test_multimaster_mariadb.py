@@ -14,8 +14,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from shardids.baselines.mariadb import connect, rows
-from shardids.baselines.multimaster import mariadb as ring
-from shardids.baselines.multimaster.mariadb import MariaDbMaster
+from shardids.baselines.multimaster import mariadb
+from shardids.baselines.multimaster.ring import MariaDbMaster, close_ring, ring_settings
 from shardids.baselines.scheme import Login
 from shardids.baselines.servers import MariaDbServer, temporary_mariadbs
 from shardids.cli import app
@@ -24,7 +24,7 @@ from shardids.errors import BadArgument, ConnectionFailed, StatementFailed
 PATIENCE_S = 30.0
 ROWS = 200
 
-SETTINGS = [ring.ring_settings(1, 2), ring.ring_settings(2, 2), ring.ring_settings(3, 3)]
+SETTINGS = [ring_settings(1, 2), ring_settings(2, 2), ring_settings(3, 3)]
 
 Ring = tuple[list[MariaDbServer], list[MariaDbMaster]]
 
@@ -49,7 +49,7 @@ def trio(servers: list[MariaDbServer]) -> Ring:
             rows(connection, "set global gtid_slave_pos = ''")
             for name, value in offset_settings_of(settings).items():
                 rows(connection, f"set global {name} = {value}")
-    ring.close_ring(masters[:2])
+    close_ring(masters[:2])
     with connect(masters[0].login) as connection:
         rows(connection, "create database app")
         rows(
@@ -123,7 +123,7 @@ def all_have(masters: Sequence[MariaDbMaster], count: int) -> Callable[[], bool]
 
 
 def faults(masters: Sequence[MariaDbMaster]) -> set[tuple[str, str]]:
-    return {(f.master, f.problem) for f in ring.verify_ring(ring.read_ring(masters))}
+    return {(f.master, f.problem) for f in mariadb.verify_ring(mariadb.read_ring(masters))}
 
 
 def test_two_masters_then_one_then_three(trio: Ring) -> None:
@@ -151,7 +151,7 @@ def test_two_masters_then_one_then_three(trio: Ring) -> None:
     assert faults(pair) == set()
 
     # A third joins: first its rows, then the offsets of all, and only then its own writes.
-    ring.close_ring(masters)
+    close_ring(masters)
     eventually(lambda: can_log_in(c))
     eventually(all_have([c], 3 * ROWS + 10))
     eventually(lambda: faults(masters) == {("a", "wrong-increment"), ("b", "wrong-increment")})
@@ -175,15 +175,15 @@ def test_two_masters_then_one_then_three(trio: Ring) -> None:
 
 def test_what_collides_when_a_step_is_skipped(trio: Ring) -> None:
     _, masters = trio
-    ring.close_ring(masters)
+    close_ring(masters)
     eventually(lambda: can_log_in(masters[2]))
     a, b, _ = masters
     with application(b) as began_before:
         write(began_before, 1)
         eventually(all_have(masters, 1))
         # All but the end of the sessions that began before.
-        steps = [step for step in ring.plan_ring(masters) if step.phase != "end-sessions"]
-        ring.carry_out_ring(masters, steps)
+        steps = [step for step in mariadb.plan_ring(masters) if step.phase != "end-sessions"]
+        mariadb.carry_out_ring(masters, steps)
         for master in masters:
             with connect(master.login) as connection:
                 rows(connection, "stop slave")
@@ -196,7 +196,7 @@ def test_what_collides_when_a_step_is_skipped(trio: Ring) -> None:
     for master in masters:
         with connect(master.login) as connection:
             rows(connection, "start slave")
-    eventually(lambda: any("Duplicate entry" in s.replication_error for s in ring.read_ring(masters)))
+    eventually(lambda: any("Duplicate entry" in s.replication_error for s in mariadb.read_ring(masters)))
     assert ("a", "replication") in faults(masters)
 
 
@@ -204,15 +204,15 @@ def test_refusals_leave_the_masters_writing(trio: Ring, monkeypatch: pytest.Monk
     servers, masters = trio
     a, b, _ = masters
     with pytest.raises(BadArgument, match="1 masters need no offsets"):
-        ring.plan_ring([a])
+        mariadb.plan_ring([a])
     assert faults([b, a]) == {("a", "wrong-offset"), ("b", "wrong-offset")}
     with connect(b.login) as connection:
         rows(connection, "stop slave")
     with application(a) as connection:
         write(connection, 1)
-    monkeypatch.setattr(ring, "CATCH_UP_S", 0.5)
+    monkeypatch.setattr(mariadb, "CATCH_UP_S", 0.5)
     with pytest.raises(StatementFailed, match=r'catch-up on master "b".*within 0\.5 s') as late:
-        ring.carry_out_ring([a, b], ring.plan_ring([a, b]))
+        mariadb.carry_out_ring([a, b], mariadb.plan_ring([a, b]))
     assert "take writes again, with their old offsets" in late.value.hint
     assert faults([a, b]) == {("b", "replication")}
     with application(a) as connection:
@@ -221,23 +221,23 @@ def test_refusals_leave_the_masters_writing(trio: Ring, monkeypatch: pytest.Monk
         rows(connection, "start slave")
 
     # A switch that fails leaves nobody writing, until the steps were taken again.
-    steps = ring.plan_ring([a, b])
+    steps = mariadb.plan_ring([a, b])
     broken = [
         dataclasses.replace(s, statement="SET GLOBAL no_such = 1") if s.phase == "switch" else s
         for s in steps
     ]
     with pytest.raises(StatementFailed, match=r'switch on master "a".*no_such') as halfway:
-        ring.carry_out_ring([a, b], broken)
+        mariadb.carry_out_ring([a, b], broken)
     assert "The masters are read-only" in halfway.value.hint
     assert faults([a, b]) == {("a", "limited"), ("b", "limited")}
     with application(a) as connection, pytest.raises(pymysql.err.MySQLError, match="read-only"):
         write(connection, 1)
-    ring.carry_out_ring([a, b], steps)
+    mariadb.carry_out_ring([a, b], steps)
     with application(a) as connection:
         write(connection, 1)
     with connect(b.login) as connection:
         rows(connection, "stop slave")
     servers[2].stop()
     with pytest.raises(ConnectionFailed):
-        ring.carry_out_ring(masters, ring.plan_ring(masters))
+        mariadb.carry_out_ring(masters, mariadb.plan_ring(masters))
     assert faults([a, b]) == {("b", "replication")}

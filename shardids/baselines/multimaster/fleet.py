@@ -12,8 +12,8 @@ from sqlalchemy.exc import ArgumentError
 
 from shardids.baselines.multimaster import mariadb
 from shardids.baselines.multimaster.counters import Master, check_masters, read_masters
-from shardids.baselines.multimaster.mariadb import MariaDbMaster
 from shardids.baselines.multimaster.plan import carry_out, make_plan
+from shardids.baselines.multimaster.ring import MariaDbMaster
 from shardids.baselines.multimaster.steps import Step
 from shardids.baselines.multimaster.verify import Finding, verify
 from shardids.baselines.scheme import Login

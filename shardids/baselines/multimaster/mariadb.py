@@ -11,31 +11,20 @@ Only a growth to a multiple (2 to 4, 4 to 8) needs no stop: the new classes are 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
 from shardids.baselines.mariadb import connect, lost_as_such, offset_settings, rows
+from shardids.baselines.multimaster.ring import CATCH_UP_S, MariaDbMaster, last_written
 from shardids.baselines.multimaster.steps import Phase, Step
 from shardids.baselines.multimaster.verify import Finding, Problem
-from shardids.baselines.scheme import Login, library
+from shardids.baselines.scheme import library
 from shardids.errors import BadArgument, ShardidsError, StatementFailed
-
-CATCH_UP_S: Final = 60.0
-"""How long masters may take to apply what the others wrote before the writes were stopped."""
 
 _PHASES: Final[tuple[Phase, ...]] = ("stop", "catch-up", "switch", "end-sessions", "resume")
 _SYSTEM_COMMANDS: Final = ("Binlog Dump", "Daemon", "Slave_IO", "Slave_SQL", "Slave_worker")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MariaDbMaster:
-    """A server of the ring; ``login`` needs all privileges that the statements of a plan take."""
-
-    name: str
-    login: Login
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,73 +40,6 @@ class MariaDbState:
     read_only: bool
     replicates: bool
     replication_error: str
-
-
-def ring_settings(offset: int, masters: int) -> dict[str, str]:
-    """The option file of the master with this offset, from 1, among so many."""
-    return {
-        **offset_settings(offset, masters),
-        "server-id": str(offset),
-        "gtid-domain-id": str(offset),
-        "log-bin": "binlog",
-        "binlog-format": "ROW",
-        "log-slave-updates": "ON",
-    }
-
-
-def close_ring(masters: Sequence[MariaDbMaster]) -> None:
-    """Makes each master replicate from the one before it, the first from the last.
-
-    It can be repeated, also with further masters, which come last: each goes on from what it has. They may
-    write meanwhile, except for new ones. Each needs :func:`ring_settings`.
-
-    Raises:
-        ConnectionFailed: as it says.
-        StatementFailed: a master lacks, for too long, what the next one has.
-    """
-    pairs = list(zip([masters[-1], *masters[:-1]], masters, strict=True))
-    # A new master comes last, and first gets its rows: then the first one can turn to it.
-    for source, master in reversed(pairs):
-        with (
-            lost_as_such(master.login),
-            connect(source.login) as there,
-            connect(master.login) as here,
-        ):
-            _follow(here, there, source)
-
-
-def _follow(here: Any, there: Any, source: MariaDbMaster) -> None:
-    rows(here, "stop slave")
-    ((own_domain,),) = rows(here, "select @@global.gtid_domain_id")
-    start = _written(here)
-    start.pop(own_domain, None)
-    deadline = time.monotonic() + CATCH_UP_S
-    # A server refuses to go on from what it does not have.
-    while not all(_number(_written(there).get(domain)) >= _number(gtid) for domain, gtid in start.items()):
-        if time.monotonic() > deadline:
-            raise StatementFailed(f'master "{source.name}" has not applied {start} within {CATCH_UP_S:g} s')
-        time.sleep(0.05)
-    # Its own writes need not come back to it.
-    own = _written(there).get(own_domain)
-    position = ",".join([*start.values(), *([own] if own else [])])
-    rows(here, "set global gtid_slave_pos = %s", (position,))
-    rows(
-        here,
-        "change master to master_host = %s, master_port = %s, master_user = %s, master_password = %s,"
-        " master_use_gtid = slave_pos, master_connect_retry = 1",
-        (source.login.host, source.login.port, source.login.user, source.login.password),
-    )
-    rows(here, "start slave")
-
-
-def _written(connection: Any) -> dict[int, str]:
-    """The last GTID in a server's binary log, by domain."""
-    ((position,),) = rows(connection, "select @@global.gtid_binlog_pos")
-    return {int(gtid.partition("-")[0]): gtid for gtid in position.split(",") if gtid}
-
-
-def _number(gtid: str | None) -> int:
-    return int(gtid.rpartition("-")[2]) if gtid else 0
 
 
 def read_ring(masters: Sequence[MariaDbMaster]) -> list[MariaDbState]:
@@ -195,7 +117,7 @@ def _catch_up(connection: Any, all_: Sequence[Any]) -> None:
     for other in all_:
         ((domain,),) = rows(other, "select @@global.gtid_domain_id")
         # Each master's own writes, whichever way they came.
-        written = _written(other).get(domain)
+        written = last_written(other).get(domain)
         if other is connection or written is None:
             continue
         ((late,),) = rows(connection, "select master_gtid_wait(%s, %s)", (written, CATCH_UP_S))
