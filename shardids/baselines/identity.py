@@ -34,7 +34,8 @@ class Identity(SqlScheme):
         )
 
     def column(self, node: int = 0) -> Column:
-        return Column(type="bigint", identity=True)
+        """As the interface says; on other servers than the first the client brings the key."""
+        return Column(type="bigint", identity=node == 0)
 
 
 _ROWS = sql.Identifier("shardids_baselines", "identity_row")

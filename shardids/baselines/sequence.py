@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from psycopg import sql
 
-from shardids.baselines.postgresql import SqlScheme
-from shardids.baselines.scheme import About, Column, Needs
+from shardids.baselines.postgresql import SqlScheme, SqlSource
+from shardids.baselines.scheme import About, Column, Needs, Servers, Source
 
 
 class OneSequence(SqlScheme):
@@ -24,5 +24,12 @@ class OneSequence(SqlScheme):
     )
     files = ("baselines.v1",)
 
+    def _open(self, servers: Servers, node: int) -> Source:
+        return SqlSource.of(servers.postgresql[0], _DRAW)
+
     def column(self, node: int = 0) -> Column:
-        return Column(type="bigint", draw=sql.SQL("nextval('shardids_baselines.one')"))
+        """As the interface says; on other servers than the first the client brings the key."""
+        return Column(type="bigint", draw=_DRAW if node == 0 else None)
+
+
+_DRAW = sql.SQL("nextval('shardids_baselines.one')")

@@ -38,15 +38,18 @@ def servers(blank_database: Callable[[], URL]) -> Servers:
 def installed(servers: Servers, request: pytest.FixtureRequest) -> Scheme:
     """The scheme of the parameter, installed twice; skips what the server is too old for."""
     scheme = scheme_of(request.param)
-    with psycopg.connect(servers.postgresql[0]) as connection:
-        major = connection.info.server_version // 10000
-    if major < scheme.about.needs.oldest_postgresql:
+    if not is_supported(servers, scheme):
         with pytest.raises(UnsupportedServer, match=f"needs {scheme.about.needs.oldest_postgresql}"):
             scheme.install(servers)
-        pytest.skip(f"PostgreSQL {major} lacks it, and says so")
+        pytest.skip("this PostgreSQL lacks it, and says so")
     scheme.install(servers)
     scheme.install(servers)
     return scheme
+
+
+def is_supported(servers: Servers, scheme: Scheme) -> bool:
+    with psycopg.connect(servers.postgresql[0]) as connection:
+        return connection.info.server_version // 10000 >= scheme.about.needs.oldest_postgresql
 
 
 def draw_as_clients(scheme: Scheme, servers: Servers) -> list[list[Key]]:
@@ -115,7 +118,7 @@ def test_the_published_function_repeats_itself_within_a_millisecond(servers: Ser
     assert decoded.origin == 0
 
 
-def test_nodes_are_told_apart(blank_database: Callable[[], URL]) -> None:
+def test_nodes_share_no_key(blank_database: Callable[[], URL]) -> None:
     servers = Servers(postgresql=(dsn(blank_database()), dsn(blank_database())))
     for name in ("shardids", "shardids-blocks", "published"):
         scheme = scheme_of(name)
@@ -124,6 +127,17 @@ def test_nodes_are_told_apart(blank_database: Callable[[], URL]) -> None:
             with scheme.open(servers, node) as source:
                 decoded = [scheme.decode(key) for key in source.draw_many(10)]
             assert {one.origin for one in decoded if one} == {node}
+    for name in ONE_SERVER:
+        scheme = scheme_of(name)
+        if name == "published" or not is_supported(servers, scheme):
+            continue
+        scheme.install(servers)
+        with scheme.open(servers, 0) as one, scheme.open(servers, 1) as other:
+            keys = [*one.draw_many(100), *other.draw_many(100), one.draw(), other.draw()]
+        assert len(set(keys)) == 202, name
+    # Only the first server has the one counter.
+    assert [scheme_of("sequence").column(node).by_server for node in range(2)] == [True, False]
+    assert [scheme_of("identity").column(node).by_server for node in range(2)] == [True, False]
 
 
 def test_offsets_keep_masters_apart(blank_database: Callable[[], URL]) -> None:
