@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 FAULTS ?= long
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-lowest test-matrix test-faults test-pgbouncer lint format docs bench clean
+.PHONY: help demo test test-lowest test-matrix test-faults test-pgbouncer test-baselines lint format docs bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -21,11 +21,14 @@ test-faults: $(VENV)/.dev ## The fault tests (FAULTS=short: a minute); they need
 
 test-lowest: $(VENV)/.dev ## The tests with the oldest dependencies that pyproject.toml allows
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-lowest
-	$(BIN)/uv pip install --quiet --python .venv-lowest --resolution lowest-direct -e '.[asyncio,embedded,numpy]' --group dev
+	$(BIN)/uv pip install --quiet --python .venv-lowest --resolution lowest-direct -e '.[asyncio,compare,embedded,numpy]' --group dev
 	.venv-lowest/bin/python -m pytest $(ARGS)
 
 test-pgbouncer: $(VENV)/.dev ## The ORM's tests through PgBouncer; they need Debian's pgbouncer
 	$(BIN)/python -m pytest tests/pgbouncer $(ARGS)
+
+test-baselines: $(VENV)/.dev ## The baselines' tests; they need Debian's mariadb-server and redis-server
+	$(BIN)/python -m pytest tests/baselines $(ARGS)
 
 test-matrix: $(VENV)/.dev ## The integration tests on each PostgreSQL version: make test-matrix VERSIONS="14 18"
 	$(BIN)/python -m tests.matrix $(VERSIONS) -- $(ARGS)
@@ -67,7 +70,7 @@ $(VENV)/.demo: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
-	$(call install,-e '.[asyncio$(comma)embedded$(comma)numpy]' --group dev)
+	$(call install,-e '.[asyncio$(comma)compare$(comma)embedded$(comma)numpy]' --group dev)
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.docs: pyproject.toml | $(VENV)/.dev

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from importlib.resources import files
 
 import psycopg
 
 from shardids.devcluster import found
 from shardids.embedded import EmbeddedServer, temporary_server
+from shardids.sqlfiles import read_sql
 
 SHARD = 5
 NEXT_ID = "next_id()"
@@ -57,7 +57,7 @@ def server_with_all(shards: int = 8) -> Iterator[tuple[EmbeddedServer, psycopg.C
     with temporary_server() as server:
         found([server], shards)
         with psycopg.connect(server.url(), autocommit=True) as connection:
-            connection.execute(files("benchmarks").joinpath("published.sql").read_text())
+            connection.execute(read_sql("published.v1").encode())
             connection.execute("create sequence plain")
             yield server, connection
 

@@ -101,7 +101,7 @@ def open_engine(
                 hint="Look whether the transaction was committed before it is run again.",
             )
         if ours is None and administrative:
-            return _statement_failed(error, what, url)
+            return statement_failed(error, what, url)
         return ours
 
     @event.listens_for(engine, "connect")
@@ -186,7 +186,8 @@ def _is_of_the_connection(error: psycopg.Error) -> bool:
     return isinstance(error, psycopg.OperationalError) or "connection option" in str(error)
 
 
-def _statement_failed(error: psycopg.Error, what: str, url: URL) -> ShardidsError:
+def statement_failed(error: psycopg.Error, what: str, url: URL) -> ShardidsError:
+    """The shardids exception for a statement of shardids' own that failed on a server."""
     diag = error.diag
     message, hint = diag.message_primary or str(error), diag.message_hint or ""
     if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):

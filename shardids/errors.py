@@ -121,7 +121,19 @@ class ClusterConflict(ShardidsError):
 
 
 class ServerStartFailed(ShardidsError):
-    """An embedded PostgreSQL server could not be made or started."""
+    """A throw-away server could not be made or started."""
+
+
+class MissingLibrary(ShardidsError, ImportError):
+    """A library of an extra is not installed; the hint says how to install it."""
+
+
+class ClockMovedBack(ShardidsError):
+    """The clock shows less than it did, by more than the generator may wait for. Nothing was issued."""
+
+
+class LeaseLost(ShardidsError):
+    """A worker number is not, or no longer, the generator's own. Nothing was issued."""
 
 
 BY_SQLSTATE: dict[str, type[ShardidsError]] = {

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import shardids
-from shardids.cli import clusters, dev, doctor, ids, migrate, sql, upgrade
+from shardids.cli import baseline, clusters, dev, doctor, ids, migrate, sql, upgrade
 from shardids.cli.common import ErrorsAsMessages
 
 app = typer.Typer(
@@ -46,4 +46,5 @@ app.add_typer(migrate.app, name="migrate")
 app.add_typer(ids.app, name="id")
 app.add_typer(sql.app, name="sql")
 app.add_typer(dev.app, name="dev")
+app.add_typer(baseline.app, name="baseline")
 app.command("demo")(dev.demo)

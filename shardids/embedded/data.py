@@ -57,7 +57,7 @@ def make_cluster(folder: Path, state: State, account: Account | None, watchdog: 
             os.chown(data, account.uid, account.gid)
         password_file = workshop / "password"
         # The server gets the verifier only: no password can end in a log, or in a backup.
-        _write_private(password_file, _scram_verifier(password, iterations), account)
+        write_private(password_file, _scram_verifier(password, iterations), account)
         _run_initdb(
             folder=folder,
             bindir=state.bindir,
@@ -68,9 +68,14 @@ def make_cluster(folder: Path, state: State, account: Account | None, watchdog: 
         )
         configuration = data / "postgresql.conf"
         text = configuration.read_text()
-        _write_private(configuration, f"{text}\ninclude_if_exists 'shardids.conf'\n", account)
-        _write_private(folder / "pgpass", f"127.0.0.1:*:*:postgres:{password}\n", None)
+        write_private(configuration, f"{text}\ninclude_if_exists 'shardids.conf'\n", account)
+        write_private(folder / "pgpass", f"127.0.0.1:*:*:postgres:{password}\n", None)
         data.rename(state.data)
+
+
+def data_mark(data: Path) -> str:
+    """What a command of PostgreSQL's has, and no other, if it works on this data directory."""
+    return f"-D {data}"
 
 
 def settings_text(settings: Mapping[str, str]) -> str:
@@ -89,7 +94,7 @@ def settings_text(settings: Mapping[str, str]) -> str:
 
 def write_settings(data: Path, text: str, account: Account | None) -> None:
     """Keep these configuration lines for the next start of the server."""
-    _write_private(data / "shardids.conf", text, account)
+    write_private(data / "shardids.conf", text, account)
 
 
 def environment(extra: Mapping[str, str]) -> dict[str, str]:
@@ -141,7 +146,7 @@ def _run_initdb(
     log_path = folder / "server.log"
     with open_log(log_path) as log:
         offset = log.tell()
-        process = guard.spawn(command, data=data, log=log, env=environment({}), account=account)
+        process = guard.spawn(command, mark=data_mark(data), log=log, env=environment({}), account=account)
         try:
             code = process.wait()
         except BaseException:
@@ -164,7 +169,8 @@ def _scram_verifier(password: str, iterations: int) -> str:
     return f"SCRAM-SHA-256${iterations}:{encoded[0]}${encoded[1]}:{encoded[2]}"
 
 
-def _write_private(path: Path, text: str, account: Account | None) -> None:
+def write_private(path: Path, text: str, account: Account | None) -> None:
+    """Write a file that only the account, else the present user, may read."""
     # The folder may be another user's, who must not lead us elsewhere by a symbolic link.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "w") as file:

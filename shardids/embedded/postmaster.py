@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import IO
 
 from shardids.embedded.binaries import Account
-from shardids.embedded.data import log_tail, open_log
-from shardids.embedded.watchdog import Watchdog, command_line, runs_on
+from shardids.embedded.data import data_mark, log_tail, open_log
+from shardids.embedded.watchdog import Watchdog, command_line, has_mark
 
 STOP_STEPS = ((signal.SIGINT, 30.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0))
 """Signals for a fast, an immediate and a forced stop, with the seconds that each is given."""
@@ -30,6 +30,7 @@ class Postmaster:
 
     def __init__(self, data: Path) -> None:
         self.data = data
+        self._mark = data_mark(data)
         self._child: subprocess.Popen[bytes] | None = None
 
     @property
@@ -40,7 +41,7 @@ class Postmaster:
         else:
             pid = _number(self._pid_file())
         # A stale file may name a process of another program, or of another server.
-        return pid if pid is not None and runs_on(pid, str(self.data)) else None
+        return pid if pid is not None and has_mark(pid, self._mark) else None
 
     def try_start(
         self,
@@ -62,7 +63,7 @@ class Postmaster:
                 if watchdog is None:
                     pid = _spawn_alone(command, log=log, env=env, account=account)
                 else:
-                    self._child = watchdog.spawn(command, data=self.data, log=log, env=env, account=account)
+                    self._child = watchdog.spawn(command, mark=self._mark, log=log, env=env, account=account)
                     pid = self._child.pid
         except OSError as error:
             return str(error)
@@ -104,7 +105,7 @@ class Postmaster:
     def _has_ended(self, pid: int) -> bool:
         if self._child is not None and self._child.pid == pid:
             return self._child.poll() is not None
-        return not runs_on(pid, str(self.data))
+        return not has_mark(pid, self._mark)
 
     def _pid_file(self) -> list[str]:
         try:

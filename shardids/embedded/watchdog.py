@@ -98,19 +98,20 @@ class Watchdog:
         self,
         command: Sequence[str],
         *,
-        data: Path,
+        mark: str,
         log: IO[bytes],
         env: Mapping[str, str],
         account: Account | None,
     ) -> subprocess.Popen[bytes]:
-        """Start a server process, which has ``-D data`` in its command, under this watchdog.
+        """Start a server process under this watchdog.
 
-        Raises OSError if the process can't be started.
+        ``mark`` is what tells its command from every other: one argument or several in a row, such
+        as ``-D`` and the data folder. Raises OSError if the process can't be started.
         """
         if not self.is_ours:
             raise OSError("a forked process can't start servers for its parent")
         child = subprocess.Popen(  # noqa: S603  -- a constant script; the command is its argument
-            ["/bin/sh", "-c", _ANNOUNCE, str(data), *command],
+            ["/bin/sh", "-c", _ANNOUNCE, mark, *command],
             stdin=self._servers,
             stdout=log,
             stderr=log,
@@ -163,9 +164,9 @@ def command_line(pid: int) -> str:
     return ""
 
 
-def runs_on(pid: int, data: str) -> bool:
-    """Whether a process is a server program on this data folder (a pid alone may be reused)."""
-    return f" -D {data} " in f"{command_line(pid)} "
+def has_mark(pid: int, mark: str) -> bool:
+    """Whether a process has these arguments in its command (a pid alone may be reused)."""
+    return f" {mark} " in f"{command_line(pid)} "
 
 
 class _Servers:
@@ -182,8 +183,8 @@ class _Servers:
         got = os.read(self.fd, 65536)
         *announcements, self._partial = (self._partial + got).split(b"\0")
         for announcement in announcements:
-            number, _, data = announcement.partition(b" ")
-            process = (int(number), os.fsdecode(data))
+            number, _, mark = announcement.partition(b" ")
+            process = (int(number), os.fsdecode(mark))
             self._processes.add(process)
             if self._signal is not None:
                 self._send(*process, self._signal)
@@ -192,13 +193,13 @@ class _Servers:
     def end(self, signum: signal.Signals) -> None:
         """Signal every process; those announced later get the same signal at once."""
         self._signal = signum
-        for pid, data in self._processes:
-            self._send(pid, data, signum)
+        for pid, mark in self._processes:
+            self._send(pid, mark, signum)
 
     @staticmethod
-    def _send(pid: int, data: str, signum: signal.Signals) -> None:
+    def _send(pid: int, mark: str, signum: signal.Signals) -> None:
         # Each process leads a group: initdb's helpers are in it, a postmaster's backends are not.
-        if runs_on(pid, data):
+        if has_mark(pid, mark):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signum)
 

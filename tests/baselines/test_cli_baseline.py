@@ -1,0 +1,110 @@
+"""The commands ``shardids baseline …``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import psycopg
+import pytest
+from click.testing import Result
+from sqlalchemy.engine import URL
+from typer.testing import CliRunner
+
+from shardids.baselines import SCHEMES
+from shardids.cli import app
+from tests.conftest import dsn
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("COLUMNS", "250")
+    return lambda *words: CliRunner().invoke(app, ["baseline", *words])
+
+
+@pytest.fixture
+def urls(blank_database: Callable[[], URL]) -> list[str]:
+    """Three databases with a table."""
+    urls = [dsn(blank_database()) for _ in range(3)]
+    for url in urls:
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("create table photo (id bigint generated always as identity primary key)")
+    return urls
+
+
+def test_multimaster_from_plan_to_growth(run: Run, urls: list[str]) -> None:
+    a, b, c = (f"{name}={url}" for name, url in zip("abc", urls, strict=True))
+    two = ("--master", a, "--master", b)
+    three = (*two, "--master", c)
+
+    found = run("multimaster", "verify", *two, "--json")
+    assert found.exit_code == 3
+    assert [(f["master"], f["problem"]) for f in json.loads(found.stdout)] == [
+        ("a", "no-offset"),
+        ("b", "no-offset"),
+    ]
+    planned = run("multimaster", "plan", *two, "--headroom", "50")
+    assert planned.exit_code == 0
+    assert 'ALTER SEQUENCE "public"."photo_id_seq" MAXVALUE 51 NO CYCLE' in planned.stdout
+    assert "SHARE ROW EXCLUSIVE on the sequence" in planned.stdout
+    dry = run("multimaster", "apply", *two, "--headroom", "50", "--dry-run", "--json")
+    steps = json.loads(dry.stdout)
+    assert [(step["phase"], step["master"]) for step in steps] == [
+        ("fence", "a"),
+        ("fence", "b"),
+        ("switch", "a"),
+        ("switch", "b"),
+    ]
+    assert run("multimaster", "verify", *two).exit_code == 3
+
+    refused = run("multimaster", "grow", *two, "--new", c)
+    assert refused.exit_code == 1
+    assert "the masters have 2 faults; the first: public.photo.id on master" in refused.stderr
+    applied = run("multimaster", "apply", *two, "--headroom", "50")
+    assert applied.exit_code == 0
+    assert "4 steps taken: 2 masters" in applied.stdout
+    assert 'switch on master "b": public.photo.id' in applied.stderr
+    assert run("multimaster", "verify", *two).exit_code == 0
+    assert "Nothing to do" in run("multimaster", "apply", *two).stdout
+
+    grown = run("multimaster", "grow", *two, "--new", c, "--json")
+    assert grown.exit_code == 0
+    assert len(json.loads(grown.stdout)) == 6
+    assert run("multimaster", "verify", *three).stdout.startswith("All right: 3 masters")
+    swapped = run("multimaster", "verify", "--master", b, "--master", a, "--master", c, "--json")
+    assert {(f["master"], f["problem"]) for f in json.loads(swapped.stdout)} == {
+        ("a", "wrong-offset"),
+        ("b", "wrong-offset"),
+    }
+
+
+def test_wrong_words_are_refused_without_repeating_a_password(run: Run, urls: list[str]) -> None:
+    ran = run("multimaster", "plan", "--master", "postgresql://u:secret@host/x")
+    assert ran.exit_code == 2
+    assert "master 1 is not of the form NAME=URL" in ran.stderr
+    assert "secret" not in ran.stderr
+    lone = run("multimaster", "verify", "--master", f"a={urls[0]}")
+    assert lone.exit_code == 2
+    assert "1 masters need no offsets" in lone.stderr
+    mixed = run("multimaster", "plan", "--master", f"a={urls[0]}", "--master", "b=mariadb://u:secret@h")
+    assert mixed.exit_code == 2
+    assert "all PostgreSQL or all MariaDB" in mixed.stderr
+    gone = run(
+        "multimaster",
+        "apply",
+        "--master",
+        f"a={urls[0]}",
+        "--master",
+        "b=postgresql://u:secret@127.0.0.1:1/x",
+    )
+    assert gone.exit_code == 1
+    assert 'master "b" can\'t be reached at postgresql://u@127.0.0.1:1/x' in gone.stderr
+    assert "secret" not in gone.output
+
+
+def test_list_describes_every_scheme(run: Run) -> None:
+    listed = json.loads(run("list", "--json").stdout)
+    assert [about["name"] for about in listed] == list(SCHEMES)
+    assert "Snowflake in the process" in run("list").stdout
