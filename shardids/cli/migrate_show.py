@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections import Counter
@@ -27,7 +28,10 @@ _LINE_EVERY_S = 5.0
 
 
 class Interruption:
-    """Turns the first Ctrl-C, or SIGTERM, into a wish to stop; the second one is as usual."""
+    """Turns the first Ctrl-C, or SIGTERM, into a wish to stop; the second one ends the process at once.
+
+    That is safe, as kill -9 is: a server takes back what its client did not live to commit.
+    """
 
     def __init__(self) -> None:
         self.stop = Event()
@@ -39,16 +43,15 @@ class Interruption:
         return self
 
     def _wish(self, _number: int, _frame: FrameType | None) -> None:
+        if self.stop.is_set():
+            err.print("Broken off. The next run goes on.")
+            os._exit(1)
         self.stop.set()
-        self._restore()
         err.print("Stopping: the shards that run are finished, no other is begun. Again to break off.")
 
-    def _restore(self) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-
-    def __exit__(self, *_: object) -> None:
-        self._restore()
 
 
 class Progress(Observer):

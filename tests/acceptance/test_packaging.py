@@ -53,6 +53,14 @@ def test_sql_and_migrations_are_in_the_wheel(installed: Path, tmp_path: Path) ->
     assert "create sequence %I.id_counter" in sql
 
 
+def test_an_environment_for_migrations_can_be_made_from_the_wheel(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(
+        "import sqlalchemy as sa\nm = sa.MetaData()\nsa.Table('t', m, sa.Column('id', sa.BigInteger))\n"
+    )
+    run(installed / "shardids", "migrate", "init", "new", "--models", "shop:m", "-m", "first", cwd=tmp_path)
+    assert "first" in run(installed / "shardids", "migrate", "history", "--dir", "new", cwd=tmp_path)
+
+
 def test_the_demo_says_what_it_needs_when_there_is_no_server(installed: Path, tmp_path: Path) -> None:
     ran = subprocess.run(
         [installed / "shardids", "demo"],

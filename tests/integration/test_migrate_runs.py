@@ -259,6 +259,29 @@ def test_an_interruption_finishes_the_shards_that_run(app: App) -> None:
     assert alike(app)
 
 
+def test_a_second_interruption_breaks_off_at_once(app: App) -> None:
+    app.add("one", 'op.execute("create table t (); select pg_sleep(3)")')
+    run = app.start("up", "--shards", "0-3")
+    assert run.stderr is not None
+    until(lambda: _asleep(app), "the first shard is at it")
+    run.send_signal(signal.SIGINT)
+    assert run.stderr.readline().startswith("Stopping")
+    run.send_signal(signal.SIGINT)
+    code, said = finish(run)
+    assert (code, "Broken off" in said) == (1, True)
+    assert _asleep(app)
+    # The server may still be at it: the next run waits, and finds the shard done or takes it on.
+    assert app("up", "--retries", "20").code == 0
+    assert alike(app)
+
+
+def _asleep(app: App) -> bool:
+    with connected(app.url) as connection:
+        return bool(
+            connection.execute("select from pg_stat_activity where wait_event = 'PgSleep'").fetchall()
+        )
+
+
 def test_a_run_that_is_killed_goes_on(app: App, blank_database: Callable[[], URL]) -> None:
     """Killed at random moments, however long its start takes: another run brings every shard to the head."""
     app.add_two()
