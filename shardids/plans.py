@@ -4,34 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, time
-from decimal import Decimal
 from typing import Any
-from uuid import UUID
 
-from sqlalchemy import (
-    BindParameter,
-    Column,
-    ColumnElement,
-    Enum,
-    Interval,
-    Select,
-    String,
-    TableClause,
-    TextClause,
-    TypeDecorator,
-)
+from sqlalchemy import BindParameter, Column, Select, TableClause
 from sqlalchemy.sql import operators, visitors
 from sqlalchemy.sql.elements import FunctionFilter, Label, Over, UnaryExpression
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import CTE, Exists, Join, Subquery
-from sqlalchemy.types import TypeEngine, Uuid
 
 from shardids.errors import CannotCombine
 from shardids.models import how_it_tells
+from shardids.order import OrderKey, check_sortable, order_keys
 
-_BYTE_ORDER = {"C", "POSIX", "ucs_basic"}
-_SORTABLE = (int, float, Decimal, datetime, date, time, UUID, bool, bytes)
 _MERGEABLE = ("count", "sum", "min", "max")
 _AGGREGATES = {
     *_MERGEABLE,
@@ -43,40 +27,6 @@ _AGGREGATES = {
 
 Fold = Callable[[list[Any]], Any]
 """Makes one value of those of all shards; NULLs are left out, and of none it makes NULL."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrderKey:
-    """One key of ORDER BY.
-
-    Attributes:
-        expression: what is sorted by.
-        descending: whether from the highest down.
-        nulls_first: whether NULL comes before all values.
-    """
-
-    expression: ColumnElement[Any]
-    descending: bool
-    nulls_first: bool
-
-    def sql(self, name: str) -> str:
-        """The key in ORDER BY of a column of this name."""
-        return (
-            f"{name} {'DESC' if self.descending else 'ASC'} NULLS {'FIRST' if self.nulls_first else 'LAST'}"
-        )
-
-    def sort(self, rows: list[Any], place: int) -> None:
-        """Sorts rows as PostgreSQL does by the value at this place, and leaves equal ones in their order."""
-        null = (0,) if self.nulls_first is not self.descending else (3,)
-
-        def rank(row: Any) -> tuple[Any, ...]:
-            value = row[place]
-            if value is None:
-                return null
-            # NaN, the only value that differs from itself, is above all numbers and equal to itself.
-            return (1, value) if value == value else (2,)  # noqa: PLR0124
-
-        rows.sort(key=rank, reverse=self.descending)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +70,7 @@ def plan(statement: Any, parameters: Any, *, several_nodes: bool) -> Plan:
             hint="Name the shard: bind_arguments={'shard_id': number}; or write one select() a part.",
         )
     # Applications have no public way to read these parts of a SELECT; dialects read them by these names.
-    keys = tuple(_order_keys(statement, statement._order_by_clauses))
+    keys = tuple(order_keys(statement))
     limit = _number(statement._limit_clause, parameters, "LIMIT")
     offset = _number(statement._offset_clause, parameters, "OFFSET") or 0
     if not check_subqueries(statement):
@@ -129,11 +79,16 @@ def plan(statement: Any, parameters: Any, *, several_nodes: bool) -> Plan:
             hint="Name the shard: bind_arguments={'shard_id': number}",
         )
     folds = _folds(statement)
+    if folds:
+        # One row a shard, and one in the end: there is nothing to sort or to skip.
+        keys, statement = (), statement.order_by(None)
+    if statement._fetch_clause is not None:
+        raise CannotCombine("FETCH over several shards is not supported", hint="Use limit().")
     if offset and not keys:
         raise CannotCombine("OFFSET over several shards needs an order", hint="Add order_by().")
     if several_nodes:
         for key in keys:
-            _check_sortable(key.expression)
+            check_sortable(key.expression)
     branch = statement
     if offset:
         branch = branch.limit(None if limit is None else limit + offset).offset(None)
@@ -163,75 +118,6 @@ def _number(clause: Any, parameters: Any, what: str) -> int | None:
     if not isinstance(value, int):
         raise CannotCombine(f"{what} over several shards must be a number, not an expression")
     return value
-
-
-def _order_keys(statement: Select[Any], clauses: Iterable[Any]) -> Iterator[OrderKey]:
-    for clause in clauses:
-        descending, nulls_first = False, None
-        element = clause
-        while True:
-            operator = getattr(element, "modifier", None)
-            if operator in (operators.desc_op, operators.asc_op):
-                descending = operator is operators.desc_op
-            elif operator in (operators.nulls_first_op, operators.nulls_last_op):
-                nulls_first = operator is operators.nulls_first_op
-            elif element.__visit_name__ not in ("label_reference", "grouping"):
-                break
-            element = element.element
-        if isinstance(element, Label):
-            element = element.element
-        if isinstance(element, TextClause) or element.__visit_name__ == "textual_label_reference":
-            written = str(getattr(element, "element", element))
-            named = statement.selected_columns.get(written)
-            if named is None:
-                raise CannotCombine(
-                    f"ORDER BY {written!r} over several shards",
-                    hint="Order by a column or an expression, not by text.",
-                )
-            element = named.element if isinstance(named, Label) else named
-        yield OrderKey(
-            expression=element,
-            descending=descending,
-            nulls_first=descending if nulls_first is None else nulls_first,
-        )
-
-
-def _check_sortable(expression: ColumnElement[Any]) -> None:
-    """Refuses what Python would sort in another order than PostgreSQL."""
-    type_: TypeEngine[Any] = expression.type
-    while isinstance(type_, TypeDecorator) and not isinstance(type_, Interval):
-        type_ = type_.impl_instance
-    if isinstance(type_, String) and not isinstance(type_, Enum):
-        if _collation(expression, type_) not in _BYTE_ORDER:
-            raise CannotCombine(
-                f"ORDER BY {expression} sorts text by a language's rules, which Python can't over two nodes",
-                hint='Order by collate(column, "C"), or by something other than text, or sort in Python.',
-            )
-        return
-    if not _sorts_alike(type_):
-        raise CannotCombine(
-            f"ORDER BY {expression} over two nodes: Python can't sort {type_!r} as PostgreSQL does",
-            hint="Order by a number, a date, a UUID, or text with collation C.",
-        )
-
-
-def _sorts_alike(type_: TypeEngine[Any]) -> bool:
-    if isinstance(type_, Enum):
-        return False
-    try:
-        python_type = type_.python_type
-    except NotImplementedError:
-        return False
-    if python_type is time and getattr(type_, "timezone", False):
-        return False
-    return isinstance(type_, Uuid) or issubclass(python_type, _SORTABLE)
-
-
-def _collation(expression: Any, type_: Any) -> str | None:
-    if getattr(expression, "operator", None) is operators.collate:
-        return str(expression.right.collation)
-    collation: str | None = type_.collation
-    return collation
 
 
 # What is computed over rows.
@@ -296,7 +182,7 @@ def _fold(column: Any) -> Fold | None:
     if name in ("count", "sum"):
         return _total
     for one in arguments:
-        _check_sortable(one)
+        check_sortable(one)
     return min if name == "min" else max
 
 

@@ -511,11 +511,12 @@ def test_aggregates_of_all_shards(cluster: Cluster) -> None:
         assert session.scalar(select(func.count(User.id))) == 16
         assert session.scalar(select(func.count()).select_from(select(User).subquery())) == 16
         assert session.query(User).count() == 16
+        assert session.scalars(select(func.count(User.id)).order_by(func.count(User.id))).all() == [16]
         assert session.scalar(select(func.count(User.id).filter(User.age == 1).label("ones"))) == 8
         assert session.scalar(select(exists().where(User.age == 1))) is True
         assert session.scalar(select(select(User).where(User.age == 5).exists())) is False
         assert session.scalar(select(~exists().where(User.age == 5))) is True
-        assert len(sent) == 2 * 9
+        assert len(sent) == 2 * 10
         grouped = select(Photo.user_id, func.count()).group_by(Photo.user_id).having(func.count() > 1)
         assert [n for _, n in session.execute(grouped)] == [2] * 16
         distinct = select(User.id, User.age).distinct().order_by(User.id)
@@ -543,6 +544,7 @@ WRONG: list[tuple[Any, str, str]] = [
     (select(func.count(User.id)).having(func.count(User.id) > 1), "HAVING", ""),
     (select(User.id, func.rank().over(order_by=User.age)), "window", "Partition"),
     (select(User).offset(3), "OFFSET", "order_by"),
+    (select(User).order_by(User.id).fetch(3), "FETCH", "limit()"),
     (select(User).order_by(User.name), "language", "collate"),
     (select(User).order_by(func.random()), "random", "number"),
     (select(User).order_by(text("age + 1")), "ORDER BY", "column"),

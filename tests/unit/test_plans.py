@@ -33,7 +33,8 @@ from sqlalchemy.types import TypeEngine
 
 from shardids.errors import CannotCombine
 from shardids.fanout import Question, combined, node_statement
-from shardids.plans import OrderKey, Plan, plan
+from shardids.order import OrderKey
+from shardids.plans import Plan, plan
 from shardids.replay import Capture
 
 NAN = float("nan")
