@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import shardids
-from shardids.cli import clusters, dev, ids, sql
+from shardids.cli import clusters, dev, doctor, ids, sql
 from shardids.cli.common import ErrorsAsMessages
 
 app = typer.Typer(
@@ -38,6 +38,7 @@ def _main(
 
 app.command("init")(clusters.init)
 app.command("grant")(clusters.grant)
+app.command("doctor")(doctor.examine)
 app.add_typer(clusters.node_app, name="node")
 app.add_typer(clusters.shard_app, name="shard")
 app.add_typer(ids.app, name="id")

@@ -397,6 +397,56 @@ def test_a_database_that_refuses_is_told_in_a_line(run: Run, blank_database: Bla
     refused(run("node", "add", "a", "--url", dsn(url), *at), 1, "node_9999")
 
 
+# The doctor.
+
+
+def test_the_doctor_says_what_is_wrong_and_exits_with_3(run: Run, cluster_url: URL) -> None:
+    catalog = dsn(cluster_url)
+    well = run("doctor", "--catalog", catalog)
+    assert (well.code, well.err) == (0, "")
+    assert re.fullmatch(
+        r"Nothing wrong: \d+ checks of 2 nodes and 8 shards in \d\.\d s; the layout lasts until 2093-09-06\n",
+        well.out,
+    )
+    with connected(cluster_url) as connection:
+        connection.execute("select shardids.fence(1), shardids.fence(2)")
+    ill = run("doctor", "--catalog", catalog, "--checks", "shard-stopped, years-left")
+    assert (ill.code, ill.err) == (3, "")
+    head, what, to_do, summary = ill.out.splitlines()
+    assert head == 'error shard-stopped  node "a", shards 1-2'
+    assert what.startswith("  shards 1-2: fenced, says node")
+    assert to_do.endswith("select shardids.activate(shard) from unnest('{1,2}'::integer[]) shard")
+    assert summary.startswith("1 wrong: 2 checks of 2 nodes")
+    ran = run("doctor", "--catalog", catalog, "--checks", "shard-stopped", "--json")
+    assert ran.code == 3
+    report = ran.json
+    assert isinstance(report, dict)
+    (finding,) = report.pop("findings")
+    assert {key: report[key] for key in ("well", "nodes", "shards", "checks")} == {
+        "well": False,
+        "nodes": ["a", "b"],
+        "shards": 8,
+        "checks": ["shard-stopped"],
+    }
+    assert finding == {
+        "check": "shard-stopped",
+        "severity": "error",
+        "what": what.strip(),
+        "to_do": to_do.removeprefix("  → "),
+        "nodes": ["a"],
+        "shards": [1, 2],
+        "thing": "",
+    }
+
+
+def test_the_doctor_needs_a_catalog_and_names_of_checks(run: Run, home: str) -> None:
+    listed = run("doctor", "--list")
+    assert listed.code == 0
+    assert {"shard-stopped", "clocks-apart"} <= {line.split()[0] for line in listed.out.splitlines()}
+    refused(run("doctor", "--catalog", home, "--checks", "nonesuch"), 2, "'nonesuch'", "shard-stopped")
+    refused(run("doctor", "--catalog", "postgresql://127.0.0.1:1/none"), 1, "the catalog can't be reached")
+
+
 # SQL.
 
 
@@ -431,7 +481,17 @@ ALL = dict(commands(typer.main.get_command(app)))
 def test_the_commands_that_there_are() -> None:
     leaves = {" ".join(path) for path, command in ALL.items() if not hasattr(command, "commands")}
     assert leaves >= {
-        *("init", "grant", "demo", "node add", "node list", "node remove", "shard create", "shard list"),
+        *(
+            "init",
+            "grant",
+            "doctor",
+            "demo",
+            "node add",
+            "node list",
+            "node remove",
+            "shard create",
+            "shard list",
+        ),
         *("shard show", "id decode", "id encode", "id range", "id next", "sql list", "sql show"),
         *("dev up", "dev status", "dev down"),
     }

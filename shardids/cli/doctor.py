@@ -1,0 +1,83 @@
+"""``shardids doctor``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from shardids import doctor
+from shardids.cli.common import CatalogOption, JsonOption, err, opened, out, print_json, print_rows
+from shardids.doctor.findings import Finding, Severity, ranges
+
+_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
+_SOMETHING_IS_WRONG = 3
+
+
+def _list(wanted: bool) -> None:
+    if wanted:
+        rows = [
+            {"check": check.name, "severity": str(check.severity), "finds": check.finds}
+            for check in doctor.CHECKS
+        ]
+        print_rows(rows, as_json=False, empty="")
+        raise typer.Exit
+
+
+def examine(
+    catalog: CatalogOption,
+    checks: Annotated[
+        str | None, typer.Option(metavar="NAME,…", help="Only these checks, separated by commas.")
+    ] = None,
+    as_json: JsonOption = False,
+    _list_wanted: Annotated[
+        bool, typer.Option("--list", callback=_list, is_eager=True, help="List the checks, and do nothing.")
+    ] = False,
+) -> None:
+    """Say what is wrong with the cluster, where, and what to do. Changes nothing; exit 3 if something is."""
+    names = None if checks is None else [name.strip() for name in checks.split(",")]
+    with opened(catalog) as there, err.status("asking all nodes"):
+        report = doctor.examine(there, names)
+    if as_json:
+        print_json(_as_json(report))
+    else:
+        for finding in report.findings:
+            _show(finding)
+        out.print(_summary(report), markup=False)
+    if not report.is_well:
+        raise typer.Exit(_SOMETHING_IS_WRONG)
+
+
+def _as_json(report: doctor.Report) -> dict[str, object]:
+    return {
+        "well": report.is_well,
+        "seconds": round(report.seconds, 3),
+        "nodes": list(report.facts.nodes),
+        "shards": len(report.facts.placed),
+        "checks": report.checks,
+        "findings": [asdict(finding) for finding in report.findings],
+    }
+
+
+def _show(finding: Finding) -> None:
+    head = Text.assemble((finding.severity, _STYLES[finding.severity]), " ", (finding.check, "bold"))
+    where = [f'node "{node}"' for node in finding.nodes]
+    where += [f"shards {ranges(finding.shards)}"] if finding.shards else []
+    where += [finding.thing] if finding.thing else []
+    head.append("  " + ", ".join(where), "dim")
+    out.print(head)
+    out.print(f"  {finding.what}", markup=False)
+    for line in finding.to_do.splitlines():
+        out.print(f"  → {line}", markup=False, style="cyan")
+
+
+def _summary(report: doctor.Report) -> str:
+    wrong = sum(finding.severity is not Severity.INFO for finding in report.findings)
+    layout = report.facts.description.layout
+    return (
+        f"{wrong or 'Nothing'} wrong: {len(report.checks)} checks of {len(report.facts.nodes)} nodes and"
+        f" {len(report.facts.placed):,} shards in {report.seconds:.1f} s; the layout lasts until"
+        f" {layout.last_time:%Y-%m-%d}"
+    )

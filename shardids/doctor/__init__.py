@@ -1,0 +1,70 @@
+"""What is wrong with a cluster: facts gathered from all nodes at once, and checks that judge them.
+
+:func:`examine` asks and judges. Nothing is changed, and nothing is installed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from shardids.catalog import Catalog
+from shardids.doctor import generators, placement
+from shardids.doctor.ask import ask
+from shardids.doctor.facts import ClusterFacts
+from shardids.doctor.findings import Check, Finding, Severity
+from shardids.errors import BadArgument
+
+CHECKS: Sequence[Check] = (*placement.CHECKS, *generators.CHECKS)
+"""All checks, by what they are about."""
+
+_WORST_FIRST = list(Severity)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What an examination found, the worst first.
+
+    ``checks`` are the names of the checks that ran, ``seconds`` how long all of it took.
+    """
+
+    facts: ClusterFacts
+    checks: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    seconds: float
+
+    @property
+    def is_well(self) -> bool:
+        """Whether nothing is wrong: what was found, if anything, is only information."""
+        return all(finding.severity is Severity.INFO for finding in self.findings)
+
+
+def examine(catalog: Catalog, names: Collection[str] | None = None) -> Report:
+    """Examines a cluster with all checks, or with those of the given names.
+
+    Raises:
+        BadArgument: there is no check of such a name.
+        ConnectionFailed, ClusterConflict: the catalog can't be read. A node that can't be is a finding.
+    """
+    begun = time.monotonic()
+    checks = _chosen(names)
+    facts = ask(catalog, rates=generators.tick_rate in checks)
+    findings = [finding for check in checks for finding in check.findings(facts)]
+    findings.sort(key=lambda finding: _WORST_FIRST.index(finding.severity))
+    return Report(
+        facts=facts,
+        checks=tuple(check.name for check in checks),
+        findings=tuple(findings),
+        seconds=time.monotonic() - begun,
+    )
+
+
+def _chosen(names: Collection[str] | None) -> list[Check]:
+    known = {check.name: check for check in CHECKS}
+    if names is None:
+        return list(CHECKS)
+    for name in names:
+        if name not in known:
+            raise BadArgument(f"there is no check {name!r}", hint="The checks are: " + ", ".join(known))
+    return [check for check in CHECKS if check.name in names]

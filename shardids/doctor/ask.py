@@ -1,0 +1,168 @@
+"""Asks the catalog and all nodes at once, some round trips each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from psycopg import sql
+from sqlalchemy import Connection, text
+
+from shardids.catalog import Catalog
+from shardids.connect import open_engine, parse_url, with_password_of
+from shardids.doctor.clock import LocalClock
+from shardids.doctor.facts import ClusterFacts, Draws, Installation, LocalShard, NodeFacts, Placed
+from shardids.errors import ShardidsError
+from shardids.sqlfiles import read_sql
+from shardids.topology import Node
+
+_BATCH = 256
+"""Shards whose sequences or version tables one transaction reads: it holds a lock on each until it ends."""
+_ATTEMPTS = 3
+_CONNECT_TIMEOUT_S = 5
+_RATE_INTERVAL_S = 0.5
+"""The least time between the two looks from which a shard's ticks per second are computed."""
+
+Row = TypeVar("Row")
+
+
+def ask(catalog: Catalog, *, rates: bool = True) -> ClusterFacts:
+    """Facts of a cluster. A node that can't be asked is a fact, too.
+
+    ``rates``: look twice at how far the shards' generators are, half a second apart at least.
+
+    Raises:
+        ConnectionFailed, ClusterConflict: the catalog can't be read.
+    """
+    for attempt in range(_ATTEMPTS):
+        version, facts = _ask_once(catalog, rates)
+        # What nodes and catalog said belongs together only if nothing was placed elsewhere meanwhile.
+        if attempt == _ATTEMPTS - 1 or version == _version(catalog):
+            break
+    return facts
+
+
+def _ask_once(catalog: Catalog, rates: bool) -> tuple[int, ClusterFacts]:
+    description = catalog.describe()
+    with catalog.engine.connect() as connection:
+        version = connection.scalar(text("select version from shardids_catalog.cluster"))
+        revisions = connection.scalars(
+            text("select version_num from shardids_catalog.shardids_version")
+        ).all()
+        placed = connection.execute(text("select shard, node, state from shardids_catalog.placement")).all()
+    nodes = catalog.nodes()
+    clock = LocalClock()
+    with ThreadPoolExecutor(max_workers=max(1, len(nodes))) as pool:
+        asked = [pool.submit(_ask_node, catalog, node, clock, rates) for node in nodes.values()]
+    return version, ClusterFacts(
+        at=datetime.now(UTC),
+        description=description,
+        catalog_revisions=tuple(revisions),
+        placed={row.shard: Placed(node=row.node, state=row.state) for row in placed},
+        moving=frozenset(),
+        nodes=dict(zip(nodes, (one.result() for one in asked), strict=True)),
+    )
+
+
+def _version(catalog: Catalog) -> int:
+    with catalog.engine.connect() as connection:
+        return int(connection.scalar(text("select version from shardids_catalog.cluster")) or 0)
+
+
+def _ask_node(catalog: Catalog, node: Node, clock: LocalClock, rates: bool) -> NodeFacts:
+    url = with_password_of(parse_url(node.url), catalog.url)
+    engine = open_engine(
+        url,
+        what=f'node "{node.name}"',
+        administrative=True,
+        pool_size=1,
+        connect_args={"connect_timeout": _CONNECT_TIMEOUT_S},
+    )
+    known: dict[str, Any] = {}
+    try:
+        with engine.connect() as connection:
+            for facts in _node_facts(connection, clock, rates):
+                known |= facts
+    except ShardidsError as error:
+        known["error"] = error
+    finally:
+        engine.dispose()
+    return NodeFacts(node=node, **known)
+
+
+def _node_facts(connection: Connection, clock: LocalClock, rates: bool) -> Iterator[dict[str, Any]]:
+    """Fields of :class:`NodeFacts`, as they become known."""
+    yield {"clock": clock.compare(connection)}
+    (engine,) = read(connection, "doctor_node.v1", Installation)
+    shards = {local.shard: local for local in read(connection, "doctor_shards.v1", LocalShard)}
+    # Together: without its shards a node would seem to have lost them.
+    yield {"engine": engine, "shards": shards}
+    begun = time.monotonic()
+    first = _read_draws(connection, shards)
+    yield {
+        "revisions": _read_revisions(connection, shards, "shardids_version"),
+        "application_revisions": _read_revisions(connection, shards, "alembic_version"),
+    }
+    if rates:
+        time.sleep(max(0.0, begun + _RATE_INTERVAL_S - time.monotonic()))
+    second = _read_draws(connection, shards)
+    yield {"draws": {shard: (first[shard], second[shard]) for shard in first.keys() & second.keys()}}
+
+
+def read(connection: Connection, file: str, record: type[Row], **settings: object) -> list[Row]:
+    """The rows of one of the ``doctor_*`` files, in a transaction of its own that waits for no lock long."""
+    with connection.begin():
+        _prepare(connection, settings)
+        rows = connection.execution_options(no_parameters=True).exec_driver_sql(read_sql(file))
+        return [record(**row._mapping) for row in rows]
+
+
+def _prepare(connection: Connection, settings: Mapping[str, object]) -> None:
+    limits = {"search_path": "pg_catalog, pg_temp", "lock_timeout": "2s", "statement_timeout": "60s"}
+    own = {f"shardids.{name}": str(value) for name, value in settings.items()}
+    connection.execute(
+        text("""select set_config(name, value, true)
+                from unnest(:names ::text[], :values ::text[]) setting (name, value)"""),
+        {"names": [*limits, *own], "values": [*limits.values(), *own.values()]},
+    )
+
+
+def _read_draws(connection: Connection, shards: Mapping[int, LocalShard]) -> dict[int, Draws]:
+    draws: dict[int, Draws] = {}
+    for batch in batches(sorted(shards)):
+        rows = read(connection, "doctor_draws.v1", Draws, first_shard=batch[0], last_shard=batch[-1])
+        draws |= {row.shard: row for row in rows}
+    return draws
+
+
+def _read_revisions(
+    connection: Connection, shards: Mapping[int, LocalShard], table: str
+) -> dict[int, tuple[str, ...]]:
+    """The revisions in a version table of every shard that has one."""
+    having = [local for local in shards.values() if table in local.version_tables]
+    revisions: dict[int, list[str]] = {local.shard: [] for local in having}
+    for batch in batches(having):
+        selects = [
+            sql.SQL("select {}, version_num::text from {}").format(
+                sql.Literal(local.shard), sql.Identifier(local.schema, table)
+            )
+            for local in batch
+        ]
+        with connection.begin():
+            _prepare(connection, {})
+            union = sql.SQL(" union all ").join(selects).as_string()
+            for shard, revision in connection.exec_driver_sql(union):
+                revisions[shard].append(revision)
+    return {shard: tuple(sorted(found)) for shard, found in revisions.items()}
+
+
+Item = TypeVar("Item")
+
+
+def batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    """The items, some hundred at a time."""
+    for start in range(0, len(items), _BATCH):
+        yield items[start : start + _BATCH]

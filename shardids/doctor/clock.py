@@ -1,0 +1,37 @@
+"""How far a server's clock is from this machine's, as NTP measures it."""
+
+from __future__ import annotations
+
+import time
+
+from sqlalchemy import Connection, text
+
+from shardids.doctor.facts import ClockSample
+
+_ROUND_TRIPS = 8
+
+
+class LocalClock:
+    """This machine's clock, read once: what it shows later is counted on from there, so it never steps.
+
+    The clocks of several servers are compared through one such clock, whose own error thus cancels out.
+    """
+
+    def __init__(self) -> None:
+        self._wall_s = time.time()
+        self._begun = time.monotonic()
+
+    def compare(self, connection: Connection) -> ClockSample:
+        """The best of several measures: that of the shortest round trip."""
+        with connection.begin():
+            samples = [self._compare_once(connection) for _ in range(_ROUND_TRIPS)]
+        return min(samples, key=lambda sample: sample.error_s)
+
+    def _compare_once(self, connection: Connection) -> ClockSample:
+        sent = time.monotonic()
+        server_s = connection.execute(
+            text("select date_part('epoch', pg_catalog.clock_timestamp())")
+        ).scalar_one()
+        received = time.monotonic()
+        middle_s = self._wall_s + (sent + received) / 2 - self._begun
+        return ClockSample(offset_s=server_s - middle_s, error_s=(received - sent) / 2)

@@ -1,0 +1,110 @@
+"""What was seen of a cluster at one moment: plain records, which the checks judge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from uuid import UUID
+
+from shardids.catalog import Description
+from shardids.errors import ShardidsError
+from shardids.topology import Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockSample:
+    """How far a server's clock is ahead of this machine's, measured over one round trip.
+
+    The server read its clock somewhere within the round trip, so the true offset is within
+    ``offset_s`` ± ``error_s``, half of the round trip.
+    """
+
+    offset_s: float
+    error_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installation:
+    """A node's own account of itself: one row of ``doctor_node.v1.sql``."""
+
+    name: str
+    cluster: UUID
+    epoch_ms: int
+    time_bits: int
+    shard_bits: int
+    sequence_bits: int
+    schema_prefix: str
+    on_copy: str
+    max_ahead_ms: int
+    safety_margin_ms: int
+    revisions: list[str]
+    server_version: int
+    is_standby: bool
+    is_read_only: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalShard:
+    """A shard as its node has it: one row of ``doctor_shards.v1.sql``.
+
+    ``state`` is ``None`` for a schema that holds a generator and is not in the node's table of shards.
+    """
+
+    shard: int
+    schema: str
+    state: str | None
+    moved_to: str | None
+    is_activated_here: bool
+    has_schema: bool
+    has_sequences: bool
+    next_id_is_ours: bool
+    next_ids_body: str | None
+    version_tables: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draws:
+    """How far a shard's generator has come: one row of ``doctor_draws.v1.sql``.
+
+    ``drawn`` is the value of its counter, ``clock_ms`` its server's clock in milliseconds since the epoch.
+    """
+
+    shard: int
+    drawn: int
+    offset_ms: int
+    clock_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """One node. ``error`` says why not all of it could be asked; then what follows may be missing."""
+
+    node: Node
+    error: ShardidsError | None = None
+    clock: ClockSample | None = None
+    engine: Installation | None = None
+    shards: Mapping[int, LocalShard] = field(default_factory=dict)
+    draws: Mapping[int, tuple[Draws, Draws]] = field(default_factory=dict)
+    revisions: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    application_revisions: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """Where the catalog says a shard is; ``state`` is ``creating`` until its node has it."""
+
+    node: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFacts:
+    """The catalog and all its nodes. ``moving`` are the shards with a move under way."""
+
+    at: datetime
+    description: Description
+    catalog_revisions: tuple[str, ...]
+    placed: Mapping[int, Placed]
+    moving: frozenset[int]
+    nodes: Mapping[str, NodeFacts]

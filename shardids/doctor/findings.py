@@ -1,0 +1,127 @@
+"""What a check is, and what it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import groupby
+from typing import TypeVar
+
+from shardids.doctor.facts import ClusterFacts
+
+
+class Severity(StrEnum):
+    """How bad a finding is; ``info`` is nothing wrong."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a check sees. ``severity`` is the check's own unless it is said here.
+
+    ``what`` says it in words, with the numbers; ``to_do`` can be pasted into a shell or psql, or says what
+    to do. ``nodes``, ``shards`` and ``thing`` say where: ``thing`` is an object's name, without the schema if
+    it is the same in several shards.
+    """
+
+    what: str
+    to_do: str
+    nodes: tuple[str, ...] = ()
+    shards: tuple[int, ...] = ()
+    thing: str = ""
+    severity: Severity | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What a check saw, with the check's name: see :class:`Found`."""
+
+    check: str
+    severity: Severity
+    what: str
+    to_do: str
+    nodes: tuple[str, ...]
+    shards: tuple[int, ...]
+    thing: str
+
+
+Key = TypeVar("Key", bound=Hashable)
+Judge = Callable[[ClusterFacts], Iterable[Found]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """A question with a stable name. ``judge`` is pure: facts in, findings out.
+
+    ``finds`` says what it finds, ``remedy`` what is generally to be done about it.
+    """
+
+    name: str
+    severity: Severity
+    finds: str
+    remedy: str
+    judge: Judge
+
+    def findings(self, facts: ClusterFacts) -> Iterator[Finding]:
+        """What it finds in a cluster."""
+        for found in self.judge(facts):
+            yield Finding(
+                check=self.name,
+                severity=found.severity or self.severity,
+                what=found.what,
+                to_do=found.to_do,
+                nodes=found.nodes,
+                shards=found.shards,
+                thing=found.thing,
+            )
+
+
+def check(name: str, severity: Severity, *, remedy: str) -> Callable[[Judge], Check]:
+    """Makes a function a :class:`Check`; its docstring says what it finds."""
+
+    def named(judge: Judge) -> Check:
+        finds = " ".join((judge.__doc__ or "").split())
+        return Check(name=name, severity=severity, finds=finds, remedy=remedy, judge=judge)
+
+    return named
+
+
+def ranges(numbers: Collection[int]) -> str:
+    """Numbers as commands take shards: ``0-3,7``."""
+
+    def runs() -> Iterator[str]:
+        for _, run in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
+            members = [number for _, number in run]
+            yield f"{members[0]}-{members[-1]}" if len(members) > 1 else str(members[0])
+
+    return ",".join(runs())
+
+
+def grouped(pairs: Iterable[tuple[Key, int]]) -> dict[Key, tuple[int, ...]]:
+    """The shards that have the same to be said of them, sorted, by what that is."""
+    groups: dict[Key, set[int]] = {}
+    for key, shard in pairs:
+        groups.setdefault(key, set()).add(shard)
+    return {key: tuple(sorted(shards)) for key, shards in groups.items()}
+
+
+def call(function: str, shards: Collection[int]) -> str:
+    """SQL that calls a function of schema ``shardids`` for shards."""
+    if len(shards) == 1:
+        return f"select shardids.{function}({ranges(shards)})"
+    array = ",".join(map(str, sorted(shards)))
+    return f"select shardids.{function}(shard) from unnest('{{{array}}}'::integer[]) shard"
+
+
+def named_shards(numbers: Collection[int]) -> str:
+    """``shard 5`` or ``shards 0-3,7``."""
+    return f"shard{'' if len(numbers) == 1 else 's'} {ranges(numbers)}"
+
+
+def named_nodes(names: Collection[str]) -> str:
+    """``node "a"`` or ``nodes "a", "b"``."""
+    return f"node{'' if len(names) == 1 else 's'} " + ", ".join(f'"{name}"' for name in names)

@@ -1,0 +1,284 @@
+"""Checks of where shards are: what the catalog says against what the nodes have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardids.connect import parse_url, shown_url
+from shardids.doctor.facts import ClusterFacts, LocalShard
+from shardids.doctor.findings import Found, Severity, call, check, grouped, named_nodes, named_shards, ranges
+from shardids.errors import ConnectionFailed
+
+
+@check(
+    "node-unreachable", Severity.ERROR, remedy="Start it, or correct its address; its shards are not checked."
+)
+def node_unreachable(facts: ClusterFacts) -> Iterator[Found]:
+    """A node does not answer, or refuses the login."""
+    for name, node in facts.nodes.items():
+        if isinstance(node.error, ConnectionFailed):
+            held = [shard for shard, placed in facts.placed.items() if placed.node == name]
+            yield Found(
+                what=f"{node.error.message}; it holds {len(held)} shards",
+                to_do=node.error.hint,
+                nodes=(name,),
+                shards=tuple(held),
+            )
+
+
+@check(
+    "node-mistaken", Severity.ERROR, remedy="Correct the URL in the catalog, or restore the right database."
+)
+def node_mistaken(facts: ClusterFacts) -> Iterator[Found]:
+    """The database at a node's URL is not that node: no engine, another name, another cluster."""
+    for name, node in facts.nodes.items():
+        url = shown_url(parse_url(node.node.url))
+        if node.engine is None:
+            if node.error is not None and not isinstance(node.error, ConnectionFailed):
+                yield Found(
+                    what=f"{url} can't be read as a node: {node.error.message}",
+                    to_do=node.error.hint or f"shardids node add {name} --url {url}",
+                    nodes=(name,),
+                )
+        elif (node.engine.name, node.engine.cluster) != (name, facts.description.cluster):
+            yield Found(
+                what=f'{url} calls itself node "{node.engine.name}" of cluster {node.engine.cluster}, where'
+                f' the catalog expects node "{name}" of cluster {facts.description.cluster}',
+                to_do="Correct the node's URL in shardids_catalog.node, or restore the right database there.",
+                nodes=(name,),
+            )
+        elif node.error is not None:
+            yield Found(
+                what=f"not all could be read: {node.error.message}", to_do=node.error.hint, nodes=(name,)
+            )
+
+
+@check("node-read-only", Severity.ERROR, remedy="Point its URL at the primary, or promote it.")
+def node_read_only(facts: ClusterFacts) -> Iterator[Found]:
+    """A node is a standby, or takes no writes."""
+    for name, node in facts.nodes.items():
+        if node.engine and (node.engine.is_standby or node.engine.is_read_only):
+            standby = node.engine.is_standby
+            yield Found(
+                what="is a standby"
+                if standby
+                else "has default_transaction_read_only on: it takes no writes",
+                to_do="Point the node's URL at the primary, or promote this server: select pg_promote()"
+                if standby
+                else "Where it is set, take it back: alter database … reset default_transaction_read_only",
+                nodes=(name,),
+            )
+
+
+Names = tuple[str, ...]
+
+
+def _active_on(facts: ClusterFacts) -> dict[int, Names]:
+    """The nodes on which each shard may issue IDs; copies that were not activated are left out."""
+    nodes: dict[int, Names] = {}
+    for name, node in facts.nodes.items():
+        for shard, local in node.shards.items():
+            if local.state == "active" and local.is_activated_here:
+                nodes[shard] = (*nodes.get(shard, ()), name)
+    return nodes
+
+
+def _settled(facts: ClusterFacts) -> Iterator[tuple[int, str, LocalShard | None]]:
+    """Every shard that is placed on a node that answers, and not being moved: shard, node, what is there."""
+    for shard, placed in facts.placed.items():
+        node = facts.nodes[placed.node]
+        if node.engine is not None and placed.state == "active" and shard not in facts.moving:
+            yield shard, placed.node, node.shards.get(shard)
+
+
+@check("shard-on-two-nodes", Severity.ERROR, remedy="Fence it on the node that the catalog does not name.")
+def shard_on_two_nodes(facts: ClusterFacts) -> Iterator[Found]:
+    """A shard is active on more than one node."""
+    twice = ((names, shard) for shard, names in _active_on(facts).items() if len(names) > 1)
+    for names, shards in grouped(twice).items():
+        yield Found(
+            what=f"{named_shards(shards)}: active on {named_nodes(names)}; both issue IDs, and rows may be"
+            " written to either",
+            to_do=f"On the node where the catalog does not place it: {call('fence', shards)}\n"
+            "Then compare the rows",
+            nodes=names,
+            shards=shards,
+        )
+
+
+@check("shard-on-no-node", Severity.ERROR, remedy="Restore its schema from a backup, and activate it.")
+def shard_on_no_node(facts: ClusterFacts) -> Iterator[Found]:
+    """The node that should hold a shard does not have it, nor has any other."""
+    active = _active_on(facts)
+    missing = (
+        (node, shard)
+        for shard, node, local in _settled(facts)
+        if (local is None or not local.has_schema) and shard not in active
+    )
+    for node, shards in grouped(missing).items():
+        yield Found(
+            what=f'{named_shards(shards)}: node "{node}" should have it and does not, nor does any other that'
+            " answers",
+            to_do=f'Restore the schema on node "{node}" from a backup, then there:'
+            f" {call('activate', shards)}",
+            nodes=(node,),
+            shards=shards,
+        )
+
+
+@check("shard-misplaced", Severity.ERROR, remedy="Correct the placement.")
+def shard_misplaced(facts: ClusterFacts) -> Iterator[Found]:
+    """A shard is active on another node than the catalog says, or the catalog does not know it."""
+    active = _active_on(facts)
+    elsewhere = (
+        ((node, names), shard)
+        for shard, node, local in _settled(facts)
+        if (names := active.get(shard, ())) and node not in names
+    )
+    for (node, names), shards in grouped(elsewhere).items():
+        yield Found(
+            what=f'{named_shards(shards)}: active on {named_nodes(names)}; the catalog says node "{node}"',
+            to_do="If that is where the newest rows are, on the catalog: update shardids_catalog.placement"
+            f" set node = '{names[0]}' where shard in ({','.join(map(str, shards))})",
+            nodes=(node, *names),
+            shards=shards,
+        )
+    unknown = ((names, shard) for shard, names in active.items() if shard not in facts.placed)
+    for names, shards in grouped(unknown).items():
+        yield Found(
+            what=f"{named_shards(shards)}: active on {named_nodes(names)}, and not in the catalog",
+            to_do=f"shardids shard create {ranges(shards)} --node {names[0]}",
+            nodes=names,
+            shards=shards,
+        )
+
+
+@check("shard-stopped", Severity.ERROR, remedy="Activate it, if no other copy was active meanwhile.")
+def shard_stopped(facts: ClusterFacts) -> Iterator[Found]:
+    """A shard is fenced, or marked as moved, on the node where the catalog places it."""
+    active = _active_on(facts)
+    stopped = (
+        ((node, f'moved to node "{local.moved_to}"' if local.moved_to else "fenced"), shard)
+        for shard, node, local in _settled(facts)
+        if local and local.state in ("fenced", "moved") and shard not in active
+    )
+    for (node, state), shards in grouped(stopped).items():
+        yield Found(
+            what=f'{named_shards(shards)}: {state}, says node "{node}", where the catalog places it; it'
+            " issues"
+            " IDs nowhere",
+            to_do=f'If no other copy was active meanwhile, on node "{node}": {call("activate", shards)}',
+            nodes=(node,),
+            shards=shards,
+        )
+
+
+@check("shard-unfinished", Severity.WARNING, remedy="Repeat `shardids shard create`.")
+def shard_unfinished(facts: ClusterFacts) -> Iterator[Found]:
+    """The making of a shard was interrupted, or is under way."""
+    shards = tuple(sorted(shard for shard, placed in facts.placed.items() if placed.state == "creating"))
+    if shards:
+        yield Found(
+            what=f"{named_shards(shards)}: begun to be made, and not finished",
+            to_do=f"shardids shard create {ranges(shards)}",
+            shards=shards,
+        )
+
+
+@check(
+    "copy-not-activated", Severity.ERROR, remedy="Activate it, if the original will never issue IDs again."
+)
+def copy_not_activated(facts: ClusterFacts) -> Iterator[Found]:
+    """A shard was copied from another server and not activated: it refuses to draw."""
+    for name, node in facts.nodes.items():
+        copies = [s.shard for s in node.shards.values() if s.state == "active" and not s.is_activated_here]
+        if node.engine and copies:
+            warns = node.engine.on_copy == "warn"
+            yield Found(
+                what=f'{named_shards(copies)}: copied to node "{name}" from another server and not activated,'
+                " so"
+                f" it {'draws with a warning' if warns else 'refuses to draw (SI004)'}",
+                to_do=f"If the original will never issue IDs again: {call('activate', copies)}",
+                nodes=(name,),
+                shards=tuple(sorted(copies)),
+                severity=Severity.WARNING if warns else None,
+            )
+
+
+@check("shard-unregistered", Severity.WARNING, remedy="Activate it, or drop the schema.")
+def shard_unregistered(facts: ClusterFacts) -> Iterator[Found]:
+    """A schema with a generator that its node does not know as a shard; an error where it is placed there."""
+    for name, node in facts.nodes.items():
+        for local in node.shards.values():
+            if local.state is None and local.shard not in facts.moving:
+                placed = facts.placed.get(local.shard)
+                yield Found(
+                    what=f'schema {local.schema} of node "{name}" holds a generator, but the node does not'
+                    " know"
+                    " the shard: it was copied here without its row",
+                    to_do=f"If it is to issue IDs here: {call('activate', [local.shard])}; if not: drop"
+                    f" schema {local.schema} cascade",
+                    nodes=(name,),
+                    shards=(local.shard,),
+                    thing=local.schema,
+                    severity=Severity.ERROR if placed and placed.node == name else None,
+                )
+
+
+@check("shard-incomplete", Severity.ERROR, remedy="Activate it, if these rows are the newest.")
+def shard_incomplete(facts: ClusterFacts) -> Iterator[Found]:
+    """A shard's sequences are not those that it was activated with: its schema was dropped and restored."""
+    for name, node in facts.nodes.items():
+        shards = tuple(
+            s.shard
+            for s in node.shards.values()
+            if s.state is not None and s.has_schema and not s.has_sequences
+        )
+        if shards:
+            yield Found(
+                what=f'{named_shards(shards)} of node "{name}": the sequences are not those of its'
+                " activation; the"
+                " schema was dropped and restored, or a sequence was",
+                to_do=f"If these rows are the newest: {call('activate', shards)}",
+                nodes=(name,),
+                shards=shards,
+            )
+
+
+@check("old-copy", Severity.INFO, remedy="`shardids shard purge`, once it is not needed.")
+def old_copy(facts: ClusterFacts) -> Iterator[Found]:
+    """A moved shard's old copy, stopped, that was kept."""
+    for name, node in facts.nodes.items():
+        old = [
+            local.shard
+            for local in node.shards.values()
+            if local.state in ("fenced", "moved")
+            and local.shard not in facts.moving
+            and (placed := facts.placed.get(local.shard)) is not None
+            and placed.node != name
+        ]
+        if old:
+            yield Found(
+                what=f'{named_shards(old)}: node "{name}" keeps the old copy, stopped; the shard lives'
+                " elsewhere",
+                to_do=f"When it is not needed any more: shardids shard purge {ranges(old)}",
+                nodes=(name,),
+                shards=tuple(sorted(old)),
+            )
+
+
+CHECKS = (
+    node_unreachable,
+    node_mistaken,
+    node_read_only,
+    shard_on_two_nodes,
+    shard_on_no_node,
+    shard_misplaced,
+    shard_stopped,
+    shard_unfinished,
+    shard_unregistered,
+    shard_incomplete,
+    copy_not_activated,
+    old_copy,
+)
+"""All checks of this module."""

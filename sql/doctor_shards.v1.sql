@@ -1,0 +1,44 @@
+-- Purpose:    what shardids doctor asks of the shards of a node, and of schemas that look like shards: the state
+--             of each, its generator, its version tables. Nothing is installed.
+-- Locks:      none beyond those of reading the server's catalogs.
+-- Privileges: USAGE on schema shardids, SELECT on its tables. Version tables that may not be read are left out.
+
+with named as (
+  select substr(n.nspname, length(shardids.schema_prefix()) + 1)::integer as id, n.nspname as schema
+  from pg_namespace n
+  where starts_with(n.nspname, shardids.schema_prefix())
+    and substr(n.nspname, length(shardids.schema_prefix()) + 1) ~ '^[0-9]{4,5}$'
+    and exists (select from pg_class c where c.relnamespace = n.oid and c.relname = 'id_offset' and c.relkind = 'S')),
+there as (
+  select coalesce(s.id, named.id) as id, coalesce(s.schema, named.schema) as schema, s.state, s.moved_to,
+         s.server = shardids.server() as is_activated_here, counter.oid as counter, id_offset.oid as id_offset, n.oid as namespace
+  from shardids.shard s
+  full join named using (id)
+  left join pg_class counter on counter.oid = s.id_counter
+  left join pg_class id_offset on id_offset.oid = s.id_offset
+  left join pg_namespace n on n.nspname = coalesce(s.schema, named.schema))
+select there.id as shard,
+       there.schema::text as schema,
+       there.state,
+       there.moved_to,
+       coalesce(there.is_activated_here, false) as is_activated_here,
+       there.namespace is not null as has_schema,
+       there.counter is not null and there.id_offset is not null as has_sequences,
+       -- The functions as the server prints them; the caller's search_path must not hold the schemas.
+       coalesce(pg_get_function_sqlbody(next_id.oid) = format(
+         'RETURN shardids.next_id(pg_sequence_last_value(''%1$I.id_offset''::regclass), '
+         '''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s)', there.schema, there.id), false)
+         as next_id_is_ours,
+       -- The number of the shard is put out of the way only where it stands for the shard.
+       replace(replace(replace(pg_get_function_sqlbody(next_ids.oid), format('%I.', there.schema), 'SCHEMA.'),
+                       format(', %s)', there.id), ', SHARD)'), format('reserve(%s,', there.id), 'reserve(SHARD,')
+         as next_ids_body,
+       array(select c.relname::text from pg_class c
+             where c.relnamespace = there.namespace and c.relname in ('shardids_version', 'alembic_version')
+               and c.relkind = 'r' and has_table_privilege(c.oid, 'select') order by 1) as version_tables
+from there
+left join pg_proc next_id on next_id.pronamespace = there.namespace and next_id.proname = 'next_id'
+  and next_id.pronargs = 0
+left join pg_proc next_ids on next_ids.pronamespace = there.namespace and next_ids.proname = 'next_ids'
+  and next_ids.proargtypes = '23'
+order by 1;

@@ -1,0 +1,193 @@
+"""The doctor on clusters that are well, and on clusters that are broken in every way it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from psycopg import sql
+from sqlalchemy.engine import URL
+
+from shardids import doctor, provision
+from shardids.connect import open_engine
+from tests.conftest import dsn, found_cluster
+from tests.integration.cluster_support import catalog_at, connected, everything
+
+Blank = Callable[[], URL]
+Pair = tuple[URL, URL]
+Sighting = tuple[str, str, tuple[str, ...], tuple[int, ...]]
+
+ALL_BUT_RATES = [check.name for check in doctor.CHECKS if check.name != "tick-rate"]
+"""The rates alone take half a second."""
+
+
+@pytest.fixture
+def pair(blank_database: Blank) -> Pair:
+    """A cluster of 8 shards, the lower half on node a, which holds the catalog too, the rest on node b."""
+    urls = blank_database(), blank_database()
+    found_cluster(urls[0], {"a": urls[0], "b": urls[1]}, 8)
+    return urls
+
+
+def examined(url: URL, names: list[str] | None = None) -> doctor.Report:
+    with catalog_at(url) as catalog:
+        return doctor.examine(catalog, ALL_BUT_RATES if names is None else names)
+
+
+def seen(report: doctor.Report) -> set[Sighting]:
+    """Check, severity, nodes and shards of each finding; every one says what is to be done."""
+    sightings = [(str(f.check), str(f.severity), f.nodes, f.shards) for f in report.findings]
+    assert len(set(sightings)) == len(sightings)
+    assert all(f.what and f.to_do for f in report.findings)
+    return set(sightings)
+
+
+def run(url: URL, *statements: str) -> None:
+    with connected(url) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+def make_shard(url: URL, shard: int) -> None:
+    """Makes a shard on a node without a word to the catalog."""
+    engine = open_engine(url, what="node")
+    with engine.connect() as connection:
+        provision.create_shard(connection, shard)
+    engine.dispose()
+
+
+def move(source: URL, target: URL, catalog: URL, shard: int, node: str) -> None:
+    """Moves an empty shard: stops the original, makes the other, places it there."""
+    run(source, f"select shardids.fence({shard}, '{node}')")
+    make_shard(target, shard)
+    run(catalog, f"update shardids_catalog.placement set node = '{node}' where shard = {shard}")
+
+
+def test_a_cluster_that_is_well(pair: Pair) -> None:
+    before = everything(*pair)
+    with catalog_at(pair[0]) as catalog:
+        report = doctor.examine(catalog)
+    assert (report.findings, report.is_well) == ((), True)
+    assert report.checks == tuple(check.name for check in doctor.CHECKS)
+    assert everything(*pair) == before
+
+
+def test_a_moved_shard_is_well(pair: Pair) -> None:
+    a, b = pair
+    move(a, b, a, 3, "b")
+    report = examined(a)
+    assert seen(report) == {("old-copy", "info", ("a",), (3,))}
+    assert report.is_well
+    move(b, a, a, 4, "a")
+    assert seen(examined(a)) == {("old-copy", "info", ("a",), (3,)), ("old-copy", "info", ("b",), (4,))}
+
+
+def test_shards_in_the_wrong_place(pair: Pair) -> None:
+    a, b = pair
+    make_shard(b, 0)  # twice
+    run(a, "select shardids.fence(1), shardids.fence(2, 'b')")
+    run(a, "delete from shardids.shard where id = 3", "drop schema shard_0003 cascade")
+    run(b, "select shardids.fence(4, 'a')")
+    make_shard(a, 4)  # active where the catalog does not have it
+    run(b, "update shardids.shard set server = 'another/1' where id = 5")
+    run(b, "delete from shardids.shard where id = 6")
+    run(b, "drop sequence shard_0007.id_offset cascade")
+    run(a, "insert into shardids_catalog.node values ('c', 'postgresql://127.0.0.1:1/none')")
+    make_shard(a, 9)
+    assert seen(examined(a)) == {
+        ("node-unreachable", "error", ("c",), ()),
+        ("shard-on-two-nodes", "error", ("a", "b"), (0,)),
+        ("shard-stopped", "error", ("a",), (1,)),
+        ("shard-stopped", "error", ("a",), (2,)),
+        ("shard-on-no-node", "error", ("a",), (3,)),
+        ("shard-misplaced", "error", ("b", "a"), (4,)),
+        ("copy-not-activated", "error", ("b",), (5,)),
+        ("shard-unregistered", "error", ("b",), (6,)),
+        ("shard-incomplete", "error", ("b",), (7,)),
+        ("shard-misplaced", "error", ("a",), (9,)),
+    }
+    run(b, "update shardids.node set on_copy = 'warn'")
+    assert ("copy-not-activated", "warning", ("b",), (5,)) in seen(examined(a))
+
+
+def test_nodes_that_are_not_what_they_should_be(pair: Pair, blank_database: Blank) -> None:
+    a, b = pair
+    other = blank_database()
+    held = (4, 5, 6, 7)
+
+    def point_b_at(url: str) -> None:
+        with connected(a) as connection:
+            connection.execute("update shardids_catalog.node set url = %s where name = 'b'", [url])
+
+    point_b_at(dsn(other))
+    assert seen(examined(a)) == {("node-mistaken", "error", ("b",), ())}
+    point_b_at(dsn(a))
+    assert ("node-mistaken", "error", ("b",), ()) in seen(examined(a))
+    point_b_at(dsn(b.set(database="nonesuch")))
+    report = examined(a)
+    assert seen(report) == {("node-unreachable", "error", ("b",), held)}
+    assert 'database "nonesuch" does not exist' in report.findings[0].what
+    point_b_at(dsn(b))
+    run(a, "update shardids_catalog.placement set state = 'creating' where shard in (1, 2)")
+    read_only = sql.SQL("alter database {} set default_transaction_read_only = on")
+    database = sql.Identifier(str(b.database))
+    with connected(b) as connection:
+        connection.execute(read_only.format(database))
+    assert seen(examined(a)) == {
+        ("node-read-only", "error", ("b",), ()),
+        ("shard-unfinished", "warning", (), (1, 2)),
+    }
+    with connected(b) as connection:
+        connection.execute("set default_transaction_read_only = off")
+        connection.execute(sql.SQL("alter database {} reset all").format(database))
+
+
+def test_engines_that_differ(pair: Pair) -> None:
+    a, b = pair
+    run(a, "update shardids_catalog.shardids_version set version_num = 'catalog_9999'")
+    run(b, "update shardids.shardids_version set version_num = 'node_0000'")
+    run(
+        b,
+        "update shard_0005.shardids_version set version_num = 'shard_0000'",
+        "drop table shard_0006.shardids_version",
+    )
+    run(
+        b,
+        "create or replace function shardids.sequence_bits() returns integer"
+        " language sql immutable return 11",
+    )
+    run(a, "create or replace function shard_0001.next_id() returns bigint language sql return 1")
+    run(
+        a,
+        "create or replace function shard_0002.next_ids(n integer) returns setof bigint language sql return"
+        " 1",
+        "drop function shard_0003.next_ids",
+    )
+    assert seen(examined(a)) == {
+        ("engine-revision", "warning", (), ()),
+        ("engine-revision", "warning", ("b",), ()),
+        ("engine-revision", "warning", ("b",), (5,)),
+        ("engine-revision", "warning", ("b",), (6,)),
+        ("layout-differs", "error", ("b",), ()),
+        ("generator-changed", "error", ("a",), (1,)),
+        ("generator-changed", "error", ("a",), (2, 3)),
+    }
+
+
+def test_ticks_ahead_of_the_clock(pair: Pair) -> None:
+    a, _ = pair
+    run(a, "update shardids.node set max_ahead = '20 minutes', max_reserve = 16777216")
+    with connected(a) as connection:
+        for shard, reservations in ((0, 3), (1, 6), (2, 22)):
+            connection.execute(
+                f"select shardids.reserve({shard}, 16777216) from generate_series(1, {reservations})"
+            )
+    assert seen(examined(a)) == {("ticks-ahead", "warning", ("a",), (1, 2))}
+    run(a, "update shardids.node set max_ahead = '7 minutes'")
+    assert seen(examined(a)) == {("ticks-ahead", "error", ("a",), (1, 2))}
+
+
+def test_a_check_that_there_is_not(pair: Pair) -> None:
+    assert [str(f.severity) for f in examined(pair[0], ["years-left"]).findings] == []
+    with pytest.raises(doctor.BadArgument, match="there is no check 'nonesuch'"):
+        examined(pair[0], ["years-left", "nonesuch"])
