@@ -71,15 +71,20 @@ def head(tree: Tree) -> str:
     return revision
 
 
-@cache
 def shard_sql() -> str:
     """The whole shard tree as SQL, the same for every shard.
 
     It is to be run in a transaction that called ``shardids.enter_shard`` and set ``search_path`` to
     the shard's schema.
     """
+    return tree_sql("shard")
+
+
+@cache
+def tree_sql(tree: Tree) -> str:
+    """A whole tree as SQL, without the settings that its files read."""
     buffer = io.StringIO()
-    config = _config("shard", output=buffer)
+    config = _config(tree, output=buffer)
     config.attributes.update(settings={}, bare=True)
     with _one_at_a_time:
         command.upgrade(config, "head", sql=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
 from psycopg import sql
 from sqlalchemy import Connection, text
@@ -14,19 +14,26 @@ from sqlalchemy import Connection, text
 from shardids.catalog import Catalog
 from shardids.connect import open_engine, parse_url, with_password_of
 from shardids.doctor.clock import LocalClock
-from shardids.doctor.facts import ClusterFacts, Draws, Installation, LocalShard, NodeFacts, Placed
+from shardids.doctor.engine import changed_functions
+from shardids.doctor.facts import (
+    ClusterFacts,
+    Draws,
+    ForeignKey,
+    Installation,
+    InvalidIndex,
+    KeyColumn,
+    LocalShard,
+    NodeFacts,
+    Placed,
+)
+from shardids.doctor.reading import batches, prepare, read
 from shardids.errors import ShardidsError
-from shardids.sqlfiles import read_sql
 from shardids.topology import Node
 
-_BATCH = 256
-"""Shards whose sequences or version tables one transaction reads: it holds a lock on each until it ends."""
 _ATTEMPTS = 3
 _CONNECT_TIMEOUT_S = 5
 _RATE_INTERVAL_S = 0.5
 """The least time between the two looks from which a shard's ticks per second are computed."""
-
-Row = TypeVar("Row")
 
 
 def ask(catalog: Catalog, *, rates: bool = True) -> ClusterFacts:
@@ -106,28 +113,16 @@ def _node_facts(connection: Connection, clock: LocalClock, rates: bool) -> Itera
         "revisions": _read_revisions(connection, shards, "shardids_version"),
         "application_revisions": _read_revisions(connection, shards, "alembic_version"),
     }
+    yield {
+        "changed_functions": changed_functions(connection, engine),
+        "keys": read(connection, "doctor_keys.v1", KeyColumn),
+        "foreign_keys": read(connection, "doctor_foreign_keys.v1", ForeignKey),
+        "invalid_indexes": read(connection, "doctor_indexes.v1", InvalidIndex),
+    }
     if rates:
         time.sleep(max(0.0, begun + _RATE_INTERVAL_S - time.monotonic()))
     second = _read_draws(connection, shards)
     yield {"draws": {shard: (first[shard], second[shard]) for shard in first.keys() & second.keys()}}
-
-
-def read(connection: Connection, file: str, record: type[Row], **settings: object) -> list[Row]:
-    """The rows of one of the ``doctor_*`` files, in a transaction of its own that waits for no lock long."""
-    with connection.begin():
-        _prepare(connection, settings)
-        rows = connection.execution_options(no_parameters=True).exec_driver_sql(read_sql(file))
-        return [record(**row._mapping) for row in rows]
-
-
-def _prepare(connection: Connection, settings: Mapping[str, object]) -> None:
-    limits = {"search_path": "pg_catalog, pg_temp", "lock_timeout": "2s", "statement_timeout": "60s"}
-    own = {f"shardids.{name}": str(value) for name, value in settings.items()}
-    connection.execute(
-        text("""select set_config(name, value, true)
-                from unnest(:names ::text[], :values ::text[]) setting (name, value)"""),
-        {"names": [*limits, *own], "values": [*limits.values(), *own.values()]},
-    )
 
 
 def _read_draws(connection: Connection, shards: Mapping[int, LocalShard]) -> dict[int, Draws]:
@@ -152,17 +147,8 @@ def _read_revisions(
             for local in batch
         ]
         with connection.begin():
-            _prepare(connection, {})
+            prepare(connection)
             union = sql.SQL(" union all ").join(selects).as_string()
             for shard, revision in connection.exec_driver_sql(union):
                 revisions[shard].append(revision)
     return {shard: tuple(sorted(found)) for shard, found in revisions.items()}
-
-
-Item = TypeVar("Item")
-
-
-def batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
-    """The items, some hundred at a time."""
-    for start in range(0, len(items), _BATCH):
-        yield items[start : start + _BATCH]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
@@ -77,6 +77,59 @@ class Draws:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChangedFunction:
+    """A function of the engine that is not what shardids installs: one row of ``doctor_engine.v1.sql``."""
+
+    function: str
+    is_installed: bool
+    is_wanted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyColumn:
+    """A key of a table, the same in several shards: one row of ``doctor_keys.v1.sql``.
+
+    ``filled_by``: ``own`` (the shard's ``next_id()``), ``foreign`` (that of schema ``filled_from``),
+    ``sequence``, ``other`` or ``none``.
+    """
+
+    table_name: str
+    column_name: str
+    type: str
+    filled_by: str
+    filled_from: str | None
+    is_primary_key: bool
+    is_foreign_key: bool
+    shards: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignKey:
+    """A foreign key that can't be right, the same in several shards: a row of ``doctor_foreign_keys.v1.sql``.
+
+    ``target_schema`` is ``None`` where it refers to the shard's own.
+    """
+
+    table_name: str
+    column_name: str
+    type: str
+    target_table: str
+    target_column: str
+    target_type: str
+    target_schema: str | None
+    shards: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InvalidIndex:
+    """An index that was not finished, the same in several shards: one row of ``doctor_indexes.v1.sql``."""
+
+    index_name: str
+    table_name: str
+    shards: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
     """One node. ``error`` says why not all of it could be asked; then what follows may be missing."""
 
@@ -88,6 +141,10 @@ class NodeFacts:
     draws: Mapping[int, tuple[Draws, Draws]] = field(default_factory=dict)
     revisions: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     application_revisions: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    changed_functions: Sequence[ChangedFunction] = ()
+    keys: Sequence[KeyColumn] = ()
+    foreign_keys: Sequence[ForeignKey] = ()
+    invalid_indexes: Sequence[InvalidIndex] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

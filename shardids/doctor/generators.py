@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from shardids import migrator
-from shardids.doctor.facts import ClusterFacts, Draws
+from shardids.doctor.facts import ChangedFunction, ClusterFacts, Draws
 from shardids.doctor.findings import Found, Severity, check, grouped, named_shards
 from shardids.layout import Layout
 
@@ -81,6 +81,30 @@ def _other_revision(
         nodes=nodes,
         shards=shards,
     )
+
+
+@check("engine-changed", Severity.ERROR, remedy="Restore it from `shardids sql show`.")
+def engine_changed(facts: ClusterFacts) -> Iterator[Found]:
+    """A function of schema shardids is missing, or not what shardids installs: changed by hand."""
+    for name, node in facts.nodes.items():
+        for what, functions in (
+            ("missing", [f.function for f in node.changed_functions if not f.is_installed]),
+            ("not what shardids installs", [f.function for f in node.changed_functions if _is_changed(f)]),
+            ("not of shardids", [f.function for f in node.changed_functions if not f.is_wanted]),
+        ):
+            if functions:
+                yield Found(
+                    what=f'{what} in schema shardids of node "{name}": {", ".join(functions)}',
+                    to_do="Create them anew from the files, see: shardids sql list"
+                    if what != "not of shardids"
+                    else "\n".join(f"drop function {function};" for function in functions),
+                    nodes=(name,),
+                    thing=functions[0] if len(functions) == 1 else "",
+                )
+
+
+def _is_changed(function: ChangedFunction) -> bool:
+    return function.is_installed and function.is_wanted
 
 
 @check("generator-changed", Severity.ERROR, remedy="Restore it from `shardids sql show shard.v1`.")
@@ -207,6 +231,7 @@ def years_left(facts: ClusterFacts) -> Iterator[Found]:
 CHECKS = (
     layout_differs,
     engine_revision,
+    engine_changed,
     generator_changed,
     clocks_apart,
     ticks_ahead,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from psycopg import sql
+from psycopg.errors import UniqueViolation
 from sqlalchemy.engine import URL
 
 from shardids import doctor, provision
@@ -172,6 +173,101 @@ def test_engines_that_differ(pair: Pair) -> None:
         ("generator-changed", "error", ("a",), (1,)),
         ("generator-changed", "error", ("a",), (2, 3)),
     }
+
+
+def test_functions_of_the_engine_that_were_changed_by_hand(pair: Pair) -> None:
+    a, b = pair
+    with connected(a) as connection:
+        for function in ("is_unchanged", "advance"):  # in SQL and in PL/pgSQL
+            row = connection.execute(
+                "select pg_get_functiondef(%s::regproc)", [f"shardids.{function}"]
+            ).fetchone()
+            assert row is not None
+            changed = row[0].replace("= seen", ">= seen").replace("> max_ahead_ms", "> 2 * max_ahead_ms")
+            assert changed != row[0]
+            connection.execute(changed.encode())
+        connection.execute("create function shardids.shard_of(text) returns int language sql return 1")
+    run(b, "alter function shardids.fence security invoker", "drop function shardids.revoke_usage")
+    report = examined(a)
+    assert [(f.check, f.nodes, f.what.partition(": ")[2]) for f in report.findings] == [
+        (
+            "engine-changed",
+            ("a",),
+            "shardids.advance(shard integer, id_offset regclass, ticks bigint, OUT seen bigint, OUT"
+            " first_tick bigint, OUT last_tick bigint), shardids.is_unchanged(seen bigint, id_offset"
+            " regclass)",
+        ),
+        ("engine-changed", ("a",), "shardids.shard_of(text)"),
+        ("engine-changed", ("b",), "shardids.revoke_usage(shard integer, role name)"),
+        (
+            "engine-changed",
+            ("b",),
+            "shardids.fence(shard integer, moved_to text, OUT high_water_tick bigint)",
+        ),
+    ]
+
+
+TABLES = """
+    create table {s}.users (id bigint primary key default {s}.next_id(), name text);
+    create table {s}.photos (id bigint primary key default {s}.next_id(),
+                             user_id bigint references {s}.users);
+    create table {s}.profiles (user_id bigint primary key references {s}.users);
+    create table {s}.tags (photo_id bigint references {s}.photos, tag text, primary key (photo_id, tag));
+    create table {s}.colours (code smallint primary key, name text);
+    create table {s}.tokens (token uuid primary key);
+    create table {s}.alembic_version (version_num varchar(32) primary key);
+    insert into {s}.alembic_version values ('0001');
+"""
+
+
+def with_tables(pair: Pair) -> Pair:
+    """An application's tables in all shards."""
+    for url, shards in zip(pair, (range(4), range(4, 8)), strict=True):
+        run(url, *(TABLES.format(s=f"shard_{shard:04}") for shard in shards))
+    return pair
+
+
+def test_tables_that_are_well(pair: Pair) -> None:
+    assert examined(with_tables(pair)[0]).findings == ()
+
+
+def test_keys_and_indexes(pair: Pair) -> None:
+    a, b = with_tables(pair)
+    run(
+        a,
+        *(f"create table shard_000{shard}.logs (id bigserial primary key)" for shard in (0, 1)),
+        "create table shard_0000.events (id integer generated always as identity primary key)",
+        "alter table shard_0001.photos alter id drop default",
+        "alter table shard_0002.photos alter id set default shard_0003.next_id()",
+        *(
+            f"create table shard_000{s}.likes (photo_id integer references shard_000{s}.photos)"
+            for s in (2, 3)
+        ),
+        "alter table shard_0003.profiles add photo_id bigint references shard_0002.photos",
+        "insert into shard_0001.users (name) values ('ann'), ('ann')",
+        "update shard_0002.alembic_version set version_num = '0002'",
+    )
+    run(b, "drop table shard_0007.alembic_version")
+    with pytest.raises(UniqueViolation):
+        run(a, "create unique index concurrently users_name on shard_0001.users (name)")
+    report = examined(a)
+    assert [(f.check, str(f.severity), f.nodes, f.shards, f.thing) for f in report.findings] == [
+        ("key-of-another-shard", "error", ("a",), (2,), "photos.id"),
+        ("foreign-key-type", "error", ("a",), (2, 3), "likes.photo_id"),
+        ("primary-key-default", "warning", ("a",), (0,), "events.id"),
+        ("primary-key-default", "warning", ("a",), (0, 1), "logs.id"),
+        ("primary-key-default", "warning", ("a",), (1,), "photos.id"),
+        ("foreign-key-leaves-shard", "warning", ("a",), (3,), "profiles.photo_id"),
+        ("invalid-index", "warning", ("a",), (1,), "users_name"),
+        ("revisions-apart", "warning", (), (2,), "alembic_version"),
+        ("revisions-apart", "warning", (), (7,), "alembic_version"),
+    ]
+    # What is to be done can be pasted.
+    by_name = {f.check: f for f in report.findings}
+    run(a, by_name["key-of-another-shard"].to_do, "delete from shard_0001.users")
+    run(a, by_name["invalid-index"].to_do)
+    names = ["key-of-another-shard", "invalid-index"]
+    assert examined(a, names).findings == ()
 
 
 def test_ticks_ahead_of_the_clock(pair: Pair) -> None:

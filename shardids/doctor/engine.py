@@ -1,0 +1,44 @@
+"""The engine as it is installed against the engine as this shardids would install it."""
+
+from __future__ import annotations
+
+import re
+
+from sqlalchemy import Connection
+
+from shardids import migrator
+from shardids.doctor.facts import ChangedFunction, Installation
+from shardids.doctor.reading import prepare, rows
+from shardids.sqlfiles import read_sql
+
+_STATEMENT = re.compile(
+    r"^(?:create (?:or replace )?function shardids\..*?(?:\n\$\$;|^return\b.*?;$|^begin atomic\b.*?\bend;$)"
+    r"|drop function (?:if exists )?shardids\.[^;]*;)",
+    re.MULTILINE | re.DOTALL,
+)
+"""A statement of the node tree that makes or drops a function, outside of DO blocks."""
+_NAME = re.compile(r"\bfunction (?:if exists )?shardids\.")
+
+
+def reference_sql() -> str:
+    """SQL that makes the engine's functions in ``pg_temp``; what they call is the installed engine."""
+    statements = _STATEMENT.findall(migrator.tree_sql("node"))
+    return "\n".join(
+        _NAME.sub(lambda name: name[0].replace("shardids.", "pg_temp."), statement, count=1)
+        for statement in statements
+    )
+
+
+def changed_functions(connection: Connection, installed: Installation) -> list[ChangedFunction]:
+    """Functions of the engine that are missing, strange, or not what the files say.
+
+    Empty for an engine of another revision, and where nothing can be made to compare it with.
+    """
+    if installed.revisions != [migrator.head("node")] or installed.is_standby or installed.is_read_only:
+        return []
+    with connection.begin() as transaction:
+        prepare(connection)
+        connection.execution_options(no_parameters=True).exec_driver_sql(reference_sql())
+        changed = rows(connection, read_sql("doctor_engine.v1"), ChangedFunction)
+        transaction.rollback()
+    return changed

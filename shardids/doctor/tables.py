@@ -1,0 +1,146 @@
+"""Checks of the application's tables: keys, indexes, revisions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardids.doctor.facts import ClusterFacts, KeyColumn
+from shardids.doctor.findings import Found, Severity, check, grouped, named_shards, ranges
+
+
+@check("primary-key-default", Severity.WARNING, remedy="Give it the shard's `next_id()` as its default.")
+def primary_key_default(facts: ClusterFacts) -> Iterator[Found]:
+    """A primary key in a shard that the shard's `next_id()` does not fill, but a sequence or nothing does."""
+    for name, node in facts.nodes.items():
+        for key in node.keys:
+            if key.is_primary_key and not key.is_foreign_key and (why := _not_ours(key)):
+                yield Found(
+                    what=f'{key.table_name}.{key.column_name} in {named_shards(key.shards)} of node "{name}":'
+                    f" {why}",
+                    to_do=f"In a migration of all shards: alter table {key.table_name} alter"
+                    f" {key.column_name} type bigint, alter {key.column_name} set default next_id()",
+                    nodes=(name,),
+                    shards=tuple(key.shards),
+                    thing=f"{key.table_name}.{key.column_name}",
+                )
+
+
+def _not_ours(key: KeyColumn) -> str:
+    if key.filled_by == "sequence":
+        return "a sequence fills it, which begins at 1 in every shard: the keys are not unique over shards"
+    if key.type == "bigint" and key.filled_by in ("none", "other"):
+        return f"{'nothing' if key.filled_by == 'none' else 'another expression'} fills it, not next_id()"
+    return ""
+
+
+@check("key-of-another-shard", Severity.ERROR, remedy="Set the shard's own `next_id()` as the default.")
+def key_of_another_shard(facts: ClusterFacts) -> Iterator[Found]:
+    """A column that another schema's `next_id()` fills: its IDs name a shard where the rows are not."""
+    for name, node in facts.nodes.items():
+        for key in node.keys:
+            if key.filled_by == "foreign":
+                schemas = [node.shards[shard].schema for shard in key.shards if shard in node.shards]
+                yield Found(
+                    what=f"{key.table_name}.{key.column_name} in {named_shards(key.shards)} of node"
+                    f' "{name}" is filled by {key.filled_from}.next_id()',
+                    to_do="\n".join(
+                        f"alter table {schema}.{key.table_name} alter {key.column_name} set default"
+                        f" {schema}.next_id();"
+                        for schema in schemas
+                    ),
+                    nodes=(name,),
+                    shards=tuple(key.shards),
+                    thing=f"{key.table_name}.{key.column_name}",
+                )
+
+
+@check("foreign-key-type", Severity.ERROR, remedy="Make it `bigint`.")
+def foreign_key_type(facts: ClusterFacts) -> Iterator[Found]:
+    """A foreign key of type integer over IDs, which are bigint: inserts fail, for no ID fits."""
+    for name, node in facts.nodes.items():
+        for key in node.foreign_keys:
+            if key.type != key.target_type:
+                yield Found(
+                    what=f"{key.table_name}.{key.column_name} in {named_shards(key.shards)} of node"
+                    f' "{name}" is {key.type}, and refers to {key.target_table}.{key.target_column}, which is'
+                    f" {key.target_type}",
+                    to_do=f"In a migration of all shards: alter table {key.table_name} alter"
+                    f" {key.column_name} type {key.target_type}",
+                    nodes=(name,),
+                    shards=tuple(key.shards),
+                    thing=f"{key.table_name}.{key.column_name}",
+                )
+
+
+@check("foreign-key-leaves-shard", Severity.WARNING, remedy="Drop it: a shard must be movable by itself.")
+def foreign_key_leaves_shard(facts: ClusterFacts) -> Iterator[Found]:
+    """A foreign key that refers to a table outside of its shard, so that the shard can't be moved."""
+    for name, node in facts.nodes.items():
+        for key in node.foreign_keys:
+            if key.target_schema is not None:
+                yield Found(
+                    what=f"{key.table_name}.{key.column_name} in {named_shards(key.shards)} of node"
+                    f' "{name}" refers to {key.target_schema}.{key.target_table}',
+                    to_do="Drop the constraint, or bring the table into the shards",
+                    nodes=(name,),
+                    shards=tuple(key.shards),
+                    thing=f"{key.table_name}.{key.column_name}",
+                )
+
+
+@check("invalid-index", Severity.WARNING, remedy="Build it anew: `reindex index concurrently`.")
+def invalid_index(facts: ClusterFacts) -> Iterator[Found]:
+    """An index that CREATE INDEX CONCURRENTLY left unfinished: it is not used, and may not be unique."""
+    for name, node in facts.nodes.items():
+        for index in node.invalid_indexes:
+            schemas = [node.shards[shard].schema for shard in index.shards if shard in node.shards]
+            yield Found(
+                what=f"index {index.index_name} on {index.table_name} in {named_shards(index.shards)} of node"
+                f' "{name}"'
+                " is invalid, and nobody is building it",
+                to_do="\n".join(
+                    f"reindex index concurrently {schema}.{index.index_name};" for schema in schemas
+                ),
+                nodes=(name,),
+                shards=tuple(index.shards),
+                thing=index.index_name,
+            )
+
+
+@check("revisions-apart", Severity.WARNING, remedy="Run the application's migrations over all shards.")
+def revisions_apart(facts: ClusterFacts) -> Iterator[Found]:
+    """Shards whose `alembic_version` is not the same as that of most."""
+    at = grouped(
+        (node.application_revisions.get(shard), shard)
+        for name, node in facts.nodes.items()
+        if node.engine
+        for shard in node.shards
+        if shard in facts.placed and facts.placed[shard].node == name
+    )
+    usual = max(at, key=lambda revisions: len(at[revisions]), default=None)
+    for revisions, shards in at.items():
+        if revisions != usual:
+            yield Found(
+                what=f"{named_shards(shards)}: at {_named(revisions)}; {len(at[usual])} shards are at"
+                f" {_named(usual)}",
+                to_do=f"Migrate all shards to one revision; these are behind or ahead: {ranges(shards)}",
+                shards=shards,
+                thing="alembic_version",
+            )
+
+
+def _named(revisions: tuple[str, ...] | None) -> str:
+    if revisions is None:
+        return "no revision (there is no alembic_version)"
+    return ", ".join(revisions) or "base"
+
+
+CHECKS = (
+    primary_key_default,
+    key_of_another_shard,
+    foreign_key_type,
+    foreign_key_leaves_shard,
+    invalid_index,
+    revisions_apart,
+)
+"""All checks of this module."""
