@@ -10,13 +10,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from shardids.catalog import Catalog
-from shardids.doctor import generators, placement, tables
+from shardids.doctor import access, generators, leftovers, placement, tables
 from shardids.doctor.ask import ask
 from shardids.doctor.facts import ClusterFacts
 from shardids.doctor.findings import Check, Finding, Severity
 from shardids.errors import BadArgument
 
-CHECKS: Sequence[Check] = (*placement.CHECKS, *generators.CHECKS, *tables.CHECKS)
+CHECKS: Sequence[Check] = (
+    *placement.CHECKS,
+    *generators.CHECKS,
+    *tables.CHECKS,
+    *leftovers.CHECKS,
+    *access.CHECKS,
+)
 """All checks, by what they are about."""
 
 _WORST_FIRST = list(Severity)

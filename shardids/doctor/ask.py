@@ -19,17 +19,22 @@ from shardids.doctor.facts import (
     ClusterFacts,
     Draws,
     ForeignKey,
+    Grant,
     Installation,
     InvalidIndex,
     KeyColumn,
+    Leftover,
     LocalShard,
+    Move,
     NodeFacts,
+    PathTrap,
     Placed,
 )
 from shardids.doctor.reading import batches, prepare, read
 from shardids.errors import ShardidsError
 from shardids.topology import Node
 
+_MOVERS_LOCK = 1936220520
 _ATTEMPTS = 3
 _CONNECT_TIMEOUT_S = 5
 _RATE_INTERVAL_S = 0.5
@@ -60,6 +65,7 @@ def _ask_once(catalog: Catalog, rates: bool) -> tuple[int, ClusterFacts]:
             text("select version_num from shardids_catalog.shardids_version")
         ).all()
         placed = connection.execute(text("select shard, node, state from shardids_catalog.placement")).all()
+        moves = _read_moves(connection)
     nodes = catalog.nodes()
     clock = LocalClock()
     with ThreadPoolExecutor(max_workers=max(1, len(nodes))) as pool:
@@ -69,9 +75,27 @@ def _ask_once(catalog: Catalog, rates: bool) -> tuple[int, ClusterFacts]:
         description=description,
         catalog_revisions=tuple(revisions),
         placed={row.shard: Placed(node=row.node, state=row.state) for row in placed},
-        moving=frozenset(),
+        moves=moves,
         nodes=dict(zip(nodes, (one.result() for one in asked), strict=True)),
     )
+
+
+def _read_moves(connection: Connection) -> list[Move]:
+    """The moves that are not over; whoever is at work on one holds an advisory lock of the shard's number."""
+    if connection.scalar(text("select to_regclass('shardids_catalog.move') is null")):
+        return []
+    found = connection.execute(
+        text("""
+            select m.shard, m.source, m.target, m.step, exists (
+                     select from pg_locks l
+                     where l.locktype = 'advisory' and l.granted
+                       and l.classid = :lock and l.objid = m.shard ::oid and l.objsubid = 2
+                       and l.database = (select oid from pg_database where datname = current_database())
+                   ) as is_running
+            from shardids_catalog.move m where m.ended_at is null order by m.shard"""),
+        {"lock": _MOVERS_LOCK},
+    )
+    return [Move(**row._mapping) for row in found]
 
 
 def _version(catalog: Catalog) -> int:
@@ -118,6 +142,9 @@ def _node_facts(connection: Connection, clock: LocalClock, rates: bool) -> Itera
         "keys": read(connection, "doctor_keys.v1", KeyColumn),
         "foreign_keys": read(connection, "doctor_foreign_keys.v1", ForeignKey),
         "invalid_indexes": read(connection, "doctor_indexes.v1", InvalidIndex),
+        "leftovers": read(connection, "doctor_leftovers.v1", Leftover),
+        "grants": read(connection, "doctor_grants.v1", Grant),
+        "path_traps": read(connection, "doctor_paths.v1", PathTrap),
     }
     if rates:
         time.sleep(max(0.0, begun + _RATE_INTERVAL_S - time.monotonic()))

@@ -130,6 +130,47 @@ class InvalidIndex:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Leftover:
+    """Something that a move makes and takes away again: one row of ``doctor_leftovers.v1.sql``.
+
+    ``kind``: ``slot``, ``publication``, ``subscription``, or ``trigger`` for a table that refuses writes.
+    ``kept_bytes`` is the WAL that a slot keeps.
+    """
+
+    kind: str
+    name: str
+    shard: int | None
+    kept_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """What a role may do with an object, the same in several shards: one row of ``doctor_grants.v1.sql``.
+
+    Without a role: the shards in which the object is. ``OWNER`` stands for all privileges.
+    """
+
+    kind: str
+    name: str
+    role: str | None
+    privileges: list[str]
+    shards: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathTrap:
+    """Something that leads unqualified names astray: one row of ``doctor_paths.v1.sql``.
+
+    ``kind``: ``setting`` of a role (or of the database, without a name), ``table`` or ``function``.
+    """
+
+    kind: str
+    name: str
+    path: str | None
+    shards: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
     """One node. ``error`` says why not all of it could be asked; then what follows may be missing."""
 
@@ -145,6 +186,9 @@ class NodeFacts:
     keys: Sequence[KeyColumn] = ()
     foreign_keys: Sequence[ForeignKey] = ()
     invalid_indexes: Sequence[InvalidIndex] = ()
+    leftovers: Sequence[Leftover] = ()
+    grants: Sequence[Grant] = ()
+    path_traps: Sequence[PathTrap] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,12 +200,33 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """A move that is not over. ``is_running``: some process is at work on it."""
+
+    shard: int
+    source: str
+    target: str
+    step: str
+    is_running: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFacts:
-    """The catalog and all its nodes. ``moving`` are the shards with a move under way."""
+    """The catalog and all its nodes."""
 
     at: datetime
     description: Description
     catalog_revisions: tuple[str, ...]
     placed: Mapping[int, Placed]
-    moving: frozenset[int]
+    moves: Sequence[Move]
     nodes: Mapping[str, NodeFacts]
+
+    @property
+    def moving(self) -> frozenset[int]:
+        """The shards with a move that is not over: the catalog and the nodes need not agree on them."""
+        return frozenset(move.shard for move in self.moves)
+
+    def is_settled(self, shard: int, node: str) -> bool:
+        """Whether the catalog places the shard on the node, and no move of it is under way."""
+        placed = self.placed.get(shard)
+        return placed is not None and placed.node == node and shard not in self.moving

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import psycopg
 import pytest
 from psycopg import sql
 from psycopg.errors import UniqueViolation
 from sqlalchemy.engine import URL
 
-from shardids import doctor, provision
-from shardids.connect import open_engine
-from tests.conftest import dsn, found_cluster
+from shardids import devcluster, doctor, provision
+from shardids.connect import open_engine, parse_url
+from shardids.embedded import temporary_server
+from tests.conftest import MakeRole, dsn, found_cluster
 from tests.integration.cluster_support import catalog_at, connected, everything
 
 Blank = Callable[[], URL]
@@ -268,6 +270,130 @@ def test_keys_and_indexes(pair: Pair) -> None:
     run(a, by_name["invalid-index"].to_do)
     names = ["key-of-another-shard", "invalid-index"]
     assert examined(a, names).findings == ()
+
+
+MOVES = """
+    create table if not exists shardids_catalog.move (
+      id bigint generated always as identity primary key, shard integer not null, source text not null,
+      target text not null, offline boolean not null, step text not null,
+      ended_at timestamptz, outcome text)"""
+
+
+def test_what_moves_leave_behind(pair: Pair) -> None:
+    a, b = with_tables(pair)
+    run(
+        a,
+        MOVES,
+        "insert into shardids_catalog.move (shard, source, target, offline, step)"
+        " values (0, 'a', 'b', false, 'copy')",
+        "select shardids.fence(0)",
+        f"create subscription shardids_move_1 connection 'dbname={b.database}' publication shardids_move_1"
+        " with (connect = false)",
+        "create function public.reject() returns trigger language plpgsql as 'begin return null; end'",
+        "create trigger shardids_reject_writes before insert on shard_0001.users execute function reject()",
+        "create trigger shardids_reject_writes before insert on shard_0002.users execute function reject()",
+        "alter table shard_0002.users disable trigger shardids_reject_writes",
+    )
+    run(b, "create publication shardids_move_1", "create publication others")
+    rejected = ("writes-rejected", "error", ("a",), (1,))
+    # While the move goes on, what it made is in use.
+    with connected(a) as mover:
+        mover.execute("select pg_advisory_lock(1936220520, 0)")
+        assert seen(examined(a)) == {rejected}
+    assert seen(examined(a)) == {rejected, ("move-broken-off", "error", ("a", "b"), (0,))}
+    run(
+        a,
+        "update shardids_catalog.move set ended_at = now(), outcome = 'aborted'",
+        "select shardids.activate(0)",
+    )
+    report = examined(a)
+    assert seen(report) == {
+        rejected,
+        ("leftover-subscription", "warning", ("a",), ()),
+        ("leftover-publication", "warning", ("b",), ()),
+    }
+    for finding in report.findings:
+        run(a if finding.nodes == ("a",) else b, *finding.to_do.splitlines())
+    assert examined(a).findings == ()
+
+
+def test_a_slot_that_was_left_behind() -> None:
+    with temporary_server(settings={"wal_level": "logical"}) as server:
+        url = parse_url(devcluster.found([server], 2))
+        with psycopg.connect(server.url(), autocommit=True) as connection:
+            connection.execute("select pg_create_logical_replication_slot('shardids_move_7', 'pgoutput')")
+            connection.execute("select pg_create_physical_replication_slot('shardids_standby')")
+            report = examined(url)
+            assert [(f.check, f.thing) for f in report.findings] == [("leftover-slot", "shardids_move_7")]
+            assert "MiB of WAL" in report.findings[0].what
+            connection.execute(report.findings[0].to_do.encode())
+        assert examined(url).findings == ()
+
+
+def test_roles_that_may_here_and_not_there(pair: Pair, make_role: MakeRole) -> None:
+    a, b = with_tables(pair)
+    reader, writer = (str(make_role(prefix).username) for prefix in ("Reader", "Writer"))
+    with catalog_at(a) as catalog:
+        provision.grant(catalog, writer)
+        provision.grant(catalog, reader)
+    for url, shards in ((a, range(4)), (b, range(4, 8))):
+        run(url, *(f'grant select, insert on shard_{shard:04}.users to "{writer}"' for shard in shards))
+    assert examined(a).findings == ()
+    run(
+        a,
+        f"select shardids.revoke_usage(shard, '{reader}') from generate_series(1, 2) shard",
+        f'revoke insert on shard_0003.users from "{writer}"',
+        f'alter table shard_0000.users owner to "{writer}"',
+    )
+    run(b, f'grant update on shard_0007.photos to "{reader}"')
+    report = examined(a)
+    assert seen(report) == {
+        ("role-rights", "warning", ("a", "b"), (0, 3, 4, 5, 6)),
+        ("role-rights", "warning", ("a",), (1, 2)),
+        ("role-rights", "warning", ("a",), (3,)),
+    }
+    by_shards = {f.shards: f for f in report.findings}
+    assert by_shards[3,].what.endswith("what it may elsewhere: insert users")
+    assert by_shards[1, 2].to_do.splitlines()[0] == f"shardids grant {reader} --shards 1-2"
+    run(a, by_shards[3,].to_do)
+    with catalog_at(a) as catalog:
+        provision.grant(catalog, reader, [1, 2])
+    run(b, f'revoke update on shard_0007.photos from "{reader}"')
+    assert examined(a).findings == ()
+    for url in pair:
+        run(url, f'drop owned by "{reader}", "{writer}" cascade')
+
+
+def set_path(url: URL, role: str, path: str | None) -> None:
+    """Sets a role's search_path in a database, or takes it back."""
+    names = sql.Identifier(role), sql.Identifier(str(url.database))
+    change = sql.SQL("alter role {} in database {} ").format(*names)
+    with connected(url) as connection:
+        connection.execute(change + sql.SQL(f"set search_path = {path}" if path else "reset search_path"))
+
+
+def test_names_that_lead_astray(pair: Pair, make_role: MakeRole) -> None:
+    a, b = with_tables(pair)
+    role = str(make_role("Path").username)
+    run(
+        a,
+        "create table public.users (id bigint)",
+        "create table public.alembic_version (version_num text)",
+        "create schema app",
+        "create view app.photos as select 1 as id",
+        "create function app.next_id() returns bigint language sql return 1",
+    )
+    set_path(a, role, "app, public")
+    set_path(b, role, "shard_0005, public")
+    report = examined(a)
+    set_path(a, role, None)
+    set_path(b, role, None)
+    assert [(f.check, f.nodes, f.shards, f.thing) for f in report.findings] == [
+        ("search-path", ("b",), (5,), role),
+        ("shadowed-name", ("a",), (), "app.next_id()"),
+        ("shadowed-name", ("a",), (0, 1, 2, 3), "app.photos"),
+        ("shadowed-name", ("a",), (0, 1, 2, 3), "public.users"),
+    ]
 
 
 def test_ticks_ahead_of_the_clock(pair: Pair) -> None:

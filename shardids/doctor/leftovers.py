@@ -1,0 +1,98 @@
+"""Checks of what moves leave behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardids.doctor.facts import ClusterFacts, Leftover
+from shardids.doctor.findings import Found, Severity, check, named_shards
+
+_MIB = 1 << 20
+
+
+@check("move-broken-off", Severity.ERROR, remedy="`shardids shard move --resume` or `--abort`.")
+def move_broken_off(facts: ClusterFacts) -> Iterator[Found]:
+    """A move that was begun and that no process is at work on: it was killed."""
+    for move in facts.moves:
+        if not move.is_running:
+            yield Found(
+                what=f'the move of shard {move.shard} from node "{move.source}" to node "{move.target}"'
+                f' stopped in step "{move.step}"; nobody is at work on it',
+                to_do=f"shardids shard move {move.shard} --resume\nOr: shardids shard move {move.shard}"
+                " --abort",
+                nodes=(move.source, move.target),
+                shards=(move.shard,),
+            )
+
+
+def _left_behind(facts: ClusterFacts, kind: str) -> Iterator[tuple[str, Leftover]]:
+    """What no move needs that is under way from or to the node."""
+    busy = {name for move in facts.moves for name in (move.source, move.target)}
+    for name, node in facts.nodes.items():
+        for leftover in node.leftovers:
+            if leftover.kind == kind and name not in busy:
+                yield name, leftover
+
+
+@check("leftover-slot", Severity.WARNING, remedy="Drop it: it keeps WAL until the disk is full.")
+def leftover_slot(facts: ClusterFacts) -> Iterator[Found]:
+    """A replication slot of a move that is over."""
+    for name, slot in _left_behind(facts, "slot"):
+        kept = f"; it keeps {slot.kept_bytes / _MIB:,.1f} MiB of WAL" if slot.kept_bytes is not None else ""
+        yield Found(
+            what=f'replication slot {slot.name} of node "{name}" belongs to no move that is under way{kept}',
+            to_do=f"select pg_drop_replication_slot('{slot.name}');",
+            nodes=(name,),
+            thing=slot.name,
+        )
+
+
+@check("leftover-publication", Severity.WARNING, remedy="Drop it.")
+def leftover_publication(facts: ClusterFacts) -> Iterator[Found]:
+    """A publication of a move that is over."""
+    for name, publication in _left_behind(facts, "publication"):
+        yield Found(
+            what=f'publication {publication.name} of node "{name}" belongs to no move that is under way',
+            to_do=f'drop publication "{publication.name}";',
+            nodes=(name,),
+            thing=publication.name,
+        )
+
+
+@check("leftover-subscription", Severity.WARNING, remedy="Drop it: it may overwrite rows of the shard.")
+def leftover_subscription(facts: ClusterFacts) -> Iterator[Found]:
+    """A subscription of a move that is over."""
+    for name, subscription in _left_behind(facts, "subscription"):
+        quoted = f'"{subscription.name}"'
+        yield Found(
+            what=f'subscription {subscription.name} of node "{name}" belongs to no move that is under way',
+            to_do=f"alter subscription {quoted} disable;\nalter subscription {quoted} set (slot_name ="
+            f" none);\ndrop subscription {quoted};",
+            nodes=(name,),
+            thing=subscription.name,
+        )
+
+
+@check("writes-rejected", Severity.ERROR, remedy="Drop the trigger `shardids_reject_writes`.")
+def writes_rejected(facts: ClusterFacts) -> Iterator[Found]:
+    """A table of an active shard still refuses writes, as a move makes it do."""
+    for name, node in facts.nodes.items():
+        tables = [
+            (trigger.shard, f'{node.shards[trigger.shard].schema}."{trigger.name}"')
+            for trigger in node.leftovers
+            if trigger.shard is not None and facts.is_settled(trigger.shard, name)
+        ]
+        shards = tuple(sorted({shard for shard, _ in tables}))
+        if shards:
+            yield Found(
+                what=f'{len(tables)} tables in {named_shards(shards)} of node "{name}" refuse writes, though'
+                " the"
+                " shard is active here",
+                to_do="\n".join(f"drop trigger shardids_reject_writes on {table};" for _, table in tables),
+                nodes=(name,),
+                shards=shards,
+            )
+
+
+CHECKS = (move_broken_off, leftover_slot, leftover_publication, leftover_subscription, writes_rejected)
+"""All checks of this module."""
