@@ -19,7 +19,9 @@ select c.relname::text as table_name,
        key.oid is not null as is_primary_key,
        exists (select from pg_constraint k where k.conrelid = c.oid and k.contype = 'f' and a.attnum = any (k.conkey))
          as is_foreign_key,
-       array_agg(shard.id order by shard.id) as shards
+       has_column_privilege(c.oid, a.attnum, 'select') as is_readable,
+       array_agg(shard.id order by shard.id) as shards,
+       array_agg(c.relpages order by shard.id) as pages
 from shard
 join pg_class c on c.relnamespace = shard.namespace and c.relkind in ('r', 'p') and not c.relispartition
   and c.relname not in ('shardids_version', 'alembic_version')
@@ -34,5 +36,5 @@ left join lateral (
   limit 1) drawn on true
 where drawn.oid is not null
    or key.oid is not null and a.atttypid in ('int8'::regtype, 'int4'::regtype, 'int2'::regtype)
-group by 1, 2, 3, 4, 5, 6, 7
+group by 1, 2, 3, 4, 5, 6, 7, 8
 order by 1, 2;

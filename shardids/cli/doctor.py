@@ -11,6 +11,7 @@ from rich.text import Text
 from shardids import doctor
 from shardids.cli.common import CatalogOption, JsonOption, err, opened, out, print_json, print_rows
 from shardids.doctor.findings import Finding, Severity, ranges
+from shardids.doctor.samples import ShardingKey
 
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
 _SOMETHING_IS_WRONG = 3
@@ -31,6 +32,13 @@ def examine(
     checks: Annotated[
         str | None, typer.Option(metavar="NAME,…", help="Only these checks, separated by commas.")
     ] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TABLE.COLUMN",
+            help="A column that rows are sharded by: sampled rows must be where its hash says. Repeatable.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
     _list_wanted: Annotated[
         bool, typer.Option("--list", callback=_list, is_eager=True, help="List the checks, and do nothing.")
@@ -39,7 +47,7 @@ def examine(
     """Say what is wrong with the cluster, where, and what to do. Changes nothing; exit 3 if something is."""
     names = None if checks is None else [name.strip() for name in checks.split(",")]
     with opened(catalog) as there, err.status("asking all nodes"):
-        report = doctor.examine(there, names)
+        report = doctor.examine(there, names, [ShardingKey.parse(one) for one in key or ()])
     if as_json:
         print_json(_as_json(report))
     else:

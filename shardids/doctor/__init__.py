@@ -10,10 +10,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from shardids.catalog import Catalog
-from shardids.doctor import access, generators, leftovers, placement, tables
-from shardids.doctor.ask import ask
+from shardids.doctor import access, contents, generators, leftovers, placement, tables
+from shardids.doctor.ask import Wishes, ask
 from shardids.doctor.facts import ClusterFacts
 from shardids.doctor.findings import Check, Finding, Severity
+from shardids.doctor.samples import ShardingKey
 from shardids.errors import BadArgument
 
 CHECKS: Sequence[Check] = (
@@ -22,6 +23,7 @@ CHECKS: Sequence[Check] = (
     *tables.CHECKS,
     *leftovers.CHECKS,
     *access.CHECKS,
+    *contents.CHECKS,
 )
 """All checks, by what they are about."""
 
@@ -46,16 +48,21 @@ class Report:
         return all(finding.severity is Severity.INFO for finding in self.findings)
 
 
-def examine(catalog: Catalog, names: Collection[str] | None = None) -> Report:
+def examine(
+    catalog: Catalog, names: Collection[str] | None = None, keys: Sequence[ShardingKey] = ()
+) -> Report:
     """Examines a cluster with all checks, or with those of the given names.
 
+    ``keys`` are the columns by whose hash rows are placed.
+
     Raises:
-        BadArgument: there is no check of such a name.
+        BadArgument: there is no check of such a name, or no such column, or its type can't be hashed.
         ConnectionFailed, ClusterConflict: the catalog can't be read. A node that can't be is a finding.
     """
     begun = time.monotonic()
     checks = _chosen(names)
-    facts = ask(catalog, rates=generators.tick_rate in checks)
+    facts = ask(catalog, Wishes(rates=generators.tick_rate in checks, keys=keys))
+    _require_found(keys, facts)
     findings = [finding for check in checks for finding in check.findings(facts)]
     findings.sort(key=lambda finding: _WORST_FIRST.index(finding.severity))
     return Report(
@@ -64,6 +71,14 @@ def examine(catalog: Catalog, names: Collection[str] | None = None) -> Report:
         findings=tuple(findings),
         seconds=time.monotonic() - begun,
     )
+
+
+def _require_found(keys: Sequence[ShardingKey], facts: ClusterFacts) -> None:
+    nodes = facts.nodes.values()
+    sampled = {(s.table_name, s.column_name) for node in nodes for s in node.samples if s.said_by == "key"}
+    for key in keys:
+        if (key.table_name, key.column_name) not in sampled and all(node.error is None for node in nodes):
+            raise BadArgument(f"no shard has a column {key.table_name}.{key.column_name} that may be read")
 
 
 def _chosen(names: Collection[str] | None) -> list[Check]:

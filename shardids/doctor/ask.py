@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from psycopg import sql
 from sqlalchemy import Connection, text
 
-from shardids.catalog import Catalog
+from shardids.catalog import Catalog, Description
 from shardids.connect import open_engine, parse_url, with_password_of
 from shardids.doctor.clock import LocalClock
 from shardids.doctor.engine import changed_functions
@@ -31,7 +32,8 @@ from shardids.doctor.facts import (
     Placed,
 )
 from shardids.doctor.reading import batches, prepare, read
-from shardids.errors import ShardidsError
+from shardids.doctor.samples import ShardingKey, sample_ids, sample_keys
+from shardids.errors import BadArgument, ShardidsError
 from shardids.topology import Node
 
 _MOVERS_LOCK = 1936220520
@@ -41,23 +43,33 @@ _RATE_INTERVAL_S = 0.5
 """The least time between the two looks from which a shard's ticks per second are computed."""
 
 
-def ask(catalog: Catalog, *, rates: bool = True) -> ClusterFacts:
-    """Facts of a cluster. A node that can't be asked is a fact, too.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What is asked beside the usual.
 
-    ``rates``: look twice at how far the shards' generators are, half a second apart at least.
+    ``rates``: look twice at how far the shards' generators are, half a second apart at least. ``keys``:
+    columns by whose hash rows are placed.
+    """
+
+    rates: bool = True
+    keys: Sequence[ShardingKey] = ()
+
+
+def ask(catalog: Catalog, wishes: Wishes) -> ClusterFacts:
+    """Facts of a cluster. A node that can't be asked is a fact, too.
 
     Raises:
         ConnectionFailed, ClusterConflict: the catalog can't be read.
     """
     for attempt in range(_ATTEMPTS):
-        version, facts = _ask_once(catalog, rates)
+        version, facts = _ask_once(catalog, wishes)
         # What nodes and catalog said belongs together only if nothing was placed elsewhere meanwhile.
         if attempt == _ATTEMPTS - 1 or version == _version(catalog):
             break
     return facts
 
 
-def _ask_once(catalog: Catalog, rates: bool) -> tuple[int, ClusterFacts]:
+def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[int, ClusterFacts]:
     description = catalog.describe()
     with catalog.engine.connect() as connection:
         version = connection.scalar(text("select version from shardids_catalog.cluster"))
@@ -69,7 +81,7 @@ def _ask_once(catalog: Catalog, rates: bool) -> tuple[int, ClusterFacts]:
     nodes = catalog.nodes()
     clock = LocalClock()
     with ThreadPoolExecutor(max_workers=max(1, len(nodes))) as pool:
-        asked = [pool.submit(_ask_node, catalog, node, clock, rates) for node in nodes.values()]
+        asked = [pool.submit(_ask_node, catalog, node, clock, wishes, description) for node in nodes.values()]
     return version, ClusterFacts(
         at=datetime.now(UTC),
         description=description,
@@ -103,7 +115,9 @@ def _version(catalog: Catalog) -> int:
         return int(connection.scalar(text("select version from shardids_catalog.cluster")) or 0)
 
 
-def _ask_node(catalog: Catalog, node: Node, clock: LocalClock, rates: bool) -> NodeFacts:
+def _ask_node(
+    catalog: Catalog, node: Node, clock: LocalClock, wishes: Wishes, description: Description
+) -> NodeFacts:
     url = with_password_of(parse_url(node.url), catalog.url)
     engine = open_engine(
         url,
@@ -115,8 +129,10 @@ def _ask_node(catalog: Catalog, node: Node, clock: LocalClock, rates: bool) -> N
     known: dict[str, Any] = {}
     try:
         with engine.connect() as connection:
-            for facts in _node_facts(connection, clock, rates):
+            for facts in _node_facts(connection, clock, wishes, description):
                 known |= facts
+    except BadArgument:
+        raise
     except ShardidsError as error:
         known["error"] = error
     finally:
@@ -124,7 +140,9 @@ def _ask_node(catalog: Catalog, node: Node, clock: LocalClock, rates: bool) -> N
     return NodeFacts(node=node, **known)
 
 
-def _node_facts(connection: Connection, clock: LocalClock, rates: bool) -> Iterator[dict[str, Any]]:
+def _node_facts(
+    connection: Connection, clock: LocalClock, wishes: Wishes, description: Description
+) -> Iterator[dict[str, Any]]:
     """Fields of :class:`NodeFacts`, as they become known."""
     yield {"clock": clock.compare(connection)}
     (engine,) = read(connection, "doctor_node.v1", Installation)
@@ -139,14 +157,21 @@ def _node_facts(connection: Connection, clock: LocalClock, rates: bool) -> Itera
     }
     yield {
         "changed_functions": changed_functions(connection, engine),
-        "keys": read(connection, "doctor_keys.v1", KeyColumn),
+        "keys": (keys := read(connection, "doctor_keys.v1", KeyColumn)),
         "foreign_keys": read(connection, "doctor_foreign_keys.v1", ForeignKey),
         "invalid_indexes": read(connection, "doctor_indexes.v1", InvalidIndex),
         "leftovers": read(connection, "doctor_leftovers.v1", Leftover),
         "grants": read(connection, "doctor_grants.v1", Grant),
         "path_traps": read(connection, "doctor_paths.v1", PathTrap),
     }
-    if rates:
+    prefix, count = description.schema_prefix, description.shard_count
+    yield {
+        "samples": [
+            *sample_ids(connection, prefix, keys),
+            *sample_keys(connection, prefix, count, wishes.keys),
+        ]
+    }
+    if wishes.rates:
         time.sleep(max(0.0, begun + _RATE_INTERVAL_S - time.monotonic()))
     second = _read_draws(connection, shards)
     yield {"draws": {shard: (first[shard], second[shard]) for shard in first.keys() & second.keys()}}

@@ -90,7 +90,7 @@ class KeyColumn:
     """A key of a table, the same in several shards: one row of ``doctor_keys.v1.sql``.
 
     ``filled_by``: ``own`` (the shard's ``next_id()``), ``foreign`` (that of schema ``filled_from``),
-    ``sequence``, ``other`` or ``none``.
+    ``sequence``, ``other`` or ``none``. ``pages`` is the size of the table in each of the shards.
     """
 
     table_name: str
@@ -100,7 +100,9 @@ class KeyColumn:
     filled_from: str | None
     is_primary_key: bool
     is_foreign_key: bool
+    is_readable: bool
     shards: list[int]
+    pages: list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +173,24 @@ class PathTrap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Rows of a table that were looked at in one shard, and how many of them belong to another.
+
+    ``said_by``: ``id``, the shard of birth, or ``key``, the hash of the sharding key. ``example`` is a wrong
+    one, which belongs to shard ``belongs_to``.
+    """
+
+    table_name: str
+    column_name: str
+    said_by: str
+    shard: int
+    rows: int
+    wrong: int
+    example: str | None
+    belongs_to: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
     """One node. ``error`` says why not all of it could be asked; then what follows may be missing."""
 
@@ -189,6 +209,7 @@ class NodeFacts:
     leftovers: Sequence[Leftover] = ()
     grants: Sequence[Grant] = ()
     path_traps: Sequence[PathTrap] = ()
+    samples: Sequence[Sample] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

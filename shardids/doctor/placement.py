@@ -47,9 +47,17 @@ def node_mistaken(facts: ClusterFacts) -> Iterator[Found]:
                 to_do="Correct the node's URL in shardids_catalog.node, or restore the right database there.",
                 nodes=(name,),
             )
-        elif node.error is not None:
+
+
+@check("node-unread", Severity.WARNING, remedy="See what the message says, and examine again.")
+def node_unread(facts: ClusterFacts) -> Iterator[Found]:
+    """Not all of a node could be read, so not all of it was checked."""
+    for name, node in facts.nodes.items():
+        if node.engine and node.error and not isinstance(node.error, ConnectionFailed):
             yield Found(
-                what=f"not all could be read: {node.error.message}", to_do=node.error.hint, nodes=(name,)
+                what=f"not all could be read: {node.error.message}",
+                to_do=node.error.hint or "Examine again, as a role that may read it",
+                nodes=(name,),
             )
 
 
@@ -270,6 +278,7 @@ def old_copy(facts: ClusterFacts) -> Iterator[Found]:
 CHECKS = (
     node_unreachable,
     node_mistaken,
+    node_unread,
     node_read_only,
     shard_on_two_nodes,
     shard_on_no_node,

@@ -42,7 +42,7 @@ def prepare(connection: Connection, **settings: object) -> None:
     )
 
 
-def batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
-    """The items, some hundred at a time."""
-    for start in range(0, len(items), BATCH):
-        yield items[start : start + BATCH]
+def batches(items: Sequence[Item], size: int = BATCH) -> Iterator[Sequence[Item]]:
+    """The items, ``size`` at a time."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

@@ -10,9 +10,11 @@ from psycopg import sql
 from psycopg.errors import UniqueViolation
 from sqlalchemy.engine import URL
 
-from shardids import devcluster, doctor, provision
+from shardids import Cluster, devcluster, doctor, provision
 from shardids.connect import open_engine, parse_url
+from shardids.doctor.samples import ShardingKey
 from shardids.embedded import temporary_server
+from shardids.errors import BadArgument
 from tests.conftest import MakeRole, dsn, found_cluster
 from tests.integration.cluster_support import catalog_at, connected, everything
 
@@ -396,6 +398,42 @@ def test_names_that_lead_astray(pair: Pair, make_role: MakeRole) -> None:
     ]
 
 
+def test_rows_in_the_wrong_shard(pair: Pair) -> None:
+    a, b = with_tables(pair)
+    keys = [ShardingKey(table_name="users", column_name="name")]
+    with Cluster.connect(a) as cluster:
+        names = {
+            shard: [n for n in map(str, range(100)) if cluster.shard_for(n) == shard] for shard in range(8)
+        }
+        for shard, there in names.items():
+            run(
+                a if shard < 4 else b,
+                *(f"insert into shard_{shard:04}.users (name) values ('{name}')" for name in there),
+            )
+    with catalog_at(a) as catalog:
+        assert doctor.examine(catalog, ALL_BUT_RATES, keys).findings == ()
+        moved = names[1][0]
+        run(a, f"update shard_0000.users set name = '{moved}' where name = '{names[0][0]}'")
+        run(b, "insert into shard_0004.users (id, name) select shard_0005.next_id(), null")
+        report = doctor.examine(catalog, ALL_BUT_RATES, keys)
+        assert seen(report) == {
+            ("key-in-wrong-shard", "error", ("a",), (0,)),
+            ("row-in-wrong-shard", "warning", ("b",), (4,)),
+        }
+        by_key, by_id = (f.what for f in report.findings)
+        assert f"users.name: 1 of {len(names[0])} sampled rows" in by_key
+        assert by_key.endswith(f"for example {moved!r} in shard 0, which says shard 1")
+        assert by_id.endswith("in shard 4, which says shard 5")
+        with pytest.raises(BadArgument, match=r"no shard has a column nonesuch\.name"):
+            doctor.examine(catalog, ALL_BUT_RATES, [ShardingKey.parse("nonesuch.name")])
+        run(a, "alter table shard_0000.users add born date")
+        with pytest.raises(BadArgument, match="is of type date, which has no stable hash"):
+            doctor.examine(catalog, ALL_BUT_RATES, [ShardingKey.parse("users.born")])
+        for text in ("users", "users.", ".name", "a.b.c", ""):
+            with pytest.raises(BadArgument, match="is no table and column"):
+                ShardingKey.parse(text)
+
+
 def test_ticks_ahead_of_the_clock(pair: Pair) -> None:
     a, _ = pair
     run(a, "update shardids.node set max_ahead = '20 minutes', max_reserve = 16777216")
@@ -411,5 +449,5 @@ def test_ticks_ahead_of_the_clock(pair: Pair) -> None:
 
 def test_a_check_that_there_is_not(pair: Pair) -> None:
     assert [str(f.severity) for f in examined(pair[0], ["years-left"]).findings] == []
-    with pytest.raises(doctor.BadArgument, match="there is no check 'nonesuch'"):
+    with pytest.raises(BadArgument, match="there is no check 'nonesuch'"):
         examined(pair[0], ["years-left", "nonesuch"])

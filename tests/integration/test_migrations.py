@@ -39,7 +39,7 @@ SETTINGS = migrator.layout_settings(DEFAULT, "shard_") | {
     "shard_count": "8",
     "shard": "7",
 }
-ASKED = {"first_shard", "last_shard"}
+ASKED = {"first_shard", "last_shard", "table_name", "column_name"}
 """Settings of queries."""
 INI = data_folder("migrations") / "alembic.ini"
 

@@ -1,0 +1,64 @@
+"""Checks of rows: are they in the right shard?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardids.doctor.facts import ClusterFacts, Sample
+from shardids.doctor.findings import Found, Severity, check, named_shards
+
+
+def _misplaced(facts: ClusterFacts, said_by: str) -> Iterator[tuple[str, list[Sample]]]:
+    """The samples with wrong rows, by node and column."""
+    for name, node in facts.nodes.items():
+        columns: dict[tuple[str, str], list[Sample]] = {}
+        for sample in node.samples:
+            if sample.said_by == said_by and sample.wrong and facts.is_settled(sample.shard, name):
+                columns.setdefault((sample.table_name, sample.column_name), []).append(sample)
+        for samples in columns.values():
+            yield name, samples
+
+
+def _found(node: str, samples: list[Sample], why: str, to_do: str) -> Found:
+    first, shards = samples[0], tuple(sorted(sample.shard for sample in samples))
+    column = f"{first.table_name}.{first.column_name}"
+    wrong, looked_at = sum(s.wrong for s in samples), sum(s.rows for s in samples)
+    return Found(
+        what=f'{column}: {wrong} of {looked_at} sampled rows in {named_shards(shards)} of node "{node}"'
+        f" {why}, for"
+        f" example {first.example} in shard {first.shard}, which says shard {first.belongs_to}",
+        to_do=to_do,
+        nodes=(node,),
+        shards=shards,
+        thing=column,
+    )
+
+
+@check("row-in-wrong-shard", Severity.WARNING, remedy="Move the rows to the shard that their IDs name.")
+def row_in_wrong_shard(facts: ClusterFacts) -> Iterator[Found]:
+    """Rows whose ID was born in another shard (sampled): a session opened by the ID does not find them."""
+    for node, samples in _misplaced(facts, "id"):
+        table, column = samples[0].table_name, samples[0].column_name
+        yield _found(
+            node,
+            samples,
+            "have IDs of other shards",
+            f"To see them, in each of the shards: select * from {table} where shardids.shard_of({column}) <>"
+            " …",
+        )
+
+
+@check("key-in-wrong-shard", Severity.ERROR, remedy="Move the rows to the shard that their key hashes to.")
+def key_in_wrong_shard(facts: ClusterFacts) -> Iterator[Found]:
+    """Rows whose key hashes to another shard (sampled; with `--key table.column`): it does not find them."""
+    for node, samples in _misplaced(facts, "key"):
+        yield _found(
+            node,
+            samples,
+            "have keys of other shards",
+            "Move the rows; they were written without the key, or with another number of shards",
+        )
+
+
+CHECKS = (row_in_wrong_shard, key_in_wrong_shard)
+"""All checks of this module."""

@@ -1,0 +1,36 @@
+"""The doctor measures how far the clocks of servers are apart, and sees ticks that a clock has left ahead."""
+
+from __future__ import annotations
+
+import re
+
+from shardids import doctor
+from shardids.catalog import Catalog
+from shardids.devcluster import found
+from shardids.embedded import temporary_server
+from tests.faults.support import Clock, connect
+
+
+def test_clocks_that_are_apart(clock: Clock) -> None:
+    with temporary_server() as server, temporary_server(env=clock.env) as faked:
+        catalog = Catalog(found([server, faked], 2))
+        try:
+            assert doctor.examine(catalog).findings == ()
+            for seconds, ahead, behind in ((5.5, "b", "a"), (-1.5, "a", "b"), (-3600.25, "a", "b")):
+                clock.set(seconds)
+                (finding,) = doctor.examine(catalog, ["clocks-apart"]).findings
+                assert finding.nodes == (ahead, behind)
+                measured = re.search(r"is ([\d.]+) s ± ([\d.]+) ms ahead", finding.what)
+                assert measured is not None
+                apart_s, error_ms = map(float, measured.groups())
+                # The clock that is faked is read once a millisecond or so.
+                assert abs(apart_s - abs(seconds)) < error_ms / 1000 + 0.01
+                assert error_ms < 100
+            clock.set(300)
+            with connect(faked.url()) as connection:
+                connection.execute("select shard_0001.next_id()")
+            clock.set(0)
+            (finding,) = doctor.examine(catalog).findings
+            assert (finding.check, finding.nodes, finding.shards) == ("ticks-ahead", ("b",), (1,))
+        finally:
+            catalog.close()

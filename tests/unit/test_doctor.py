@@ -1,0 +1,143 @@
+"""The doctor's checks on facts that no test can wait for: clocks, rates, the end of a layout's time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from shardids import Layout, doctor
+from shardids.catalog import Description
+from shardids.doctor.facts import ClockSample, ClusterFacts, Draws, Installation, LocalShard, NodeFacts
+from shardids.doctor.findings import Severity, call, ranges
+from shardids.doctor.generators import clocks_apart, tick_rate, ticks_ahead, years_left
+from shardids.layout import DEFAULT
+from shardids.topology import Node
+
+HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "doctor.md"
+
+FACTS = ClusterFacts(
+    at=datetime(2026, 11, 21, tzinfo=UTC),
+    description=Description(cluster=UUID(int=1), layout=DEFAULT, shard_count=8, schema_prefix="shard_"),
+    catalog_revisions=(),
+    placed={},
+    moves=(),
+    nodes={},
+)
+INSTALLATION = Installation(
+    name="a",
+    cluster=UUID(int=1),
+    epoch_ms=DEFAULT.epoch_ms,
+    time_bits=DEFAULT.time_bits,
+    shard_bits=DEFAULT.shard_bits,
+    sequence_bits=DEFAULT.sequence_bits,
+    schema_prefix="shard_",
+    on_copy="refuse",
+    max_ahead_ms=3_600_000,
+    safety_margin_ms=10_000,
+    revisions=[],
+    server_version=180000,
+    is_standby=False,
+    is_read_only=False,
+)
+SHARD = LocalShard(
+    shard=5,
+    schema="shard_0005",
+    state="active",
+    moved_to=None,
+    is_activated_here=True,
+    has_schema=True,
+    has_sequences=True,
+    next_id_is_ours=True,
+    next_ids_body="",
+    version_tables=[],
+)
+
+
+def with_clocks(**clocks: tuple[float, float]) -> ClusterFacts:
+    """A cluster whose nodes' clocks are so far ahead of this machine's: offset and error in seconds."""
+    nodes = {
+        name: NodeFacts(node=Node(name=name, url=""), clock=ClockSample(offset_s=offset, error_s=error))
+        for name, (offset, error) in clocks.items()
+    }
+    return replace(FACTS, nodes=nodes)
+
+
+def with_draws(
+    *, drawn: int = 0, offset_ms: int = 0, ahead_ms: int = 0, ahead_before_ms: int = 0
+) -> ClusterFacts:
+    """A shard that drew so many IDs in a second, and whose offset was raised so much."""
+    first = Draws(shard=5, drawn=0, offset_ms=ahead_before_ms, clock_ms=0)
+    last = Draws(shard=5, drawn=drawn, offset_ms=first.offset_ms + offset_ms, clock_ms=1000)
+    last = replace(last, offset_ms=last.offset_ms + ahead_ms)
+    node = NodeFacts(
+        node=Node(name="a", url=""), engine=INSTALLATION, shards={5: SHARD}, draws={5: (first, last)}
+    )
+    return replace(FACTS, nodes={"a": node})
+
+
+def test_clocks() -> None:
+    apart = list(clocks_apart.findings(with_clocks(a=(100.2, 0.001), b=(98.9, 0.004), c=(100.0, 0.0))))
+    assert [(f.nodes, f.severity) for f in apart] == [
+        (("a", "b"), Severity.WARNING),
+        (("c", "b"), Severity.WARNING),
+    ]
+    assert 'node "a" is 1.300 s ± 5.0 ms ahead of node "b"' in apart[0].what
+    # What was measured over slow round trips says less.
+    assert not list(clocks_apart.findings(with_clocks(a=(1.3, 0.2), b=(0.0, 0.2))))
+    assert not list(clocks_apart.findings(with_clocks(a=(0.0, 0.0), b=(0.999, 0.0))))
+
+
+def test_rates() -> None:
+    assert not list(tick_rate.findings(with_draws(drawn=800_000)))
+    (fast,) = tick_rate.findings(with_draws(drawn=900_000))
+    assert fast.shards == (5,)
+    assert "drew 900,000 IDs a second in the last 1.0 s; the layout has 1,024,000" in fast.what
+    # A shard that is ahead of the clock raises its offset only for what is reserved.
+    assert list(tick_rate.findings(with_draws(offset_ms=5900, ahead_before_ms=100)))
+    # One that was behind it catches up.
+    assert not list(tick_rate.findings(with_draws(offset_ms=50_000)))
+
+
+def test_ticks() -> None:
+    assert not list(ticks_ahead.findings(with_draws(offset_ms=70_900)))
+    (ahead,) = ticks_ahead.findings(with_draws(offset_ms=71_100))
+    assert (ahead.severity, ahead.shards) == (Severity.WARNING, (5,))
+    assert "up to 70.1 s ahead of the clock; at 3600 s draws are refused" in ahead.what
+    (far,) = ticks_ahead.findings(with_draws(offset_ms=1_900_000))
+    assert far.severity is Severity.ERROR
+
+
+@pytest.mark.parametrize(
+    ("layout", "year", "found"),
+    [
+        ("default", 2083, []),
+        ("default", 2084, [("warning", "in 9.7 years, no more IDs")]),
+        ("default", 2093, [("error", "in 0.7 years, no more IDs")]),
+        ("instagram", 2036, []),
+        ("instagram", 2037, [("warning", "years, IDs are negative")]),
+        ("instagram", 2050, []),
+    ],
+)
+def test_years(layout: str, year: int, found: list[tuple[str, str]]) -> None:
+    description = replace(FACTS.description, layout=Layout.preset(layout))
+    facts = replace(FACTS, at=datetime(year, 1, 1, tzinfo=UTC), description=description)
+    findings = list(years_left.findings(facts))
+    assert [str(f.severity) for f in findings] == [severity for severity, _ in found]
+    assert all(words in f.what for f, (_, words) in zip(findings, found, strict=True))
+
+
+def test_words() -> None:
+    assert ranges([7, 0, 1, 2, 3, 9, 10]) == "0-3,7,9-10"
+    assert call("fence", [5]) == "select shardids.fence(5)"
+    assert call("fence", [6, 5]) == "select shardids.fence(shard) from unnest('{5,6}'::integer[]) shard"
+
+
+def test_every_check_has_a_name_of_its_own_and_is_in_the_how_to() -> None:
+    names = [check.name for check in doctor.CHECKS]
+    assert len(set(names)) == len(names)
+    rows = [f"| `{c.name}` | {c.severity} | {c.finds} | {c.remedy} |" for c in doctor.CHECKS]
+    assert "\n".join(["| --- | --- | --- | --- |", *rows, ""]) in HOW_TO.read_text("utf-8")
