@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import shardids
-from shardids.cli import clusters, dev, doctor, ids, sql
+from shardids.cli import clusters, dev, doctor, ids, sql, views
 from shardids.cli.common import ErrorsAsMessages
 
 app = typer.Typer(
@@ -41,6 +41,7 @@ app.command("grant")(clusters.grant)
 app.command("doctor")(doctor.examine)
 app.add_typer(clusters.node_app, name="node")
 app.add_typer(clusters.shard_app, name="shard")
+app.add_typer(views.app, name="view")
 app.add_typer(ids.app, name="id")
 app.add_typer(sql.app, name="sql")
 app.add_typer(dev.app, name="dev")

@@ -25,6 +25,7 @@ FACTS = ClusterFacts(
     catalog_revisions=(),
     placed={},
     moves=(),
+    views=(),
     nodes={},
 )
 INSTALLATION = Installation(

@@ -1,4 +1,4 @@
-"""Runs the doctor's queries: each in a transaction of its own, that waits for no lock long."""
+"""Runs queries that are files of ``sql/``: each in a transaction of its own, that waits for no lock long."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rows(connection: Connection, query: str, record: type[Row]) -> list[Row]:
 
 
 def prepare(connection: Connection, **settings: object) -> None:
-    """What each of the doctor's transactions starts with."""
+    """What such a transaction starts with."""
     values = _LIMITS | {f"shardids.{name}": str(value) for name, value in settings.items()}
     connection.execute(
         text("""select set_config(name, value, true)
