@@ -72,10 +72,12 @@ def refresh(
 ) -> None:
     """Make a view read every shard where it is now, with the columns that the table has now."""
     with opened(catalog) as there:
-        names = [view.name for view in views.views_in(there)] if name is None else [name]
-        for one in names:
-            done = views.refresh(there, one, store_password=store_password, dry_run=dry_run)
-            _report(one, done, dry_run, "refreshed")
+        if name is None:
+            done = views.refresh_all(there, store_password=store_password, dry_run=dry_run)
+        else:
+            done = {name: views.refresh(there, name, store_password=store_password, dry_run=dry_run)}
+    for one, statements in done.items():
+        _report(one, statements, dry_run, "refreshed")
 
 
 @app.command()

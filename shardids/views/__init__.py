@@ -25,7 +25,7 @@ from shardids.views import statements
 from shardids.views.state import View, read_sources, stale_shards, views_in
 from shardids.views.statements import Column, Plan, Server, Source
 
-__all__ = ["View", "create", "drop", "listed", "refresh", "views_in"]
+__all__ = ["View", "create", "drop", "listed", "refresh", "refresh_all", "views_in"]
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}")
 _HIDDEN = "…"
@@ -114,6 +114,16 @@ def refresh(catalog: Catalog, name: str, *, store_password: bool = False, dry_ru
     return _bring_up_to_date(
         catalog, _known(catalog, name), url=None, store_password=store_password, dry_run=dry_run
     )
+
+
+def refresh_all(
+    catalog: Catalog, *, store_password: bool = False, dry_run: bool = False
+) -> dict[str, list[str]]:
+    """Refreshes all views, one after the other; returns the statements of each. Raises as :func:`refresh`."""
+    return {
+        view.name: refresh(catalog, view.name, store_password=store_password, dry_run=dry_run)
+        for view in views_in(catalog)
+    }
 
 
 def drop(catalog: Catalog, name: str, *, dry_run: bool = False) -> list[str]:

@@ -184,7 +184,8 @@ def test_a_view_in_a_database_of_its_own(pair: Pair, blank_database: Blank) -> N
     own = blank_database()
     with catalog_at(a) as catalog:
         make(catalog, node=None, url=dsn(own))
-        assert [scan[::2] for scan in scans(plan(own, "select * from shardids_views.photos"))] == [
+        # PostgreSQL 14 computes nothing on top of asynchronous scans, so not the shard either.
+        assert [scan[::2] for scan in scans(plan(own, "select id, title from shardids_views.photos"))] == [
             ("Foreign Scan", True)
         ] * 8
         assert rows(own, "select count(*), count(distinct shard) from shardids_views.photos") == [(ROWS, 8)]
