@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -86,6 +86,9 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[int, ClusterFacts]:
     with ThreadPoolExecutor(max_workers=max(1, len(nodes))) as pool:
         viewed = [pool.submit(_ask_view, catalog, view, description) for view in views_in(catalog)]
         asked = [pool.submit(_ask_node, catalog, node, clock, wishes, description) for node in nodes.values()]
+        answers = dict(zip(nodes, (one.result() for one in asked), strict=True))
+    with catalog.engine.connect() as connection:
+        moves = moves_meanwhile(moves, _read_moves(connection))
     return version, ClusterFacts(
         at=datetime.now(UTC),
         description=description,
@@ -93,7 +96,7 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[int, ClusterFacts]:
         placed={row.shard: Placed(node=row.node, state=row.state) for row in placed},
         moves=moves,
         views=[one.result() for one in viewed],
-        nodes=dict(zip(nodes, (one.result() for one in asked), strict=True)),
+        nodes=answers,
     )
 
 
@@ -113,6 +116,13 @@ def _read_moves(connection: Connection) -> list[Move]:
         {"lock": _MOVERS_LOCK},
     )
     return [Move(**row._mapping) for row in found]
+
+
+def moves_meanwhile(before: Sequence[Move], after: Sequence[Move]) -> list[Move]:
+    """The moves that were not over at some time between two looks; one that ended was at work."""
+    later = {move.shard: move for move in after}
+    ended = [replace(move, is_running=True) for move in before if move.shard not in later]
+    return [*ended, *after]
 
 
 def _version(catalog: Catalog) -> int:
