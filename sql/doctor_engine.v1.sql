@@ -7,7 +7,8 @@
 with functions as (
   select n.nspname = 'shardids' as is_installed,
          format('%s(%s)', p.proname, pg_get_function_identity_arguments(p.oid)) as function,
-         replace(pg_get_functiondef(p.oid), 'pg_temp.', 'shardids.') as definition
+         -- Older servers print the temporary schema's own name.
+         replace(replace(pg_get_functiondef(p.oid), 'pg_temp.', 'shardids.'), n.nspname || '.', 'shardids.') as definition
   from pg_proc p
   join pg_namespace n on n.oid = p.pronamespace
   where n.nspname = 'shardids' or n.oid = pg_my_temp_schema())

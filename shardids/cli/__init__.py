@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import shardids
-from shardids.cli import baseline, clusters, dev, doctor, ids, migrate, sql, upgrade
+from shardids.cli import baseline, clusters, dev, doctor, ids, migrate, sql, upgrade, views
 from shardids.cli.common import ErrorsAsMessages
 
 app = typer.Typer(
@@ -43,6 +43,7 @@ app.command("doctor")(doctor.examine)
 app.add_typer(clusters.node_app, name="node")
 app.add_typer(clusters.shard_app, name="shard")
 app.add_typer(migrate.app, name="migrate")
+app.add_typer(views.app, name="view")
 app.add_typer(ids.app, name="id")
 app.add_typer(sql.app, name="sql")
 app.add_typer(dev.app, name="dev")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from psycopg import sql
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.engine import URL
 
 from shardids.catalog import Catalog, Description
 from shardids.connect import open_engine, parse_url, with_password_of
@@ -30,11 +31,13 @@ from shardids.doctor.facts import (
     NodeFacts,
     PathTrap,
     Placed,
+    ViewFacts,
 )
-from shardids.doctor.reading import batches, prepare, read
 from shardids.doctor.samples import ShardingKey, sample_ids, sample_keys
 from shardids.errors import BadArgument, ShardidsError
+from shardids.queries import batches, prepare, read
 from shardids.topology import Node
+from shardids.views.state import View, read_sources, views_in
 
 _MOVERS_LOCK = 1936220520
 _ATTEMPTS = 3
@@ -81,14 +84,19 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[int, ClusterFacts]:
     nodes = catalog.nodes()
     clock = LocalClock()
     with ThreadPoolExecutor(max_workers=max(1, len(nodes))) as pool:
+        viewed = [pool.submit(_ask_view, catalog, view, description) for view in views_in(catalog)]
         asked = [pool.submit(_ask_node, catalog, node, clock, wishes, description) for node in nodes.values()]
+        answers = dict(zip(nodes, (one.result() for one in asked), strict=True))
+    with catalog.engine.connect() as connection:
+        moves = moves_meanwhile(moves, _read_moves(connection))
     return version, ClusterFacts(
         at=datetime.now(UTC),
         description=description,
         catalog_revisions=tuple(revisions),
         placed={row.shard: Placed(node=row.node, state=row.state) for row in placed},
         moves=moves,
-        nodes=dict(zip(nodes, (one.result() for one in asked), strict=True)),
+        views=[one.result() for one in viewed],
+        nodes=answers,
     )
 
 
@@ -110,6 +118,13 @@ def _read_moves(connection: Connection) -> list[Move]:
     return [Move(**row._mapping) for row in found]
 
 
+def moves_meanwhile(before: Sequence[Move], after: Sequence[Move]) -> list[Move]:
+    """The moves that were not over at some time between two looks; one that ended was at work."""
+    later = {move.shard: move for move in after}
+    ended = [replace(move, is_running=True) for move in before if move.shard not in later]
+    return [*ended, *after]
+
+
 def _version(catalog: Catalog) -> int:
     with catalog.engine.connect() as connection:
         return int(connection.scalar(text("select version from shardids_catalog.cluster")) or 0)
@@ -119,13 +134,7 @@ def _ask_node(
     catalog: Catalog, node: Node, clock: LocalClock, wishes: Wishes, description: Description
 ) -> NodeFacts:
     url = with_password_of(parse_url(node.url), catalog.url)
-    engine = open_engine(
-        url,
-        what=f'node "{node.name}"',
-        administrative=True,
-        pool_size=1,
-        connect_args={"connect_timeout": _CONNECT_TIMEOUT_S},
-    )
+    engine = _engine(url, f'node "{node.name}"')
     known: dict[str, Any] = {}
     try:
         with engine.connect() as connection:
@@ -138,6 +147,26 @@ def _ask_node(
     finally:
         engine.dispose()
     return NodeFacts(node=node, **known)
+
+
+def _ask_view(catalog: Catalog, view: View, description: Description) -> ViewFacts:
+    """A view that is on a node is asked for there, with the rest."""
+    if view.url is None:
+        return ViewFacts(view=view)
+    url = with_password_of(parse_url(view.url), catalog.url)
+    engine = _engine(url, f'the database of view "{view.name}"')
+    try:
+        with engine.connect() as connection:
+            return ViewFacts(view=view, sources=read_sources(connection, description.schema_prefix))
+    except ShardidsError as error:
+        return ViewFacts(view=view, error=error)
+    finally:
+        engine.dispose()
+
+
+def _engine(url: URL, what: str) -> Engine:
+    limits = {"connect_timeout": _CONNECT_TIMEOUT_S}
+    return open_engine(url, what=what, administrative=True, pool_size=1, connect_args=limits)
 
 
 def _node_facts(
@@ -164,6 +193,7 @@ def _node_facts(
         "grants": read(connection, "doctor_grants.v1", Grant),
         "path_traps": read(connection, "doctor_paths.v1", PathTrap),
     }
+    yield {"view_sources": read_sources(connection, description.schema_prefix)}
     prefix, count = description.schema_prefix, description.shard_count
     yield {
         "samples": [

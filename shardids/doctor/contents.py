@@ -1,4 +1,4 @@
-"""Checks of rows: are they in the right shard?"""
+"""Checks of rows, whether they are in the right shard, and of views over all shards."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from shardids.doctor.facts import ClusterFacts, Sample
 from shardids.doctor.findings import Found, Severity, check, named_shards
+from shardids.views.state import stale_shards
 
 
 def _misplaced(facts: ClusterFacts, said_by: str) -> Iterator[tuple[str, list[Sample]]]:
@@ -60,5 +61,33 @@ def key_in_wrong_shard(facts: ClusterFacts) -> Iterator[Found]:
         )
 
 
-CHECKS = (row_in_wrong_shard, key_in_wrong_shard)
+@check("view-stale", Severity.WARNING, remedy="`shardids view refresh`.")
+def view_stale(facts: ClusterFacts) -> Iterator[Found]:
+    """A view over all shards that does not read each where it is now, or that is gone."""
+    node_of = {shard: placed.node for shard, placed in facts.placed.items() if placed.state == "active"}
+    nodes = {name: node.node for name, node in facts.nodes.items()}
+    for one in facts.views:
+        view = one.view
+        home = facts.nodes[view.node] if view.node else None
+        error = home.error if home else one.error
+        to_do = f"shardids view refresh {view.name}"
+        if error is not None:
+            if home is None:
+                what = f'view "{view.name}" can\'t be looked at: {error.message}'
+                yield Found(what=what, to_do=error.hint or to_do, thing=view.name)
+            continue
+        sources = home.view_sources if home else one.sources
+        stale = stale_shards(view, sources, node_of, nodes)
+        if stale:
+            yield Found(
+                what=f'view "{view.name}" on {view.where} does not read {named_shards(stale)} where the'
+                " catalog places them",
+                to_do=to_do,
+                nodes=(view.node,) if view.node else (),
+                shards=tuple(stale),
+                thing=view.name,
+            )
+
+
+CHECKS = (row_in_wrong_shard, key_in_wrong_shard, view_stale)
 """All checks of this module."""

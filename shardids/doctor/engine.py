@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 
 from shardids import migrator
 from shardids.doctor.facts import ChangedFunction, Installation
-from shardids.doctor.reading import prepare, rows
+from shardids.queries import prepare, rows
 from shardids.sqlfiles import read_sql
 
 _STATEMENT = re.compile(

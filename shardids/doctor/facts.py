@@ -10,6 +10,7 @@ from uuid import UUID
 from shardids.catalog import Description
 from shardids.errors import ShardidsError
 from shardids.topology import Node
+from shardids.views.state import View, ViewSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +211,7 @@ class NodeFacts:
     grants: Sequence[Grant] = ()
     path_traps: Sequence[PathTrap] = ()
     samples: Sequence[Sample] = ()
+    view_sources: Sequence[ViewSource] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +234,15 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ViewFacts:
+    """A view over all shards in a database that is no node: where it reads them, or why it can't be asked."""
+
+    view: View
+    sources: Sequence[ViewSource] = ()
+    error: ShardidsError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFacts:
     """The catalog and all its nodes."""
 
@@ -240,6 +251,7 @@ class ClusterFacts:
     catalog_revisions: tuple[str, ...]
     placed: Mapping[int, Placed]
     moves: Sequence[Move]
+    views: Sequence[ViewFacts]
     nodes: Mapping[str, NodeFacts]
 
     @property

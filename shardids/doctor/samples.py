@@ -11,8 +11,8 @@ from psycopg import sql
 from sqlalchemy import Connection
 
 from shardids.doctor.facts import KeyColumn, Sample
-from shardids.doctor.reading import batches, prepare, read, rows
 from shardids.errors import BadArgument
+from shardids.queries import batches, prepare, read, rows
 from shardids.topology import schema_name, shard_for_key
 
 _ROWS: Final = 100

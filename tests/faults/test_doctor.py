@@ -7,8 +7,9 @@ import re
 from shardids import doctor
 from shardids.catalog import Catalog
 from shardids.devcluster import found
-from shardids.embedded import temporary_server
-from tests.faults.support import Clock, connect
+from shardids.embedded import EmbeddedServer, temporary_server
+from tests.faults.support import Clock, connect, scalar, until
+from tests.faults.test_copies import standby_of
 
 
 def test_clocks_that_are_apart(clock: Clock) -> None:
@@ -34,3 +35,25 @@ def test_clocks_that_are_apart(clock: Clock) -> None:
             assert (finding.check, finding.nodes, finding.shards) == ("ticks-ahead", ("b",), (1,))
         finally:
             catalog.close()
+
+
+def test_a_standby_in_place_of_its_primary(own_server: EmbeddedServer) -> None:
+    catalog = Catalog(own_server.url())
+    try:
+        with (
+            standby_of(own_server) as url,
+            connect(own_server.url()) as primary,
+            connect(url) as standby,
+        ):
+            primary.execute("update shardids_catalog.node set url = %s", [url])
+            there = "select count(*) from shardids_catalog.node where url = %s"
+            until(lambda: scalar(standby, there, url), "the standby has it")
+            (finding,) = doctor.examine(catalog).findings
+            assert (finding.check, finding.nodes) == ("node-read-only", ("a",))
+            standby.execute("select pg_promote()")
+            primary.execute("select shardids.fence(0)")
+            assert doctor.examine(catalog).findings == ()
+            standby.execute("select shard_0000.next_id()")
+            assert doctor.examine(catalog).findings == ()
+    finally:
+        catalog.close()

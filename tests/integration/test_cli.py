@@ -18,6 +18,7 @@ import shardids
 from shardids import Layout
 from shardids.cli import app
 from shardids.cli.common import parse_shards
+from shardids.connect import parse_url
 from shardids.errors import BadArgument
 from shardids.idtext import to_text
 from shardids.layout import DEFAULT
@@ -439,6 +440,34 @@ def test_the_doctor_says_what_is_wrong_and_exits_with_3(run: Run, cluster_url: U
     }
 
 
+def test_views_by_commands(run: Run, cluster_url: URL) -> None:
+    catalog = dsn(cluster_url)
+    with catalog_at(catalog) as there:
+        nodes = there.nodes()
+    for name, shards in (("a", range(4)), ("b", range(4, 8))):
+        with connected(parse_url(nodes[name].url)) as connection:
+            for shard in shards:
+                connection.execute(f"create table shard_{shard:04}.logs (id bigint primary key)".encode())
+    words = ("logs", "--catalog", catalog, "--table", "logs", "--on", "a", "--store-password")
+    before = everything(cluster_url)
+    dry = run("view", "create", *words, "--dry-run")
+    assert (dry.code, dry.err) == (0, "")
+    assert "create or replace view" in dry.out
+    assert str(cluster_url.password) not in dry.out
+    assert everything(cluster_url) == before
+    assert run("view", "list", "--catalog", catalog).err.startswith("No view yet")
+    made = run("view", "create", *words)
+    assert (made.code, made.err) == (0, "")
+    assert made.out.startswith('View "logs" made: ')
+    assert run("view", "refresh", "--catalog", catalog).out == 'View "logs" is up to date\n'
+    listed = run("view", "list", "--catalog", catalog, "--json")
+    assert listed.json == [{"view": "logs", "table": "logs", "id": "id", "on": "a", "shards": 8, "stale": 0}]
+    refused(run("view", "refresh", "nonesuch", "--catalog", catalog), 1, 'no view "nonesuch"', "Views: logs")
+    refused(run("view", "create", "x", "--catalog", catalog, "--table", "logs"), 2, "--on NODE, --url URL")
+    assert run("view", "drop", "logs", "--catalog", catalog).out.startswith('View "logs" dropped')
+    assert run("view", "list", "--catalog", catalog, "--json").json == []
+
+
 def test_the_doctor_needs_a_catalog_and_names_of_checks(run: Run, home: str) -> None:
     listed = run("doctor", "--list")
     assert listed.code == 0
@@ -493,7 +522,7 @@ def test_the_commands_that_there_are() -> None:
             "shard list",
         ),
         *("shard show", "id decode", "id encode", "id range", "id next", "sql list", "sql show"),
-        *("dev up", "dev status", "dev down"),
+        *("dev up", "dev status", "dev down", "view create", "view list", "view refresh", "view drop"),
     }
 
 

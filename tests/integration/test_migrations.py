@@ -303,12 +303,14 @@ def test_a_shard_beyond_the_layout(
 def test_every_file_runs_just_as_it_stands(blank_database: Blank) -> None:
     url = blank_database()
     order = [
-        *("catalog.v1.sql", "layout.v1.sql", "decode.v1.sql", "node.v1.sql"),
+        *("catalog.v1.sql", "view.v1.sql", "layout.v1.sql", "decode.v1.sql", "node.v1.sql"),
         *("identity.v1.sql", "engine.v1.sql", "admin.v1.sql", "migrate.v1.sql", "shard.v1.sql"),
         *("shard.v1.down.sql", "migrate.v1.down.sql", "node.v1.down.sql", "catalog.v1.down.sql"),
     ]
-    # The doctor's install nothing: they are queries.
-    assert sorted(order) == [name for name in sql_names() if not name.startswith("doctor_")]
+    # These install nothing: they are queries, and what shardids is compared with.
+    assert sorted(order) == [
+        name for name in sql_names() if not name.startswith(("doctor_", "view_", "published"))
+    ]
     with psycopg.connect(dsn(url), autocommit=True) as connection:
         for name, value in SETTINGS.items():
             if name != "shard":

@@ -11,7 +11,16 @@ import pytest
 
 from shardids import Layout, doctor
 from shardids.catalog import Description
-from shardids.doctor.facts import ClockSample, ClusterFacts, Draws, Installation, LocalShard, NodeFacts
+from shardids.doctor.ask import moves_meanwhile
+from shardids.doctor.facts import (
+    ClockSample,
+    ClusterFacts,
+    Draws,
+    Installation,
+    LocalShard,
+    Move,
+    NodeFacts,
+)
 from shardids.doctor.findings import Severity, call, ranges
 from shardids.doctor.generators import clocks_apart, tick_rate, ticks_ahead, years_left
 from shardids.layout import DEFAULT
@@ -25,6 +34,7 @@ FACTS = ClusterFacts(
     catalog_revisions=(),
     placed={},
     moves=(),
+    views=(),
     nodes={},
 )
 INSTALLATION = Installation(
@@ -141,3 +151,18 @@ def test_every_check_has_a_name_of_its_own_and_is_in_the_how_to() -> None:
     assert len(set(names)) == len(names)
     rows = [f"| `{c.name}` | {c.severity} | {c.finds} | {c.remedy} |" for c in doctor.CHECKS]
     assert "\n".join(["| --- | --- | --- | --- |", *rows, ""]) in HOW_TO.read_text("utf-8")
+
+
+def test_moves_that_begin_and_end_while_the_doctor_asks() -> None:
+    def move(shard: int, *, is_running: bool) -> Move:
+        return Move(shard=shard, source="a", target="b", step="copy", is_running=is_running)
+
+    before = [move(1, is_running=True), move(2, is_running=False), move(3, is_running=True)]
+    after = [move(3, is_running=False), move(4, is_running=True)]
+    # What has ended was not broken off; what is there at the end is as it is then.
+    assert moves_meanwhile(before, after) == [
+        move(1, is_running=True),
+        move(2, is_running=True),
+        move(3, is_running=False),
+        move(4, is_running=True),
+    ]

@@ -1,4 +1,4 @@
-"""The cluster, its nodes and the placement of its shards."""
+"""The cluster, its nodes, the placement of its shards, and views over them."""
 
 from shardids.migrator import run_sql
 
@@ -9,7 +9,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    run_sql("catalog.v1.sql")
+    run_sql("catalog.v1.sql", "view.v1.sql")
 
 
 def downgrade() -> None:

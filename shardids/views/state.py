@@ -1,0 +1,82 @@
+"""What a database has of the views in it, and whether that fits the placement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, text
+
+from shardids.catalog import Catalog
+from shardids.connect import parse_url
+from shardids.queries import read
+from shardids.topology import Node
+from shardids.views.statements import server_name, server_options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """A view as the catalog has it; it is on a node, or in the database at ``url``."""
+
+    name: str
+    table_name: str
+    id_column: str
+    node: str | None
+    url: str | None
+
+    @property
+    def where(self) -> str:
+        """The place in words."""
+        return f'node "{self.node}"' if self.node else str(self.url)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewSource:
+    """Where a view reads one shard: a row of ``view_state.v1.sql``. Without a server: in its own database."""
+
+    view_name: str
+    shard: int
+    server: str | None
+    server_options: list[str] | None
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The options of the server."""
+        return dict(option.split("=", 1) for option in self.server_options or ())
+
+
+def views_in(catalog: Catalog) -> list[View]:
+    """The views that the catalog knows, by name; none in a catalog that is older than views."""
+    with catalog.engine.connect() as connection:
+        if connection.scalar(text("select to_regclass('shardids_catalog.view') is null")):
+            return []
+        found = connection.execute(
+            text("select name, table_name, id_column, node, url from shardids_catalog.view order by name")
+        )
+        return [View(**row._mapping) for row in found]
+
+
+def read_sources(connection: Connection, schema_prefix: str) -> list[ViewSource]:
+    """Where the views of a database read each shard."""
+    return read(connection, "view_state.v1", ViewSource, schema_prefix=schema_prefix)
+
+
+def stale_shards(
+    view: View, sources: Iterable[ViewSource], node_of: Mapping[int, str], nodes: Mapping[str, Node]
+) -> list[int]:
+    """The shards that a view does not read, or not where they are, or that there are no more."""
+    addresses = {name: _address(server_options(parse_url(node.url))) for name, node in nodes.items()}
+    wanted = {
+        shard: (None, None) if name == view.node else (server_name(name), addresses[name])
+        for shard, name in node_of.items()
+    }
+    there = {
+        source.shard: (source.server, _address(source.options) if source.server else None)
+        for source in sources
+        if source.view_name == view.name
+    }
+    return sorted(shard for shard in wanted.keys() | there.keys() if wanted.get(shard) != there.get(shard))
+
+
+def _address(options: Mapping[str, str]) -> tuple[str | None, ...]:
+    return tuple(options.get(name) for name in ("host", "port", "dbname"))

@@ -1,0 +1,259 @@
+"""The SQL that makes a view over a table of all shards, and brings one up to date."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from psycopg import sql
+from sqlalchemy.engine import URL
+
+from shardids.errors import ClusterConflict
+from shardids.layout import Layout
+
+SCHEMA: Final = "shardids_views"
+_PASSED_ON: Final = (
+    *("hostaddr", "sslmode", "sslrootcert", "sslcrl"),
+    *("channel_binding", "gssencmode", "krbsrvname"),
+)
+"""What the view's database takes over from a node's URL. A passfile, say, is on another machine."""
+_SERVER_OPTIONS: Final = {
+    "async_capable": "true",
+    "fetch_size": "1000",
+    "updatable": "false",
+    "truncatable": "false",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column of the table; ``is_cast`` where its type is the shard's own, and it is read as text."""
+
+    name: str
+    type: str
+    is_cast: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """Another node, as ``postgres_fdw`` is to reach it."""
+
+    name: str
+    options: Mapping[str, str]
+    user: str
+    password: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a view reads a shard: a server, or, without one, its schema in the same database."""
+
+    shard: int
+    schema: str
+    server: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A view as it is to be: its table, its columns, and a source for every shard."""
+
+    name: str
+    table_name: str
+    id_column: str
+    columns: Sequence[Column]
+    sources: Sequence[Source]
+
+    @property
+    def shard_column(self) -> str:
+        """The column that the view has beside the table's: the shard."""
+        return "shardids_shard" if any(column.name == "shard" for column in self.columns) else "shard"
+
+
+def server_name(node: str) -> str:
+    """The name of a node's foreign server."""
+    return f"shardids_{node}"
+
+
+def server_options(url: URL) -> dict[str, str]:
+    """The options of a foreign server for the node at ``url``."""
+    options = {
+        "host": url.host or "localhost",
+        "port": str(url.port or 5432),
+        "dbname": url.database or "postgres",
+    }
+    options |= {name: str(url.query[name]) for name in _PASSED_ON if name in url.query}
+    if "host" in url.query:
+        options["host"] = str(url.query["host"])
+    return options | _SERVER_OPTIONS
+
+
+def foundation(layout: Layout) -> Iterator[sql.Composable]:
+    """What all views of a database share."""
+    schema = sql.Identifier(SCHEMA)
+    yield sql.SQL("create schema if not exists {}").format(schema)
+    yield sql.SQL("create extension if not exists postgres_fdw schema {}").format(schema)
+    # Inlined, and so part of the partition key; it needs no engine, for the database need not be a node.
+    yield sql.SQL(
+        "create or replace function {}(id bigint) returns integer language sql immutable parallel safe"
+        " return ((id >> {}) & {}::bigint)::integer"
+    ).format(_in_schema("shard_of"), sql.Literal(layout.sequence_bits), sql.Literal(layout.shard_limit - 1))
+
+
+def server(wanted: Server, present: Mapping[str, str] | None) -> Iterator[sql.Composable]:
+    """Makes a server, or corrects the options of one that is there."""
+    name = sql.Identifier(wanted.name)
+    if present is None:
+        yield sql.SQL("create server {} foreign data wrapper postgres_fdw options ({})").format(
+            name, _options(wanted.options)
+        )
+    else:
+        changes = [
+            sql.SQL("{} {} {}").format(
+                sql.SQL("set" if option in present else "add"), sql.Identifier(option), sql.Literal(value)
+            )
+            for option, value in wanted.options.items()
+            if present.get(option) != value
+        ]
+        changes += [
+            sql.SQL("drop {}").format(sql.Identifier(option))
+            for option in present
+            if option not in wanted.options
+        ]
+        if changes:
+            yield sql.SQL("alter server {} options ({})").format(name, sql.SQL(", ").join(changes))
+
+
+def user_mapping(wanted: Server, *, is_mapped: bool) -> Iterator[sql.Composable]:
+    """Makes the owner's user mapping, in place of one that is there; only superusers may without password."""
+    name = sql.Identifier(wanted.name)
+    if is_mapped:
+        yield sql.SQL("drop user mapping for current_user server {}").format(name)
+    login = {"password_required": "false"} if wanted.password is None else {"password": wanted.password}
+    yield sql.SQL("create user mapping for current_user server {} options ({})").format(
+        name, _options({"user": wanted.user} | login)
+    )
+
+
+def view(
+    plan: Plan, present: Mapping[int, str | None], present_columns: Sequence[tuple[str, str]] | None
+) -> Iterator[sql.Composable]:
+    """Makes a view, or changes what is not right in one.
+
+    ``present`` is where it reads each shard now, ``present_columns`` the names and types that it has, or
+    ``None`` if there is no view.
+
+    Raises:
+        ClusterConflict: columns were dropped or changed, which CREATE OR REPLACE VIEW can't follow.
+    """
+    parent = _in_schema(f"{plan.name}_foreign")
+    columns = [(column.name, column.type) for column in plan.columns]
+    if present_columns is None:
+        yield sql.SQL("create table {} ({}) partition by list ({}({}))").format(
+            parent,
+            sql.SQL(", ").join(_defined(name, type_) for name, type_ in columns),
+            _in_schema("shard_of"),
+            sql.Identifier(plan.id_column),
+        )
+    elif columns[: len(present_columns)] != list(present_columns):
+        raise ClusterConflict(
+            f'view "{plan.name}" has columns that table "{plan.table_name}" has no more, or of other types',
+            hint=f"shardids view drop {plan.name}, and create it again; its grants go with it.",
+        )
+    else:
+        for name, type_ in columns[len(present_columns) :]:
+            yield sql.SQL("alter table {} add column {}").format(parent, _defined(name, type_))
+    wanted = {source.shard: source.server for source in plan.sources}
+    for shard, there in present.items():
+        if there is not None and wanted.get(shard) != there:
+            yield sql.SQL("drop foreign table {}").format(_part(plan, shard))
+    for source in plan.sources:
+        if source.server is not None and present.get(source.shard) != source.server:
+            yield sql.SQL(
+                "create foreign table {} partition of {} for values in ({}) server {}"
+                " options (schema_name {}, table_name {})"
+            ).format(
+                _part(plan, source.shard),
+                parent,
+                sql.Literal(source.shard),
+                sql.Identifier(source.server),
+                sql.Literal(source.schema),
+                sql.Literal(plan.table_name),
+            )
+    if present_columns is None or present != wanted or len(columns) > len(present_columns):
+        yield _view(plan, parent)
+        yield _by_id(plan)
+
+
+def _view(plan: Plan, parent: sql.Composable) -> sql.Composable:
+    """All shards: those of this database, one by one, and the foreign ones."""
+    columns = sql.SQL(", ").join(
+        sql.SQL("t.{}").format(sql.Identifier(column.name)) for column in plan.columns
+    )
+    cast = sql.SQL(", ").join(
+        sql.SQL("t.{0}::{1} as {0}" if column.is_cast else "t.{0}").format(
+            sql.Identifier(column.name), sql.SQL(column.type)
+        )
+        for column in plan.columns
+    )
+    shard = sql.Identifier(plan.shard_column)
+    selects = [
+        # A constant: with a condition on it, the planner drops the other branches.
+        sql.SQL("select {} as {}, {} from {} t").format(
+            sql.Literal(source.shard), shard, cast, sql.Identifier(source.schema, plan.table_name)
+        )
+        for source in plan.sources
+        if source.server is None
+    ]
+    selects.append(
+        sql.SQL("select {}(t.{}) as {}, {} from {} t").format(
+            _in_schema("shard_of"), sql.Identifier(plan.id_column), shard, columns, parent
+        )
+    )
+    return sql.SQL("create or replace view {} as\n{}").format(
+        _in_schema(plan.name), sql.SQL("\nunion all ").join(selects)
+    )
+
+
+def _by_id(plan: Plan) -> sql.Composable:
+    # A body of text: one that is parsed would forbid CREATE OR REPLACE VIEW to add columns.
+    name, id_column = _in_schema(plan.name), sql.Identifier(plan.id_column)
+    body = sql.SQL("select * from {} v where v.{} = $1 and v.{} = {}($1)").format(
+        name, id_column, sql.Identifier(plan.shard_column), _in_schema("shard_of")
+    )
+    return sql.SQL(
+        "create or replace function {}(id bigint) returns setof {} language sql stable as {}"
+    ).format(_in_schema(f"{plan.name}_by_id"), name, sql.Literal(body.as_string()))
+
+
+def removal(name: str) -> Iterator[sql.Composable]:
+    """Drops a view and what belongs to it. Fails where other objects use it."""
+    yield sql.SQL("drop function if exists {}(bigint)").format(_in_schema(f"{name}_by_id"))
+    yield sql.SQL("drop view if exists {}").format(_in_schema(name))
+    yield sql.SQL("drop table if exists {}").format(_in_schema(f"{name}_foreign"))
+
+
+def trials(plan: Plan) -> Iterator[tuple[str, sql.Composable]]:
+    """For every server a query that reads a row of one shard."""
+    first = {source.server: source.shard for source in reversed(plan.sources) if source.server is not None}
+    for name, shard in first.items():
+        yield name, sql.SQL("select count(*) from (select from {} limit 1) one").format(_part(plan, shard))
+
+
+def _in_schema(name: str) -> sql.Identifier:
+    return sql.Identifier(SCHEMA, name)
+
+
+def _part(plan: Plan, shard: int) -> sql.Identifier:
+    return _in_schema(f"{plan.name}_{shard:04}")
+
+
+def _defined(name: str, type_: str) -> sql.Composable:
+    # The server wrote the type (format_type), so it is SQL already.
+    return sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(type_))
+
+
+def _options(options: Mapping[str, str]) -> sql.Composable:
+    return sql.SQL(", ").join(
+        sql.SQL("{} {}").format(sql.Identifier(name), sql.Literal(value)) for name, value in options.items()
+    )
