@@ -144,7 +144,12 @@ class RoutedSession(ShardedSession):
 
     def route(self, context: ORMExecuteState) -> Result[Any] | None:
         """Sends a statement into its shards; ``None`` if it goes on by itself, into its only one."""
-        _guard(context.bind_mapper)
+        if context.bind_mapper not in _GUARDED:
+            _guard(context.bind_mapper)
+        if context.is_select and "shard_id" in context.bind_arguments:
+            # All that get() needs: this is the quick way through.
+            self._go_on(context, int(context.bind_arguments["shard_id"]))
+            return None
         shard = self._named(context)
         if context.is_insert and self._inserting is None:
             return insert(self, context, shard)
@@ -203,7 +208,7 @@ def _guard(mapper: Mapper[Any] | None) -> None:
 
     It looks at all models that are declared together with this one, for a join may load any of them.
     """
-    if mapper is None or mapper in _GUARDED:
+    if mapper is None:
         return
     for model in mapper.registry.mappers:
         if model not in _GUARDED and not facts_of(model).located:
