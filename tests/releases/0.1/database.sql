@@ -65,6 +65,16 @@ begin
   if shardids.is_current(seen, drawn) and shardids.is_unchanged(seen, id_offset) then
     return shardids.drawn_id(seen, drawn, shard);
   end if;
+  -- More than a minute ahead, after the clock stepped back for example. The draw passes where advance() would change
+  -- nothing: its lock is for those who change the offset, and that nobody did is seen below as on the usual path.
+  if shardids.is_ahead(seen, drawn, '10 years') then
+    perform from shardids.node n, shardids.shard s
+    where s.id operator(pg_catalog.=) next_id.shard and s.id_offset operator(pg_catalog.=) next_id.id_offset
+      and shardids.is_ahead(seen, drawn, n.max_ahead);
+    if found and shardids.is_in_time(seen, drawn) and shardids.is_unchanged(seen, id_offset) then
+      return shardids.drawn_id(seen, drawn, shard);
+    end if;
+  end if;
   loop
     seen := (shardids.advance(shard, id_offset)).seen;
     -- Newer servers say null where older ones raise this themselves.
@@ -702,6 +712,15 @@ COMMENT ON FUNCTION shardids.offset_base() IS 'What this life of the server adds
 
 
 --
+-- Name: is_ahead(bigint, bigint, interval); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.is_ahead(seen bigint, drawn bigint, max_ahead interval) RETURNS boolean
+    LANGUAGE sql PARALLEL SAFE
+    RETURN ((((((seen + (drawn >> shardids.sequence_bits())) + (shardids.epoch_ms() - shardids.offset_base())))::double precision - (date_part('epoch'::text, clock_timestamp()) * (1000)::double precision)) >= (0)::double precision) AND (((((seen + (drawn >> shardids.sequence_bits())) + (shardids.epoch_ms() - shardids.offset_base())))::double precision - (date_part('epoch'::text, clock_timestamp()) * (1000)::double precision)) <= (date_part('epoch'::text, max_ahead) * (1000)::double precision)));
+
+
+--
 -- Name: is_current(bigint, bigint); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -1312,12 +1331,48 @@ CREATE TABLE shardids_catalog.shardids_version (
 
 
 --
+-- Name: view; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.view (
+    name text NOT NULL,
+    table_name text NOT NULL,
+    id_column text NOT NULL,
+    node text,
+    url text,
+    made_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT view_check CHECK (((node IS NULL) <> (url IS NULL)))
+);
+
+
+--
+-- Name: TABLE view; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.view IS 'Views over a table of all shards; they are in schema shardids_views of their database';
+
+
+--
+-- Name: COLUMN view.node; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.view.node IS 'The node that has the view, if it is one';
+
+
+--
+-- Name: COLUMN view.url; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, if it is no node; without a password';
+
+
+--
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382580342046851074);
-INSERT INTO shard_0000.kept VALUES (382580342076211204);
-INSERT INTO shard_0000.kept VALUES (382580342076211205);
+INSERT INTO shard_0000.kept VALUES (382590992773021698);
+INSERT INTO shard_0000.kept VALUES (382590992773021699);
+INSERT INTO shard_0000.kept VALUES (382590992773021700);
 
 
 --
@@ -1345,8 +1400,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710675151014658998/5', 1, 3104185208002314240, '2026-11-21 17:17:41.410409+00');
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710675151014658998/5', 1, 3104185208002314240, '2026-11-21 17:17:41.46714+00');
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710686060848860555/5', 1, 4554493821596991488, '2026-11-21 18:00:00.814322+00');
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710686060848860555/5', 1, 4554493821596991488, '2026-11-21 18:00:00.830223+00');
 
 
 --
@@ -1360,14 +1415,14 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-21 17:17:41.150942+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-21 18:00:00.684071+00');
 
 
 --
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-21 17:17:41.497222+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-21 18:00:00.849072+00');
 
 
 --
@@ -1386,17 +1441,23 @@ INSERT INTO shardids_catalog.shardids_version VALUES ('catalog_0001');
 
 
 --
+-- Data for Name: view; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
+
+
+--
 -- Name: id_counter; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_counter', 5, true);
+SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 
 
 --
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3104185299216575790, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 4554493912813792362, true);
 
 
 --
@@ -1502,6 +1563,14 @@ ALTER TABLE ONLY shardids_catalog.shardids_version
 
 
 --
+-- Name: view view_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.view
+    ADD CONSTRAINT view_pkey PRIMARY KEY (name);
+
+
+--
 -- Name: placement_node_idx; Type: INDEX; Schema: shardids_catalog; Owner: -
 --
 
@@ -1528,6 +1597,14 @@ CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE ON shardids_catalog.plac
 
 ALTER TABLE ONLY shardids_catalog.placement
     ADD CONSTRAINT placement_node_fkey FOREIGN KEY (node) REFERENCES shardids_catalog.node(name) ON UPDATE CASCADE;
+
+
+--
+-- Name: view view_node_fkey; Type: FK CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.view
+    ADD CONSTRAINT view_node_fkey FOREIGN KEY (node) REFERENCES shardids_catalog.node(name) ON UPDATE CASCADE;
 
 
 --
