@@ -17,7 +17,7 @@ test: $(VENV)/.dev ## All tests, on real servers that they start themselves
 	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 test-faults: $(VENV)/.dev ## The fault tests (FAULTS=short: a minute); they need Debian's libfaketime
-	SHARDIDS_FAULTS=$(FAULTS) $(BIN)/python -m pytest tests/faults $(ARGS)
+	SHARDIDS_FAULTS=$(FAULTS) $(BIN)/python -m pytest tests/faults tests/integration/test_migrate_runs.py $(ARGS)
 
 test-lowest: $(VENV)/.dev ## The tests with the oldest dependencies that pyproject.toml allows
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-lowest

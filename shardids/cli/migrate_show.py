@@ -168,6 +168,8 @@ def print_sql(prepared: Prepared) -> None:
         typer.echo(f"-- from {shown_heads(route.start)} to {shown_heads(route.end)}: {compiled.way}")
         if compiled.reason:
             typer.echo(f"-- {compiled.reason}")
+        if compiled.preface:
+            typer.echo(compiled.preface + "\n")
         for stage in compiled.stages:
             for part in stage.parts:
                 typer.echo(part.sql if part.in_transaction else f"-- outside a transaction\n{part.sql}")

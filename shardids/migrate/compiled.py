@@ -70,14 +70,16 @@ class Stage:
 class Compiled:
     """A route and how it is run.
 
-    ``stages`` is what a shard at its start is sent; ``sql`` all of it as one text where ``way`` is ``sql``.
-    ``reason`` says why Alembic is needed where it is needed.
+    ``stages`` is what a shard at its start is sent, after the ``preface``, which makes the version table
+    where there is none; ``sql`` is all of it as one text where ``way`` is ``sql``. ``reason`` says why
+    Alembic is needed, where it is.
     """
 
     route: Route
     direction: Direction
     target: str
     way: Way
+    preface: str = ""
     stages: tuple[Stage, ...] = ()
     sql: str = ""
     reason: str = ""
@@ -218,21 +220,22 @@ class Compiler:
         recording = _Recording(self.environment.steps(route.start, target, self.direction), route.start or ())
         self.environment.run(recording.work, entered=recording.entered, configured=_record)
         stages = recording.stages
-        if route.start is None and stages:
-            stages[0] = _after(recording.version_table + ";", stages[0])
+        preface = recording.version_table + ";" if route.start is None else ""
         reason = next((stage.reason for stage in stages if stage.reason), "")
         in_parts = any(len(stage.parts) > 1 for stage in stages)
         compiled = Compiled(
             route=route,
             direction=self.direction,
             target=target,
+            preface=preface,
             way=_WAYS[in_parts, bool(reason)],
             stages=tuple(stages),
             reason=reason,
         )
         if compiled.way != "sql":
             return compiled
-        return replace(compiled, sql="\n\n".join(stage.parts[0].sql for stage in stages))
+        texts = [preface, *(stage.parts[0].sql for stage in stages)]
+        return replace(compiled, sql="\n\n".join(text for text in texts if text))
 
 
 def _parts(said: Iterable[object]) -> Iterator[Part]:
@@ -248,14 +251,3 @@ def _parts(said: Iterable[object]) -> Iterator[Part]:
             texts.append(str(one))
         else:
             yield Part(sql=str(one), in_transaction=False)
-
-
-def _after(sql: str, stage: Stage) -> Stage:
-    """The stage with SQL before it, in its first transaction or in one of its own."""
-    if not stage.parts:
-        # Alembic makes the table itself.
-        return stage
-    first, *rest = stage.parts
-    if first.in_transaction:
-        return replace(stage, parts=(replace(first, sql=f"{sql}\n\n{first.sql}"), *rest))
-    return replace(stage, parts=(Part(sql=sql, in_transaction=True), *stage.parts))

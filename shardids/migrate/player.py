@@ -103,6 +103,9 @@ class Player:
     def _play_parts(self, position: Position, compiled: Compiled) -> None:
         heads = position.heads
         done = finished_parts(position, compiled)
+        if compiled.preface:
+            self._send(self._enter(position.shard, heads) + compiled.preface)
+            heads = ()
         for stage in compiled.stages:
             if stage.reason:
                 self._run_alembic(position.shard, heads, compiled, only_first=True)
@@ -124,7 +127,6 @@ class Player:
                     self._send(self._enter(shard, heads) + self._mark(direction, stage, 0))
                 self._play_outside(shard, part, resumed=number == done)
                 self._send(self._enter(shard, heads) + self._mark(direction, stage, number + 1))
-            heads = heads or ()
 
     def _mark(self, direction: Direction, stage: Stage, count: int) -> str:
         return "\n" + mark(self._environment.version_table, direction, stage, count)

@@ -81,6 +81,10 @@ def _heading(node: str, heads: Heads, compiled: Compiled) -> str:
 def _shard_lines(position: Position, compiled: Compiled, table: str, limits: Limits) -> Iterator[str]:
     heads, shard = position.heads, position.shard
     yield f"-- shard {shard}"
+    if compiled.preface:
+        opening = enter(shard, table, heads, limits) + " \\g /dev/null"
+        yield from ("begin;", opening, compiled.preface, "commit;\n")
+        heads = ()
     for stage in compiled.stages:
         for number, part in enumerate(stage.parts):
             opening = enter(shard, table, heads, limits) + " \\g /dev/null"
@@ -95,5 +99,4 @@ def _shard_lines(position: Position, compiled: Compiled, table: str, limits: Lim
                 yield part.sql + "\n"
                 done = mark(table, compiled.direction, stage, number + 1)
                 yield from ("begin;", opening, done, "commit;\n")
-            heads = heads or ()
         heads = stage.end

@@ -128,6 +128,24 @@ def test_a_revision_in_parts_goes_on_where_it_was_killed(
     assert alike(app)
 
 
+def test_a_first_revision_in_parts_goes_on_where_it_was_killed(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without a version table before it, and with one after it.
+    app.add("one", 'op.execute("create table users (name text)")\n' + IN_PARTS.replace("\n    ", "\n"))
+
+    def killed(_self: Player, _shard: int, _part: Part, *, resumed: bool) -> None:
+        raise StatementFailed("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Player, "_play_outside", killed)
+        assert app("up", "--shards", "5").code == 1
+    assert list(marks(app)) == [5]
+    assert app("up", "--canary", "0").code == 0
+    assert marks(app) == {}
+    assert alike(app)
+
+
 def test_a_revision_that_was_changed_half_way(app: App) -> None:
     app.add_two()
     app.add("three", IN_PARTS, after="two")
