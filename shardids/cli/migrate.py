@@ -157,7 +157,7 @@ def down(
     go_on: GoOnOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Take shards back to REV, by default the one before theirs."""
+    """Take shards back to REV, by default the one before the newest that any of them is at."""
     settings = _settings(jobs, retries, go_on, lock_timeout, statement_timeout)
     with migration_of(catalog, folder) as migration:
         numbers = chosen(migration, shards, nodes)

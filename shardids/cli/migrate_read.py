@@ -176,7 +176,7 @@ def lint(
     environment = Environment.at(folder)
     start, target = _between(environment, between)
     heads: Start = None if start == "base" else (start,)
-    compiled = Compiler(environment, target, "up").compile(environment.route(heads, target, "up"))
+    compiled = Compiler(environment, "up").compile(environment.route(heads, target, "up"))
     if compiled.reason:
         raise BadArgument(
             f"there is no SQL to look through: {compiled.reason}", hint="Name a range without it."

@@ -77,7 +77,6 @@ class Compiled:
 
     route: Route
     direction: Direction
-    target: str
     way: Way
     preface: str = ""
     stages: tuple[Stage, ...] = ()
@@ -193,13 +192,11 @@ class Compiler:
 
     Args:
         environment: where the revisions are.
-        target: the revision to go to, as :meth:`Environment.target` gives it.
         direction: up or down.
     """
 
-    def __init__(self, environment: Environment, target: str, direction: Direction) -> None:
+    def __init__(self, environment: Environment, direction: Direction) -> None:
         self.environment = environment
-        self.target = target
         self.direction = direction
         self._made: dict[Route, Compiled] = {}
 
@@ -216,8 +213,8 @@ class Compiler:
         return recording.version_table + ";"
 
     def _compile(self, route: Route) -> Compiled:
-        target = self.target if route.held_back is None else route.revisions[-1]
-        recording = _Recording(self.environment.steps(route.start, target, self.direction), route.start or ())
+        steps = self.environment.steps(route.start, route.target, self.direction)
+        recording = _Recording(steps, route.start or ())
         self.environment.run(recording.work, entered=recording.entered, configured=_record)
         stages = recording.stages
         preface = recording.version_table + ";" if route.start is None else ""
@@ -226,7 +223,6 @@ class Compiler:
         compiled = Compiled(
             route=route,
             direction=self.direction,
-            target=target,
             preface=preface,
             way=_WAYS[in_parts, bool(reason)],
             stages=tuple(stages),

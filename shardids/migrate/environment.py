@@ -156,11 +156,14 @@ class Environment:
     ) -> Route:
         """The route from a starting point to a target.
 
-        With ``stop_at_contract`` it ends before the first revision that is marked as a contract.
+        It is empty where the start is past the target already. With ``stop_at_contract`` it ends before the
+        first revision that is marked as a contract.
 
         Raises:
             BadArgument: no way leads there.
         """
+        if direction == "down" and self._is_below(start, target):
+            return Route(start=start, end=start or (), target=target, revisions=())
         heads, revisions = set(start or ()), list[str]()
         for step in self.steps(start, target, direction):
             script: Script = step.revision
@@ -176,7 +179,17 @@ class Environment:
             revisions.append(script.revision)
         else:
             held_back = None
-        return Route(start=start, end=tuple(sorted(heads)), revisions=tuple(revisions), held_back=held_back)
+        end = tuple(sorted(heads))
+        if direction == "up":
+            target = revisions[-1] if revisions else target
+        elif target[:1] == "-":
+            target = end[0] if end else "base"
+        return Route(start=start, end=end, target=target, revisions=tuple(revisions), held_back=held_back)
+
+    def _is_below(self, start: Start, target: str) -> bool:
+        if target == "base" or target[:1] == "-":
+            return False
+        return target not in (start or ()) and set(start or ()) <= self.ancestors([target])
 
     def ancestors(self, heads: Sequence[str]) -> set[str]:
         """The revisions that a version table at ``heads`` has behind it, themselves included."""

@@ -31,12 +31,10 @@ class Prepared:
     stop_at_contract: bool
     refused: tuple[Outcome, ...]
 
-    def route_from(self, start: Start) -> Route:
-        """The route from any starting point."""
-        compiler = self.compiler
-        return compiler.environment.route(
-            start, compiler.target, self.direction, stop_at_contract=self.stop_at_contract
-        )
+    def route_from(self, start: Start, target: str) -> Route:
+        """The route from any starting point to a revision that is not relative."""
+        environment = self.compiler.environment
+        return environment.route(start, target, self.direction, stop_at_contract=self.stop_at_contract)
 
     def compiled(self) -> list[Compiled]:
         """What is run, once for each starting point that has something to do."""
@@ -120,8 +118,9 @@ class Migration:
         stop_at_contract = direction == "up" and not contract
         if direction == "up" and contract:
             self._check_expanded(target, state, shards)
-        compiler = Compiler(self.environment, target, direction)
+        compiler = Compiler(self.environment, direction)
         positions = [position for shard, position in state.positions.items() if shard not in refused]
+        target = self._absolute(target, direction, positions)
 
         def route_from(start: Start) -> Route:
             return self.environment.route(start, target, direction, stop_at_contract=stop_at_contract)
@@ -133,6 +132,20 @@ class Migration:
             stop_at_contract=stop_at_contract,
             refused=tuple(self._refused(shard, error, state) for shard, error in refused.items()),
         )
+
+    def _absolute(self, target: str, direction: Direction, positions: Sequence[Position]) -> str:
+        """A relative target, as seen from the shards that have the longest way: for all shards the same.
+
+        Counted from each shard's own revision, a run that is repeated would take those that were done
+        one further.
+        """
+        if target[:1] not in ("+", "-") or not positions:
+            return target
+        farthest = (max if direction == "down" else min)(
+            (position.heads for position in positions),
+            key=lambda heads: len(self.environment.ancestors(heads or ())),
+        )
+        return self.environment.route(farthest, target, direction).target
 
     def _refusals(self, shards: Collection[int], state: State) -> dict[int, ShardidsError]:
         refused = dict(state.unread)
@@ -228,11 +241,12 @@ class Migration:
 
         def route_from(start: Start) -> Route:
             there = start is not None and start == end and not marked
-            return Route(start=start, end=end, revisions=() if there else (f"stamp {shown_heads(end)}",))
+            revisions = () if there else (f"stamp {shown_heads(end)}",)
+            return Route(start=start, end=end, target=target, revisions=revisions)
 
         return Prepared(
             plan=make_plan(positions, route_from, canaries=0),
-            compiler=_Stamper(self.environment, target, "up"),
+            compiler=_Stamper(self.environment, "up"),
             direction="up",
             stop_at_contract=False,
             refused=tuple(self._refused(shard, error, state) for shard, error in troubles.items()),
@@ -251,7 +265,7 @@ class _Stamper(Compiler):
             for revision in route.end
         ]
         statements.append(sql.SQL("comment on table {} is null;").format(table).as_string(None))
-        return Compiled(route=route, direction="up", target=self.target, way="sql", sql="\n".join(statements))
+        return Compiled(route=route, direction="up", way="sql", sql="\n".join(statements))
 
 
 def positions_by_start(positions: Collection[Position]) -> dict[Start, list[int]]:

@@ -30,7 +30,7 @@ def furnisher(catalog: Catalog, environment: Environment) -> Iterator[Furnish]:
     """
     target = cluster_revision(catalog, environment)
     nodes = catalog.nodes()
-    compiler = Compiler(environment, target, "up")
+    compiler = Compiler(environment, "up")
 
     def furnish(name: str, shards: Sequence[int]) -> None:
         if target == "base":

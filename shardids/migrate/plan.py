@@ -32,13 +32,15 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """The way from a starting point to the target: the ``revisions`` that run, in their order, and its end.
+    """The way from a starting point to ``target``: the ``revisions`` that run, in their order, and its end.
 
-    ``held_back`` is the contract revision that the route stops before, if it does.
+    ``target`` is a whole revision or ``base``, never relative, so that a shard that is asked again has the
+    same. ``held_back`` is the contract revision that the route stops before, if it does.
     """
 
     start: Start
     end: Heads
+    target: str
     revisions: tuple[str, ...]
     held_back: str | None = None
 

@@ -143,7 +143,7 @@ class Player:
         connection.execution_options(isolation_level="READ COMMITTED")
 
         def work(there: Heads, _context: object) -> list[RevisionStep]:
-            steps = self._environment.steps(there, compiled.target, compiled.direction)
+            steps = self._environment.steps(there, compiled.route.target, compiled.direction)
             return steps[:1] if only_first else steps
 
         try:

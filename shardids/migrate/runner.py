@@ -72,7 +72,7 @@ class Run:
     Args:
         plan: what is to be done.
         compile_route: gives what is run for a route; called from several threads.
-        route_from: the route from a starting point that is not in the plan.
+        route_from: the route to a target from a starting point that is not in the plan.
         player_of: opens a player on a node's engine.
         engines: the node's engines, by name.
         settings: how.
@@ -85,7 +85,7 @@ class Run:
         plan: Plan,
         *,
         compile_route: Callable[[Route], Compiled],
-        route_from: Callable[[Start], Route],
+        route_from: Callable[[Start, str], Route],
         player_of: Callable[[Engine], Player],
         engines: Mapping[str, Engine],
         settings: Settings,
@@ -163,7 +163,8 @@ class Run:
         """Takes one shard to the target, with retries."""
         began = time.monotonic()
         attempts, now = 0, position
-        compiled = self._compile_route(self._plan.routes[position.heads])
+        planned = self._plan.routes[position.heads]
+        compiled = self._compile_route(planned)
 
         def attempt() -> None:
             nonlocal attempts, now, compiled
@@ -172,7 +173,7 @@ class Run:
                 raise self._down[position.node]
             if attempts > 1:
                 now = player.reread(now)
-                compiled = self._compile_route(self._route_from(now.heads))
+                compiled = self._compile_route(self._route_from(now.heads, planned.target))
             if not compiled.route.is_empty:
                 player.play(now, compiled)
 

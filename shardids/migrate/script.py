@@ -52,7 +52,7 @@ def write_scripts(
             f"shards are half way through a revision: {shown_shards(unfinished)}",
             hint=f"Finish it first: shardids migrate {direction} --shards {shown_shards(unfinished)}",
         )
-    compiler = Compiler(environment, end, direction)
+    compiler = Compiler(environment, direction)
     texts: dict[str, list[str]] = {}
     for position in sorted(there, key=lambda p: p.shard):
         compiled = compiler.compile(environment.route(position.heads, end, direction))

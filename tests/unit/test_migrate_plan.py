@@ -16,7 +16,7 @@ def at(shard: int, node: str, heads: Start = (), unfinished: str | None = None) 
 
 def route_from(start: Start) -> Route:
     done = start == ("two",)
-    return Route(start=start, end=("two",), revisions=() if done else ("one", "two"))
+    return Route(start=start, end=("two",), target="two", revisions=() if done else ("one", "two"))
 
 
 def test_canaries_are_of_each_node_in_turn_and_the_settled_cost_nothing() -> None:
