@@ -147,7 +147,7 @@ class Catalog:
         """Finds out whether a node can be removed, without removing it.
 
         Raises:
-            ClusterConflict: there is no such node, or shards are placed on it.
+            ClusterConflict: there is no such node, or shards are placed on it, or it has a view over all.
         """
         if name not in (names := self._node_names()):
             raise unknown_node(name, names)
@@ -157,6 +157,14 @@ class Catalog:
         if held:
             raise ClusterConflict(
                 f'node "{name}" holds {held} shards', hint="Move them to other nodes first."
+            )
+        views = self._rows(
+            "select name from shardids_catalog.view where node = :node order by name", node=name
+        )
+        if views:
+            raise ClusterConflict(
+                f'node "{name}" has view "{views[0].name}" over all shards',
+                hint=f"To drop it: shardids view drop {views[0].name}",
             )
 
     def remove_node(self, name: str) -> None:

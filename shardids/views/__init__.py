@@ -6,44 +6,24 @@ Such a view is in schema ``shardids_views`` of a node, or of a database of its o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 
-import psycopg
-from psycopg import sql
 from sqlalchemy import Connection, text
 
 from shardids.catalog import Catalog, unknown_node
-from shardids.connect import open_engine, parse_url, role_of, shown_url, with_password_of
-from shardids.errors import BadArgument, ClusterConflict, ConnectionFailed, MissingPrivilege, StatementFailed
+from shardids.connect import open_engine, parse_url, shown_url, with_password_of
+from shardids.errors import BadArgument, ClusterConflict, ConnectionFailed
 from shardids.provision import node_engine
-from shardids.queries import prepare, read
-from shardids.topology import Node, Placement, schema_name
+from shardids.queries import prepare
 from shardids.views import statements
+from shardids.views.home import correct_servers, present_columns, run, server_of, try_servers, unused_servers
+from shardids.views.planning import plan_of
 from shardids.views.state import View, read_sources, stale_shards, views_in
-from shardids.views.statements import Column, Plan, Server, Source
 
 __all__ = ["View", "create", "drop", "listed", "refresh", "refresh_all", "views_in"]
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}")
-_HIDDEN = "…"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TableColumns:
-    """The columns of the table in one shard: a row of ``view_columns.v1.sql``."""
-
-    shard: int
-    names: list[str]
-    types: list[str]
-    are_cast: list[bool]
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        rows = zip(self.names, self.types, self.are_cast, strict=True)
-        return tuple(Column(name=name, type=type_, is_cast=is_cast) for name, type_, is_cast in rows)
 
 
 def create(
@@ -135,8 +115,8 @@ def drop(catalog: Catalog, name: str, *, dry_run: bool = False) -> list[str]:
     """
     view = _known(catalog, name)
     with _home(catalog, view, None) as home, home.begin() as transaction:
-        done = _run(home, statements.removal(name))
-        done += _run(home, _unused_servers(home))
+        done = run(home, statements.removal(name))
+        done += run(home, unused_servers(home))
         if dry_run:
             transaction.rollback()
         else:
@@ -199,10 +179,10 @@ def _bring_up_to_date(
     catalog: Catalog, view: View, *, url: str | None, store_password: bool, dry_run: bool
 ) -> list[str]:
     description, placement = catalog.describe(), catalog.placement()
-    plan = _plan(catalog, view, placement, description.schema_prefix)
+    plan = plan_of(catalog, view, placement, description.schema_prefix)
     used = {source.server for source in plan.sources if source.server is not None}
     servers = [
-        _server(catalog, node, store_password=store_password)
+        server_of(catalog, node, store_password=store_password)
         for node in placement.nodes.values()
         if statements.server_name(node.name) in used
     ]
@@ -211,170 +191,15 @@ def _bring_up_to_date(
         present = {source.shard: source.server for source in sources if source.view_name == view.name}
         with home.begin() as transaction:
             prepare(home)
-            columns, done = _present_columns(home, view.name), []
+            columns, done = present_columns(home, view.name), []
             if columns is None:
-                done += _run(home, statements.foundation(description.layout))
+                done += run(home, statements.foundation(description.layout))
                 # What is left of a view that was dropped with the schema of a shard.
-                _run(home, statements.removal(view.name))
-            done += _correct_servers(home, servers)
-            done += _run(home, statements.view(plan, present, columns))
-            done += _run(home, _unused_servers(home))
-            _try_servers(home, plan, view.where)
+                run(home, statements.removal(view.name))
+            done += correct_servers(home, servers)
+            done += run(home, statements.view(plan, present, columns))
+            done += run(home, unused_servers(home))
+            try_servers(home, plan, view.where)
             if dry_run:
                 transaction.rollback()
-    return done
-
-
-def _plan(catalog: Catalog, view: View, placement: Placement, prefix: str) -> Plan:
-    """What the view is to be, from the table as it is in all shards."""
-    tables: dict[int, tuple[Column, ...]] = {}
-    with ThreadPoolExecutor(max_workers=max(1, len(placement.nodes))) as pool:
-        for name, found in pool.map(
-            lambda node: (node.name, _table_columns(catalog, node, view.table_name)), placement.nodes.values()
-        ):
-            tables |= {one.shard: one.columns for one in found if placement.node_of.get(one.shard) == name}
-    missing = sorted(placement.node_of.keys() - tables.keys())
-    if missing:
-        raise ClusterConflict(
-            f'{len(missing)} shards have no table "{view.table_name}": shard {missing[0]} on node'
-            f' "{placement.node_of[missing[0]]}", for one',
-            hint="Make the table in all shards first: the view reads them all.",
-        )
-    if not tables:
-        raise ClusterConflict("the cluster has no shard yet", hint="To make them: shardids shard create")
-    first, *others = sorted(tables)
-    for shard in others:
-        if tables[shard] != tables[first]:
-            raise ClusterConflict(
-                f'table "{view.table_name}" has other columns in shard {shard} than in shard {first}',
-                hint="Bring all shards to one revision first.",
-            )
-    types = {column.name: column.type for column in tables[first]}
-    if types.get(view.id_column) != "bigint":
-        raise BadArgument(
-            f'"{view.table_name}" has no column "{view.id_column}" of type bigint',
-            hint="--id names the column with IDs of the shard that a row is in; the view finds shards by it.",
-        )
-    return Plan(
-        name=view.name,
-        table_name=view.table_name,
-        id_column=view.id_column,
-        columns=tables[first],
-        sources=[
-            Source(
-                shard=shard,
-                schema=schema_name(prefix, shard),
-                server=None if node == view.node else statements.server_name(node),
-            )
-            for shard, node in sorted(placement.node_of.items())
-        ],
-    )
-
-
-def _table_columns(catalog: Catalog, node: Node, table: str) -> list[_TableColumns]:
-    engine = node_engine(node, catalog.url)
-    try:
-        with engine.connect() as connection:
-            return read(connection, "view_columns.v1", _TableColumns, table_name=table)
-    finally:
-        engine.dispose()
-
-
-def _server(catalog: Catalog, node: Node, *, store_password: bool) -> Server:
-    url = with_password_of(parse_url(node.url), catalog.url)
-    password = None
-    if store_password:
-        engine = node_engine(node, catalog.url)
-        with engine.connect() as connection:
-            driver = connection.connection.driver_connection
-            password = driver.info.password if isinstance(driver, psycopg.Connection) else ""
-        engine.dispose()
-        if not password:
-            raise BadArgument(
-                f'node "{node.name}" was logged in to without a password: there is none to store',
-                hint="Leave --store-password out.",
-            )
-    return Server(
-        name=statements.server_name(node.name),
-        options=statements.server_options(url),
-        user=role_of(url),
-        password=password,
-    )
-
-
-def _correct_servers(home: Connection, servers: Sequence[Server]) -> list[str]:
-    """Makes the servers and user mappings that are missing, and corrects the options of the others."""
-    is_superuser = bool(home.scalar(text("select rolsuper from pg_roles where rolname = current_user")))
-    rows = home.execute(
-        text("""select s.srvname, s.srvoptions, exists (
-                  select from pg_user_mappings m where m.srvid = s.oid and m.usename = current_user
-                ) as is_mapped
-                from pg_foreign_server s""")
-    ).all()
-    present = {row.srvname: dict(option.split("=", 1) for option in row.srvoptions or ()) for row in rows}
-    mapped = {row.srvname for row in rows if row.is_mapped}
-    done = []
-    for server in servers:
-        if not is_superuser and server.password is None and server.name not in mapped:
-            raise MissingPrivilege(
-                f"{server.name}: postgres_fdw lets only superusers log in to other servers without a stored"
-                " password",
-                hint="Add --store-password, or make the mapping yourself: CREATE USER MAPPING FOR"
-                f' CURRENT_USER SERVER "{server.name}" OPTIONS (user …, password …)',
-            )
-        done += _run(home, statements.server(server, present.get(server.name)), server.password)
-        if server.password is not None or server.name not in mapped:
-            login = statements.user_mapping(server, is_mapped=server.name in mapped)
-            done += _run(home, login, server.password)
-    return done
-
-
-def _try_servers(home: Connection, plan: Plan, where: str) -> None:
-    """Reads from every server: a wrong address or password shows before anything is committed."""
-    for server, query in statements.trials(plan):
-        try:
-            _run(home, [query])
-        except (ConnectionFailed, MissingPrivilege, StatementFailed) as error:
-            detail = getattr(getattr(error.__cause__, "orig", error.__cause__), "diag", None)
-            reason = getattr(detail, "message_detail", None) or error.message
-            raise StatementFailed(
-                f"{where} can't read from {server}: {reason}",
-                hint="The address in the node's URL must hold from there, too; and only superusers log in"
-                " without a stored password (--store-password).",
-            ) from error
-
-
-def _present_columns(home: Connection, name: str) -> list[tuple[str, str]] | None:
-    """Names and types of a view's columns, the shard left out; ``None`` if there is no such view."""
-    rows = home.execute(
-        text("""
-            select a.attname, format_type(a.atttypid, a.atttypmod)
-            from pg_class c
-            join pg_namespace n on n.oid = c.relnamespace and n.nspname = :schema
-            join pg_attribute a on a.attrelid = c.oid and a.attnum > 1 and not a.attisdropped
-            where c.relname = :name and c.relkind = 'v' order by a.attnum"""),
-        {"schema": statements.SCHEMA, "name": name},
-    ).all()
-    return [(row[0], row[1]) for row in rows] or None
-
-
-def _unused_servers(home: Connection) -> Iterator[sql.Composable]:
-    """Drops servers of ours that no table uses."""
-    names = home.scalars(
-        text("""
-            select s.srvname from pg_foreign_server s
-            where starts_with(s.srvname, 'shardids_')
-              and not exists (select from pg_foreign_table f where f.ftserver = s.oid)""")
-    ).all()
-    for name in names:
-        yield sql.SQL("drop server {} cascade").format(sql.Identifier(name))
-
-
-def _run(connection: Connection, queries: Iterable[sql.Composable], password: str | None = None) -> list[str]:
-    """Runs statements; returns them, the password left out."""
-    done = []
-    for query in queries:
-        statement = query.as_string()
-        connection.execution_options(no_parameters=True).exec_driver_sql(statement)
-        done.append(statement.replace(password, _HIDDEN) if password else statement)
     return done

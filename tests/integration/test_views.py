@@ -283,6 +283,19 @@ def test_a_view_that_was_lost_with_a_schema(pair: Pair) -> None:
     assert rows(a, "select count(*) from shardids_views.photos") == [(ROWS,)]
 
 
+def test_a_node_with_a_view_stays(pair: Pair, blank_database: Blank) -> None:
+    url = blank_database()
+    with catalog_at(pair[0]) as catalog:
+        provision.add_node(catalog, "c", dsn(url))
+        make(catalog, node="c")
+        before = objects(url)
+        with pytest.raises(ClusterConflict, match='node "c" has view "photos"'):
+            provision.remove_node(catalog, "c")
+        assert objects(url) == before
+        views.drop(catalog, "photos")
+        provision.remove_node(catalog, "c")
+
+
 def test_what_is_refused(pair: Pair, blank_database: Blank, make_role: MakeRole) -> None:
     a, b = pair
     own = blank_database()
