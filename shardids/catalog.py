@@ -264,6 +264,22 @@ class Catalog:
             return connection.execute(text(query), parameters).all()
 
 
+def place_shard(connection: Connection, shard: int, *, source: str, target: str) -> None:
+    """Places a shard on another node, in the connection's transaction: its commit is the switch.
+
+    Raises:
+        ClusterConflict: the shard is not placed on ``source``.
+    """
+    placed = connection.execute(
+        text("""
+            update shardids_catalog.placement set node = :target
+            where shard = :shard and node = :source and state = 'active'"""),
+        {"shard": shard, "source": source, "target": target},
+    )
+    if placed.rowcount != 1:
+        raise ClusterConflict(f'shard {shard} is not placed on node "{source}" any more')
+
+
 def _describe(connection: Connection, url: URL) -> Description:
     row = connection.execute(text("select * from shardids_catalog.cluster")).one_or_none()
     if row is None:

@@ -1,0 +1,300 @@
+"""The switch: writes stopped on the source, the last of them brought to the target, and that made the home.
+
+No write that was acknowledged can be lost. Every table has a gate by then (``sql/moving.v1.sql``), which all
+writes pass with a shared lock. The exclusive lock waits for every transaction that has written; the log's
+position is read under it; it is released, with the gate shut, when the target has confirmed that position to
+be on its disk. Until then rolling back leaves the source as it was.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+from sqlalchemy import Connection, text
+
+from shardids.errors import ClusterConflict, MoveFailed, StatementFailed
+from shardids.mover.copying import LOCK_FAILURES, PATIENCE_S
+from shardids.mover.sides import Side, Sides
+
+_LOCK_MS = 100
+"""How long writers may queue behind one attempt to lock the tables."""
+_PAUSE_BETWEEN_S = 0.25
+_POLL_S = 0.005
+_WORTH_TRYING = 0.1
+"""The target is close enough when it confirms the present within this part of the longest pause."""
+_SHAPE = text("""
+    select c.relname, a.attname, t.typname, a.atttypmod, a.attnotnull
+    from pg_class c
+    join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+    join pg_type t on t.oid = a.atttypid
+    where c.oid = any (shardids.tables_of(:shard)) order by 1, 2""")
+
+
+OnWait = Callable[[int, str], None]
+"""Called with the number of the attempt that failed, and why."""
+
+
+class PutOff(Exception):
+    """The cutover can't be now, and nothing has happened; the text says why."""
+
+
+def await_applied(
+    sides: Sides, name: str, *, seconds: float, on_lag: Callable[[int], None] = lambda _bytes: None
+) -> bool:
+    """Waits until the target has on its disk what the source has written by now; false if time runs out."""
+    with sides.source.autocommit() as source, sides.target.autocommit() as target:
+        return _await_confirmed(source, target, name, seconds, on_lag)
+
+
+def _await_confirmed(
+    source: Connection, target: Connection, name: str, seconds: float, on_lag: Callable[[int], None]
+) -> bool:
+    deadline = time.monotonic() + seconds
+    _flush(source)
+    wanted = source.execute(text("select pg_current_wal_flush_lsn()::text")).scalar_one()
+    lag = text("""
+        select greatest(cast(:wanted as pg_lsn) - confirmed_flush_lsn, 0)::bigint
+        from pg_replication_slots where slot_name = :name""")
+    while True:
+        # Writes what was applied to disk, which is what the target confirms.
+        _flush(target)
+        lag_bytes = source.execute(lag, {"wanted": wanted, "name": name}).scalar_one_or_none()
+        if lag_bytes is None:
+            raise MoveFailed(f'replication slot "{name}" is gone', hint="Undo the move with --abort.")
+        if lag_bytes == 0:
+            return True
+        on_lag(lag_bytes)
+        if time.monotonic() > deadline:
+            return False
+        # More log wakes the sender, which asks the target how far it is.
+        _flush(source)
+        time.sleep(_POLL_S)
+
+
+def _flush(connection: Connection) -> None:
+    """Writes the server's log to disk up to now, by a commit."""
+    connection.execute(text("select pg_logical_emit_message(true, 'shardids', '')"))
+
+
+def catch_up(sides: Sides, name: str, max_pause_s: float, on_lag: Callable[[int], None]) -> None:
+    """Waits until the target is so close that a cutover will be short.
+
+    Raises:
+        MoveFailed: it does not get closer for a long time.
+    """
+    least, changed = sys.maxsize, time.monotonic()
+
+    def watch(lag_bytes: int) -> None:
+        nonlocal least, changed
+        on_lag(lag_bytes)
+        if lag_bytes < least:
+            least, changed = lag_bytes, time.monotonic()
+
+    while not await_applied(sides, name, seconds=max_pause_s * _WORTH_TRYING, on_lag=watch):
+        if time.monotonic() - changed > PATIENCE_S:
+            raise MoveFailed(
+                f'node "{sides.target.node.name}" stays {least} bytes behind; its log may say why',
+                hint="Go on with --resume when it has caught up, or undo the move with --abort.",
+            )
+
+
+def make_gate(sides: Sides, on_wait: OnWait) -> None:
+    """Makes the gate of each table of the source; open, so that nothing changes yet. Can be repeated.
+
+    Each is tried until it can be made quickly, so that live traffic waits for no attempt longer than 0.1 s.
+    """
+    shard = {"shard": sides.shard}
+    with sides.source.autocommit() as source:
+        tables = source.scalars(text("select oid::bigint from shardids.ungated(:shard) oid"), shard).all()
+        _release_offset(source, sides)
+        for table in tables:
+            _with_locks(
+                sides.source,
+                "select shardids.gate(:shard, cast(:table as oid), true)",
+                shard | {"table": table},
+                on_wait=lambda attempt: on_wait(attempt, _who_holds(source, sides)),
+            )
+
+
+def drop_gate(side: Side, shard: int) -> None:
+    """Takes the gates away again; waits for readers as well, while nobody waits for it."""
+    _with_locks(side, "select shardids.ungate(:shard)", {"shard": shard})
+
+
+def _release_offset(source: Connection, sides: Sides) -> None:
+    """Draws an ID from a shard that was activated and never drew since: its offset is negative till then."""
+    source.execute(text("select shardids.release(:shard)"), {"shard": sides.shard})
+
+
+def stop_writes(sides: Sides, name: str | None, max_pause_s: float, on_wait: OnWait) -> float:
+    """Makes the source refuse writes and IDs, when the target has all that was written before.
+
+    Tried again and again until those who write can be waited for quickly: live traffic waits for no attempt
+    longer than 0.1 s. Without ``name`` (no replication) nothing is waited for. Done already, it does nothing.
+    Returns since when no writes are taken, by the monotonic clock.
+
+    Raises:
+        MoveFailed: it could not be done in time; the source goes on as before.
+    """
+    deadline, attempt = time.monotonic() + PATIENCE_S, 0
+    while True:
+        attempt += 1
+        try:
+            return _try_stop(sides, name, max_pause_s)
+        except PutOff as reason:
+            on_wait(attempt, str(reason))
+            if time.monotonic() > deadline:
+                raise MoveFailed(
+                    f"shard {sides.shard} could not be cut over in {attempt} attempts: {reason}",
+                    hint="Go on with --resume, perhaps with a longer --max-pause; undo it with --abort.",
+                ) from reason
+        time.sleep(_PAUSE_BETWEEN_S)
+        if name is not None:
+            catch_up(sides, name, max_pause_s, lambda _bytes: None)
+
+
+def _try_stop(sides: Sides, name: str | None, max_pause_s: float) -> float:
+    shard = {"shard": sides.shard}
+    with sides.source.autocommit() as watching, sides.target.autocommit() as target:
+        # Connected before the pause begins.
+        _flush(target)
+        _flush(watching)
+        with sides.source.engine.begin() as source:
+            if source.execute(_IS_MOVED, shard).scalar_one():
+                return time.monotonic()
+            _refuse_other_shape(source, target, sides)
+            since = time.monotonic()
+            _shut_out_writers(source, watching, sides, max_pause_s)
+            _refuse_other_shape(source, target, sides)
+            remaining_s = max_pause_s / 2 - (time.monotonic() - since)
+            if name is not None and not _await_confirmed(
+                watching, target, name, max(remaining_s, 0.05), lambda _bytes: None
+            ):
+                raise PutOff("the target did not catch up in time")
+            source.execute(
+                text("select shardids.fence(:shard, :target)"), shard | {"target": sides.target.node.name}
+            )
+    return since
+
+
+_IS_MOVED = text("select state = 'moved' from shardids.shard where id = :shard for update")
+
+
+def _shut_out_writers(source: Connection, watching: Connection, sides: Sides, max_pause_s: float) -> None:
+    """Keeps writers waiting until the end of the transaction, all that have written having ended."""
+    # The server ends the transaction when this process hangs, and the writers with it.
+    is_mine, *_ = source.execute(
+        text("""
+            select pg_try_advisory_xact_lock(1936220517, :shard),
+                   set_config('idle_in_transaction_session_timeout', :pause_ms, true),
+                   set_config('lock_timeout', :lock_ms, true)"""),
+        {"shard": sides.shard, "pause_ms": str(round(max_pause_s * 1000)), "lock_ms": str(_LOCK_MS)},
+    ).one()
+    if not is_mine:
+        raise PutOff("a migration of the shard is running")
+    try:
+        source.execute(text("select pg_advisory_xact_lock(1936220521, :shard)"), {"shard": sides.shard})
+    except StatementFailed as error:
+        if error.sqlstate in LOCK_FAILURES:
+            raise PutOff(_who_holds(watching, sides)) from error
+        raise
+
+
+def _who_holds(watching: Connection, sides: Sides) -> str:
+    oldest = watching.execute(
+        text("""
+            select a.pid, a.usename, extract(epoch from clock_timestamp() - a.xact_start)::integer as seconds
+            from pg_locks l join pg_stat_activity a on a.pid = l.pid
+            where l.database = shardids.database() and l.granted and a.pid <> pg_backend_pid()
+              and case l.locktype
+                  when 'advisory' then l.classid = 1936220521 and l.objid = :shard and l.objsubid = 2
+                  when 'relation' then l.relation = any (shardids.tables_of(:shard))
+                                       and l.mode not in ('AccessShareLock', 'RowShareLock')
+                  end
+            order by a.xact_start limit 1"""),
+        {"shard": sides.shard},
+    ).one_or_none()
+    if oldest is None:
+        return "somebody else was writing to it"
+    return (
+        f"process {oldest.pid} of {oldest.usename} has been in a writing transaction for {oldest.seconds} s"
+    )
+
+
+def _refuse_other_shape(source: Connection, target: Connection, sides: Sides) -> None:
+    shapes = [set(side.execute(_SHAPE, {"shard": sides.shard}).all()) for side in (source, target)]
+    for table, *_ in sorted(shapes[0] ^ shapes[1], key=str):
+        raise ClusterConflict(
+            f'shard {sides.shard}: table "{table}" was changed while it was moved',
+            hint=f"Undo the move with shardids shard move {sides.shard} --abort, then begin it anew.",
+        )
+
+
+def activate_target(sides: Sides) -> None:
+    """Makes the target take writes and issue IDs, above all that the source issued. Can be repeated."""
+    shard = {"shard": sides.shard}
+    with sides.source.autocommit() as source:
+        high_water = source.execute(
+            text("select high_water_tick from shardids.shard where id = :shard and state = 'moved'"), shard
+        ).scalar_one()
+        values = source.execute(text("select * from shardids.sequences_of(:shard)"), shard).all()
+    with sides.target.engine.begin() as target:
+        for row in values:
+            target.execute(
+                text("select setval(cast(:name as regclass), :last_value, :is_called)"), row._asdict()
+            )
+        target.execute(
+            text("select shardids.ungate(:shard), shardids.activate(:shard, :tick)"),
+            shard | {"tick": high_water},
+        )
+
+
+def take_back(sides: Sides) -> None:
+    """Makes the source the shard's home again, if the cutover had made it another: can be repeated.
+
+    Only while the placement names the source: what is written on the target from then on would be lost.
+    """
+    shard = {"shard": sides.shard}
+    high_water = -1
+    with sides.target.engine.begin() as target:
+        there = text("select state from shardids.shard where id = :shard for update")
+        if target.execute(there, shard).scalar_one_or_none() == "active":
+            high_water = target.execute(text("select shardids.fence(:shard)"), shard).scalar_one()
+            target.execute(text("select shardids.gate_all(:shard)"), shard)
+            target.execute(text("update shardids.shard set arrived = 'all' where id = :shard"), shard)
+    with sides.source.engine.begin() as source:
+        source.execute(
+            text("""
+                select shardids.activate(id, :tick) from shardids.shard
+                where id = :shard and (state <> 'active' or pg_sequence_last_value(id_offset) < 0)"""),
+            shard | {"tick": high_water},
+        )
+    with sides.source.autocommit() as source:
+        _release_offset(source, sides)
+
+
+def _with_locks(
+    side: Side,
+    statement: str,
+    parameters: dict[str, int],
+    *,
+    on_wait: Callable[[int], None] = lambda _attempt: None,
+) -> None:
+    """Runs a statement that locks tables, again and again, never keeping others waiting for long."""
+    deadline, attempt = time.monotonic() + PATIENCE_S, 0
+    while True:
+        attempt += 1
+        try:
+            with side.engine.begin() as connection:
+                connection.execute(
+                    text("select set_config('lock_timeout', :ms, true)"), {"ms": str(_LOCK_MS)}
+                )
+                connection.execute(text(statement), parameters)
+                return
+        except StatementFailed as error:
+            if error.sqlstate not in LOCK_FAILURES or time.monotonic() > deadline:
+                raise
+        on_wait(attempt)
+        time.sleep(_PAUSE_BETWEEN_S)
