@@ -17,10 +17,14 @@ from tests.faults.support import LAYOUT, Clock, Recorder, connect, public_folder
 DURABLE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
 
 _received = pytest.StashKey[dict[str, int]]()
+_reported = pytest.StashKey[list[str]]()
+
+Report = Callable[[str], None]
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_received] = {}
+    config.stash[_reported] = []
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -30,6 +34,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         for name, count in counts.items():
             terminalreporter.write_line(f"{count:>13,}  {name}")
         terminalreporter.write_line(f"{sum(counts.values()):>13,}  in all")
+    if lines := config.stash[_reported]:
+        terminalreporter.section("Shards moved under faults, every write there once")
+        for line in lines:
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture
+def report(request: pytest.FixtureRequest) -> Report:
+    """Keeps a line for the end of the run."""
+    return request.config.stash[_reported].append
 
 
 @pytest.fixture(scope="session")

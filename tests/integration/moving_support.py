@@ -10,11 +10,15 @@ from dataclasses import dataclass, field
 from itertools import count
 
 import psycopg
+import pytest
 from sqlalchemy.engine import URL, make_url
 
+from shardids import mover
 from shardids.catalog import Catalog
 from shardids.devcluster import found
 from shardids.embedded import EmbeddedServer
+from shardids.errors import ClusterConflict
+from tests.integration.cluster_support import Nursery
 
 APPLICATION = """
     create type {s}.mood as enum ('low', 'high');
@@ -140,6 +144,11 @@ class Writers:
         if self._failures:
             raise self._failures[0]
 
+    @property
+    def rows(self) -> int:
+        """How many rows they have inserted."""
+        return sum(len(one.users) + len(one.deleted) + len(one.photos) for one in self.written)
+
     def _run(self, index: int, written: Written) -> None:
         connections: dict[str, psycopg.Connection | None] = dict.fromkeys(self._nodes.servers)
         name, last = "a", None
@@ -235,3 +244,92 @@ def assert_nothing_lost(nodes: TwoNodes, shard: int, writers: Writers) -> None:
         ids += [*written.users, *written.deleted, *written.photos]
     assert len(ids) == len(set(ids))
     assert len(ids) > 0
+
+
+KILLED = """
+import os, threading, time
+from shardids import mover
+from shardids.catalog import Catalog
+def watch(event):
+    if isinstance(event, mover.{kind}) and event.step == {step!r}:
+        def die():
+            print("dying", flush=True)
+            os.kill(os.getpid(), 9)
+        threading.Timer({delay_s}, die).start() if {delay_s} else die()
+options = mover.Options(offline={offline})
+mover.move(Catalog({url!r}), {shard}, {to!r}, back={back}, options=options, on_event=watch)
+"""
+
+
+def killed_move(
+    nodes: TwoNodes,
+    nursery: Nursery,
+    shard: int,
+    step: str,
+    *,
+    kind: str = "StepBegun",
+    offline: bool = False,
+    delay_s: float = 0.0,
+) -> bool:
+    """Moves a shard to the other node, kills the mover at a step; false if the move ended before."""
+    to = "b" if nodes.catalog.node_of(shard).name == "a" else "a"
+    with nodes.connected(to) as connection:
+        back = (
+            connection.execute("select count(*) from shardids.shard where id = %s", [shard]).fetchone()[0] > 0
+        )
+    script = KILLED.format(
+        kind=kind,
+        step=step,
+        delay_s=delay_s,
+        url=nodes.catalog_url,
+        shard=shard,
+        to=to,
+        back=back,
+        offline=offline,
+    )
+    nursery.start(script)
+    said = nursery.line()
+    assert said in ("dying", "done"), said
+    if said == "done" and delay_s:
+        # Killed as well, a moment later.
+        nursery.line()
+    return said == "dying"
+
+
+def finish(nodes: TwoNodes, shard: int, how: Callable[..., mover.Result]) -> mover.Result:
+    """Resumes or aborts a move as soon as its mover's lock is gone."""
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return how(nodes.catalog, shard)
+        except ClusterConflict as conflict:
+            if "by another process" not in conflict.message or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def assert_one_home(nodes: TwoNodes, shard: int) -> None:
+    """The shard takes writes and issues IDs where it is placed and nowhere else; nothing is left behind."""
+    s, home = schema(shard), nodes.catalog.node_of(shard).name
+    for node in nodes.servers:
+        with nodes.connected(node) as connection:
+            there = connection.execute(
+                "select count(*) from shardids.shard where id = %s", [shard]
+            ).fetchone()[0]
+            if node == home:
+                connection.execute(f"begin; insert into {s}.users (name) values ('x'); rollback")
+                gates = (
+                    "select count(*) from pg_trigger where tgname = 'shardids_gate' and tgrelid = any (%s)"
+                )
+                tables = connection.execute("select shardids.tables_of(%s)::oid[]", [shard]).fetchone()[0]
+                assert connection.execute(gates, [tables]).fetchone() == (0,)
+            elif there:
+                for change in (f"insert into {s}.users (name) values ('x')", f"delete from {s}.notes"):
+                    with pytest.raises(psycopg.Error) as refused:
+                        connection.execute(change)
+                    assert refused.value.sqlstate == "SI003"
+            else:
+                schemas = connection.execute("select count(*) from pg_namespace where nspname = %s", [s])
+                assert schemas.fetchone() == (0,)
+    assert nodes.leftovers() == []
+    assert mover.open_moves(nodes.catalog, [shard]) == []
