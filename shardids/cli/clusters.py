@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from shardids import provision
 from shardids.catalog import SCHEMA_PREFIX, Catalog, unknown_node
+from shardids.cli import moves
 from shardids.cli.common import (
     CatalogOption,
     DryRunOption,
@@ -61,12 +62,17 @@ def add_node(
     name: Annotated[str, typer.Argument(help="A letter, then letters, digits, _ - . (40 at most)")],
     url: Annotated[str, typer.Option(help="Its database; a password in it is used now but not kept.")],
     catalog: CatalogOption,
+    rebalance: Annotated[
+        bool, typer.Option("--rebalance", help="Move shards to it until all nodes carry about the same.")
+    ] = False,
     dry_run: DryRunOption = False,
 ) -> None:
     """Install the engine in a database and enter it as a node. Repeating it is no error."""
     with opened(catalog) as there:
         provision.add_node(there, name, url, dry_run=dry_run)
     out.print(f'{"Would add" if dry_run else "Added"} node "{name}"')
+    if rebalance and not dry_run:
+        moves.rebalance(catalog)
 
 
 @node_app.command("list")

@@ -25,6 +25,10 @@ class Side:
     node: Node
     engine: Engine
 
+    def close(self) -> None:
+        """Closes the connections."""
+        self.engine.dispose()
+
     @contextmanager
     def autocommit(self) -> Iterator[Connection]:
         """A connection of its own, each statement its own transaction."""
@@ -51,8 +55,8 @@ class Sides:
 
     def close(self) -> None:
         """Closes the connections."""
-        self.source.engine.dispose()
-        self.target.engine.dispose()
+        self.source.close()
+        self.target.close()
 
 
 def sides_of(catalog: Catalog, shard: int, source: str, target: str, *, name: str) -> Sides:
