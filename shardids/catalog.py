@@ -143,6 +143,25 @@ class Catalog:
                 )
         self.check_node(node)
 
+    def existing_node(self, name: str) -> Node:
+        """A node by name.
+
+        Raises:
+            ClusterConflict: there is no such node.
+        """
+        nodes = self.nodes()
+        if name not in nodes:
+            raise unknown_node(name, nodes)
+        return nodes[name]
+
+    def point_node(self, node: Node) -> None:
+        """Gives a node that is there another URL, without its password."""
+        with self.engine.begin() as connection:
+            connection.execute(
+                text("update shardids_catalog.node set url = :url where name = :name"),
+                {"name": node.name, "url": shown_url(parse_url(node.url))},
+            )
+
     def check_unused(self, name: str) -> None:
         """Finds out whether a node can be removed, without removing it.
 

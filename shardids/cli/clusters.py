@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from shardids import provision
+from shardids import failover, provision
 from shardids.catalog import SCHEMA_PREFIX, Catalog, unknown_node
 from shardids.cli import moves
 from shardids.cli.common import (
@@ -93,6 +93,21 @@ def remove_node(name: str, catalog: CatalogOption, dry_run: DryRunOption = False
     with opened(catalog) as there:
         provision.remove_node(there, name, dry_run=dry_run)
     out.print(f'{"Would remove" if dry_run else "Removed"} node "{name}"')
+
+
+@node_app.command("replace")
+def replace_node(
+    name: str,
+    url: Annotated[str, typer.Option(help="The server that took over; a password in it is not kept.")],
+    catalog: CatalogOption,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Point a node that was lost at its promoted standby."""
+    with opened(catalog) as there:
+        done = failover.replace_node(there, name, url, dry_run=dry_run)
+    out.print(f'Node "{name}" {"would be" if dry_run else "is"} at {done.url}, with {done.shards} shards')
+    for shard in done.fenced:
+        err.print(f"Fenced shard {shard} there: it had moved away, and the standby had not heard of it")
 
 
 @shard_app.command("create")

@@ -12,7 +12,8 @@ from shardids import provision
 from shardids.catalog import Catalog
 from shardids.devcluster import found
 from shardids.embedded import EmbeddedServer, temporary_server
-from tests.faults.support import LAYOUT, Clock, Recorder, connect, public_folder
+from tests.faults.support import LAYOUT, Clock, Recorder, connect
+from tests.integration.standbys import public_folder
 
 DURABLE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
 

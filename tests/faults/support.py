@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -292,15 +291,6 @@ def faketime_library() -> Path:
     found = [path for place in places for path in place]
     assert found, "libfaketimeMT is not there; install it: apt-get install libfaketime"
     return found[0]
-
-
-@contextmanager
-def public_folder() -> Iterator[Path]:
-    """A temporary folder that the server's account can look into."""
-    with tempfile.TemporaryDirectory(prefix="shardids-faults-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        yield folder
 
 
 def connect(url: str) -> psycopg.Connection[Any]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -14,10 +13,6 @@ import pytest
 from psycopg import sql
 
 from shardids.embedded import EmbeddedServer, find_binaries
-from shardids.embedded.binaries import server_account, usable_binaries
-from shardids.embedded.home import free_port
-from shardids.embedded.postmaster import Postmaster
-from shardids.embedded.watchdog import QUICK_STEPS, Watchdog
 from tests.faults.conftest import Finish, Record
 from tests.faults.support import (
     ALL_KINDS,
@@ -26,11 +21,11 @@ from tests.faults.support import (
     Recorder,
     connect,
     draw,
-    public_folder,
     scalar,
     scaled,
     until,
 )
+from tests.integration.standbys import password_of, standby_of
 
 SESSIONS = 8
 AHEAD_S = 3
@@ -163,44 +158,6 @@ def test_a_copy_of_active_sequences_with_the_row_of_a_fenced_shard(
     assert recorder.ticks(lambda batch: batch.before >= fenced).min() > high_water
 
 
-@contextmanager
-def standby_of(primary: EmbeddedServer) -> Iterator[str]:
-    """A hot standby that streams; its URL. Its clock is the machine's."""
-    account = server_account()
-    with public_folder() as folder:
-        home = folder / "home"
-        home.mkdir(mode=0o700)
-        if account is not None:
-            os.chown(home, account.uid, account.gid)
-        programs = usable_binaries(find_binaries(), account, folder)
-        data = home / "data"
-        source = f"host=127.0.0.1 port={primary.port} user=postgres"
-        subprocess.run(
-            [programs / "pg_basebackup", "-D", data, "-d", source, "-R", "--checkpoint=fast", "--no-sync"],
-            env={**os.environ, "PGPASSWORD": password_of(primary)},
-            user=account.uid if account else None,
-            group=account.gid if account else None,
-            extra_groups=[] if account else None,
-            cwd="/",
-            check=True,
-        )
-        port = free_port()
-        command = [str(programs / "postgres"), "-D", str(data), "-p", str(port)]
-        command += ["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]
-        postmaster = Postmaster(data)
-        watchdog = Watchdog()
-        try:
-            failure = postmaster.try_start(
-                command, watchdog=watchdog, log_file=folder / "log", env={"LC_ALL": "C"}, account=account
-            )
-            assert failure is None, failure
-            yield primary.url().replace(f":{primary.port}/", f":{port}/")
-        finally:
-            if postmaster.pid is not None:
-                postmaster.end(postmaster.pid, QUICK_STEPS)
-            watchdog.close()
-
-
 def is_receiving(standby: psycopg.Connection[Any]) -> bool:
     return scalar(standby, "select count(*) from pg_stat_wal_receiver where status = 'streaming'") > 0
 
@@ -274,7 +231,3 @@ def assert_refused(connection: psycopg.Connection[Any], state: str, message: str
         with pytest.raises(psycopg.Error, match=message) as refused:
             draw(connection.cursor(binary=True), kind, 10)
         assert refused.value.sqlstate == state
-
-
-def password_of(server: EmbeddedServer) -> str:
-    return (server.directory / "pgpass").read_text().strip().rsplit(":", 1)[1]
