@@ -7,7 +7,7 @@ import os
 import platform
 from pathlib import Path
 
-from benchmarks import draws, duplicates, in_python, memory, provisioning, rows
+from benchmarks import draws, duplicates, in_python, memory, moving, provisioning, rows
 from benchmarks.report import show, write
 
 BENCHMARKS = {
@@ -18,6 +18,8 @@ BENCHMARKS = {
     "python": (in_python.run, 7),
     "memory": (memory.run, 1),
     "provisioning": (provisioning.run, 3),
+    "moving": (moving.whole_move, 3),
+    "pause": (moving.pause, 10),
 }
 
 

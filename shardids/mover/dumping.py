@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -209,6 +210,7 @@ def _folders() -> Iterator[Path]:
     yield from candidates()
 
 
+@cache
 def _major(folder: Path) -> int | None:
     """The version of the programs in a folder, or ``None`` if one is missing or does not run."""
     if not all(os.access(folder / name, os.X_OK) for name in _PROGRAMS):

@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import psycopg
 import pytest
 
-from shardids import mover
-from shardids.embedded import temporary_servers
+from shardids import mover, provision
+from shardids.catalog import Catalog
+from shardids.embedded import temporary_server, temporary_servers
 from shardids.errors import ClusterConflict, MoveFailed, MoveRefused
+from shardids.layout import DEFAULT
 from shardids.mover import Options, StepDone, Waiting
 from tests.integration.cluster_support import objects
 from tests.integration.moving_support import (
@@ -222,3 +225,46 @@ def test_what_speaks_against_a_move(nodes: TwoNodes, change: str, reason: str, r
     assert told(remedy) in refused.value.hint
     assert ([definitions(nodes, node, shard) for node in "ab"], len(mover.all_moves(nodes.catalog))) == before
     assert nodes.leftovers() == []
+
+
+def test_between_databases_of_one_server(nodes: TwoNodes) -> None:
+    shard = nodes.new_shard()
+    url = nodes.servers["a"].url("other")
+    with nodes.connected("a") as connection:
+        connection.execute("create database other")
+    provision.add_node(nodes.catalog, "c", url)
+    content = rows(nodes, "a", shard)
+    assert mover.move(nodes.catalog, shard, "c", options=Options(verify=True)).outcome == "moved"
+    with psycopg.connect(url) as connection:
+        assert connection.execute("select * from shardids.digest(%s)", [shard]).fetchall() == content
+        connection.execute(f"insert into {schema(shard)}.users (name) values ('there')")
+    back = mover.move(nodes.catalog, shard, "a", back=True, options=Options(verify=True))
+    assert back.rows_verified == sum(table[1] for table in content) + 1
+    assert nodes.leftovers() == []
+    assert [copy.node for copy in mover.purge(nodes.catalog, [shard])] == ["c"]
+
+
+def test_without_logical_wal_a_shard_moves_offline() -> None:
+    with (
+        temporary_server(settings={"wal_level": "replica"}) as server,
+        closing(Catalog(server.url())) as catalog,
+    ):
+        catalog.init(DEFAULT, 2)
+        with psycopg.connect(server.url(), autocommit=True) as connection:
+            connection.execute("create database other")
+            provision.add_node(catalog, "a", server.url())
+            provision.create_shards(catalog, [0, 1])
+            provision.add_node(catalog, "b", server.url("other"))
+            connection.execute("create unlogged table shard_0000.cache (x integer)")
+            connection.execute("insert into shard_0000.cache values (7)")
+        with pytest.raises(MoveRefused) as refused:
+            mover.move(catalog, 0, "b")
+        assert 'node "a" has wal_level = replica' in refused.value.message
+        assert "table shard_0000.cache is unlogged" in refused.value.message
+        assert "alter system set wal_level = logical, and restart that server" in refused.value.hint
+        assert "--offline, which stops writes" in refused.value.hint
+        assert mover.all_moves(catalog) == []
+        assert mover.move(catalog, 0, "b", options=Options(offline=True)).outcome == "moved"
+        with psycopg.connect(server.url("other")) as connection:
+            assert connection.execute("select x from shard_0000.cache").fetchall() == [(7,)]
+            connection.execute("insert into shard_0000.cache values (8)")
