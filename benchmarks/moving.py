@@ -120,7 +120,7 @@ def pause(rounds: int) -> Section:
     return Section(
         title="Pause of writes while a shard of 1,000,000 rows moves",
         conditions=f"{WRITERS} sessions that insert {WRITES_A_SECOND} rows a second in all, {rounds} moves to"
-        " and fro. A write lasts from its first attempt to its acknowledgement, with retries on the other node.",
+        " and fro. A write lasts from its first attempt to its acknowledgement, retries included.",
         measures=(measure,),
         ratios=(
             figure("p99, ms", p99, at_most=250),

@@ -214,19 +214,27 @@ $$;
 
 comment on function shardids.sequences_of(integer) is 'The application''s own sequences in a shard, and how far they are';
 
--- Statistics are not replicated; without them the first queries after a move would be planned blindly.
+-- Neither statistics nor what is in materialized views is replicated: without the one the first queries after a
+-- move would be planned blindly, without the other those views could not be read. In the order of their making,
+-- so that views come after what they are made of.
 create function shardids.analyze(shard integer) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   name regclass;
 begin
+  for name in
+    select c.oid from pg_class c
+    where c.relnamespace = to_regnamespace(shardids.schema_of(shard)) and c.relkind = 'm' order by c.oid
+  loop
+    execute format('refresh materialized view %s', name);
+  end loop;
   foreach name in array shardids.tables_of(shard) loop
     execute format('analyze %s', name);
   end loop;
 end
 $$;
 
-comment on function shardids.analyze(integer) is 'Gathers statistics of all tables of a shard';
+comment on function shardids.analyze(integer) is 'Fills materialized views of a shard, and gathers statistics of its tables';
 
 -- The text of a row depends on these settings, which are the session's own.
 create function shardids.digest(shard integer) returns table (name text, rows bigint, digest numeric)

@@ -153,6 +153,11 @@ def _print_results(done: Sequence[mover.Result], *, as_json: bool) -> None:
         }
         for one in done
     ]
+    for one in done:
+        if one.left_behind:
+            err.print(
+                f"shard {one.shard}: node {one.left_behind!r} did not answer; its part of the copy stays"
+            )
     print_rows(rows, as_json=as_json, empty="Nothing to do")
 
 

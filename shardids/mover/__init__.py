@@ -5,8 +5,9 @@ from shardids.mover.checks import Plan
 from shardids.mover.events import Copying, Event, Lagging, OnEvent, Result, StepBegun, StepDone, Waiting
 from shardids.mover.journal import Move, all_moves, open_moves
 from shardids.mover.many import carry_out, each, require_none_open, resume_open
-from shardids.mover.moves import MAX_PAUSE_S, Options, abort, former_node, move, plan_move, resume
+from shardids.mover.moves import abort, former_node, move, plan_move, resume
 from shardids.mover.purge import OldCopy, old_copies, purge
+from shardids.mover.steps import MAX_PAUSE_S, Options
 
 __all__ = [
     "MARGIN",

@@ -206,10 +206,14 @@ def _try_rest(sides: Sides, scripts: Scripts) -> bool:
     return True
 
 
-def drop_replication(sides: Sides, name: str) -> None:
-    """Takes away subscription, slot and publication, those that are there."""
+def unsubscribe(sides: Sides, name: str) -> None:
+    """Drops the subscription, if it is there."""
     with sides.target.autocommit() as target:
         target.execute(text("select shardids.unsubscribe(:name)"), {"name": name})
+
+
+def unpublish(sides: Sides, name: str) -> None:
+    """Drops slot and publication, those that are there; the subscription is gone by then."""
     with sides.source.autocommit() as source:
         _drop_slot(source, sides.source, name)
         play(source, f'drop publication if exists "{name}"')

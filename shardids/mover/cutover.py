@@ -16,11 +16,9 @@ from sqlalchemy import Connection, text
 
 from shardids.errors import ClusterConflict, MoveFailed, StatementFailed
 from shardids.mover.copying import LOCK_FAILURES, PATIENCE_S
-from shardids.mover.sides import Side, Sides
+from shardids.mover.gate import LOCK_MS, PAUSE_BETWEEN_S, OnWait, release_offset, who_holds
+from shardids.mover.sides import Sides
 
-_LOCK_MS = 100
-"""How long writers may queue behind one attempt to lock the tables."""
-_PAUSE_BETWEEN_S = 0.25
 _POLL_S = 0.005
 _WORTH_TRYING = 0.1
 """The target is close enough when it confirms the present within this part of the longest pause."""
@@ -30,10 +28,6 @@ _SHAPE = text("""
     join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
     join pg_type t on t.oid = a.atttypid
     where c.oid = any (shardids.tables_of(:shard)) order by 1, 2""")
-
-
-OnWait = Callable[[int, str], None]
-"""Called with the number of the attempt that failed, and why."""
 
 
 class PutOff(Exception):
@@ -100,34 +94,6 @@ def catch_up(sides: Sides, name: str, max_pause_s: float, on_lag: Callable[[int]
             )
 
 
-def make_gate(sides: Sides, on_wait: OnWait) -> None:
-    """Makes the gate of each table of the source; open, so that nothing changes yet. Can be repeated.
-
-    Each is tried until it can be made quickly, so that live traffic waits for no attempt longer than 0.1 s.
-    """
-    shard = {"shard": sides.shard}
-    with sides.source.autocommit() as source:
-        tables = source.scalars(text("select oid::bigint from shardids.ungated(:shard) oid"), shard).all()
-        _release_offset(source, sides)
-        for table in tables:
-            _with_locks(
-                sides.source,
-                "select shardids.gate(:shard, cast(:table as oid), true)",
-                shard | {"table": table},
-                on_wait=lambda attempt: on_wait(attempt, _who_holds(source, sides)),
-            )
-
-
-def drop_gate(side: Side, shard: int) -> None:
-    """Takes the gates away again; waits for readers as well, while nobody waits for it."""
-    _with_locks(side, "select shardids.ungate(:shard)", {"shard": shard})
-
-
-def _release_offset(source: Connection, sides: Sides) -> None:
-    """Draws an ID from a shard that was activated and never drew since: its offset is negative till then."""
-    source.execute(text("select shardids.release(:shard)"), {"shard": sides.shard})
-
-
 def stop_writes(sides: Sides, name: str | None, max_pause_s: float, on_wait: OnWait) -> float:
     """Makes the source refuse writes and IDs, when the target has all that was written before.
 
@@ -150,7 +116,7 @@ def stop_writes(sides: Sides, name: str | None, max_pause_s: float, on_wait: OnW
                     f"shard {sides.shard} could not be cut over in {attempt} attempts: {reason}",
                     hint="Go on with --resume, perhaps with a longer --max-pause; undo it with --abort.",
                 ) from reason
-        time.sleep(_PAUSE_BETWEEN_S)
+        time.sleep(PAUSE_BETWEEN_S)
         if name is not None:
             catch_up(sides, name, max_pause_s, lambda _bytes: None)
 
@@ -190,7 +156,7 @@ def _shut_out_writers(source: Connection, watching: Connection, sides: Sides, ma
             select pg_try_advisory_xact_lock(1936220517, :shard),
                    set_config('idle_in_transaction_session_timeout', :pause_ms, true),
                    set_config('lock_timeout', :lock_ms, true)"""),
-        {"shard": sides.shard, "pause_ms": str(round(max_pause_s * 1000)), "lock_ms": str(_LOCK_MS)},
+        {"shard": sides.shard, "pause_ms": str(round(max_pause_s * 1000)), "lock_ms": str(LOCK_MS)},
     ).one()
     if not is_mine:
         raise PutOff("a migration of the shard is running")
@@ -198,29 +164,8 @@ def _shut_out_writers(source: Connection, watching: Connection, sides: Sides, ma
         source.execute(text("select pg_advisory_xact_lock(1936220521, :shard)"), {"shard": sides.shard})
     except StatementFailed as error:
         if error.sqlstate in LOCK_FAILURES:
-            raise PutOff(_who_holds(watching, sides)) from error
+            raise PutOff(who_holds(watching, sides)) from error
         raise
-
-
-def _who_holds(watching: Connection, sides: Sides) -> str:
-    oldest = watching.execute(
-        text("""
-            select a.pid, a.usename, extract(epoch from clock_timestamp() - a.xact_start)::integer as seconds
-            from pg_locks l join pg_stat_activity a on a.pid = l.pid
-            where l.database = shardids.database() and l.granted and a.pid <> pg_backend_pid()
-              and case l.locktype
-                  when 'advisory' then l.classid = 1936220521 and l.objid = :shard and l.objsubid = 2
-                  when 'relation' then l.relation = any (shardids.tables_of(:shard))
-                                       and l.mode not in ('AccessShareLock', 'RowShareLock')
-                  end
-            order by a.xact_start limit 1"""),
-        {"shard": sides.shard},
-    ).one_or_none()
-    if oldest is None:
-        return "somebody else was writing to it"
-    return (
-        f"process {oldest.pid} of {oldest.usename} has been in a writing transaction for {oldest.seconds} s"
-    )
 
 
 def _refuse_other_shape(source: Connection, target: Connection, sides: Sides) -> None:
@@ -251,6 +196,12 @@ def activate_target(sides: Sides) -> None:
         )
 
 
+def was_cut_over(sides: Sides) -> bool:
+    """Whether the source has stopped for good; before that the target was never activated."""
+    with sides.source.engine.begin() as source:
+        return bool(source.execute(_IS_MOVED, {"shard": sides.shard}).scalar_one())
+
+
 def take_back(sides: Sides) -> None:
     """Makes the source the shard's home again, if the cutover had made it another: can be repeated.
 
@@ -264,37 +215,17 @@ def take_back(sides: Sides) -> None:
             high_water = target.execute(text("select shardids.fence(:shard)"), shard).scalar_one()
             target.execute(text("select shardids.gate_all(:shard)"), shard)
             target.execute(text("update shardids.shard set arrived = 'all' where id = :shard"), shard)
+    reopen_source(sides, high_water)
+
+
+def reopen_source(sides: Sides, above_tick: int = -1) -> None:
+    """Lets the source take writes and issue IDs, above a tick, if it does not: can be repeated."""
     with sides.source.engine.begin() as source:
         source.execute(
             text("""
                 select shardids.activate(id, :tick) from shardids.shard
                 where id = :shard and (state <> 'active' or pg_sequence_last_value(id_offset) < 0)"""),
-            shard | {"tick": high_water},
+            {"shard": sides.shard, "tick": above_tick},
         )
     with sides.source.autocommit() as source:
-        _release_offset(source, sides)
-
-
-def _with_locks(
-    side: Side,
-    statement: str,
-    parameters: dict[str, int],
-    *,
-    on_wait: Callable[[int], None] = lambda _attempt: None,
-) -> None:
-    """Runs a statement that locks tables, again and again, never keeping others waiting for long."""
-    deadline, attempt = time.monotonic() + PATIENCE_S, 0
-    while True:
-        attempt += 1
-        try:
-            with side.engine.begin() as connection:
-                connection.execute(
-                    text("select set_config('lock_timeout', :ms, true)"), {"ms": str(_LOCK_MS)}
-                )
-                connection.execute(text(statement), parameters)
-                return
-        except StatementFailed as error:
-            if error.sqlstate not in LOCK_FAILURES or time.monotonic() > deadline:
-                raise
-        on_wait(attempt)
-        time.sleep(_PAUSE_BETWEEN_S)
+        release_offset(source, sides)

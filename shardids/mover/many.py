@@ -10,7 +10,8 @@ from shardids.errors import ClusterConflict
 from shardids.mover.balance import Transfer
 from shardids.mover.events import OnEvent, Result
 from shardids.mover.journal import open_moves
-from shardids.mover.moves import Options, move, resume
+from shardids.mover.moves import move, resume
+from shardids.mover.steps import Options
 
 
 def each(shards: Sequence[int], work: Callable[[int], Result], jobs: int = 1) -> list[Result]:

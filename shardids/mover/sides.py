@@ -94,17 +94,16 @@ def side_of(catalog: Catalog, node: str, *, name: str) -> Side:
     return Side(node=nodes[node], engine=engine)
 
 
-def end_former_sessions(sides: Sides, name: str) -> None:
-    """Ends what a mover that was killed may have left at work, its pg_dump and psql included."""
-    for side in (sides.source, sides.target):
-        with side.autocommit() as connection:
-            connection.execute(
-                text("""
-                    select pg_terminate_backend(pid, 10000) from pg_stat_activity
-                    where application_name = :name and pid <> pg_backend_pid()
-                      and backend_type = 'client backend'"""),
-                {"name": name},
-            )
+def end_sessions(side: Side, name: str) -> None:
+    """Ends the other sessions of clients that bear a name, and waits for their end."""
+    with side.autocommit() as connection:
+        connection.execute(
+            text("""
+                select pg_terminate_backend(pid, 10000) from pg_stat_activity
+                where application_name = :name and pid <> pg_backend_pid()
+                  and backend_type = 'client backend'"""),
+            {"name": name},
+        )
 
 
 def driver_connection(connection: Connection) -> psycopg.Connection[Any]:

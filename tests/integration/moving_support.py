@@ -40,6 +40,7 @@ APPLICATION = """
     create unique index seats_place on {s}.seats (place);
     alter table {s}.seats replica identity using index seats_place;
     create sequence {s}.invoices start 100 increment 7;
+    create materialized view {s}.sizes as select count(*) from {s}.photos;
     create view {s}.big as select * from {s}.photos where size > 10;
     create function {s}.touched() returns trigger language plpgsql as
       'begin new.name := new.name; return new; end';

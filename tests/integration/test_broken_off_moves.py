@@ -121,3 +121,18 @@ def test_a_table_that_is_changed_meanwhile_stops_the_move(nodes: TwoNodes) -> No
         mover.move(nodes.catalog, shard, "b", on_event=change)
     assert mover.abort(nodes.catalog, shard).outcome == "aborted"
     assert_one_home(nodes, shard)
+
+
+def test_a_target_that_is_gone_is_not_needed_to_abort(nodes: TwoNodes, nursery: Nursery) -> None:
+    shard = nodes.new_shard()
+    assert killed_move(nodes, nursery, shard, "gate")
+    nodes.servers["b"].stop()
+    try:
+        done = finish(nodes, shard, mover.abort)
+        assert (done.outcome, done.left_behind) == ("aborted", "b")
+        with nodes.connected("a") as source:
+            source.execute(f"insert into shard_{shard:04}.users (name) values ('home')")
+            assert source.execute("select count(*) from pg_replication_slots").fetchone() == (0,)
+            assert source.execute("select count(*) from pg_publication").fetchone() == (0,)
+    finally:
+        nodes.servers["b"].start(attached=True)

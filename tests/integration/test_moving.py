@@ -80,6 +80,7 @@ def test_all_that_is_in_a_shard_arrives(nodes: TwoNodes, offline: bool) -> None:
         ahead = target.execute("select shardids.time_of(%s) - now() < '1 s'", [first_id]).fetchone()
         assert ahead == (True,)
         assert target.execute(f"select nextval('{s}.invoices')").fetchone() == (114,)
+        assert target.execute(f"select * from {s}.sizes").fetchone() == (500,)
 
 
 @pytest.mark.parametrize(
