@@ -39,15 +39,25 @@ def await_applied(
 ) -> bool:
     """Waits until the target has on its disk what the source has written by now; false if time runs out."""
     with sides.source.autocommit() as source, sides.target.autocommit() as target:
-        return _await_confirmed(source, target, name, seconds, on_lag)
+        return _await_confirmed(source, target, name, _position(source), seconds=seconds, on_lag=on_lag)
+
+
+def _position(source: Connection) -> str:
+    """The end of the source's log, with all that was committed by now before it."""
+    _flush(source)
+    return str(source.execute(text("select pg_current_wal_flush_lsn()::text")).scalar_one())
 
 
 def _await_confirmed(
-    source: Connection, target: Connection, name: str, seconds: float, on_lag: Callable[[int], None]
+    source: Connection,
+    target: Connection,
+    name: str,
+    wanted: str,
+    *,
+    seconds: float,
+    on_lag: Callable[[int], None] = lambda _bytes: None,
 ) -> bool:
     deadline = time.monotonic() + seconds
-    _flush(source)
-    wanted = source.execute(text("select pg_current_wal_flush_lsn()::text")).scalar_one()
     lag = text("""
         select greatest(cast(:wanted as pg_lsn) - confirmed_flush_lsn, 0)::bigint
         from pg_replication_slots where slot_name = :name""")
@@ -130,14 +140,13 @@ def _try_stop(sides: Sides, name: str | None, max_pause_s: float) -> float:
         with sides.source.engine.begin() as source:
             if source.execute(_IS_MOVED, shard).scalar_one():
                 return time.monotonic()
-            _refuse_other_shape(source, target, sides)
             since = time.monotonic()
             _shut_out_writers(source, watching, sides, max_pause_s)
+            wanted = _position(watching)
+            # While the target catches up.
             _refuse_other_shape(source, target, sides)
-            remaining_s = max_pause_s / 2 - (time.monotonic() - since)
-            if name is not None and not _await_confirmed(
-                watching, target, name, max(remaining_s, 0.05), lambda _bytes: None
-            ):
+            remaining_s = max(max_pause_s / 2 - (time.monotonic() - since), 0.05)
+            if name is not None and not _await_confirmed(watching, target, name, wanted, seconds=remaining_s):
                 raise PutOff("the target did not catch up in time")
             source.execute(
                 text("select shardids.fence(:shard, :target)"), shard | {"target": sides.target.node.name}

@@ -15,7 +15,7 @@ from shardids.errors import ConnectionFailed, MoveFailed, ShardidsError
 from shardids.mover import checks, copying, cutover, gate
 from shardids.mover.dumping import Scripts
 from shardids.mover.events import Lagging, OnEvent, Result, StepBegun, StepDone, Waiting
-from shardids.mover.journal import Journal, Move, Outcome, Step
+from shardids.mover.journal import UNWRITTEN, Journal, Move, Outcome, Step
 from shardids.mover.sides import Sides, end_sessions, sides_of
 from shardids.mover.verify import Comparison
 
@@ -106,7 +106,7 @@ class Mover:
         """Takes the steps from the journal's present one on."""
         move, journal = self._move, self._journal
         for step in move.steps[move.steps.index(journal.step) :]:
-            if journal.step != step:
+            if journal.step != step and step not in UNWRITTEN:
                 journal.begin_step(step)
             self._on_event(StepBegun(shard=move.shard, step=step))
             try:
