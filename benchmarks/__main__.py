@@ -14,6 +14,7 @@ from benchmarks import (
     in_python,
     memory,
     migrations,
+    moving,
     orm,
     provisioning,
     routing,
@@ -34,6 +35,8 @@ BENCHMARKS = {
     "provisioning": (provisioning.run, 3),
     "doctor": (doctor.run, 7),
     "migrations": (migrations.run, 5),
+    "moving": (moving.whole_move, 3),
+    "pause": (moving.pause, 10),
 }
 
 

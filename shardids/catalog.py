@@ -143,6 +143,25 @@ class Catalog:
                 )
         self.check_node(node)
 
+    def existing_node(self, name: str) -> Node:
+        """A node by name.
+
+        Raises:
+            ClusterConflict: there is no such node.
+        """
+        nodes = self.nodes()
+        if name not in nodes:
+            raise unknown_node(name, nodes)
+        return nodes[name]
+
+    def point_node(self, node: Node) -> None:
+        """Gives a node that is there another URL, without its password."""
+        with self.engine.begin() as connection:
+            connection.execute(
+                text("update shardids_catalog.node set url = :url where name = :name"),
+                {"name": node.name, "url": shown_url(parse_url(node.url))},
+            )
+
     def check_unused(self, name: str) -> None:
         """Finds out whether a node can be removed, without removing it.
 
@@ -270,6 +289,22 @@ class Catalog:
     def _rows(self, query: str, **parameters: object) -> Sequence[Any]:
         with self.engine.connect() as connection:
             return connection.execute(text(query), parameters).all()
+
+
+def place_shard(connection: Connection, shard: int, *, source: str, target: str) -> None:
+    """Places a shard on another node, in the connection's transaction: its commit is the switch.
+
+    Raises:
+        ClusterConflict: the shard is not placed on ``source``.
+    """
+    placed = connection.execute(
+        text("""
+            update shardids_catalog.placement set node = :target
+            where shard = :shard and node = :source and state = 'active'"""),
+        {"shard": shard, "source": source, "target": target},
+    )
+    if placed.rowcount != 1:
+        raise ClusterConflict(f'shard {shard} is not placed on node "{source}" any more')
 
 
 def _describe(connection: Connection, url: URL) -> Description:

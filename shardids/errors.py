@@ -120,6 +120,14 @@ class ClusterConflict(ShardidsError):
     """What was asked contradicts what the cluster already is. Nothing was changed."""
 
 
+class MoveRefused(ShardidsError):
+    """A shard can't be moved as things are. The message gives every reason; nothing was changed."""
+
+
+class MoveFailed(ShardidsError):
+    """A move of a shard stopped on its way. Its journal knows where: it can be resumed or aborted."""
+
+
 class ServerStartFailed(ShardidsError):
     """A throw-away server could not be made or started."""
 

@@ -95,7 +95,7 @@ begin
     perform shardids.stop(shard, this.id_counter, this.id_offset);
   end if;
   update shardids.shard s
-  set state = 'active', moved_to = null, unfences = coalesce(pg_sequence_last_value(this.id_offset), -1),
+  set state = 'active', moved_to = null, arrived = null, unfences = coalesce(pg_sequence_last_value(this.id_offset), -1),
       high_water_tick = greatest(this.high_water_tick, above_tick),
       server = shardids.server(), timeline = shardids.timeline(),
       -- The fence may have been released in the life of the activation before this one.
@@ -124,7 +124,9 @@ begin
     select format('grant execute on function %s to %I', string_agg(p.oid::regprocedure::text, ', '), role)
     from pg_proc p
     where p.pronamespace = 'shardids'::regnamespace
-      and p.proname not in ('fence', 'stop', 'activate', 'grant_usage', 'revoke_usage', 'enter_shard'));
+      and p.proname not in ('fence', 'stop', 'activate', 'grant_usage', 'revoke_usage', 'enter_shard', 'tables_of',
+                            'pass_gate', 'gate', 'gate_all', 'ungated', 'ungate', 'release', 'adopt', 'take_rows', 'drop_copy',
+                            'publish', 'subscribe', 'try_subscribing', 'unsubscribe', 'sequences_of', 'digest', 'database', 'lock_tables', 'analyze'));
   execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer) to %2$I', schema, role);
   execute format('grant usage on sequence %I.id_counter to %I', schema, role);
   execute format('grant select on sequence %I.id_offset to %I', schema, role);

@@ -44,6 +44,26 @@ create index on shardids_catalog.placement (node);
 comment on table shardids_catalog.placement is 'Which node holds which shard';
 comment on column shardids_catalog.placement.state is 'creating: the node may not have it yet';
 
+-- What a mover is about to do, written before it does it. A move without ended_at is under way or was broken off;
+-- its mover holds the advisory lock (1936220520, shard) for as long as it lives.
+create table shardids_catalog.move (
+  id         bigint      generated always as identity primary key,
+  shard      integer     not null,
+  source     text        not null,
+  target     text        not null check (target <> source),
+  offline    boolean     not null,
+  step       text        not null,
+  started_at timestamptz not null default now(),
+  ended_at   timestamptz,
+  outcome    text        check (outcome in ('moved', 'aborted')),
+  check ((ended_at is null) = (outcome is null))
+);
+
+create unique index on shardids_catalog.move (shard) where ended_at is null;
+
+comment on table shardids_catalog.move is 'Moves of shards between nodes';
+comment on column shardids_catalog.move.step is 'The last step that was begun';
+
 insert into shardids_catalog.cluster
   (id, layout_name, epoch_ms, time_bits, shard_bits, sequence_bits, schema_prefix, shard_count)
 select current_setting('shardids.cluster')::uuid, current_setting('shardids.layout_name'),

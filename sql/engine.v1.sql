@@ -224,6 +224,10 @@ begin
     when 'SI002' then
       what := 'is fenced and issues no IDs';
       next := format('To let it issue again: select shardids.activate(%s)', shard);
+      if this.arrived is not null then
+        what := 'is fenced: it is being moved here';
+        next := format('The catalog knows where it is until then: shardids shard show %s', shard);
+      end if;
     when 'SI003' then
       what := format('has moved to node "%s"', this.moved_to);
       next := 'Refresh the placement and retry the transaction there.';

@@ -38,7 +38,8 @@ create table shardids.shard (
   server          text,
   timeline        integer,
   life            bigint,
-  activated_at    timestamptz
+  activated_at    timestamptz,
+  arrived         text        check (arrived in ('tables', 'rows', 'all'))
 );
 
 comment on table shardids.shard is 'The shards of this database; change it with shardids.fence and shardids.activate only';
@@ -47,3 +48,5 @@ comment on column shardids.shard.unfences is 'The fenced value of id_offset that
 comment on column shardids.shard.server is 'shardids.server() when the shard was activated';
 comment on column shardids.shard.timeline is 'WAL timeline when the shard was activated';
 comment on column shardids.shard.life is 'shardids.offset_base() when the shard was activated';
+comment on column shardids.shard.arrived is
+  'While the shard is moved here: tables and keys are there, also rows by pg_dump, or also indexes and constraints';

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import shardids
-from shardids.cli import baseline, clusters, dev, doctor, ids, migrate, sql, upgrade, views
+from shardids.cli import baseline, clusters, dev, doctor, ids, migrate, moves, sql, upgrade, views
 from shardids.cli.common import ErrorsAsMessages
 
 app = typer.Typer(
@@ -40,6 +40,11 @@ app.command("init")(clusters.init)
 app.command("grant")(clusters.grant)
 app.command("upgrade")(upgrade.upgrade)
 app.command("doctor")(doctor.examine)
+clusters.shard_app.command("move")(moves.move_shards)
+clusters.shard_app.command("moves")(moves.list_moves)
+clusters.shard_app.command("purge")(moves.purge_shards)
+clusters.node_app.command("drain")(moves.drain_node)
+app.command("rebalance")(moves.rebalance)
 app.add_typer(clusters.node_app, name="node")
 app.add_typer(clusters.shard_app, name="shard")
 app.add_typer(migrate.app, name="migrate")

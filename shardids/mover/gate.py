@@ -1,0 +1,93 @@
+"""The gate of a shard's tables: see ``sql/moving.v1.sql``. Made open, so that nothing changes yet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from sqlalchemy import Connection, text
+
+from shardids.errors import StatementFailed
+from shardids.mover.copying import LOCK_FAILURES, PATIENCE_S
+from shardids.mover.sides import Side, Sides
+
+LOCK_MS = 100
+"""How long writers may queue behind one attempt to lock the tables."""
+PAUSE_BETWEEN_S = 0.25
+"""Between two attempts."""
+
+OnWait = Callable[[int, str], None]
+"""Called with the number of the attempt that failed, and why."""
+
+
+def make_gate(sides: Sides, on_wait: OnWait) -> None:
+    """Makes the gate of each table of the source; open, so that nothing changes yet. Can be repeated.
+
+    Each is tried until it can be made quickly, so that live traffic waits for no attempt longer than 0.1 s.
+    """
+    shard = {"shard": sides.shard}
+    with sides.source.autocommit() as source:
+        tables = source.scalars(text("select oid::bigint from shardids.ungated(:shard) oid"), shard).all()
+        release_offset(source, sides)
+        for table in tables:
+            _with_locks(
+                sides.source,
+                "select shardids.gate(:shard, cast(:table as oid), true)",
+                shard | {"table": table},
+                on_wait=lambda attempt: on_wait(attempt, who_holds(source, sides)),
+            )
+
+
+def drop_gate(side: Side, shard: int) -> None:
+    """Takes the gates away again; waits for readers as well, while nobody waits for it."""
+    _with_locks(side, "select shardids.ungate(:shard)", {"shard": shard})
+
+
+def release_offset(source: Connection, sides: Sides) -> None:
+    """Draws an ID from a shard that was activated and never drew since: its offset is negative till then."""
+    source.execute(text("select shardids.release(:shard)"), {"shard": sides.shard})
+
+
+def who_holds(watching: Connection, sides: Sides) -> str:
+    """Which session keeps the tables or the gate of the shard on the source from being locked."""
+    oldest = watching.execute(
+        text("""
+            select a.pid, a.usename, extract(epoch from clock_timestamp() - a.xact_start)::integer as seconds
+            from pg_locks l join pg_stat_activity a on a.pid = l.pid
+            where l.database = shardids.database() and l.granted and a.pid <> pg_backend_pid()
+              and case l.locktype
+                  when 'advisory' then l.classid = 1936220521 and l.objid = :shard and l.objsubid = 2
+                  when 'relation' then l.relation = any (shardids.tables_of(:shard))
+                                       and l.mode not in ('AccessShareLock', 'RowShareLock')
+                  end
+            order by a.xact_start limit 1"""),
+        {"shard": sides.shard},
+    ).one_or_none()
+    if oldest is None:
+        return "somebody else was writing to it"
+    return (
+        f"process {oldest.pid} of {oldest.usename} has been in a writing transaction for {oldest.seconds} s"
+    )
+
+
+def _with_locks(
+    side: Side,
+    statement: str,
+    parameters: dict[str, int],
+    *,
+    on_wait: Callable[[int], None] = lambda _attempt: None,
+) -> None:
+    """Runs a statement that locks tables, again and again, never keeping others waiting for long."""
+    deadline, attempt = time.monotonic() + PATIENCE_S, 0
+    while True:
+        attempt += 1
+        try:
+            with side.engine.begin() as connection:
+                connection.execute(text("select set_config('lock_timeout', :ms, true)"), {"ms": str(LOCK_MS)})
+                connection.execute(text(statement), parameters)
+                return
+        except StatementFailed as error:
+            if error.sqlstate not in LOCK_FAILURES or time.monotonic() > deadline:
+                raise
+        on_wait(attempt)
+        time.sleep(PAUSE_BETWEEN_S)

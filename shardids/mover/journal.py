@@ -1,0 +1,215 @@
+"""The catalog's table ``move``: each step of a move, written before it is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, Self
+
+from sqlalchemy import Connection, NullPool, text
+
+from shardids.catalog import Catalog, place_shard
+from shardids.connect import open_engine
+from shardids.errors import ClusterConflict, MoveFailed
+
+Step = Literal[
+    "tables", "publish", "subscribe", "gate", "stop", "copy", "indexes", "catch up", "cutover", "activate",
+    "place", "clean", "abort",
+]  # fmt: skip
+"""What a move does next. ``place`` ends with the switch of the placement: before it, the shard is the
+source's; after it, the target's."""
+
+LIVE: Sequence[Step] = (
+    "tables", "publish", "subscribe", "copy", "indexes", "gate", "catch up", "cutover", "activate", "place",
+    "clean",
+)  # fmt: skip
+"""The steps of a move by logical replication."""
+
+OFFLINE: Sequence[Step] = ("tables", "gate", "stop", "copy", "indexes", "activate", "place", "clean")
+"""The steps of a move by pg_dump, with writes stopped all the while."""
+
+UNWRITTEN: Sequence[Step] = ("activate", "place")
+"""Steps that belong to the one before, as far as the journal is concerned: it finds its own work done when it
+is repeated. They are part of the pause; the switch of the placement is written down in its own transaction."""
+
+Outcome = Literal["moved", "aborted"]
+
+_LOCK = 1936220520
+"""Advisory lock (_LOCK, shard) of the catalog: held by the one process that moves a shard."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """A move as the journal has it.
+
+    ``step`` is the last step that was begun; ``outcome`` is ``None`` while the move is not over.
+    """
+
+    id: int
+    shard: int
+    source: str
+    target: str
+    offline: bool
+    step: Step
+    started_at: datetime
+    outcome: Outcome | None
+
+    @property
+    def steps(self) -> Sequence[Step]:
+        """All steps of such a move."""
+        return OFFLINE if self.offline else LIVE
+
+
+_COLUMNS = "id, shard, source, target, offline, step, started_at, outcome"
+
+
+class Journal:
+    """The journal of one shard, open for writing: nobody else can move the shard meanwhile.
+
+    Made by :meth:`opened`. The lock lives in the connection that writes, so a journal that lost the lock
+    can write nothing any more.
+    """
+
+    def __init__(self, connection: Connection, shard: int) -> None:
+        self._connection = connection
+        self._shard = shard
+        self._move: Move | None = None
+        self.step: Step = "tables"
+
+    @classmethod
+    @contextmanager
+    def opened(cls, catalog: Catalog, shard: int) -> Iterator[Self]:
+        """The journal, closed afterwards.
+
+        Raises:
+            ClusterConflict: another process moves the shard.
+        """
+        engine = open_engine(catalog.url, what="the catalog", administrative=True, poolclass=NullPool)
+        with engine.connect() as connection:
+            with connection.begin():
+                is_mine = connection.execute(
+                    text("select pg_try_advisory_lock(:class, :shard)"), {"class": _LOCK, "shard": shard}
+                ).scalar_one()
+            if not is_mine:
+                raise ClusterConflict(
+                    f"shard {shard} is being moved by another process",
+                    hint="To see how far it is: shardids shard moves",
+                )
+            journal = cls(connection, shard)
+            with connection.begin():
+                found = moves_in(connection, [shard])
+            if found:
+                journal._set(found[0])
+            yield journal
+
+    @property
+    def move(self) -> Move:
+        """The move that is not over.
+
+        Raises:
+            ClusterConflict: there is none.
+        """
+        if self._move is None:
+            raise ClusterConflict(f"no move of shard {self._shard} is under way")
+        return self._move
+
+    def refuse_open(self) -> None:
+        """Refuses a shard of which a move is not over.
+
+        Raises:
+            ClusterConflict: it was begun and neither ended nor aborted.
+        """
+        if self._move is not None:
+            raise ClusterConflict(
+                f'a move of shard {self._shard} from node "{self._move.source}" to "{self._move.target}"'
+                f' was broken off at step "{self.step}"',
+                hint=f"To go on: shardids shard move {self._shard} --resume; to undo it: --abort",
+            )
+
+    def enter(self, target: str, *, offline: bool) -> Move:
+        """Enters a new move from where the shard is placed.
+
+        Raises:
+            ClusterConflict: it is placed nowhere, or on the target.
+        """
+        with self._connection.begin():
+            row = self._connection.execute(
+                text(f"""
+                    insert into shardids_catalog.move (shard, source, target, offline, step)
+                    select shard, node, :target, :offline, 'tables' from shardids_catalog.placement
+                    where shard = :shard and state = 'active' and node <> :target
+                    returning {_COLUMNS}"""),  # noqa: S608 -- constant
+                {"shard": self._shard, "target": target, "offline": offline},
+            ).one_or_none()
+        if row is None:
+            raise ClusterConflict(f'the placement of shard {self._shard} does not allow a move to "{target}"')
+        self._set(Move(**row._asdict()))
+        return self.move
+
+    def begin_step(self, step: Step) -> None:
+        """Writes down what is done next."""
+        self._update("step = :step", step=step)
+        self.step = step
+
+    def switch_placement(self) -> None:
+        """Places the shard on the target, and writes down that only cleaning is left: both or neither."""
+        move = self.move
+        with self._connection.begin():
+            place_shard(self._connection, move.shard, source=move.source, target=move.target)
+            self._connection.execute(
+                text("update shardids_catalog.move set step = 'clean' where id = :id"), {"id": move.id}
+            )
+        self.step = "clean"
+
+    def is_placed(self) -> bool:
+        """Whether the placement names the target already."""
+        with self._connection.begin():
+            node = self._connection.execute(
+                text("select node from shardids_catalog.placement where shard = :shard"),
+                {"shard": self.move.shard},
+            ).scalar_one()
+        return bool(node == self.move.target)
+
+    def end(self, outcome: Outcome) -> None:
+        """Closes the entry."""
+        self._update("ended_at = clock_timestamp(), outcome = :outcome", outcome=outcome)
+        self._move = None
+
+    def _set(self, move: Move) -> None:
+        self._move, self.step = move, move.step
+
+    def _update(self, change: str, **values: object) -> None:
+        with self._connection.begin():
+            changed = self._connection.execute(
+                text(f"update shardids_catalog.move set {change} where id = :id and ended_at is null"),  # noqa: S608
+                values | {"id": self.move.id},
+            ).rowcount
+        if changed != 1:
+            raise MoveFailed(f"the journal's entry of shard {self._shard} was closed by another")
+
+
+_MOVES = text(f"""
+    select {_COLUMNS} from shardids_catalog.move
+    where (:ended or ended_at is null)
+      and (cast(:shards as integer[]) is null or shard = any (cast(:shards as integer[])))
+    order by id""")  # noqa: S608 -- constant
+
+
+def moves_in(connection: Connection, shards: list[int] | None, *, ended: bool = False) -> list[Move]:
+    """Moves that are not over, or with ``ended`` all; of these shards or of all; oldest first."""
+    rows = connection.execute(_MOVES, {"shards": shards, "ended": ended})
+    return [Move(**row._asdict()) for row in rows]
+
+
+def open_moves(catalog: Catalog, shards: Iterable[int] | None = None) -> list[Move]:
+    """Moves that are not over, of these shards or of all, oldest first."""
+    with catalog.engine.connect() as connection:
+        return moves_in(connection, None if shards is None else list(shards))
+
+
+def all_moves(catalog: Catalog) -> list[Move]:
+    """All moves, oldest first."""
+    with catalog.engine.connect() as connection:
+        return moves_in(connection, None, ended=True)

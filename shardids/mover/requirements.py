@@ -1,0 +1,278 @@
+"""What must be so before a shard is moved: one function each, which gives the reasons against it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from psycopg.conninfo import make_conninfo
+from sqlalchemy import Connection, text
+
+from shardids.errors import MissingPrivilege, ShardidsError, StatementFailed
+from shardids.mover.copying import keep_out_of_logs, play
+from shardids.mover.dumping import Scripts
+from shardids.mover.sides import Side, Sides
+
+_ROOM_FACTOR = 1.5
+"""How many times its size a shard may need on the target: its log is written there too."""
+_SYNC_WORKERS = 2
+"""Workers that copy tables beside the one that applies changes: PostgreSQL's default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """One reason against a move, and what to do about it."""
+
+    reason: str
+    remedy: str
+
+
+def shard_is_there(source: Connection, sides: Sides) -> list[Refusal]:
+    """The source has the shard, and the shard issues IDs there."""
+    row = source.execute(
+        text("""
+            select state, server = shardids.server() as is_at_home,
+                   last < 0 and unfences is distinct from last as is_stopped
+            from shardids.shard, pg_sequence_last_value(id_offset) last where id = :shard"""),
+        {"shard": sides.shard},
+    ).one_or_none()
+    node, shard = sides.source.node.name, sides.shard
+    if row is None:
+        return [
+            Refusal(
+                reason=f'node "{node}" does not have it', remedy="Restore its schema there from a backup."
+            )
+        ]
+    activation = f'On node "{node}": select shardids.activate({shard})'
+    if row.state != "active" or row.is_stopped:
+        state = "fenced" if row.state == "active" else row.state
+        return [Refusal(reason=f'it is {state} on node "{node}"', remedy=activation)]
+    if not row.is_at_home:
+        return [Refusal(reason=f'node "{node}" is a copy on which it was not activated', remedy=activation)]
+    return []
+
+
+def target_is_free(target: Connection, sides: Sides, replace_copy: bool) -> list[Refusal]:
+    """The target has nothing of the shard, or only an old copy that may go."""
+    row = target.execute(
+        text("""
+            select (select state from shardids.shard where id = :shard) as state,
+                   to_regnamespace(:schema) is not null as has_schema"""),
+        {"shard": sides.shard, "schema": sides.schema},
+    ).one()
+    node = sides.target.node.name
+    if row.state == "moved":
+        if replace_copy:
+            return []
+        return [
+            Refusal(
+                reason=f'node "{node}" still has the copy that was left there when the shard was moved away',
+                remedy=f"To move it back there: --back. To drop the copy: shardids shard purge {sides.shard}",
+            )
+        ]
+    if row.state is not None:
+        return [Refusal(reason=f'node "{node}" has it too, {row.state}', remedy="See shardids shard show.")]
+    if row.has_schema:
+        return [
+            Refusal(
+                reason=f'node "{node}" has a schema {sides.schema} that is not the shard\'s',
+                remedy="Rename or drop it.",
+            )
+        ]
+    return []
+
+
+def engines_agree(source: Connection, target: Connection, sides: Sides) -> list[Refusal]:
+    """Both nodes have the same revision of the engine."""
+    revision = text("select version_num from shardids.shardids_version")
+    there, here = source.execute(revision).scalar(), target.execute(revision).scalar()
+    if there == here:
+        return []
+    return [
+        Refusal(
+            reason=f'the engine is {there} on node "{sides.source.node.name}" and {here} on'
+            f' "{sides.target.node.name}"',
+            remedy="Upgrade the older one first.",
+        )
+    ]
+
+
+_ROLES = text("""
+    with schema (oid) as (select to_regnamespace(:schema)),
+    objects as (
+      select oid, 'pg_class'::regclass as class, relowner as owner, relacl as acl
+      from pg_class where relnamespace = (table schema)
+      union all
+      select oid, 'pg_proc'::regclass, proowner, proacl from pg_proc where pronamespace = (table schema)
+      union all
+      select oid, 'pg_type'::regclass, typowner, typacl from pg_type where typnamespace = (table schema)
+      union all
+      select oid, 'pg_namespace'::regclass, nspowner, nspacl from pg_namespace where oid = (table schema))
+    select pg_get_userbyid(owner) from objects
+    union
+    select pg_get_userbyid(a.grantee) from objects, aclexplode(objects.acl) a where a.grantee <> 0
+    union
+    select pg_get_userbyid(d.refobjid)
+    from pg_shdepend d join objects o on d.classid = o.class and d.objid = o.oid
+    where d.refclassid = 'pg_authid'::regclass and d.dbid = shardids.database()""")
+
+
+def roles_exist(source: Connection, target: Connection, sides: Sides) -> list[Refusal]:
+    """The target has every role that owns or may use what is in the shard."""
+    needed = set(source.scalars(_ROLES, {"schema": sides.schema}))
+    missing = sorted(needed - set(target.scalars(text("select rolname from pg_roles"))))
+    if not missing:
+        return []
+    names = ", ".join(f'"{name}"' for name in missing)
+    return [
+        Refusal(
+            reason=f'node "{sides.target.node.name}" lacks roles that own or may use its objects: {names}',
+            remedy="Create them there first.",
+        )
+    ]
+
+
+_UNFIT_TABLES = text("""
+    select c.oid::regclass::text as name, c.relpersistence = 'u' as is_unlogged
+    from pg_class c
+    where c.oid = any (shardids.tables_of(:shard)) and c.relkind = 'r'
+      and (c.relpersistence = 'u'
+           or not case c.relreplident
+                  when 'f' then true
+                  when 'd' then exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary)
+                  when 'i' then exists (select from pg_index i where i.indrelid = c.oid and i.indisreplident)
+                  else false end)
+    order by 1""")
+
+
+def tables_can_be_followed(source: Connection, sides: Sides) -> list[Refusal]:
+    """Logical replication sees every change of every table."""
+    return [
+        Refusal(
+            reason=f"table {row.name} is unlogged: its changes can't be followed",
+            remedy=f"alter table {row.name} set logged; or move the shard with --offline",
+        )
+        if row.is_unlogged
+        else Refusal(
+            reason=f"table {row.name} has no replica identity: its updates can't be followed",
+            remedy=f"Give it a primary key, or: alter table {row.name} replica identity full;"
+            " or move the shard with --offline",
+        )
+        for row in source.execute(_UNFIT_TABLES, {"shard": sides.shard})
+    ]
+
+
+_CAPACITY = text("""
+    select current_setting('wal_level') as wal_level,
+           current_setting('max_replication_slots')::integer
+             - (select count(*) from pg_replication_slots) as slots,
+           current_setting('max_wal_senders')::integer
+             - (select count(*) from pg_stat_activity where backend_type = 'walsender') as senders,
+           current_setting('max_logical_replication_workers')::integer
+             - (select count(*) from pg_stat_activity where backend_type ~ '^logical replication .*worker$')
+             as workers,
+           coalesce(current_setting('max_active_replication_origins', true),
+                    current_setting('max_replication_slots'))::integer
+             - (select count(*) from pg_replication_origin) as origins,
+           (select rolsuper or rolreplication from pg_roles where rolname = current_user) as may_replicate,
+           (select rolsuper from pg_roles where rolname = current_user)
+             or exists (select from pg_roles where rolname = 'pg_create_subscription'
+                        and pg_has_role(current_user, oid, 'usage')) as may_subscribe""")
+
+
+def replication_fits(source: Connection, target: Connection, sides: Sides, parallel: int) -> list[Refusal]:
+    """Settings, free slots and workers, and the rights of the role, allow ``parallel`` moves at once."""
+    there, here = source.execute(_CAPACITY).one(), target.execute(_CAPACITY).one()
+    a, b = (f'node "{side.node.name}"' for side in (sides.source, sides.target))
+    needed = parallel * (1 + _SYNC_WORKERS)
+    refusals = [
+        Refusal(
+            reason=f"{where} has {max(free, 0)} free of {setting}; it takes {wanted}",
+            remedy=f"Raise {setting.partition(' ')[0]} there and restart that server, or move fewer at once.",
+        )
+        for where, setting, free, wanted in (
+            (a, "max_replication_slots", there.slots, needed),
+            (a, "max_wal_senders", there.senders, needed),
+            (b, "max_logical_replication_workers", here.workers, parallel + 1),
+            (
+                b,
+                "max_active_replication_origins (max_replication_slots before 18)",
+                here.origins,
+                parallel + 1,
+            ),
+        )
+        if free < wanted
+    ]
+    if there.wal_level != "logical":
+        refusals.append(
+            Refusal(
+                reason=f"{a} has wal_level = {there.wal_level}",
+                remedy="alter system set wal_level = logical, and restart that server;"
+                " or move the shard with --offline, which stops writes to it while it is copied",
+            )
+        )
+    if not there.may_replicate:
+        remedy = "alter role … replication, or use a superuser's URL."
+        refusals.append(Refusal(reason=f"the role may not make replication slots on {a}", remedy=remedy))
+    if not here.may_subscribe:
+        remedy = "Use a superuser's URL; from version 16 on, grant pg_create_subscription does."
+        refusals.append(Refusal(reason=f"the role may not subscribe on {b}", remedy=remedy))
+    return refusals
+
+
+def room_is_enough(sides: Sides, size_bytes: int, notes: list[str]) -> list[Refusal]:
+    """PostgreSQL itself can't tell how much room its disk has; ``df``, run by the server, can."""
+    node = sides.target.node.name
+    try:
+        free_bytes = _free_bytes(sides.target)
+    except (StatementFailed, MissingPrivilege):
+        notes.append(f'room on the disk of node "{node}" is unknown: the role may not run df there')
+        return []
+    if free_bytes >= size_bytes * _ROOM_FACTOR:
+        return []
+    return [
+        Refusal(
+            reason=f'node "{node}" has {free_bytes >> 20} MB of room; the shard is {size_bytes >> 20} MB'
+            f" and takes up to {_ROOM_FACTOR} times that",
+            remedy="Make room there, or choose another node.",
+        )
+    ]
+
+
+def _free_bytes(side: Side) -> int:
+    with side.engine.connect() as connection, connection.begin() as transaction:
+        connection.execute(text("create temporary table shardids_df (line text) on commit drop"))
+        connection.execute(text("copy shardids_df from program 'df -Pk .'"))
+        lines = connection.execute(text("select line from shardids_df")).scalars().all()
+        transaction.rollback()
+    # Filesystem, blocks, used, available, of which 1 block is 1024 bytes.
+    return int(lines[-1].split()[3]) * 1024
+
+
+def target_takes_schema(sides: Sides, scripts: Scripts, *, subscribing: bool) -> list[Refusal]:
+    """Makes the schema, and a subscription that is not enabled; takes both back."""
+    refusals = []
+    with sides.target.engine.connect() as connection, connection.begin() as transaction:
+        try:
+            connection.execute(text("select shardids.drop_copy(:shard)"), {"shard": sides.shard})
+            play(connection, scripts.tables)
+            play(connection, scripts.rest)
+        except ShardidsError as error:
+            remedy = error.hint or "What a shard uses outside of its own schema must be on every node."
+            refusals.append(Refusal(reason=f"its schema can't be made there: {error.message}", remedy=remedy))
+        transaction.rollback()
+    if subscribing:
+        conninfo = make_conninfo("", **sides.source.parameters())
+        with sides.target.engine.connect() as connection, connection.begin() as transaction:
+            try:
+                keep_out_of_logs(connection)
+                connection.execute(text("select shardids.try_subscribing(:conninfo)"), {"conninfo": conninfo})
+            except ShardidsError as error:
+                refusals.append(
+                    Refusal(
+                        reason=f'it can\'t connect to node "{sides.source.node.name}": {error.message}',
+                        remedy="The source's URL in the catalog must be good on the target too, and"
+                        " pg_hba.conf must let the role in.",
+                    )
+                )
+            transaction.rollback()
+    return refusals

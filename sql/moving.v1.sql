@@ -1,0 +1,284 @@
+-- Purpose:    what moving a shard between nodes needs on them: a gate for writes, taking a copy in, dropping one.
+-- Locks:      gate: SHARE ROW EXCLUSIVE on the table until commit, for which writers queue: set lock_timeout.
+--             ungate: ACCESS EXCLUSIVE on the shard's tables, the same. Every write to a table with a gate:
+--             advisory lock (1936220521, shard), shared, until commit. gate_all: that of gate.
+--             drop_copy: those of DROP SCHEMA.
+-- Privileges: CREATE on schema shardids; to call them, ownership of the shard's tables.
+--
+-- A shard's gate is shut while its id_offset is negative, which is not transactional: no transaction is too old
+-- to see it. Whoever holds the advisory lock exclusively knows that every transaction that has written through
+-- the gate has ended, and that no other writes before the lock is released.
+
+create function shardids.tables_of(shard integer) returns regclass[]
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+begin
+  return array(
+    select c.oid::regclass from pg_class c
+    where c.relnamespace = to_regnamespace(shardids.schema_of(shard)) and c.relkind in ('r', 'p')
+    order by c.relname);
+end
+$$;
+
+comment on function shardids.tables_of(integer) is 'The tables of a shard, partitions and partitioned ones included';
+
+-- As the owner of the engine: whoever writes to a table need not have any right on schema shardids.
+-- Arguments: the shard, and its id_offset.
+create function shardids.pass_gate() returns trigger
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  perform pg_advisory_xact_lock_shared(1936220521, tg_argv[0]::integer);
+  if coalesce(pg_sequence_last_value(tg_argv[1]::regclass), -1) < 0 then
+    perform shardids.refuse('SI002', tg_argv[0]::integer);
+  end if;
+  return null;
+end
+$$;
+
+-- replicated: also for what logical replication brings, and sessions with session_replication_role = replica.
+create function shardids.gate(shard integer, name regclass, replicated boolean) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  execute format(
+    'create or replace trigger shardids_gate before insert or update or delete or truncate on %s '
+    'for each statement execute function shardids.pass_gate(%s, %L)',
+    name, shard, format('%I.id_offset', shardids.schema_of(shard)));
+  if replicated then
+    execute format('alter table %s enable always trigger shardids_gate', name);
+  end if;
+end
+$$;
+
+comment on function shardids.gate(integer, regclass, boolean) is
+  'Lets INSERT, UPDATE, DELETE, TRUNCATE and COPY pass on a table of a shard only while the shard issues IDs';
+
+create function shardids.ungated(shard integer) returns setof regclass
+language sql stable set search_path = pg_catalog, pg_temp
+begin atomic
+  select name from unnest(shardids.tables_of(shard)) name
+  where not exists (select from pg_trigger t where t.tgrelid = name and t.tgname = 'shardids_gate');
+end;
+
+comment on function shardids.ungated(integer) is 'The tables of a shard without a gate';
+
+-- For a copy that is being made; replication passes.
+create function shardids.gate_all(shard integer) returns void
+language sql volatile set search_path = pg_catalog, pg_temp
+begin atomic
+  select shardids.gate(shard, name, false) from shardids.ungated(shard) name;
+end;
+
+comment on function shardids.gate_all(integer) is 'Makes the gates of a shard that is being moved here';
+
+create function shardids.ungate(shard integer) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  name regclass;
+begin
+  foreach name in array shardids.tables_of(shard) loop
+    execute format('drop trigger if exists shardids_gate on %s', name);
+  end loop;
+end
+$$;
+
+comment on function shardids.ungate(integer) is 'Takes the gates of a shard''s tables away';
+
+create function shardids.lock_tables(shard integer) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  tables constant regclass[] := shardids.tables_of(shard);
+begin
+  if tables <> '{}' then
+    execute format('lock table %s in share row exclusive mode', array_to_string(tables, ', '));
+  end if;
+end
+$$;
+
+comment on function shardids.lock_tables(integer) is 'Keeps writers out of all tables of a shard until the end of the transaction';
+
+-- A shard that was activated and has not drawn since still has the offset of its fence. This opens the gate.
+create function shardids.release(shard integer) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  if coalesce(pg_sequence_last_value(format('%I.id_offset', shardids.schema_of(shard))::regclass), -1) < 0 then
+    execute format('select %I.next_id()', shardids.schema_of(shard));
+  end if;
+end
+$$;
+
+comment on function shardids.release(integer) is 'Draws an ID from a shard that is active and has none of its own yet';
+
+-- Enters a shard whose schema a move has made here. Its high-water tick comes from the node that fenced it, with
+-- activate(), so nothing that it issued there is unknown: the row is this server's own.
+create function shardids.adopt(shard integer) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+begin
+  insert into shardids.shard (id, schema, state, id_counter, id_offset, server, timeline, arrived)
+  values (shard, shardids.schema_of(shard), 'fenced', format('%I.id_counter', shardids.schema_of(shard))::regclass,
+          format('%I.id_offset', shardids.schema_of(shard))::regclass, shardids.server(), shardids.timeline(), 'tables');
+end
+$$;
+
+comment on function shardids.adopt(integer) is 'Enters a shard that is being moved here, fenced';
+
+-- Opens the transaction that brings the shard's rows by pg_dump: they are there once or not at all. The
+-- transaction is to make the gates again.
+create function shardids.take_rows(shard integer) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  update shardids.shard s set arrived = 'rows' where s.id = take_rows.shard and s.arrived = 'tables';
+  if not found then
+    raise exception using errcode = 'SI007', message = format('shard %s does not wait for rows here', shard);
+  end if;
+  perform shardids.ungate(shard);
+end
+$$;
+
+comment on function shardids.take_rows(integer) is 'Opens the transaction that brings the rows of a shard that is moved here';
+
+-- Rows are in leaf partitions, which have the replica identity; a partitioned table has none of its own.
+create function shardids.publish(shard integer, name name) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  tables text;
+begin
+  if not exists (select from pg_publication p where p.pubname = name) then
+    select string_agg(c.oid::regclass::text, ', ') into tables
+    from pg_class c where c.oid = any (shardids.tables_of(shard)) and c.relkind = 'r';
+    execute format('create publication %I', name) || coalesce(' for table ' || tables, '');
+  end if;
+end
+$$;
+
+comment on function shardids.publish(integer, name) is 'Publishes the tables of a shard';
+
+-- The replication slot of the same name is there already: a server can't make one for itself while it
+-- runs the statement that would use it.
+create function shardids.subscribe(name name, conninfo text) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  if not exists (select from pg_subscription s where s.subname = name and s.subdbid = shardids.database()) then
+    execute format('create subscription %1$I connection %2$L publication %1$I with (create_slot = false)', name, conninfo);
+  end if;
+end
+$$;
+
+comment on function shardids.subscribe(name, text) is 'Subscribes to what publish made on another node, its present rows first';
+
+-- Connects to the other node, and says why if it can't. To be rolled back.
+create function shardids.try_subscribing(conninfo text) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  execute format('create subscription shardids_trial connection %L publication shardids_trial '
+                 'with (create_slot = false, enabled = false, slot_name = none)', conninfo);
+end
+$$;
+
+comment on function shardids.try_subscribing(text) is 'Tries whether this server can subscribe to another; to be rolled back';
+
+-- The slot stays on the other node, which need not be there any more.
+create function shardids.unsubscribe(name name) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  if exists (select from pg_subscription s where s.subname = name and s.subdbid = shardids.database()) then
+    execute format('alter subscription %I disable', name);
+    execute format('alter subscription %I set (slot_name = none)', name);
+    execute format('drop subscription %I', name);
+  end if;
+end
+$$;
+
+comment on function shardids.unsubscribe(name) is 'Drops a subscription of subscribe';
+
+create function shardids.database() returns oid
+language sql stable parallel safe
+return (select d.oid from pg_catalog.pg_database d where d.datname operator(pg_catalog.=) pg_catalog.current_database());
+
+comment on function shardids.database() is 'The OID of this database';
+
+create function shardids.sequences_of(shard integer)
+returns table (name text, last_value bigint, is_called boolean)
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  for name in
+    select c.oid::regclass from pg_class c
+    where c.relnamespace = to_regnamespace(shardids.schema_of(shard)) and c.relkind = 'S'
+      and c.relname not in ('id_counter', 'id_offset')
+    order by c.relname
+  loop
+    execute format('select last_value, is_called from %s', name) into last_value, is_called;
+    return next;
+  end loop;
+end
+$$;
+
+comment on function shardids.sequences_of(integer) is 'The application''s own sequences in a shard, and how far they are';
+
+-- Neither statistics nor what is in materialized views is replicated: without the one the first queries after a
+-- move would be planned blindly, without the other those views could not be read. In the order of their making,
+-- so that views come after what they are made of.
+create function shardids.analyze(shard integer) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  name regclass;
+begin
+  for name in
+    select c.oid from pg_class c
+    where c.relnamespace = to_regnamespace(shardids.schema_of(shard)) and c.relkind = 'm' order by c.oid
+  loop
+    execute format('refresh materialized view %s', name);
+  end loop;
+  foreach name in array shardids.tables_of(shard) loop
+    execute format('analyze %s', name);
+  end loop;
+end
+$$;
+
+comment on function shardids.analyze(integer) is 'Fills materialized views of a shard, and gathers statistics of its tables';
+
+-- The text of a row depends on these settings, which are the session's own.
+create function shardids.digest(shard integer) returns table (name text, rows bigint, digest numeric)
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp set datestyle = 'ISO, YMD' set intervalstyle = 'postgres' set timezone = 'UTC'
+set extra_float_digits = 1 set bytea_output = 'hex' set xmlbinary = 'base64' as $$
+begin
+  for name in
+    select c.oid::regclass from pg_class c where c.oid = any (shardids.tables_of(shard)) and c.relkind = 'r'
+    order by c.relname
+  loop
+    execute format('select count(*), coalesce(sum(hashtextextended(t::text, 0)::numeric), 0) from %s t', name)
+    into rows, digest;
+    return next;
+  end loop;
+end
+$$;
+
+comment on function shardids.digest(integer) is 'The number of rows of each table of a shard, and a hash of them in any order';
+
+-- Drops a shard's schema and forgets the shard. Refuses one that may issue IDs.
+create function shardids.drop_copy(shard integer) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  this shardids.shard;
+begin
+  select s.* into this from shardids.shard s where s.id = drop_copy.shard for update;
+  if this.state = 'active' then
+    raise exception using
+      errcode = 'SI007', hint = 'Only a copy that was fenced, or left behind by a move, can be dropped.',
+      message = format('shard %s is active on node "%s"', shard, (select n.name from shardids.node n));
+  end if;
+  if found then
+    execute format('drop schema if exists %I cascade', this.schema);
+    delete from shardids.shard s where s.id = drop_copy.shard;
+  end if;
+end
+$$;
+
+comment on function shardids.drop_copy(integer) is 'Drops a shard that was moved away or fenced, with all that is in it';
+
+revoke execute on function
+  shardids.pass_gate(), shardids.gate(integer, regclass, boolean), shardids.ungated(integer),
+  shardids.gate_all(integer),  shardids.ungate(integer), shardids.release(integer), shardids.tables_of(integer), shardids.adopt(integer), shardids.take_rows(integer), shardids.drop_copy(integer),
+  shardids.publish(integer, name), shardids.subscribe(name, text), shardids.unsubscribe(name), shardids.try_subscribing(text),
+  shardids.digest(integer), shardids.sequences_of(integer), shardids.database(), shardids.lock_tables(integer), shardids.analyze(integer)
+  from public;

@@ -1,0 +1,336 @@
+"""Two servers that shards are moved between, shards with all that a schema can hold, and clients."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+
+import psycopg
+import pytest
+from sqlalchemy.engine import URL, make_url
+
+from shardids import mover
+from shardids.catalog import Catalog
+from shardids.devcluster import found
+from shardids.embedded import EmbeddedServer
+from shardids.errors import ClusterConflict
+from tests.integration.cluster_support import Nursery
+
+APPLICATION = """
+    create type {s}.mood as enum ('low', 'high');
+    create table {s}.users (
+      id bigint primary key default {s}.next_id(), name text not null, mood {s}.mood, number serial unique);
+    create table {s}.photos (
+      id bigint primary key default {s}.next_id(),
+      user_id bigint not null references {s}.users on delete cascade,
+      at timestamptz not null default now(), size numeric, body bytea);
+    create index on {s}.photos (user_id);
+    create index photos_size on {s}.photos (size) where size > 10;
+    create table {s}.events (id bigint not null, day date not null, what text) partition by range (day);
+    create table {s}.events_old partition of {s}.events for values from (minvalue) to ('2026-01-01');
+    create table {s}.events_new partition of {s}.events for values from ('2026-01-01') to (maxvalue);
+    alter table {s}.events add primary key (id, day);
+    create table {s}.notes (body text);
+    alter table {s}.notes replica identity full;
+    create table {s}.seats (place integer not null, taken text);
+    create unique index seats_place on {s}.seats (place);
+    alter table {s}.seats replica identity using index seats_place;
+    create sequence {s}.invoices start 100 increment 7;
+    create materialized view {s}.sizes as select count(*) from {s}.photos;
+    create view {s}.big as select * from {s}.photos where size > 10;
+    create function {s}.touched() returns trigger language plpgsql as
+      'begin new.name := new.name; return new; end';
+    create trigger touched before update on {s}.users for each row execute function {s}.touched();
+    insert into {s}.users (name, mood) select 'user ' || n, 'high' from generate_series(1, 500) n;
+    insert into {s}.photos (user_id, size, body) select id, number, decode('00ff', 'hex') from {s}.users;
+    insert into {s}.events select {s}.next_id(), date '2025-12-01' + n, 'e' from generate_series(1, 60) n;
+    insert into {s}.notes values ('one'), (null);
+    insert into {s}.seats values (1, 'ann');
+    select nextval('{s}.invoices'), nextval('{s}.invoices');"""
+
+
+def url_of(server: EmbeddedServer) -> URL:
+    return make_url(server.url()).set(drivername="postgresql")
+
+
+@dataclass
+class TwoNodes:
+    """Nodes a and b on servers of their own, and shards that nobody else uses."""
+
+    catalog_url: str
+    servers: dict[str, EmbeddedServer]
+    catalog: Catalog
+    _unused: Iterator[int] = field(default_factory=count)
+
+    def url(self, node: str) -> URL:
+        return url_of(self.servers[node])
+
+    @contextmanager
+    def connected(self, node: str) -> Iterator[psycopg.Connection]:
+        with psycopg.connect(self.servers[node].url(), autocommit=True) as connection:
+            yield connection
+
+    def new_shard(self, tables: str = APPLICATION) -> int:
+        """A shard on node a, with tables."""
+        shard = next(self._unused)
+        assert self.catalog.node_of(shard).name == "a"
+        with self.connected("a") as connection:
+            connection.execute(tables.replace("{s}", schema(shard)))
+        return shard
+
+    def leftovers(self) -> list[str]:
+        """Slots, publications and subscriptions on both servers."""
+        found = []
+        for node in self.servers:
+            with self.connected(node) as connection:
+                found += connection.execute(
+                    """select slot_name::text from pg_replication_slots
+                       union all select pubname from pg_publication
+                       union all select subname from pg_subscription
+                       union all select roname from pg_replication_origin"""
+                ).fetchall()
+        return [name for (name,) in found]
+
+
+def schema(shard: int) -> str:
+    return f"shard_{shard:04}"
+
+
+def two_nodes(servers: Sequence[EmbeddedServer], shard_count: int) -> TwoNodes:
+    """A cluster whose lower half of shards is on node a."""
+    url = found(servers, shard_count)
+    return TwoNodes(catalog_url=url, servers=dict(zip("ab", servers, strict=True)), catalog=Catalog(url))
+
+
+@dataclass
+class Written:
+    """What one writer knows to be committed."""
+
+    users: dict[int, str] = field(default_factory=dict)
+    deleted: set[int] = field(default_factory=set)
+    photos: dict[int, int] = field(default_factory=dict)
+    pauses_s: list[float] = field(default_factory=list)
+    refusals: set[str | None] = field(default_factory=set)
+
+
+class Writers:
+    """Threads that insert, update and delete in a shard, wherever it is, and try again when refused."""
+
+    def __init__(self, nodes: TwoNodes, shard: int, number: int = 4, every_s: float = 0.0) -> None:
+        self._nodes, self._shard, self._every_s = nodes, shard, every_s
+        self._stop = threading.Event()
+        self._failures: list[BaseException] = []
+        self.written = [Written() for _ in range(number)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(index, written), daemon=True)
+            for index, written in enumerate(self.written)
+        ]
+
+    def __enter__(self) -> Writers:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(30)
+        if self._failures:
+            raise self._failures[0]
+
+    @property
+    def rows(self) -> int:
+        """How many rows they have inserted."""
+        return sum(len(one.users) + len(one.deleted) + len(one.photos) for one in self.written)
+
+    def _run(self, index: int, written: Written) -> None:
+        connections: dict[str, psycopg.Connection | None] = dict.fromkeys(self._nodes.servers)
+        name, last = "a", None
+        own: list[int] = []
+        s, turn = schema(self._shard), 0
+        catalog = psycopg.connect(self._nodes.catalog_url, autocommit=True)
+        try:
+            name = self._place(catalog)
+            while not self._stop.is_set():
+                turn += 1
+                try:
+                    connection = connections[name] or psycopg.connect(self._nodes.servers[name].url())
+                    connections[name] = connection
+                    with connection.transaction():
+                        change = self._change(connection, s, index, turn, own)
+                    change(written)
+                    now = time.monotonic()
+                    if last is not None:
+                        written.pauses_s.append(now - last)
+                    last = now
+                    if self._every_s:
+                        self._stop.wait(self._every_s)
+                except psycopg.Error as error:
+                    written.refusals.add(error.sqlstate)
+                    if error.sqlstate not in ("SI002", "SI003"):
+                        if not isinstance(error, psycopg.OperationalError):
+                            raise
+                        connections[name] = None
+                    time.sleep(0.005)
+                    name = self._place(catalog)
+        except BaseException as failure:  # noqa: BLE001 -- raised again by stop
+            self._failures.append(failure)
+        finally:
+            for connection in (*connections.values(), catalog):
+                if connection is not None:
+                    connection.close()
+
+    def _place(self, catalog: psycopg.Connection) -> str:
+        return catalog.execute(
+            "select node from shardids_catalog.placement where shard = %s", [self._shard]
+        ).fetchone()[0]
+
+    @staticmethod
+    def _change(
+        connection: psycopg.Connection, s: str, index: int, turn: int, own: list[int]
+    ) -> Callable[[Written], None]:
+        if turn % 5 == 3 and own:
+            changed, name = own[turn % len(own)], f"changed {turn}"
+            connection.execute(f"update {s}.users set name = %s where id = %s", [name, changed])
+            return lambda written: written.users.update({changed: name})
+        if turn % 7 == 5 and len(own) > 3:
+            gone = own.pop(turn % len(own))
+            connection.execute(f"delete from {s}.users where id = %s", [gone])
+
+            def delete(written: Written) -> None:
+                written.deleted.add(gone)
+                del written.users[gone]
+                for photo in [p for p, user in written.photos.items() if user == gone]:
+                    del written.photos[photo]
+
+            return delete
+        name = f"{index}/{turn}"
+        (user,) = connection.execute(
+            f"insert into {s}.users (name) values (%s) returning id", [name]
+        ).fetchone()
+        (photo,) = connection.execute(
+            f"insert into {s}.photos (user_id, size) values (%s, 1) returning id", [user]
+        ).fetchone()
+
+        def insert(written: Written) -> None:
+            own.append(user)
+            written.users[user] = name
+            written.photos[photo] = user
+
+        return insert
+
+
+def assert_nothing_lost(nodes: TwoNodes, shard: int, writers: Writers) -> None:
+    """Every write that was acknowledged is where the shard is, once; none is there that was taken back."""
+    s = schema(shard)
+    with nodes.connected(nodes.catalog.node_of(shard).name) as connection:
+        users = dict(connection.execute(f"select id, name from {s}.users").fetchall())
+        photos = dict(connection.execute(f"select id, user_id from {s}.photos").fetchall())
+        (orphans,) = connection.execute(
+            f"select count(*) from {s}.photos where user_id not in (select id from {s}.users)"
+        ).fetchone()
+    assert orphans == 0
+    ids: list[int] = []
+    for written in writers.written:
+        assert written.users.items() <= users.items()
+        assert written.photos.items() <= photos.items()
+        assert not written.deleted & users.keys()
+        ids += [*written.users, *written.deleted, *written.photos]
+    assert len(ids) == len(set(ids))
+    assert len(ids) > 0
+
+
+KILLED = """
+import os, threading, time
+from shardids import mover
+from shardids.catalog import Catalog
+def watch(event):
+    if isinstance(event, mover.{kind}) and event.step == {step!r}:
+        def die():
+            print("dying", flush=True)
+            os.kill(os.getpid(), 9)
+        threading.Timer({delay_s}, die).start() if {delay_s} else die()
+options = mover.Options(offline={offline})
+mover.move(Catalog({url!r}), {shard}, {to!r}, back={back}, options=options, on_event=watch)
+"""
+
+
+def killed_move(
+    nodes: TwoNodes,
+    nursery: Nursery,
+    shard: int,
+    step: str,
+    *,
+    kind: str = "StepBegun",
+    offline: bool = False,
+    delay_s: float = 0.0,
+) -> bool:
+    """Moves a shard to the other node, kills the mover at a step; false if the move ended before."""
+    to = "b" if nodes.catalog.node_of(shard).name == "a" else "a"
+    with nodes.connected(to) as connection:
+        back = (
+            connection.execute("select count(*) from shardids.shard where id = %s", [shard]).fetchone()[0] > 0
+        )
+    script = KILLED.format(
+        kind=kind,
+        step=step,
+        delay_s=delay_s,
+        url=nodes.catalog_url,
+        shard=shard,
+        to=to,
+        back=back,
+        offline=offline,
+    )
+    nursery.start(script)
+    said = nursery.line()
+    assert said in ("dying", "done"), said
+    if said == "done" and delay_s:
+        # Killed as well, a moment later.
+        nursery.line()
+    return said == "dying"
+
+
+def finish(nodes: TwoNodes, shard: int, how: Callable[..., mover.Result]) -> mover.Result:
+    """Resumes or aborts a move as soon as its mover's lock is gone."""
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return how(nodes.catalog, shard)
+        except ClusterConflict as conflict:
+            if "by another process" not in conflict.message or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def assert_one_home(nodes: TwoNodes, shard: int) -> None:
+    """The shard takes writes and issues IDs where it is placed and nowhere else; nothing is left behind."""
+    s, home = schema(shard), nodes.catalog.node_of(shard).name
+    for node in nodes.servers:
+        with nodes.connected(node) as connection:
+            there = connection.execute(
+                "select count(*) from shardids.shard where id = %s", [shard]
+            ).fetchone()[0]
+            if node == home:
+                connection.execute(f"begin; insert into {s}.users (name) values ('x'); rollback")
+                gates = (
+                    "select count(*) from pg_trigger where tgname = 'shardids_gate' and tgrelid = any (%s)"
+                )
+                tables = connection.execute("select shardids.tables_of(%s)::oid[]", [shard]).fetchone()[0]
+                assert connection.execute(gates, [tables]).fetchone() == (0,)
+            elif there:
+                for change in (f"insert into {s}.users (name) values ('x')", f"delete from {s}.notes"):
+                    with pytest.raises(psycopg.Error) as refused:
+                        connection.execute(change)
+                    assert refused.value.sqlstate == "SI003"
+            else:
+                schemas = connection.execute("select count(*) from pg_namespace where nspname = %s", [s])
+                assert schemas.fetchone() == (0,)
+    assert nodes.leftovers() == []
+    assert mover.open_moves(nodes.catalog, [shard]) == []

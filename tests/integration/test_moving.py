@@ -1,0 +1,271 @@
+"""Moving shards between nodes: with PostgreSQL's own replication, while they are written to."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import psycopg
+import pytest
+
+from shardids import mover, provision
+from shardids.catalog import Catalog
+from shardids.embedded import temporary_server, temporary_servers
+from shardids.errors import ClusterConflict, MoveFailed, MoveRefused
+from shardids.layout import DEFAULT
+from shardids.mover import Options, StepDone, Waiting
+from tests.integration.cluster_support import objects
+from tests.integration.moving_support import (
+    TwoNodes,
+    Writers,
+    assert_nothing_lost,
+    schema,
+    two_nodes,
+)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[TwoNodes]:
+    with temporary_servers(2) as servers:
+        nodes = two_nodes(servers, 80)
+        yield nodes
+        nodes.catalog.close()
+
+
+def definitions(nodes: TwoNodes, node: str, shard: int) -> list[tuple[str, str, str]]:
+    """What is in a shard, without the rejection of writes."""
+    return [row for row in objects(nodes.url(node), schema(shard)) if "shardids_gate" not in row[1]]
+
+
+def rows(nodes: TwoNodes, node: str, shard: int) -> list[tuple[object, ...]]:
+    with nodes.connected(node) as connection:
+        return connection.execute("select * from shardids.digest(%s)", [shard]).fetchall()
+
+
+def sequences(nodes: TwoNodes, node: str, shard: int) -> list[tuple[object, ...]]:
+    with nodes.connected(node) as connection:
+        return connection.execute("select * from shardids.sequences_of(%s)", [shard]).fetchall()
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_all_that_is_in_a_shard_arrives(nodes: TwoNodes, offline: bool) -> None:
+    shard = nodes.new_shard()
+    s = schema(shard)
+    there, content, values = (
+        definitions(nodes, "a", shard),
+        rows(nodes, "a", shard),
+        sequences(nodes, "a", shard),
+    )
+    with nodes.connected("a") as source:
+        (last_id,) = source.execute(f"select {s}.next_id()").fetchone()
+    version = nodes.catalog.placement().version
+    done = mover.move(nodes.catalog, shard, "b", options=Options(offline=offline, verify=True))
+    assert (done.source, done.target, done.outcome) == ("a", "b", "moved")
+    assert done.rows_verified == sum(table[1] for table in content)
+    assert definitions(nodes, "b", shard) == there
+    assert rows(nodes, "b", shard) == content
+    assert sequences(nodes, "b", shard) == values
+    assert nodes.catalog.node_of(shard).name == "b"
+    assert nodes.catalog.placement().version == version + 1
+    assert nodes.leftovers() == []
+    with nodes.connected("b") as target:
+        first_id, number = target.execute(
+            f"insert into {s}.users (name) values ('new') returning id, number"
+        ).fetchone()
+        assert first_id > last_id
+        assert number == 501
+        # Not ahead of the clock: all that was issued is known.
+        ahead = target.execute("select shardids.time_of(%s) - now() < '1 s'", [first_id]).fetchone()
+        assert ahead == (True,)
+        assert target.execute(f"select nextval('{s}.invoices')").fetchone() == (114,)
+        assert target.execute(f"select * from {s}.sizes").fetchone() == (500,)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "insert into {s}.users (name) values ('late')",
+        "update {s}.photos set size = 2",
+        "delete from {s}.users",
+        "truncate {s}.photos",
+        "insert into {s}.events values (1, '2026-01-01', 'x')",
+        "delete from {s}.events_old",
+        "set session_replication_role = replica; delete from {s}.notes",
+        "select {s}.next_id()",
+        "select shardids.reserve({n}, 10)",
+    ],
+)
+def test_what_was_left_behind_takes_no_writes(nodes: TwoNodes, moved_shard: int, statement: str) -> None:
+    text = statement.replace("{s}", schema(moved_shard)).replace("{n}", str(moved_shard))
+    with nodes.connected("a") as source, pytest.raises(psycopg.Error, match='moved to node "b"') as refused:
+        source.execute(text)
+    assert refused.value.sqlstate == "SI003"
+
+
+@pytest.fixture(scope="module")
+def moved_shard(nodes: TwoNodes) -> int:
+    shard = nodes.new_shard()
+    mover.move(nodes.catalog, shard, "b")
+    return shard
+
+
+def test_no_write_is_lost_while_a_shard_moves_there_and_back(nodes: TwoNodes) -> None:
+    shard = nodes.new_shard()
+    with Writers(nodes, shard) as writers:
+        time.sleep(0.2)
+        mover.move(nodes.catalog, shard, "b", options=Options(verify=True))
+        time.sleep(0.2)
+        mover.move(nodes.catalog, shard, "a", back=True, options=Options(verify=True))
+        time.sleep(0.2)
+    assert_nothing_lost(nodes, shard, writers)
+    assert all(written.refusals <= {"SI002", "SI003"} for written in writers.written)
+    assert max(max(written.pauses_s) for written in writers.written) < 2
+    assert nodes.leftovers() == []
+    assert mover.former_node(nodes.catalog, shard) == "b"
+
+
+def test_a_long_transaction_holds_up_the_move_but_nobody_else(nodes: TwoNodes) -> None:
+    shard = nodes.new_shard()
+    s, waits, seen = schema(shard), [], threading.Event()
+
+    def watch(event: mover.Event) -> None:
+        # Earlier it would hold up the replication slot instead, which keeps nobody waiting either.
+        if isinstance(event, StepDone) and event.step == "catch up":
+            long.execute(f"begin; insert into {s}.notes values ('slow')")
+        elif isinstance(event, Waiting):
+            waits.append(event)
+            if len(waits) == 3:
+                seen.set()
+
+    with nodes.connected("a") as long, Writers(nodes, shard, 2) as writers:
+        pid = long.info.backend_pid
+        moving = threading.Thread(
+            target=mover.move, args=(nodes.catalog, shard, "b"), kwargs={"on_event": watch}
+        )
+        moving.start()
+        assert seen.wait(20)
+        long.execute("commit")
+        moving.join(20)
+    assert f"process {pid} of postgres has been in a writing transaction" in waits[0].reason
+    assert nodes.catalog.node_of(shard).name == "b"
+    assert_nothing_lost(nodes, shard, writers)
+    with nodes.connected("b") as target:
+        assert target.execute(f"select count(*) from {s}.notes where body = 'slow'").fetchone() == (1,)
+    # An attempt keeps writers waiting for 0.1 s; this machine may be slow.
+    assert max(max(written.pauses_s) for written in writers.written) < 2
+
+
+def test_a_difference_is_found(nodes: TwoNodes) -> None:
+    shard = nodes.new_shard()
+    s = schema(shard)
+
+    def tamper(event: mover.Event) -> None:
+        if isinstance(event, StepDone) and event.step == "place":
+            with nodes.connected("a") as source:
+                source.execute(f"alter table {s}.seats disable trigger shardids_gate")
+                source.execute(f"update {s}.seats set taken = 'bob'")
+
+    with pytest.raises(MoveFailed, match=rf"table {s}.seats differs: 1 rows .* on node \"a\", 1 rows"):
+        mover.move(nodes.catalog, shard, "b", options=Options(verify=True), on_event=tamper)
+    assert nodes.catalog.node_of(shard).name == "b"
+    assert nodes.leftovers() == []
+
+
+def test_a_shard_that_can_not_go_there(nodes: TwoNodes, moved_shard: int) -> None:
+    with pytest.raises(ClusterConflict, match=rf'shard {moved_shard} is on node "b" already'):
+        mover.move(nodes.catalog, moved_shard, "b")
+    with pytest.raises(ClusterConflict, match='there is no node "z"'):
+        mover.move(nodes.catalog, moved_shard, "z")
+    with pytest.raises(MoveRefused, match=r'node "a" still has the copy that was left there.*\n.*--back'):
+        mover.move(nodes.catalog, moved_shard, "a")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "remedy"),
+    [
+        (
+            "create table {s}.bare (x integer)",
+            "table {s}.bare has no replica identity",
+            "replica identity full",
+        ),
+        (
+            "alter table {s}.notes replica identity nothing",
+            "table {s}.notes has no replica identity",
+            "replica identity full",
+        ),
+        ("alter table {s}.notes set unlogged", "table {s}.notes is unlogged", "set logged"),
+        ("select shardids.fence({n})", 'it is fenced on node "a"', "shardids.activate({n})"),
+        ("begin; select shardids.fence({n}); rollback", 'it is fenced on node "a"', "shardids.activate({n})"),
+        (
+            "create role only_a; grant select on {s}.users to only_a",
+            'node "b" lacks roles that own or may use its objects: "only_a"',
+            "Create them there first",
+        ),
+        (
+            "create schema elsewhere; create table elsewhere.t (id bigint primary key);"
+            " alter table {s}.notes add x bigint references elsewhere.t",
+            'its schema can\'t be made there: node "b": schema "elsewhere" does not exist',
+            "What a shard uses outside of its own schema must be on every node",
+        ),
+    ],
+)
+def test_what_speaks_against_a_move(nodes: TwoNodes, change: str, reason: str, remedy: str) -> None:
+    shard = nodes.new_shard()
+
+    def told(text: str) -> str:
+        return text.replace("{s}", schema(shard)).replace("{n}", str(shard))
+
+    with nodes.connected("a") as source:
+        source.execute(told(change))
+    before = [definitions(nodes, node, shard) for node in "ab"], len(mover.all_moves(nodes.catalog))
+    with pytest.raises(MoveRefused) as refused:
+        mover.move(nodes.catalog, shard, "b")
+    assert told(reason) in refused.value.message
+    assert told(remedy) in refused.value.hint
+    assert ([definitions(nodes, node, shard) for node in "ab"], len(mover.all_moves(nodes.catalog))) == before
+    assert nodes.leftovers() == []
+
+
+def test_between_databases_of_one_server(nodes: TwoNodes) -> None:
+    shard = nodes.new_shard()
+    url = nodes.servers["a"].url("other")
+    with nodes.connected("a") as connection:
+        connection.execute("create database other")
+    provision.add_node(nodes.catalog, "c", url)
+    content = rows(nodes, "a", shard)
+    assert mover.move(nodes.catalog, shard, "c", options=Options(verify=True)).outcome == "moved"
+    with psycopg.connect(url) as connection:
+        assert connection.execute("select * from shardids.digest(%s)", [shard]).fetchall() == content
+        connection.execute(f"insert into {schema(shard)}.users (name) values ('there')")
+    back = mover.move(nodes.catalog, shard, "a", back=True, options=Options(verify=True))
+    assert back.rows_verified == sum(table[1] for table in content) + 1
+    assert nodes.leftovers() == []
+    assert [copy.node for copy in mover.purge(nodes.catalog, [shard])] == ["c"]
+
+
+def test_without_logical_wal_a_shard_moves_offline() -> None:
+    with (
+        temporary_server(settings={"wal_level": "replica"}) as server,
+        closing(Catalog(server.url())) as catalog,
+    ):
+        catalog.init(DEFAULT, 2)
+        with psycopg.connect(server.url(), autocommit=True) as connection:
+            connection.execute("create database other")
+            provision.add_node(catalog, "a", server.url())
+            provision.create_shards(catalog, [0, 1])
+            provision.add_node(catalog, "b", server.url("other"))
+            connection.execute("create unlogged table shard_0000.cache (x integer)")
+            connection.execute("insert into shard_0000.cache values (7)")
+        with pytest.raises(MoveRefused) as refused:
+            mover.move(catalog, 0, "b")
+        assert 'node "a" has wal_level = replica' in refused.value.message
+        assert "table shard_0000.cache is unlogged" in refused.value.message
+        assert "alter system set wal_level = logical, and restart that server" in refused.value.hint
+        assert "--offline, which stops writes" in refused.value.hint
+        assert mover.all_moves(catalog) == []
+        assert mover.move(catalog, 0, "b", options=Options(offline=True)).outcome == "moved"
+        with psycopg.connect(server.url("other")) as connection:
+            assert connection.execute("select x from shard_0000.cache").fetchall() == [(7,)]
+            connection.execute("insert into shard_0000.cache values (8)")

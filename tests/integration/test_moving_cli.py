@@ -1,0 +1,127 @@
+"""``shard move``, ``purge``, ``moves``, ``rebalance``, ``node drain`` as they are typed."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from shardids.cli import app
+from shardids.embedded import temporary_servers
+from tests.integration.cluster_support import Nursery
+from tests.integration.moving_support import (
+    TwoNodes,
+    assert_one_home,
+    killed_move,
+    two_nodes,
+)
+
+Run = Callable[..., Result]
+
+SHARDS = 6
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[TwoNodes]:
+    with temporary_servers(2) as servers:
+        nodes = two_nodes(servers, SHARDS)
+        yield nodes
+        nodes.catalog.close()
+
+
+@pytest.fixture
+def run(nodes: TwoNodes) -> Run:
+    def run(*words: str) -> Result:
+        environment = {"SHARDIDS_CATALOG": nodes.catalog_url, "COLUMNS": "200"}
+        return CliRunner().invoke(app, [*words], env=environment, prog_name="shardids")
+
+    return run
+
+
+def test_a_shard_goes_there_is_purged_and_comes_back(nodes: TwoNodes, run: Run) -> None:
+    shard = nodes.new_shard()
+    planned = run("shard", "move", str(shard), "--to", "b", "--dry-run", "--json")
+    (plan,) = json.loads(planned.stdout)
+    assert plan | {"bytes": 0} == {
+        "shard": shard, "from": "a", "to": "b", "tables": 7, "rows": plan["rows"], "bytes": 0, "sequences": 2,
+    }  # fmt: skip
+    assert nodes.catalog.node_of(shard).name == "a"
+    moved = run("shard", "move", str(shard), "--to", "b", "--verify", "--json")
+    (result,) = json.loads(moved.stdout)
+    assert (result["from"], result["to"], result["outcome"]) == ("a", "b", "moved")
+    assert result["rows_verified"] == 1064
+    assert result["pause_ms"] < 2000
+    assert f"shard {shard}: cutover" in moved.stderr
+    assert_one_home(nodes, shard)
+    assert json.loads(run("shard", "purge", str(shard), "--dry-run", "--json").stdout)[0]["node"] == "a"
+    (purged,) = json.loads(run("shard", "purge", "all", "--json").stdout)
+    assert (purged["shard"], purged["node"]) == (shard, "a")
+    assert_one_home(nodes, shard)
+    assert run("shard", "purge", str(shard)).stderr == "No old copy is left\n"
+    back = run("shard", "move", str(shard), "--back", "--offline")
+    assert back.exit_code == 0, back.stderr
+    assert nodes.catalog.node_of(shard).name == "a"
+    listed = json.loads(run("shard", "moves", "--json").stdout)
+    moves = [[row["from"], row["to"], row["how"], row["outcome"]] for row in listed if row["shard"] == shard]
+    assert moves == [["a", "b", "live", "moved"], ["b", "a", "offline", "moved"]]
+
+
+def test_a_broken_off_move_is_told_and_taken_up(nodes: TwoNodes, run: Run) -> None:
+    shard, nursery = nodes.new_shard(), Nursery()
+    assert killed_move(nodes, nursery, shard, "indexes")
+    nursery.close()
+    refused = run("shard", "move", str(shard), "--to", "b")
+    assert refused.exit_code == 1
+    assert f'a move of shard {shard} from node "a" to "b" was broken off at step "indexes"' in refused.stderr
+    assert f"shardids shard move {shard} --resume; to undo it: --abort" in refused.stderr
+    assert run("rebalance").exit_code == 1
+    assert f"{shard}" in run("shard", "move", "--resume", "--dry-run").stdout
+    resumed = run("shard", "move", "--resume")
+    assert resumed.exit_code == 0, resumed.stderr
+    assert_one_home(nodes, shard)
+    assert run("shard", "move", "--abort").stderr == "Nothing to do\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["1"], 2, "one of --to NODE, --back, --resume and --abort says what to do"),
+        (["1", "--to", "b", "--back"], 2, "one of --to NODE"),
+        (["--to", "b"], 2, "which shards?"),
+        (["99", "--to", "b"], 2, "'99' is no range of shards of this cluster"),
+        (["1", "--to", "z"], 1, 'there is no node "z"'),
+        (["2", "--to", "a"], 1, 'shard 2 is on node "a" already'),
+        (["5", "--back"], 1, "shard 5 was never moved"),
+        (["5", "--resume"], 1, "no move of shard 5 is under way"),
+        (["5", "--to", "b", "--max-pause", "soon"], 2, "'soon' is no time from 50ms to 10min"),
+    ],
+)
+def test_what_can_not_be(run: Run, words: list[str], code: int, message: str) -> None:
+    ran = run("shard", "move", *words)
+    assert message in ran.stderr
+    assert ran.exit_code == code
+
+
+def test_drain_and_rebalance(nodes: TwoNodes, run: Run) -> None:
+    """What the tests before have left on node a goes to b; then the half of it comes back."""
+    held = Counter(nodes.catalog.placement().node_of.values())["a"]
+    assert "there is no node to move shards to" in run("node", "drain", "a", "--exclude", "b").stderr
+    assert 'node "a":' in run("node", "drain", "a", "--dry-run").stdout
+    done = run("node", "drain", "a", "--json")
+    assert done.exit_code == 0, done.stderr
+    assert len(json.loads(done.stdout)) == held
+    assert Counter(nodes.catalog.placement().node_of.values()) == {"b": SHARDS}
+    planned = json.loads(run("rebalance", "--plan", "--json").stdout)
+    balanced = run("rebalance", "--json")
+    assert balanced.exit_code == 0, balanced.stderr
+    assert [row["shard"] for row in json.loads(balanced.stdout)] == [
+        transfer["shard"] for transfer in planned["transfers"]
+    ]
+    mean = sum(planned["before"].values()) / 2
+    assert planned["before"]["a"] == 0
+    assert abs(planned["after"]["a"] - mean) <= 0.1 * mean
+    assert nodes.leftovers() == []
