@@ -353,7 +353,7 @@ begin
     perform shardids.stop(shard, this.id_counter, this.id_offset);
   end if;
   update shardids.shard s
-  set state = 'active', moved_to = null, unfences = coalesce(pg_sequence_last_value(this.id_offset), -1),
+  set state = 'active', moved_to = null, arrived = null, unfences = coalesce(pg_sequence_last_value(this.id_offset), -1),
       high_water_tick = greatest(this.high_water_tick, above_tick),
       server = shardids.server(), timeline = shardids.timeline(),
       -- The fence may have been released in the life of the activation before this one.
@@ -370,6 +370,30 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids.activate(shard integer, above_tick bigint) IS 'Lets a shard issue IDs on this server, all above its high-water tick and above_tick';
+
+
+--
+-- Name: adopt(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.adopt(shard integer) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_variable
+begin
+  insert into shardids.shard (id, schema, state, id_counter, id_offset, server, timeline, arrived)
+  values (shard, shardids.schema_of(shard), 'fenced', format('%I.id_counter', shardids.schema_of(shard))::regclass,
+          format('%I.id_offset', shardids.schema_of(shard))::regclass, shardids.server(), shardids.timeline(), 'tables');
+end
+$$;
+
+
+--
+-- Name: FUNCTION adopt(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.adopt(shard integer) IS 'Enters a shard that is being moved here, fenced';
 
 
 --
@@ -491,6 +515,37 @@ COMMENT ON FUNCTION shardids.advance(shard integer, id_offset regclass, ticks bi
 
 
 --
+-- Name: analyze(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids."analyze"(shard integer) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  name regclass;
+begin
+  for name in
+    select c.oid from pg_class c
+    where c.relnamespace = to_regnamespace(shardids.schema_of(shard)) and c.relkind = 'm' order by c.oid
+  loop
+    execute format('refresh materialized view %s', name);
+  end loop;
+  foreach name in array shardids.tables_of(shard) loop
+    execute format('analyze %s', name);
+  end loop;
+end
+$$;
+
+
+--
+-- Name: FUNCTION "analyze"(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids."analyze"(shard integer) IS 'Fills materialized views of a shard, and gathers statistics of its tables';
+
+
+--
 -- Name: epoch_ms(); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -555,12 +610,94 @@ COMMENT ON FUNCTION shardids.clamped_ms(at timestamp with time zone) IS 'Millise
 
 
 --
+-- Name: database(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.database() RETURNS oid
+    LANGUAGE sql STABLE PARALLEL SAFE
+    RETURN (SELECT d.oid FROM pg_database d WHERE (d.datname = current_database()));
+
+
+--
+-- Name: FUNCTION database(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.database() IS 'The OID of this database';
+
+
+--
+-- Name: digest(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.digest(shard integer) RETURNS TABLE(name text, rows bigint, digest numeric)
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET "DateStyle" TO 'ISO, YMD'
+    SET "IntervalStyle" TO 'postgres'
+    SET "TimeZone" TO 'UTC'
+    SET extra_float_digits TO '1'
+    SET bytea_output TO 'hex'
+    SET xmlbinary TO 'base64'
+    AS $$
+begin
+  for name in
+    select c.oid::regclass from pg_class c where c.oid = any (shardids.tables_of(shard)) and c.relkind = 'r'
+    order by c.relname
+  loop
+    execute format('select count(*), coalesce(sum(hashtextextended(t::text, 0)::numeric), 0) from %s t', name)
+    into rows, digest;
+    return next;
+  end loop;
+end
+$$;
+
+
+--
+-- Name: FUNCTION digest(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.digest(shard integer) IS 'The number of rows of each table of a shard, and a hash of them in any order';
+
+
+--
 -- Name: drawn_id(bigint, bigint, integer); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
 CREATE FUNCTION shardids.drawn_id(seen bigint, drawn bigint, shard integer) RETURNS bigint
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN ((((((seen + (drawn >> shardids.sequence_bits())) & '8796093022207'::bigint) << shardids.shard_bits()) + shard) << shardids.sequence_bits()) + (drawn & (((1)::bigint << shardids.sequence_bits()) - 1)));
+
+
+--
+-- Name: drop_copy(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.drop_copy(shard integer) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  this shardids.shard;
+begin
+  select s.* into this from shardids.shard s where s.id = drop_copy.shard for update;
+  if this.state = 'active' then
+    raise exception using
+      errcode = 'SI007', hint = 'Only a copy that was fenced, or left behind by a move, can be dropped.',
+      message = format('shard %s is active on node "%s"', shard, (select n.name from shardids.node n));
+  end if;
+  if found then
+    execute format('drop schema if exists %I cascade', this.schema);
+    delete from shardids.shard s where s.id = drop_copy.shard;
+  end if;
+end
+$$;
+
+
+--
+-- Name: FUNCTION drop_copy(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.drop_copy(shard integer) IS 'Drops a shard that was moved away or fenced, with all that is in it';
 
 
 --
@@ -641,6 +778,100 @@ COMMENT ON FUNCTION shardids.fence(shard integer, moved_to text, OUT high_water_
 
 
 --
+-- Name: gate(integer, regclass, boolean); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.gate(shard integer, name regclass, replicated boolean) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  execute format(
+    'create or replace trigger shardids_gate before insert or update or delete or truncate on %s '
+    'for each statement execute function shardids.pass_gate(%s, %L)',
+    name, shard, format('%I.id_offset', shardids.schema_of(shard)));
+  if replicated then
+    execute format('alter table %s enable always trigger shardids_gate', name);
+  end if;
+end
+$$;
+
+
+--
+-- Name: FUNCTION gate(shard integer, name regclass, replicated boolean); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.gate(shard integer, name regclass, replicated boolean) IS 'Lets INSERT, UPDATE, DELETE, TRUNCATE and COPY pass on a table of a shard only while the shard issues IDs';
+
+
+--
+-- Name: tables_of(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.tables_of(shard integer) RETURNS regclass[]
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  return array(
+    select c.oid::regclass from pg_class c
+    where c.relnamespace = to_regnamespace(shardids.schema_of(shard)) and c.relkind in ('r', 'p')
+    order by c.relname);
+end
+$$;
+
+
+--
+-- Name: FUNCTION tables_of(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.tables_of(shard integer) IS 'The tables of a shard, partitions and partitioned ones included';
+
+
+--
+-- Name: ungated(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.ungated(shard integer) RETURNS SETOF regclass
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    BEGIN ATOMIC
+ SELECT name.name
+    FROM unnest(shardids.tables_of(ungated.shard)) name(name)
+   WHERE (NOT (EXISTS ( SELECT
+            FROM pg_trigger t
+           WHERE ((t.tgrelid = (name.name)::oid) AND (t.tgname = 'shardids_gate'::name)))));
+END;
+
+
+--
+-- Name: FUNCTION ungated(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.ungated(shard integer) IS 'The tables of a shard without a gate';
+
+
+--
+-- Name: gate_all(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.gate_all(shard integer) RETURNS void
+    LANGUAGE sql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    BEGIN ATOMIC
+ SELECT shardids.gate(gate_all.shard, name.name, false) AS gate
+    FROM shardids.ungated(gate_all.shard) name(name);
+END;
+
+
+--
+-- Name: FUNCTION gate_all(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.gate_all(shard integer) IS 'Makes the gates of a shard that is being moved here';
+
+
+--
 -- Name: grant_usage(integer, name); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -660,7 +891,9 @@ begin
     select format('grant execute on function %s to %I', string_agg(p.oid::regprocedure::text, ', '), role)
     from pg_proc p
     where p.pronamespace = 'shardids'::regnamespace
-      and p.proname not in ('fence', 'stop', 'activate', 'grant_usage', 'revoke_usage', 'enter_shard'));
+      and p.proname not in ('fence', 'stop', 'activate', 'grant_usage', 'revoke_usage', 'enter_shard', 'tables_of',
+                            'pass_gate', 'gate', 'gate_all', 'ungated', 'ungate', 'release', 'adopt', 'take_rows', 'drop_copy',
+                            'publish', 'subscribe', 'try_subscribing', 'unsubscribe', 'sequences_of', 'digest', 'database', 'lock_tables', 'analyze'));
   execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer) to %2$I', schema, role);
   execute format('grant usage on sequence %I.id_counter to %I', schema, role);
   execute format('grant select on sequence %I.id_offset to %I', schema, role);
@@ -748,6 +981,31 @@ CREATE FUNCTION shardids.is_unchanged(seen bigint, id_offset regclass) RETURNS b
 
 
 --
+-- Name: lock_tables(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.lock_tables(shard integer) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  tables constant regclass[] := shardids.tables_of(shard);
+begin
+  if tables <> '{}' then
+    execute format('lock table %s in share row exclusive mode', array_to_string(tables, ', '));
+  end if;
+end
+$$;
+
+
+--
+-- Name: FUNCTION lock_tables(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.lock_tables(shard integer) IS 'Keeps writers out of all tables of a shard until the end of the transaction';
+
+
+--
 -- Name: max_id(timestamp with time zone); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -796,6 +1054,51 @@ COMMENT ON FUNCTION shardids.offset_ms(seen bigint) IS 'The offset in ms that a 
 
 
 --
+-- Name: pass_gate(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.pass_gate() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  perform pg_advisory_xact_lock_shared(1936220521, tg_argv[0]::integer);
+  if coalesce(pg_sequence_last_value(tg_argv[1]::regclass), -1) < 0 then
+    perform shardids.refuse('SI002', tg_argv[0]::integer);
+  end if;
+  return null;
+end
+$$;
+
+
+--
+-- Name: publish(integer, name); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.publish(shard integer, name name) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  tables text;
+begin
+  if not exists (select from pg_publication p where p.pubname = name) then
+    select string_agg(c.oid::regclass::text, ', ') into tables
+    from pg_class c where c.oid = any (shardids.tables_of(shard)) and c.relkind = 'r';
+    execute format('create publication %I', name) || coalesce(' for table ' || tables, '');
+  end if;
+end
+$$;
+
+
+--
+-- Name: FUNCTION publish(shard integer, name name); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.publish(shard integer, name name) IS 'Publishes the tables of a shard';
+
+
+--
 -- Name: refuse(text, integer, bigint); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -823,6 +1126,10 @@ begin
     when 'SI002' then
       what := 'is fenced and issues no IDs';
       next := format('To let it issue again: select shardids.activate(%s)', shard);
+      if this.arrived is not null then
+        what := 'is fenced: it is being moved here';
+        next := format('The catalog knows where it is until then: shardids shard show %s', shard);
+      end if;
     when 'SI003' then
       what := format('has moved to node "%s"', this.moved_to);
       next := 'Refresh the placement and retry the transaction there.';
@@ -846,6 +1153,29 @@ begin
     message = format('shard %s %s [node "%s"]', coalesce(shard::text, 'null'), what, node.name);
 end
 $$;
+
+
+--
+-- Name: release(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.release(shard integer) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  if coalesce(pg_sequence_last_value(format('%I.id_offset', shardids.schema_of(shard))::regclass), -1) < 0 then
+    execute format('select %I.next_id()', shardids.schema_of(shard));
+  end if;
+end
+$$;
+
+
+--
+-- Name: FUNCTION release(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.release(shard integer) IS 'Draws an ID from a shard that is active and has none of its own yet';
 
 
 --
@@ -922,6 +1252,35 @@ COMMENT ON FUNCTION shardids.sequence_of(id bigint) IS 'The sequence field of an
 
 
 --
+-- Name: sequences_of(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.sequences_of(shard integer) RETURNS TABLE(name text, last_value bigint, is_called boolean)
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  for name in
+    select c.oid::regclass from pg_class c
+    where c.relnamespace = to_regnamespace(shardids.schema_of(shard)) and c.relkind = 'S'
+      and c.relname not in ('id_counter', 'id_offset')
+    order by c.relname
+  loop
+    execute format('select last_value, is_called from %s', name) into last_value, is_called;
+    return next;
+  end loop;
+end
+$$;
+
+
+--
+-- Name: FUNCTION sequences_of(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.sequences_of(shard integer) IS 'The application''s own sequences in a shard, and how far they are';
+
+
+--
 -- Name: server(); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -993,6 +1352,54 @@ $$;
 
 
 --
+-- Name: subscribe(name, text); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.subscribe(name name, conninfo text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+begin
+  if not exists (select from pg_subscription s where s.subname = name and s.subdbid = shardids.database()) then
+    execute format('create subscription %1$I connection %2$L publication %1$I with (create_slot = false)', name, conninfo);
+  end if;
+end
+$_$;
+
+
+--
+-- Name: FUNCTION subscribe(name name, conninfo text); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.subscribe(name name, conninfo text) IS 'Subscribes to what publish made on another node, its present rows first';
+
+
+--
+-- Name: take_rows(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.take_rows(shard integer) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  update shardids.shard s set arrived = 'rows' where s.id = take_rows.shard and s.arrived = 'tables';
+  if not found then
+    raise exception using errcode = 'SI007', message = format('shard %s does not wait for rows here', shard);
+  end if;
+  perform shardids.ungate(shard);
+end
+$$;
+
+
+--
+-- Name: FUNCTION take_rows(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.take_rows(shard integer) IS 'Opens the transaction that brings the rows of a shard that is moved here';
+
+
+--
 -- Name: time_of(bigint); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -1022,6 +1429,78 @@ CREATE FUNCTION shardids.timeline() RETURNS integer
 --
 
 COMMENT ON FUNCTION shardids.timeline() IS 'WAL timeline of this server; it changes when a standby is promoted';
+
+
+--
+-- Name: try_subscribing(text); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.try_subscribing(conninfo text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  execute format('create subscription shardids_trial connection %L publication shardids_trial '
+                 'with (create_slot = false, enabled = false, slot_name = none)', conninfo);
+end
+$$;
+
+
+--
+-- Name: FUNCTION try_subscribing(conninfo text); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.try_subscribing(conninfo text) IS 'Tries whether this server can subscribe to another; to be rolled back';
+
+
+--
+-- Name: ungate(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.ungate(shard integer) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  name regclass;
+begin
+  foreach name in array shardids.tables_of(shard) loop
+    execute format('drop trigger if exists shardids_gate on %s', name);
+  end loop;
+end
+$$;
+
+
+--
+-- Name: FUNCTION ungate(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.ungate(shard integer) IS 'Takes the gates of a shard''s tables away';
+
+
+--
+-- Name: unsubscribe(name); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.unsubscribe(name name) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  if exists (select from pg_subscription s where s.subname = name and s.subdbid = shardids.database()) then
+    execute format('alter subscription %I disable', name);
+    execute format('alter subscription %I set (slot_name = none)', name);
+    execute format('drop subscription %I', name);
+  end if;
+end
+$$;
+
+
+--
+-- Name: FUNCTION unsubscribe(name name); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.unsubscribe(name name) IS 'Drops a subscription of subscribe';
 
 
 --
@@ -1185,6 +1664,8 @@ CREATE TABLE shardids.shard (
     timeline integer,
     life bigint,
     activated_at timestamp with time zone,
+    arrived text,
+    CONSTRAINT shard_arrived_check CHECK ((arrived = ANY (ARRAY['tables'::text, 'rows'::text, 'all'::text]))),
     CONSTRAINT shard_check CHECK (((moved_to IS NULL) = (state <> 'moved'::text))),
     CONSTRAINT shard_id_check CHECK (((id >= 0) AND (id <= ((1 << shardids.shard_bits()) - 1)))),
     CONSTRAINT shard_state_check CHECK ((state = ANY (ARRAY['active'::text, 'fenced'::text, 'moved'::text])))
@@ -1234,6 +1715,13 @@ COMMENT ON COLUMN shardids.shard.life IS 'shardids.offset_base() when the shard 
 
 
 --
+-- Name: COLUMN shard.arrived; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON COLUMN shardids.shard.arrived IS 'While the shard is moved here: tables and keys are there, also rows by pg_dump, or also indexes and constraints';
+
+
+--
 -- Name: shardids_version; Type: TABLE; Schema: shardids; Owner: -
 --
 
@@ -1275,6 +1763,54 @@ COMMENT ON TABLE shardids_catalog.cluster IS 'The cluster; everything but versio
 --
 
 COMMENT ON COLUMN shardids_catalog.cluster.version IS 'Grows with every change of nodes or placement';
+
+
+--
+-- Name: move; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.move (
+    id bigint NOT NULL,
+    shard integer NOT NULL,
+    source text NOT NULL,
+    target text NOT NULL,
+    offline boolean NOT NULL,
+    step text NOT NULL,
+    started_at timestamp with time zone DEFAULT now() NOT NULL,
+    ended_at timestamp with time zone,
+    outcome text,
+    CONSTRAINT move_check CHECK ((target <> source)),
+    CONSTRAINT move_check1 CHECK (((ended_at IS NULL) = (outcome IS NULL))),
+    CONSTRAINT move_outcome_check CHECK ((outcome = ANY (ARRAY['moved'::text, 'aborted'::text])))
+);
+
+
+--
+-- Name: TABLE move; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.move IS 'Moves of shards between nodes';
+
+
+--
+-- Name: COLUMN move.step; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.move.step IS 'The last step that was begun';
+
+
+--
+-- Name: move_id_seq; Type: SEQUENCE; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE shardids_catalog.move ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME shardids_catalog.move_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
 
 
 --
@@ -1370,9 +1906,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382590992773021698);
-INSERT INTO shard_0000.kept VALUES (382590992773021699);
-INSERT INTO shard_0000.kept VALUES (382590992773021700);
+INSERT INTO shard_0000.kept VALUES (382591391311593474);
+INSERT INTO shard_0000.kept VALUES (382591391319982084);
+INSERT INTO shard_0000.kept VALUES (382591391319982085);
 
 
 --
@@ -1400,8 +1936,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710686060848860555/5', 1, 4554493821596991488, '2026-11-21 18:00:00.814322+00');
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710686060848860555/5', 1, 4554493821596991488, '2026-11-21 18:00:00.830223+00');
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710686468311726652/5', 1, 3019848268105383936, '2026-11-21 18:01:35.817561+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710686468311726652/5', 1, 3019848268105383936, '2026-11-21 18:01:35.84559+00', NULL);
 
 
 --
@@ -1415,14 +1951,20 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-21 18:00:00.684071+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-21 18:01:35.65415+00');
+
+
+--
+-- Data for Name: move; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
 
 
 --
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-21 18:00:00.849072+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-21 18:01:35.862142+00');
 
 
 --
@@ -1450,14 +1992,14 @@ INSERT INTO shardids_catalog.shardids_version VALUES ('catalog_0001');
 -- Name: id_counter; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
+SELECT pg_catalog.setval('shard_0000.id_counter', 5, true);
 
 
 --
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 4554493912813792362, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3019848359322279831, true);
 
 
 --
@@ -1472,6 +2014,13 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 --
 
 SELECT pg_catalog.setval('shard_0001.id_offset', -1, true);
+
+
+--
+-- Name: move_id_seq; Type: SEQUENCE SET; Schema: shardids_catalog; Owner: -
+--
+
+SELECT pg_catalog.setval('shardids_catalog.move_id_seq', 1, false);
 
 
 --
@@ -1539,6 +2088,14 @@ ALTER TABLE ONLY shardids_catalog.cluster
 
 
 --
+-- Name: move move_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.move
+    ADD CONSTRAINT move_pkey PRIMARY KEY (id);
+
+
+--
 -- Name: node node_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
 --
 
@@ -1568,6 +2125,13 @@ ALTER TABLE ONLY shardids_catalog.shardids_version
 
 ALTER TABLE ONLY shardids_catalog.view
     ADD CONSTRAINT view_pkey PRIMARY KEY (name);
+
+
+--
+-- Name: move_shard_idx; Type: INDEX; Schema: shardids_catalog; Owner: -
+--
+
+CREATE UNIQUE INDEX move_shard_idx ON shardids_catalog.move USING btree (shard) WHERE (ended_at IS NULL);
 
 
 --
@@ -1643,10 +2207,73 @@ REVOKE ALL ON FUNCTION shardids.activate(shard integer, above_tick bigint) FROM 
 
 
 --
+-- Name: FUNCTION adopt(shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.adopt(shard integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION "analyze"(shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids."analyze"(shard integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION database(); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.database() FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION digest(shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.digest(shard integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION drop_copy(shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.drop_copy(shard integer) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION fence(shard integer, moved_to text, OUT high_water_tick bigint); Type: ACL; Schema: shardids; Owner: -
 --
 
 REVOKE ALL ON FUNCTION shardids.fence(shard integer, moved_to text, OUT high_water_tick bigint) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION gate(shard integer, name regclass, replicated boolean); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.gate(shard integer, name regclass, replicated boolean) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION tables_of(shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.tables_of(shard integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION ungated(shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.ungated(shard integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION gate_all(shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.gate_all(shard integer) FROM PUBLIC;
 
 
 --
@@ -1657,6 +2284,34 @@ REVOKE ALL ON FUNCTION shardids.grant_usage(shard integer, role name) FROM PUBLI
 
 
 --
+-- Name: FUNCTION lock_tables(shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.lock_tables(shard integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION pass_gate(); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.pass_gate() FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION publish(shard integer, name name); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.publish(shard integer, name name) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION release(shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.release(shard integer) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION revoke_usage(shard integer, role name); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -1664,10 +2319,52 @@ REVOKE ALL ON FUNCTION shardids.revoke_usage(shard integer, role name) FROM PUBL
 
 
 --
+-- Name: FUNCTION sequences_of(shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.sequences_of(shard integer) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION stop(shard integer, id_counter regclass, id_offset regclass, OUT high_water_tick bigint); Type: ACL; Schema: shardids; Owner: -
 --
 
 REVOKE ALL ON FUNCTION shardids.stop(shard integer, id_counter regclass, id_offset regclass, OUT high_water_tick bigint) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION subscribe(name name, conninfo text); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.subscribe(name name, conninfo text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION take_rows(shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.take_rows(shard integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION try_subscribing(conninfo text); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.try_subscribing(conninfo text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION ungate(shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.ungate(shard integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION unsubscribe(name name); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.unsubscribe(name name) FROM PUBLIC;
 
 
 --
