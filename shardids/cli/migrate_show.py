@@ -232,6 +232,3 @@ def _grouped(outcomes: Sequence[Outcome]) -> list[dict[str, object]]:
         }
         for members in groups.values()
     ]
-
-
-__all__ = ["Interruption", "Progress", "print_plan", "print_report", "print_sql"]
