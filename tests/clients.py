@@ -47,7 +47,7 @@ class Dumper:
 
 
 def _folders() -> Iterator[Path]:
-    folders = [*binaries._candidates()]
+    folders = [*binaries.candidates()]
     with suppress(ServerStartFailed):
         folders.append(find_binaries())
     if on_path := shutil.which("pg_dump"):

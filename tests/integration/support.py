@@ -201,7 +201,7 @@ def install(url: URL, layout: Layout = DEFAULT, shards: Sequence[int] = (5,)) ->
 def node_sql(layout: Layout) -> str:
     """The engine's migration as a script: much quicker to run again than the migration itself."""
     script = io.StringIO()
-    config = migrator._config("node", output=script)
+    config = migrator.tree_config("node", output=script)
     settings = migrator.layout_settings(layout, "shard_") | {"cluster": CLUSTER, "node": "a"}
     config.attributes.update(settings=settings)
     command.upgrade(config, "head", sql=True)
