@@ -32,7 +32,7 @@ OFFLINE: Sequence[Step] = ("tables", "gate", "stop", "copy", "indexes", "activat
 
 UNWRITTEN: Sequence[Step] = ("activate", "place")
 """Steps that belong to the one before, as far as the journal is concerned: it finds its own work done when it
-is repeated. They are part of the pause; the switch of the placement is written down in its own transaction."""
+is repeated. They are part of the pause; the switch itself is written down in its own transaction."""
 
 Outcome = Literal["moved", "aborted"]
 
