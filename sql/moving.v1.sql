@@ -152,25 +152,48 @@ $$;
 
 comment on function shardids.publish(integer, name) is 'Publishes the tables of a shard';
 
--- The replication slot of the same name is there already: a server can't make one for itself while it
--- runs the statement that would use it.
-create function shardids.subscribe(name name, conninfo text) returns void
+-- Errors are raised anew: the context of the original, which goes to the client and into the log, holds the
+-- whole statement, and that a password.
+create function shardids.create_subscription(name name, conninfo text, options text) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
+  execute format('create subscription %1$I connection %2$L publication %1$I with (create_slot = false, %3$s)',
+                 name, conninfo, options);
+exception when others then
+  raise exception using errcode = sqlstate, message = sqlerrm;
+end
+$$;
+
+comment on function shardids.create_subscription(name, text, text) is
+  'CREATE SUBSCRIPTION, without a trace of the password when it fails';
+
+-- The replication slot of the same name is there already: a server can't make one for itself while it
+-- runs the statement that would use it.
+create function shardids.subscribe(shard integer, name name, conninfo text, source_version integer) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  version constant integer := current_setting('server_version_num')::integer / 10000;
+  -- Quicker, but it knows types by their OIDs, which are the same for PostgreSQL's own only. Before version
+  -- 16 rows that are there are copied as text in any case.
+  in_binary constant boolean := version >= 16 and version = source_version and not exists (
+    select from pg_attribute a join pg_type t on t.oid = a.atttypid
+    where a.attrelid = any (shardids.tables_of(shard)) and a.attnum > 0 and not a.attisdropped
+      and (t.typnamespace <> 'pg_catalog'::regnamespace or t.typsend::oid = 0 or t.typreceive::oid = 0));
+begin
   if not exists (select from pg_subscription s where s.subname = name and s.subdbid = shardids.database()) then
-    execute format('create subscription %1$I connection %2$L publication %1$I with (create_slot = false)', name, conninfo);
+    perform shardids.create_subscription(name, conninfo, format('binary = %s', in_binary::text));
   end if;
 end
 $$;
 
-comment on function shardids.subscribe(name, text) is 'Subscribes to what publish made on another node, its present rows first';
+comment on function shardids.subscribe(integer, name, text, integer) is
+  'Subscribes to what publish made on another node, its present rows first';
 
 -- Connects to the other node, and says why if it can't. To be rolled back.
 create function shardids.try_subscribing(conninfo text) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
-  execute format('create subscription shardids_trial connection %L publication shardids_trial '
-                 'with (create_slot = false, enabled = false, slot_name = none)', conninfo);
+  perform shardids.create_subscription('shardids_trial', conninfo, 'enabled = false, slot_name = none');
 end
 $$;
 
@@ -279,6 +302,6 @@ comment on function shardids.drop_copy(integer) is 'Drops a shard that was moved
 revoke execute on function
   shardids.pass_gate(), shardids.gate(integer, regclass, boolean), shardids.ungated(integer),
   shardids.gate_all(integer),  shardids.ungate(integer), shardids.release(integer), shardids.tables_of(integer), shardids.adopt(integer), shardids.take_rows(integer), shardids.drop_copy(integer),
-  shardids.publish(integer, name), shardids.subscribe(name, text), shardids.unsubscribe(name), shardids.try_subscribing(text),
+  shardids.publish(integer, name), shardids.subscribe(integer, name, text, integer), shardids.unsubscribe(name), shardids.try_subscribing(text), shardids.create_subscription(name, text, text),
   shardids.digest(integer), shardids.sequences_of(integer), shardids.database(), shardids.lock_tables(integer), shardids.analyze(integer)
   from public;

@@ -73,10 +73,13 @@ def publish(sides: Sides, name: str) -> None:
 def subscribe(sides: Sides, name: str) -> None:
     """Lets the target fetch the rows that are there, and all changes since."""
     conninfo = make_conninfo("", **sides.source.parameters())
+    with sides.source.autocommit() as source:
+        version = server_major(source)
     with sides.target.engine.begin() as connection:
         keep_out_of_logs(connection)
         connection.execute(
-            text("select shardids.subscribe(:name, :conninfo)"), {"name": name, "conninfo": conninfo}
+            text("select shardids.subscribe(:shard, :name, :conninfo, :version)"),
+            {"shard": sides.shard, "name": name, "conninfo": conninfo, "version": version},
         )
 
 

@@ -31,8 +31,8 @@ OFFLINE: Sequence[Step] = ("tables", "gate", "stop", "copy", "indexes", "activat
 """The steps of a move by pg_dump, with writes stopped all the while."""
 
 UNWRITTEN: Sequence[Step] = ("activate", "place")
-"""Steps that belong to the one before, as far as the journal is concerned: it finds its own work done when
-it is repeated. They are part of the pause; the switch of the placement is journalled in its transaction."""
+"""Steps that belong to the one before, as far as the journal is concerned: it finds its own work done when it
+is repeated. They are part of the pause; the switch itself is written down in its own transaction."""
 
 Outcome = Literal["moved", "aborted"]
 

@@ -16,7 +16,7 @@ from shardids.embedded import temporary_server, temporary_servers
 from shardids.errors import ClusterConflict, MoveFailed, MoveRefused
 from shardids.layout import DEFAULT
 from shardids.mover import Options, StepDone, Waiting
-from tests.integration.cluster_support import objects
+from tests.integration.cluster_support import objects, whole_story
 from tests.integration.moving_support import (
     TwoNodes,
     Writers,
@@ -243,6 +243,18 @@ def test_between_databases_of_one_server(nodes: TwoNodes) -> None:
     assert back.rows_verified == sum(table[1] for table in content) + 1
     assert nodes.leftovers() == []
     assert [copy.node for copy in mover.purge(nodes.catalog, [shard])] == ["c"]
+
+
+def test_a_password_is_told_nobody(nodes: TwoNodes) -> None:
+    """Neither the error nor the log of the target holds it when the source does not let the target in."""
+    with nodes.connected("b") as target:
+        conninfo = "host=127.0.0.1 port=1 user=postgres dbname=postgres password=sesame"
+        target.execute("begin; set local log_min_error_statement = panic")
+        with pytest.raises(psycopg.Error, match="could not connect") as refused:
+            target.execute("select shardids.try_subscribing(%s)", [conninfo])
+    assert "sesame" not in whole_story(refused.value)
+    assert "could not connect" in nodes.servers["b"].log_file.read_text()
+    assert "sesame" not in nodes.servers["b"].log_file.read_text()
 
 
 def test_without_logical_wal_a_shard_moves_offline() -> None:

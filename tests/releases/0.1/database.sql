@@ -610,6 +610,30 @@ COMMENT ON FUNCTION shardids.clamped_ms(at timestamp with time zone) IS 'Millise
 
 
 --
+-- Name: create_subscription(name, text, text); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.create_subscription(name name, conninfo text, options text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+begin
+  execute format('create subscription %1$I connection %2$L publication %1$I with (create_slot = false, %3$s)',
+                 name, conninfo, options);
+exception when others then
+  raise exception using errcode = sqlstate, message = sqlerrm;
+end
+$_$;
+
+
+--
+-- Name: FUNCTION create_subscription(name name, conninfo text, options text); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.create_subscription(name name, conninfo text, options text) IS 'CREATE SUBSCRIPTION, without a trace of the password when it fails';
+
+
+--
 -- Name: database(); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -893,7 +917,7 @@ begin
     where p.pronamespace = 'shardids'::regnamespace
       and p.proname not in ('fence', 'stop', 'activate', 'grant_usage', 'revoke_usage', 'enter_shard', 'tables_of',
                             'pass_gate', 'gate', 'gate_all', 'ungated', 'ungate', 'release', 'adopt', 'take_rows', 'drop_copy',
-                            'publish', 'subscribe', 'try_subscribing', 'unsubscribe', 'sequences_of', 'digest', 'database', 'lock_tables', 'analyze'));
+                            'publish', 'subscribe', 'try_subscribing', 'create_subscription', 'unsubscribe', 'sequences_of', 'digest', 'database', 'lock_tables', 'analyze'));
   execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer) to %2$I', schema, role);
   execute format('grant usage on sequence %I.id_counter to %I', schema, role);
   execute format('grant select on sequence %I.id_offset to %I', schema, role);
@@ -1352,26 +1376,34 @@ $$;
 
 
 --
--- Name: subscribe(name, text); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: subscribe(integer, name, text, integer); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.subscribe(name name, conninfo text) RETURNS void
+CREATE FUNCTION shardids.subscribe(shard integer, name name, conninfo text, source_version integer) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $_$
+    AS $$
+declare
+  version constant integer := current_setting('server_version_num')::integer / 10000;
+  -- Quicker, but it knows types by their OIDs, which are the same for PostgreSQL's own only. Before version
+  -- 16 rows that are there are copied as text in any case.
+  in_binary constant boolean := version >= 16 and version = source_version and not exists (
+    select from pg_attribute a join pg_type t on t.oid = a.atttypid
+    where a.attrelid = any (shardids.tables_of(shard)) and a.attnum > 0 and not a.attisdropped
+      and (t.typnamespace <> 'pg_catalog'::regnamespace or t.typsend::oid = 0 or t.typreceive::oid = 0));
 begin
   if not exists (select from pg_subscription s where s.subname = name and s.subdbid = shardids.database()) then
-    execute format('create subscription %1$I connection %2$L publication %1$I with (create_slot = false)', name, conninfo);
+    perform shardids.create_subscription(name, conninfo, format('binary = %s', in_binary::text));
   end if;
 end
-$_$;
+$$;
 
 
 --
--- Name: FUNCTION subscribe(name name, conninfo text); Type: COMMENT; Schema: shardids; Owner: -
+-- Name: FUNCTION subscribe(shard integer, name name, conninfo text, source_version integer); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.subscribe(name name, conninfo text) IS 'Subscribes to what publish made on another node, its present rows first';
+COMMENT ON FUNCTION shardids.subscribe(shard integer, name name, conninfo text, source_version integer) IS 'Subscribes to what publish made on another node, its present rows first';
 
 
 --
@@ -1440,8 +1472,7 @@ CREATE FUNCTION shardids.try_subscribing(conninfo text) RETURNS void
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
-  execute format('create subscription shardids_trial connection %L publication shardids_trial '
-                 'with (create_slot = false, enabled = false, slot_name = none)', conninfo);
+  perform shardids.create_subscription('shardids_trial', conninfo, 'enabled = false, slot_name = none');
 end
 $$;
 
@@ -1906,9 +1937,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382591391311593474);
-INSERT INTO shard_0000.kept VALUES (382591391319982084);
-INSERT INTO shard_0000.kept VALUES (382591391319982085);
+INSERT INTO shard_0000.kept VALUES (382594603200544770);
+INSERT INTO shard_0000.kept VALUES (382594603200544771);
+INSERT INTO shard_0000.kept VALUES (382594603200544772);
 
 
 --
@@ -1936,8 +1967,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710686468311726652/5', 1, 3019848268105383936, '2026-11-21 18:01:35.817561+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710686468311726652/5', 1, 3019848268105383936, '2026-11-21 18:01:35.84559+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710689762917490197/5', 1, 269934502665519104, '2026-11-21 18:14:21.625937+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710689762917490197/5', 1, 269934502665519104, '2026-11-21 18:14:21.645089+00', NULL);
 
 
 --
@@ -1951,7 +1982,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-21 18:01:35.65415+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-21 18:14:21.555981+00');
 
 
 --
@@ -1964,7 +1995,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-21 18:01:35.862142+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-21 18:14:21.658236+00');
 
 
 --
@@ -1992,14 +2023,14 @@ INSERT INTO shardids_catalog.shardids_version VALUES ('catalog_0001');
 -- Name: id_counter; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_counter', 5, true);
+SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 
 
 --
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3019848359322279831, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 269934593883180771, true);
 
 
 --
@@ -2221,6 +2252,13 @@ REVOKE ALL ON FUNCTION shardids."analyze"(shard integer) FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION create_subscription(name name, conninfo text, options text); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.create_subscription(name name, conninfo text, options text) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION database(); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -2333,10 +2371,10 @@ REVOKE ALL ON FUNCTION shardids.stop(shard integer, id_counter regclass, id_offs
 
 
 --
--- Name: FUNCTION subscribe(name name, conninfo text); Type: ACL; Schema: shardids; Owner: -
+-- Name: FUNCTION subscribe(shard integer, name name, conninfo text, source_version integer); Type: ACL; Schema: shardids; Owner: -
 --
 
-REVOKE ALL ON FUNCTION shardids.subscribe(name name, conninfo text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION shardids.subscribe(shard integer, name name, conninfo text, source_version integer) FROM PUBLIC;
 
 
 --
