@@ -148,6 +148,18 @@ def may_have_moved(error: BaseException) -> bool:
     return lost or isinstance(error, ShardFenced | UnknownShard)
 
 
+def keep_commits(engine: Engine) -> None:
+    """Lets every COMMIT of an engine be on the server's disk when it returns, whatever the server's default.
+
+    For sessions of their own: behind a pooler in transaction mode a setting reaches other sessions.
+    """
+
+    @event.listens_for(engine, "connect")
+    def _keep(connection: psycopg.Connection[Any], _record: object) -> None:
+        connection.execute("set synchronous_commit = on")
+        connection.commit()
+
+
 def check_version(server_version: int, *, what: str) -> None:
     """Refuses a server that is too old; ``server_version`` as libpq gives it (140005 is 14.5).
 

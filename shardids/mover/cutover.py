@@ -21,7 +21,9 @@ from shardids.mover.sides import Sides
 
 _POLL_S = 0.005
 _WORTH_TRYING = 0.1
-"""The target is close enough when it confirms the present within this part of the longest pause."""
+"""The target is close enough when it confirms the present within this part of the longest pause…"""
+_WORTH_TRYING_S = 0.05
+"""…or within this."""
 _SHAPE = text("""
     select c.relname, a.attname, t.typname, a.atttypmod, a.attnotnull
     from pg_class c
@@ -43,9 +45,8 @@ def await_applied(
 
 
 def _position(source: Connection) -> str:
-    """The end of the source's log, with all that was committed by now before it."""
-    _flush(source)
-    return str(source.execute(text("select pg_current_wal_flush_lsn()::text")).scalar_one())
+    """A place in the source's log that everything written by now lies before, flushed or not."""
+    return _flush(source)
 
 
 def _await_confirmed(
@@ -77,9 +78,10 @@ def _await_confirmed(
         time.sleep(_POLL_S)
 
 
-def _flush(connection: Connection) -> None:
-    """Writes the server's log to disk up to now, by a commit."""
-    connection.execute(text("select pg_logical_emit_message(true, 'shardids', '')"))
+def _flush(connection: Connection) -> str:
+    """Writes the server's log to disk up to now, by a commit; where in the log that is."""
+    position = connection.execute(text("select pg_logical_emit_message(true, 'shardids', '')::text"))
+    return str(position.scalar_one())
 
 
 def catch_up(sides: Sides, name: str, max_pause_s: float, on_lag: Callable[[int], None]) -> None:
@@ -89,6 +91,7 @@ def catch_up(sides: Sides, name: str, max_pause_s: float, on_lag: Callable[[int]
         MoveFailed: it does not get closer for a long time.
     """
     least, changed = sys.maxsize, time.monotonic()
+    patience_s = max(max_pause_s * _WORTH_TRYING, _WORTH_TRYING_S)
 
     def watch(lag_bytes: int) -> None:
         nonlocal least, changed
@@ -96,7 +99,7 @@ def catch_up(sides: Sides, name: str, max_pause_s: float, on_lag: Callable[[int]
         if lag_bytes < least:
             least, changed = lag_bytes, time.monotonic()
 
-    while not await_applied(sides, name, seconds=max_pause_s * _WORTH_TRYING, on_lag=watch):
+    while not await_applied(sides, name, seconds=patience_s, on_lag=watch):
         if time.monotonic() - changed > PATIENCE_S:
             raise MoveFailed(
                 f'node "{sides.target.node.name}" stays {least} bytes behind; its log may say why',

@@ -11,7 +11,7 @@ from typing import Literal, Self
 from sqlalchemy import Connection, NullPool, text
 
 from shardids.catalog import Catalog, place_shard
-from shardids.connect import open_engine
+from shardids.connect import keep_commits, open_engine
 from shardids.errors import ClusterConflict, MoveFailed
 
 Step = Literal[
@@ -87,6 +87,7 @@ class Journal:
             ClusterConflict: another process moves the shard.
         """
         engine = open_engine(catalog.url, what="the catalog", administrative=True, poolclass=NullPool)
+        keep_commits(engine)
         with engine.connect() as connection:
             with connection.begin():
                 is_mine = connection.execute(

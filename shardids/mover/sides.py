@@ -11,7 +11,7 @@ import psycopg
 from sqlalchemy import Connection, Engine, text
 
 from shardids.catalog import Catalog, unknown_node
-from shardids.connect import open_engine, parse_url, with_password_of
+from shardids.connect import keep_commits, open_engine, parse_url, with_password_of
 from shardids.topology import Node, schema_name
 
 _PASSED_ON = ("host", "hostaddr", "port", "user", "dbname", "sslmode", "application_name")
@@ -91,6 +91,7 @@ def side_of(catalog: Catalog, node: str, *, name: str) -> Side:
         pool_pre_ping=True,
         connect_args={"application_name": name},
     )
+    keep_commits(engine)
     return Side(node=nodes[node], engine=engine)
 
 

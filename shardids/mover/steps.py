@@ -111,7 +111,7 @@ class Mover:
             self._on_event(StepBegun(shard=move.shard, step=step))
             try:
                 self._take(step)
-            except (ShardidsError, KeyboardInterrupt) as error:
+            except BaseException as error:
                 self._recover(step, error)
                 raise
             self._on_event(StepDone(shard=move.shard, step=step))

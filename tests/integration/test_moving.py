@@ -245,6 +245,23 @@ def test_between_databases_of_one_server(nodes: TwoNodes) -> None:
     assert [copy.node for copy in mover.purge(nodes.catalog, [shard])] == ["c"]
 
 
+def test_commits_that_are_not_on_disk_are_not_lost(nodes: TwoNodes) -> None:
+    """With synchronous_commit off, what was acknowledged last may not be in the log's flushed part."""
+    shard = nodes.new_shard()
+    for node in "ab":
+        with nodes.connected(node) as connection:
+            connection.execute("alter database postgres set synchronous_commit = off")
+    try:
+        with Writers(nodes, shard, 3) as writers:
+            for to in "ba":
+                mover.move(nodes.catalog, shard, to, back=to == "a", options=Options(verify=True))
+        assert_nothing_lost(nodes, shard, writers)
+    finally:
+        for node in "ab":
+            with nodes.connected(node) as connection:
+                connection.execute("alter database postgres reset synchronous_commit")
+
+
 def test_a_password_is_told_nobody(nodes: TwoNodes) -> None:
     """Neither the error nor the log of the target holds it when the source does not let the target in."""
     with nodes.connected("b") as target:

@@ -125,3 +125,9 @@ def test_drain_and_rebalance(nodes: TwoNodes, run: Run) -> None:
     assert planned["before"]["a"] == 0
     assert abs(planned["after"]["a"] - mean) <= 0.1 * mean
     assert nodes.leftovers() == []
+    with nodes.connected("b") as connection:
+        connection.execute("create database third")
+    url = nodes.servers["b"].url("third")
+    added = run("node", "add", "c", "--url", url, "--rebalance")
+    assert added.exit_code == 0, added.stderr
+    assert Counter(nodes.catalog.placement().node_of.values())["c"] > 0
