@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+
+import pytest
 
 from shardids import doctor
 from shardids.catalog import Catalog
 from shardids.devcluster import found
 from shardids.embedded import EmbeddedServer, temporary_server
-from tests.faults.support import Clock, connect, scalar, until
-from tests.faults.test_copies import standby_of
+from tests.faults.clock import Clock
+from tests.faults.support import connect, scalar, until
+from tests.integration.standbys import standby_of
 
 
 def test_clocks_that_are_apart(clock: Clock) -> None:
@@ -35,6 +39,14 @@ def test_clocks_that_are_apart(clock: Clock) -> None:
             assert (finding.check, finding.nodes, finding.shards) == ("ticks-ahead", ("b",), (1,))
         finally:
             catalog.close()
+
+
+@pytest.fixture
+def own_server() -> Iterator[EmbeddedServer]:
+    """A server of the test's own, with shard 0."""
+    with temporary_server() as server:
+        found([server], 1)
+        yield server
 
 
 def test_a_standby_in_place_of_its_primary(own_server: EmbeddedServer) -> None:

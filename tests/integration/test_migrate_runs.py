@@ -19,7 +19,6 @@ import pytest
 from sqlalchemy.engine import URL
 
 from shardids.cli import migrate_show
-from shardids.embedded import find_binaries
 from shardids.errors import StatementFailed
 from shardids.migrate.compiled import Part
 from shardids.migrate.environment import Environment
@@ -27,6 +26,7 @@ from shardids.migrate.locks import one_run
 from shardids.migrate.migration import Migration
 from shardids.migrate.player import LOCK_CLASS, Player
 from shardids.migrate.status import unlike
+from tests.clients import client_folder
 from tests.conftest import dsn, found_cluster
 from tests.integration.cluster_support import catalog_at, connected, until
 from tests.integration.migrate_support import App
@@ -369,7 +369,7 @@ def _psql(app: App, shard: int, script: str) -> tuple[int, str]:
     with catalog_at(app.url) as catalog:
         url = dsn(app.node_url(shard, catalog))
     ran = subprocess.run(
-        [str(find_binaries() / "psql"), "-X", "-q", url],
+        [str(client_folder(14) / "psql"), "-X", "-q", url],
         input=script,
         capture_output=True,
         text=True,
