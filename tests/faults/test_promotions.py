@@ -82,6 +82,12 @@ def draw_what_is_lost(recorder: Recorder, server: EmbeddedServer) -> None:
     recorder.await_ids()
     time.sleep(scaled(0.3, 3.0))
     server.kill()
+    # Sessions under way outlive the postmaster for a moment.
+    dead = recorder.next_phase()
+    until(
+        lambda: all(one.refusals and one.refusals[-1].asked.phase >= dead for one in recorder.sessions),
+        "the sessions have lost the primary",
+    )
 
 
 def promote(recorder: Recorder, pair: Pair, *, activate: bool = False) -> None:
