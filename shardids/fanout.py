@@ -173,10 +173,6 @@ def _fetched(connection: Connection, sql: str, parameters: dict[str, Any]) -> tu
         result.close()
 
 
-def _renamed(prefix: str, match: re.Match[str]) -> str:
-    return f"%({prefix}{match[1]})s" if match[1] else match[0]
-
-
 def _folded(fold: Callable[[list[Any]], Any], values: Iterable[Any]) -> Any:
     known = [value for value in values if value is not None]
     return fold(known) if known else None
