@@ -53,7 +53,7 @@ def client_processes(count: int, env: Mapping[str, str] = _NOTHING) -> Iterator[
     # Not forked from this process, which has threads and connections.
     context = multiprocessing.get_context("spawn")
     start = context.Barrier(count)
-    with _environment(env):
+    with _environment(env), _without_interrupts():
         pool = context.Pool(count, _enter, (start,))
     with pool:
         yield Clients(pool, count)
@@ -70,10 +70,18 @@ def _environment(env: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Processes that are started here never see Ctrl-C, which reaches all of a terminal; this one does, after."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _enter(start: Barrier) -> None:
     global _start  # noqa: PLW0603  -- what a process is given once, when it starts
-    # Ctrl-C reaches every process of the terminal; the parent ends the clients.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _start = start
 
 

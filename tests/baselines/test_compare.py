@@ -128,8 +128,8 @@ def test_json_and_reports_of_a_run(comparison: Comparison, run: Run, tmp_path: P
     page, tables = tmp_path / "report.html", tmp_path / "report.md"
     told = run("--load", str(saved), "--html", str(page), "--markdown", str(tables))
     assert told.exit_code == 0, told.output
-    assert "shardids, next_id()" in told.stdout
-    assert "Redis INCRBY, blocks" in tables.read_text()
+    assert "shardids" in told.stdout
+    assert "redis-blocks" in tables.read_text()
     assert "<svg" in page.read_text() or "vega" in page.read_text()
     again = run("--load", str(saved), "--json")
     assert json.loads(again.stdout) == json.loads(saved.read_text())
@@ -181,8 +181,10 @@ def home() -> Iterator[Path]:
         yield folder
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_of_a_run_that_was_ended(home: Path, signum: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("signum", "servers"), [(signal.SIGINT, 1), (signal.SIGINT, 12), (signal.SIGKILL, 12)]
+)
+def test_nothing_is_left_of_a_run_that_was_ended(home: Path, signum: signal.Signals, servers: int) -> None:
     environment = {**os.environ, "TMPDIR": str(home)}
     # Its own group: Ctrl-C reaches the clients, too.
     process = subprocess.Popen(
@@ -192,11 +194,10 @@ def test_nothing_is_left_of_a_run_that_was_ended(home: Path, signum: signal.Sign
         stderr=subprocess.PIPE,
     )
     with process:
-        until(lambda: len(list(home.iterdir())) >= 2, "servers are started")
-        until(lambda: len(processes(str(home))) > 10, "clients are connected")
+        until(lambda: len(processes(str(home))) >= servers, "servers and their backends run")
         (os.killpg if signum == signal.SIGINT else os.kill)(process.pid, signum)
         _, told = process.communicate(timeout=60)
-    assert process.returncode == (1 if signum == signal.SIGINT else -signum)
+    assert process.returncode == (130 if signum == signal.SIGINT else -signum)
     assert b"Traceback" not in told
     until(lambda: not processes(str(home)), "servers are gone")
     until(lambda: not list(home.iterdir()), "their folders are gone")
