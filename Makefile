@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 FAULTS ?= long
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-lowest test-matrix test-faults test-pgbouncer test-baselines lint format docs bench clean
+.PHONY: help demo test test-lowest test-matrix test-faults test-pgbouncer test-baselines test-report lint format docs bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -29,6 +29,9 @@ test-pgbouncer: $(VENV)/.dev ## The ORM's tests through PgBouncer; they need Deb
 
 test-baselines: $(VENV)/.dev ## The baselines' tests; they need Debian's mariadb-server and redis-server
 	$(BIN)/python -m pytest tests/baselines $(ARGS)
+
+test-report: $(VENV)/.dev ## The report of a comparison in a browser; it needs Debian's chromium
+	$(BIN)/python -m pytest tests/browser $(ARGS)
 
 test-matrix: $(VENV)/.dev ## The integration tests on each PostgreSQL version: make test-matrix VERSIONS="14 18"
 	$(BIN)/python -m tests.matrix $(VERSIONS) -- $(ARGS)

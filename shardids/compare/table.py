@@ -1,0 +1,177 @@
+"""The tables of a comparison, in a terminal or as a page of documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from io import StringIO
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from shardids.compare.advice import advices
+from shardids.compare.columns import Column, safety_columns, speed_columns
+from shardids.compare.figures import duration
+from shardids.compare.measures import OWN
+from shardids.compare.results import CASES, Comparison, SchemeResult
+from shardids.compare.summary import best_of, repeaters, verdict
+
+_STYLES = {"": "", "good": "green", "bad": "bold red", "missing": "dim"}
+_WIDE = 10_000
+
+
+def print_table(comparison: Comparison, console: Console) -> None:
+    """Prints speed and size, then safety, then what was left out. Wants a terminal of 110 columns."""
+    for title, columns in _tables(comparison):
+        console.print(Text(f"\n{title}", "bold"))
+        console.print(_table(comparison.schemes, columns))
+    console.print(Text(verdict(comparison)))
+    for title, cases in repeaters(comparison):
+        console.print(Text.assemble("  ", (title, "bold"), f": {cases}"))
+    if comparison.conditions.quick:
+        console.print(Text(ROUGH, "yellow"))
+    missing = list(left_out(comparison))
+    if missing:
+        console.print(Text(f"\n{MISSING_TITLE}", "bold"))
+    for names, reason in missing:
+        console.print(Text.assemble("  ", (names, "bold"), f": {reason}"))
+
+
+def markdown(comparison: Comparison) -> str:
+    """A whole page: conditions, summary, tables, what was left out and why, the settings of each scheme."""
+    return "\n\n".join(part for part in _page(comparison) if part) + "\n"
+
+
+ROUGH = (
+    "A quick run: its figures are rough, and no more than a hint. Leave --quick out for figures to rely on."
+)
+MISSING_TITLE = "Left out, and why"
+
+
+def left_out(comparison: Comparison) -> Iterator[tuple[str, str]]:
+    """What was not measured, and why: "scheme, scheme" or "scheme, scheme (measure, measure)"."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for name, reason in comparison.left_out.items():
+        names.setdefault(("", reason), []).append(name)
+    for result in comparison.schemes:
+        measures: dict[str, list[str]] = {}
+        for measure, reason in result.left_out.items():
+            measures.setdefault(reason, []).append(measure)
+        for reason, of in measures.items():
+            names.setdefault((f" ({', '.join(of)})", reason), []).append(result.about.name)
+    for (suffix, reason), schemes in names.items():
+        yield ", ".join(schemes) + suffix, reason
+
+
+def _tables(comparison: Comparison) -> Sequence[tuple[str, Sequence[Column]]]:
+    return (
+        ("Speed and size", speed_columns(comparison)),
+        ("Safety: keys issued twice, keys out of order, and who goes on without a server", safety_columns()),
+    )
+
+
+def _table(results: Sequence[SchemeResult], columns: Sequence[Column], *, as_markdown: bool = False) -> Table:
+    text = _plain if as_markdown else str
+    table = (
+        Table(box=box.MARKDOWN)
+        if as_markdown
+        else Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    )
+    table.add_column("scheme", no_wrap=True)
+    for column in columns:
+        table.add_column(Text(text(column.heading)), justify="right")
+    for result in results:
+        cells = [column.cell(result) for column in columns]
+        table.add_row(
+            Text(text(result.about.name), "bold" if result.about.name in OWN else ""),
+            *(Text(text(cell.text), _STYLES[cell.state]) for cell in cells),
+        )
+    return table
+
+
+def _page(comparison: Comparison) -> Iterator[str]:
+    conditions = comparison.conditions
+    yield "# Key schemes, side by side"
+    yield (
+        f"Made by `{conditions.command}` on {conditions.made_at:%Y-%m-%d}, in {duration(conditions.seconds)}."
+        f" {_plain(conditions.machine)}; {_plain(_pairs(conditions.versions))}."
+    )
+    if conditions.quick:
+        yield f"**{ROUGH}**"
+    yield _plain(verdict(comparison))
+    yield "\n".join(f"- {_plain(title)}: {cases}" for title, cases in repeaters(comparison))
+    yield "## Which scheme suits whom"
+    for advice in advices(comparison):
+        yield f"**{advice.need}**: *{advice.choice}*. {advice.reason}"
+        yield "\n".join(
+            f"- {figure.label}: " + ", ".join(f"{value.name} {value.text}" for value in figure.values)
+            for figure in advice.figures
+        )
+    yield "## The best at each measure"
+    yield _rows(
+        ("measure", "best", "", "shardids", ""),
+        [(best.label, best.name, best.text, best.own_name, best.own_text) for best in best_of(comparison)],
+    )
+    for title, columns in _tables(comparison):
+        yield f"## {title}"
+        yield _rendered(_table(comparison.schemes, columns, as_markdown=True))
+        yield "\n".join(f"- *{column.heading}*: {column.meaning}" for column in columns)
+    yield from _circumstances(comparison)
+
+
+def _circumstances(comparison: Comparison) -> Iterator[str]:
+    conditions = comparison.conditions
+    missing = list(left_out(comparison))
+    if missing:
+        yield f"## {MISSING_TITLE}"
+        yield "\n".join(f"- {names}: {_plain(reason)}" for names, reason in missing)
+    yield "## The schemes, as they were set up"
+    for result in comparison.schemes:
+        about = result.about
+        yield f"### {_plain(about.title)} (`{about.name}`)"
+        yield "\n".join(
+            f"- {label}: {_plain(text)}"
+            for label, text in (
+                ("set up", about.settings),
+                ("safe under", about.safe_under),
+                ("not under", about.unsafe_under),
+                ("stops", about.stops),
+                ("a key tells", about.tells),
+                ("described at", about.described_at),
+            )
+            if text
+        )
+    yield "## What was done"
+    yield "\n".join(f"- {name}: {_plain(words)}" for name, words in conditions.sizes.items())
+    yield "Where keys were counted: " + "; ".join(f"*{name}*: {words}" for name, words in CASES.items()) + "."
+    yield "## Servers"
+    yield "\n".join(
+        f"- {server.count} {_plain(server.kind)} {_plain(server.version)}"
+        + (f": {_plain(_pairs(server.settings, '='))}" if server.settings else "")
+        for server in conditions.servers
+    )
+
+
+def _pairs(of: Mapping[str, str], between: str = " ") -> str:
+    return ", ".join(f"{name}{between}{value}" for name, value in of.items())
+
+
+def _rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    table = Table(box=box.MARKDOWN)
+    for heading in headings:
+        table.add_column(heading)
+    for row in rows:
+        table.add_row(*(Text(_plain(text)) for text in row))
+    return _rendered(table)
+
+
+def _rendered(table: Table) -> str:
+    file = StringIO()
+    Console(file=file, width=_WIDE, color_system=None).print(table)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines() if line.strip())
+
+
+def _plain(text: str) -> str:
+    """One line that neither Markdown's tables nor HTML take for their own."""
+    return " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")

@@ -1,0 +1,171 @@
+"""The report of a comparison in a real browser: drawn, light and dark, on a desk and a phone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from shardids.baselines import SCHEMES
+from shardids.compare.report import html
+from tests.compare_samples import comparison
+
+CHROMIUM = Path("/usr/bin/chromium")
+SIZES = {"desk": (1280, 900), "phone": (390, 844)}
+HOSTILE = "</script><b class=hostile>x</b><img class=hostile src=x onerror='window.hostile = 1'>"
+
+# Of each chart: the size of its drawing, and how many marks it has.
+DRAWN = """
+() => Object.fromEntries([...document.querySelectorAll(".chart")].map((chart) => {
+  const svg = chart.querySelector("svg");
+  const box = svg ? svg.getBoundingClientRect() : {width: 0, height: 0};
+  const of = (kind) => svg ? svg.querySelectorAll(`.mark-${kind}.role-mark > *`).length : 0;
+  const room = chart.getBoundingClientRect();
+  return [chart.dataset.chart || "points " + chart.dataset.points, {
+    width: box.width, height: box.height, over: box.right - room.right,
+    rect: of("rect"), symbol: of("symbol"), line: of("line"), text: of("text"), rule: of("rule"),
+  }];
+}))
+"""
+
+
+@dataclass
+class Opened:
+    page: Page
+    errors: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if not CHROMIUM.exists():
+        pytest.fail(f"{CHROMIUM} is missing: apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("report") / "report.html"
+    file.write_text(html(comparison()), "utf-8")
+    return file
+
+
+def opened(browser: Browser, file: Path, size: str = "desk", colours: str = "light") -> Opened:
+    width, height = SIZES[size]
+    context = browser.new_context(
+        viewport={"width": width, "height": height},
+        color_scheme=colours,  # type: ignore[arg-type]
+        is_mobile=size == "phone",
+        has_touch=size == "phone",
+    )
+    found = Opened(context.new_page())
+    page = found.page
+    page.on(
+        "console", lambda said: found.errors.append(said.text) if said.type in {"error", "warning"} else None
+    )
+    page.on("pageerror", lambda error: found.errors.append(str(error)))
+    page.on("request", lambda request: found.requests.append(request.url))
+    page.goto(file.as_uri())
+    page.evaluate("() => drawn")
+    return found
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+@pytest.mark.parametrize("size", list(SIZES))
+def test_every_chart_is_drawn_and_fits(browser: Browser, file: Path, size: str, colours: str) -> None:
+    found = opened(browser, file, size, colours)
+    assert found.errors == []
+    assert found.requests == [file.as_uri()]
+    charts = found.page.evaluate(DRAWN)
+    assert len(charts) == 6 + len(SCHEMES)
+    for name, chart in charts.items():
+        assert chart["width"] > 100, name
+        assert chart["height"] > 100, name
+        assert chart["over"] <= 1, name
+    for name in ("inserts", "bulk", "index", "wal", "draws"):
+        assert charts[name]["rect"] >= len(SCHEMES), name
+        assert charts[name]["text"] == len(SCHEMES), name
+    assert charts["growth"]["line"] >= 1
+    assert charts["growth"]["text"] >= 3
+    for name in SCHEMES:
+        assert charts[f"points {name}"]["symbol"] == 480
+    scrolled, width = found.page.evaluate(
+        "() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+    )
+    assert scrolled == width == SIZES[size][0]
+    found.page.context.close()
+
+
+def test_colours_follow_the_system(browser: Browser, file: Path) -> None:
+    found = opened(browser, file)
+    bar = found.page.locator("[data-chart=inserts] .mark-rect.role-mark path").first
+    look = "element => [getComputedStyle(element).fill, getComputedStyle(document.body).backgroundColor]"
+    light = bar.evaluate(look)
+    found.page.emulate_media(color_scheme="dark")
+    dark = bar.evaluate(look)
+    assert all(colour.startswith("rgb(") for colour in (*light, *dark))
+    assert light[0] != dark[0]
+    assert light[1] != dark[1]
+    assert found.errors == []
+    found.page.context.close()
+
+
+def test_a_bar_tells_more_when_it_is_pointed_at(browser: Browser, file: Path) -> None:
+    found = opened(browser, file)
+    found.page.locator("[data-chart=index] .mark-rect.role-mark path").first.hover()
+    tip = found.page.locator("#vg-tooltip-element.visible")
+    tip.wait_for()
+    assert "Leaf pages full" in tip.inner_text()
+    found.page.context.close()
+
+
+def test_charts_follow_the_width_of_the_window(browser: Browser, file: Path) -> None:
+    found = opened(browser, file)
+    found.page.set_viewport_size({"width": 600, "height": 900})
+    found.page.wait_for_function(
+        "() => [...document.querySelectorAll('.chart')].every((chart) => {"
+        " const width = (element) => element.getBoundingClientRect().width;"
+        " return Math.abs(width(chart.querySelector('svg')) - width(chart)) < 2; })"
+    )
+    assert found.errors == []
+    found.page.context.close()
+
+
+def test_the_raw_data_can_be_downloaded_and_shown(browser: Browser, file: Path) -> None:
+    found = opened(browser, file)
+    with found.page.expect_download() as download:
+        found.page.locator("#download").click()
+    kept = json.loads(Path(download.value.path()).read_text("utf-8"))
+    assert len(kept["schemes"]) == len(SCHEMES)
+    found.page.locator("#raw summary").click()
+    found.page.wait_for_function("() => document.querySelector('#raw pre').textContent.length > 1000")
+    assert json.loads(found.page.locator("#raw pre").inner_text()) == kept
+    found.page.context.close()
+
+
+def test_strings_from_outside_stay_strings(browser: Browser, tmp_path: Path) -> None:
+    sample = comparison(quick=True)
+    (first, *others) = sample.schemes
+    hostile = replace(
+        first,
+        about=replace(first.about, title=HOSTILE, settings=HOSTILE),
+        duplicates={name: replace(case, refusal=HOSTILE) for name, case in first.duplicates.items()},
+    )
+    file = tmp_path / "hostile.html"
+    file.write_text(html(replace(sample, schemes=[hostile, *others])), "utf-8")
+    found = opened(browser, file)
+    bar = "[data-chart=index] .mark-rect.role-mark path"
+    for at in range(3):  # the tooltip's words come from the data too
+        found.page.locator(bar).nth(at).hover()
+    assert found.page.locator(".hostile").count() == 0
+    assert found.page.evaluate("() => window.hostile") is None
+    assert found.errors == []
+    assert found.requests == [file.as_uri()]
+    found.page.context.close()
