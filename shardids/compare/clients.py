@@ -18,6 +18,7 @@ Job: TypeAlias = Callable[..., AbstractContextManager[Callable[[], Result]]]
 """What a client does: entered, it gets ready; what it gives is then called in all clients at once."""
 
 _PATIENCE_S: Final = 120.0
+_PRELOAD: Final = ["shardids.compare.duplicates", "shardids.compare.inserts", "shardids.compare.order"]
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 _start: Barrier
@@ -50,8 +51,9 @@ class Clients:
 @contextlib.contextmanager
 def client_processes(count: int, env: Mapping[str, str] = _NOTHING) -> Iterator[Clients]:
     """``count`` processes, started with ``env`` in addition to the environment; they end with the block."""
-    # Not forked from this process, which has threads and connections.
-    context = multiprocessing.get_context("spawn")
+    # Not forked from this process, which has threads and connections, but from one that has only imported.
+    context = multiprocessing.get_context("spawn" if env else "forkserver")
+    context.set_forkserver_preload(_PRELOAD)
     start = context.Barrier(count)
     with _environment(env), _without_interrupts():
         pool = context.Pool(count, _enter, (start,))
@@ -72,7 +74,7 @@ def _environment(env: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Processes that are started here never see Ctrl-C, which reaches all of a terminal; this one does, after."""
+    """What is started here never sees Ctrl-C, which reaches all of a terminal; this process sees it later."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
