@@ -17,9 +17,7 @@ from shardids.cluster import Cluster
 from shardids.errors import ShardidsError
 from shardids.generator import IdBlock
 from shardids.layout import DecodedId, Layout
-from shardids.models import Key
-from shardids.routing import HomeSession, RoutedSession, stay_home
-from shardids.statements import FanOut
+from shardids.routing import FanOut, HomeSession, Key, RoutedSession, stay_home
 from shardids.topology import Node, Placement
 
 T = TypeVar("T")

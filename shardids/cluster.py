@@ -22,9 +22,7 @@ from shardids.generator import IdBlock
 from shardids.idtext import as_integer, shown
 from shardids.layout import DecodedId, Layout
 from shardids.listener import FollowedPlacement
-from shardids.models import Key
-from shardids.routing import HomeSession, RoutedSession
-from shardids.statements import FanOut
+from shardids.routing import FanOut, HomeSession, Key, RoutedSession
 from shardids.topology import Node, Placement, schema_name, shard_for_key
 
 log = logging.getLogger(__name__)
