@@ -702,6 +702,7 @@ CREATE FUNCTION shardids.drop_copy(shard integer) RETURNS void
     AS $$
 declare
   this shardids.shard;
+  reader name;
 begin
   select s.* into this from shardids.shard s where s.id = drop_copy.shard for update;
   if this.state = 'active' then
@@ -709,7 +710,17 @@ begin
       errcode = 'SI007', hint = 'Only a copy that was fenced, or left behind by a move, can be dropped.',
       message = format('shard %s is active on node "%s"', shard, (select n.name from shardids.node n));
   end if;
-  if found then
+  select v.relname into reader
+  from pg_depend d
+  join pg_rewrite r on d.classid = 'pg_rewrite'::regclass and r.oid = d.objid
+  join pg_class v on v.oid = r.ev_class and v.relnamespace = to_regnamespace('shardids_views')
+  where d.refclassid = 'pg_class'::regclass and d.refobjid = any (shardids.tables_of(shard));
+  if reader is not null then
+    raise dependent_objects_still_exist using
+      message = format('view shardids_views.%I still reads the old copy of shard %s', reader, shard),
+      hint = format('To let it read the shard where it is: shardids view refresh %s', reader);
+  end if;
+  if this.id is not null then
     execute format('drop schema if exists %I cascade', this.schema);
     delete from shardids.shard s where s.id = drop_copy.shard;
   end if;
@@ -1937,9 +1948,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382594603200544770);
-INSERT INTO shard_0000.kept VALUES (382594603200544771);
-INSERT INTO shard_0000.kept VALUES (382594603200544772);
+INSERT INTO shard_0000.kept VALUES (382613702077054978);
+INSERT INTO shard_0000.kept VALUES (382613702077054979);
+INSERT INTO shard_0000.kept VALUES (382613702077054980);
 
 
 --
@@ -1967,8 +1978,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710689762917490197/5', 1, 269934502665519104, '2026-11-21 18:14:21.625937+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710689762917490197/5', 1, 269934502665519104, '2026-11-21 18:14:21.645089+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710709321468241721/5', 1, 3406128693175648256, '2026-11-21 19:30:15.16509+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710709321468241721/5', 1, 3406128693175648256, '2026-11-21 19:30:15.17579+00', NULL);
 
 
 --
@@ -1982,7 +1993,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-21 18:14:21.555981+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-21 19:30:15.064993+00');
 
 
 --
@@ -1995,7 +2006,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-21 18:14:21.658236+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-21 19:30:15.183882+00');
 
 
 --
@@ -2030,7 +2041,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 269934593883180771, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3406128784397863450, true);
 
 
 --
