@@ -166,7 +166,7 @@ class Mover:
             "tables": lambda: copying.make_tables(sides, self._scripts()),
             "publish": lambda: copying.publish(sides, name),
             "subscribe": lambda: copying.subscribe(sides, name),
-            "copy": lambda: copying.await_rows(sides, name, self._on_event),
+            "copy": self._await_copy,
             "indexes": lambda: copying.make_rest(sides, self._scripts()),
             "gate": lambda: gate.make_gate(sides, self._on_wait),
             "catch up": lambda: cutover.catch_up(sides, name, self._options.max_pause_s, self._on_lag),
@@ -177,6 +177,10 @@ class Mover:
             "clean": self._clean,
         }
         actions[step]()
+
+    def _await_copy(self) -> None:
+        copying.await_rows(self.sides, self.name, self._on_event)
+        cutover.await_one_moment(self.sides, self.name, self._on_lag)
 
     def _stop_writes(self, slot: str | None) -> None:
         self._stopped_since = cutover.stop_writes(self.sides, slot, self._options.max_pause_s, self._on_wait)
