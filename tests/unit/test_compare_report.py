@@ -6,6 +6,7 @@ import io
 import json
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
@@ -336,3 +337,16 @@ def test_numbers_have_three_digits_that_count(value: float | None, text: str, br
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_the_comparison_in_the_documentation() -> None:
+    """Of a whole run of all schemes; the tables are those of the page, as this version prints them."""
+    docs = Path(__file__).parents[2] / "docs"
+    page = Page((docs / "comparison.html").read_text(encoding="utf-8"))
+    found = from_json(page.scripts["comparison"])
+    assert not found.conditions.quick
+    assert [result.about.name for result in found.schemes] == list(SCHEMES)
+    assert (docs / "comparison.md").read_text(encoding="utf-8") == markdown(found)
+    assert {
+        result.about.name for result in found.schemes if "shardids" in result.about.name and result.twice
+    } == set()
