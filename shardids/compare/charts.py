@@ -16,6 +16,7 @@ from shardids.compare.measures import (
     INDEX,
     MANY,
     OWN,
+    ROWS,
     TABLE,
     WAL,
     Measure,
@@ -77,7 +78,12 @@ def scatter() -> Mapping[str, Any]:
         alt.Chart(alt.NamedData(name="points"))
         .mark_circle(size=9, opacity=0.75, clip=True)
         .encode(
-            x=alt.X("ms:Q", title=None, axis=alt.Axis(tickCount=3, format=",.0f", grid=False)),
+            x=alt.X(
+                "ms:Q",
+                title=None,
+                axis=alt.Axis(tickCount=3, format=",.0f", grid=False),
+                scale=alt.Scale(nice=False),
+            ),
             y=alt.Y("key:Q", title=None, scale=alt.Scale(domain=[0, 1]), axis=None),
             color=alt.Color("node:N", scale=alt.Scale(domain=[*range(len(NODES))], range=[*NODES])),
             tooltip=[
@@ -110,7 +116,7 @@ def _inserts(comparison: Comparison) -> Chart | None:
 
 
 def _bulk(comparison: Comparison) -> Chart | None:
-    rows = rows_of(comparison, BULK, (BULK,))
+    rows = rows_of(comparison, BULK, (BULK, ROWS))
     return _chart(
         rows,
         name="bulk",
@@ -121,7 +127,7 @@ def _bulk(comparison: Comparison) -> Chart | None:
 
 
 def _wal(comparison: Comparison) -> Chart | None:
-    rows = rows_of(comparison, WAL, (WAL,))
+    rows = rows_of(comparison, WAL, (WAL, ROWS))
     return _chart(
         rows,
         name="wal",
@@ -132,7 +138,7 @@ def _wal(comparison: Comparison) -> Chart | None:
 
 
 def _disk(comparison: Comparison) -> Chart | None:
-    rows = rows_of(comparison, INDEX, (INDEX, DENSITY, TABLE))
+    rows = rows_of(comparison, INDEX, (INDEX, DENSITY, TABLE, ROWS))
     return _chart(
         rows,
         name="index",
@@ -255,12 +261,14 @@ def _growth_of(result: SchemeResult) -> Sequence[Growth]:
 def _labels(measured: Sequence[SchemeResult]) -> list[Row]:
     """One label for all lines whose ends lie too near each other to have one each."""
     ends = sorted(
-        ((_growth_of(result)[-1], result) for result in measured), key=lambda end: end[0].index_bytes
+        ((_growth_of(result)[-1], result) for result in measured),
+        key=lambda end: (end[0].rows, end[0].index_bytes),
     )
-    near = 0.05 * ends[-1][0].index_bytes
+    near = 0.05 * max(growth.index_bytes for growth, _ in ends)
     groups: list[list[tuple[Growth, SchemeResult]]] = []
     for end in ends:
-        if groups and end[0].index_bytes - groups[-1][0][0].index_bytes < near:
+        first = groups[-1][0][0] if groups else None
+        if first and first.rows == end[0].rows and end[0].index_bytes - first.index_bytes < near:
             groups[-1].append(end)
         else:
             groups.append([end])

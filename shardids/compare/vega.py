@@ -104,7 +104,8 @@ def tips_of(alt: Any, rows: Sequence[Row]) -> list[Any]:
 def bars(rows: Sequence[Row], *more: Any) -> Mapping[str, Any]:
     """One bar a scheme, in the order of the rows, with its figure at its end."""
     alt = library("altair")
-    longest = max(row["value"] for row in rows)
+    rows = [{**row, "end": max(row["value"], row.get("least") or 0)} for row in rows]
+    longest = max(row["end"] for row in rows)
     bar = (
         alt.Chart()
         .mark_bar(size=BAR, cornerRadiusEnd=2)
@@ -114,7 +115,7 @@ def bars(rows: Sequence[Row], *more: Any) -> Mapping[str, Any]:
             tooltip=tips_of(alt, rows),
         )
     )
-    text = alt.Chart().mark_text(align="left", dx=6).encode(x="value:Q", text="label:N")
+    text = alt.Chart().mark_text(align="left", dx=6).encode(x="end:Q", text="label:N")
     return spec_of(on_schemes(alt, rows, bar, text, *more), height=len(rows) * STEP)
 
 
