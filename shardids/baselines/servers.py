@@ -43,6 +43,8 @@ class PrivateServer(ABC):
 
     def __init__(self, folder: Path, watchdog: Watchdog, account: Account | None, user: str) -> None:
         self.folder = folder
+        self.env: Mapping[str, str] = _NOTHING
+        """What is added to the environment of the next start."""
         self.login = Login(host="127.0.0.1", port=free_port(), user=user, password=secrets.token_urlsafe(24))
         self._watchdog, self._account = watchdog, account
         self._child: subprocess.Popen[bytes] | None = None
@@ -114,7 +116,7 @@ class PrivateServer(ABC):
     def _spawn(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
         with open_log(self.log_file) as log:
             return self._watchdog.spawn(
-                command, mark=self._mark(), log=log, env=environment(_NOTHING), account=self._account
+                command, mark=self._mark(), log=log, env=environment(self.env), account=self._account
             )
 
     def _write(self, name: str, text: str) -> Path:
@@ -265,8 +267,10 @@ class RedisServer(PrivateServer):
 
 
 @contextlib.contextmanager
-def temporary_mariadbs(settings: Sequence[Mapping[str, str]]) -> Iterator[list[MariaDbServer]]:
-    """A MariaDB server for each of the settings, all started.
+def temporary_mariadbs(
+    settings: Sequence[Mapping[str, str]], *, env: Mapping[str, str] = _NOTHING
+) -> Iterator[list[MariaDbServer]]:
+    """A MariaDB server for each of the settings, all started, with ``env`` added to their environment.
 
     Raises ServerStartFailed, with what to install if the programs are missing.
     """
@@ -283,6 +287,7 @@ def temporary_mariadbs(settings: Sequence[Mapping[str, str]]) -> Iterator[list[M
                     server.copy_from(servers[0])
                 else:
                     server.install()
+                server.env = env
             with ThreadPoolExecutor(max(len(servers), 1)) as pool:
                 list(pool.map(MariaDbServer.start, servers))
             yield servers

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import shardids
-from shardids.cli import baseline, clusters, dev, doctor, ids, migrate, moves, sql, upgrade, views
+from shardids.cli import baseline, clusters, compare, dev, doctor, ids, migrate, moves, sql, upgrade, views
 from shardids.cli.common import ErrorsAsMessages
 
 app = typer.Typer(
@@ -53,4 +53,5 @@ app.add_typer(ids.app, name="id")
 app.add_typer(sql.app, name="sql")
 app.add_typer(dev.app, name="dev")
 app.add_typer(baseline.app, name="baseline")
+app.command("compare")(compare.compare)
 app.command("demo")(dev.demo)

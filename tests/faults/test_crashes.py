@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
+import subprocess
 import time
 from contextlib import closing
 from typing import Any
@@ -121,6 +123,31 @@ def test_ticks_set_aside_in_a_transaction_whose_wal_is_lost(
         connection.execute("alter system reset wal_writer_delay")
         first = int(ticks_of(draw(connection.cursor(binary=True), "one", 1))[0])
     assert first > last, f"{(last - first) >> LAYOUT.sequence_bits} ms below ticks that were set aside"
+
+
+def test_an_older_copy_of_the_files_in_the_place_of_a_server(
+    durable: str, durable_server: EmbeddedServer
+) -> None:
+    """Both lives begin with what was stored at the stop, and are ahead of the clock."""
+
+    def issued() -> set[int]:
+        with connect(durable) as connection:
+            return set(draw(connection.cursor(binary=True), "one", 50).tolist())
+
+    data = durable_server.data_directory
+    copy = data.with_name("copy")
+    before = issued()
+    durable_server.stop()
+    subprocess.run(["cp", "-a", data, copy], check=True)
+    durable_server.start(attached=True)
+    original = issued()
+    with connect(durable) as connection:
+        assert min(ticks_of(np.array(list(original)))) >> LAYOUT.sequence_bits > clock_ms(connection) + 1000
+    durable_server.kill()
+    shutil.rmtree(data)
+    copy.rename(data)
+    durable_server.start(attached=True)
+    assert not issued() & (original | before)
 
 
 def start_all(recorder: Recorder) -> None:

@@ -433,6 +433,9 @@ begin
     perform shardids.refuse(reason, shard, ticks);
   end if;
   margin_ms := extract(epoch from node.safety_margin) * 1000;
+  -- Two lives may begin with the same stored offset, ahead of the clock: the next one of this server, and that of an
+  -- older copy of its files in its place. The mark of the life, 20 bits, takes each to another tick.
+  margin_ms := margin_ms + ((margin_ms * (base >> 43)) >> 20);
   max_ahead_ms := extract(epoch from node.max_ahead) * 1000;
   begin
     -- currval shows that this session has drawn from the shard, so that its role was allowed to.
@@ -1661,7 +1664,7 @@ COMMENT ON COLUMN shardids.node.max_ahead IS 'How far a shard''s IDs may run ahe
 -- Name: COLUMN node.safety_margin; Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON COLUMN shardids.node.safety_margin IS 'How far IDs jump ahead of what is known to have been issued, after a restart or promotion';
+COMMENT ON COLUMN shardids.node.safety_margin IS 'How far at least, and twice as far at most, IDs jump ahead of what is known to have been issued, after a restart or promotion';
 
 
 --
@@ -1937,9 +1940,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382594603200544770);
-INSERT INTO shard_0000.kept VALUES (382594603200544771);
-INSERT INTO shard_0000.kept VALUES (382594603200544772);
+INSERT INTO shard_0000.kept VALUES (382611994529759234);
+INSERT INTO shard_0000.kept VALUES (382611994529759235);
+INSERT INTO shard_0000.kept VALUES (382611994529759236);
 
 
 --
@@ -1967,8 +1970,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710689762917490197/5', 1, 269934502665519104, '2026-11-21 18:14:21.625937+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710689762917490197/5', 1, 269934502665519104, '2026-11-21 18:14:21.645089+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710707572796248377/5', 1, 8633673164552929280, '2026-11-21 19:23:28.048133+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710707572796248377/5', 1, 8633673164552929280, '2026-11-21 19:23:28.062639+00', NULL);
 
 
 --
@@ -1982,7 +1985,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-21 18:14:21.555981+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-21 19:23:27.95902+00');
 
 
 --
@@ -1995,7 +1998,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-21 18:14:21.658236+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-21 19:23:28.069531+00');
 
 
 --
@@ -2030,7 +2033,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 269934593883180771, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 8633673255774737363, true);
 
 
 --

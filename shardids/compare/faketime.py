@@ -1,0 +1,65 @@
+"""A clock that steps, for processes that are started under it: libfaketime, where it is installed."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from shardids.embedded.binaries import server_account
+from shardids.embedded.home import make_folder, new_temporary_path
+from shardids.embedded.watchdog import Watchdog
+
+_PLACES = ("/usr/lib/*/faketime", "/usr/lib/faketime", "/usr/local/lib/faketime", "/opt/*/lib/faketime")
+
+
+class FakedClock:
+    """The machine's clock, and all steps since; for the processes that are started with :attr:`env`.
+
+    The monotonic clock stays as it is.
+    """
+
+    def __init__(self, library: Path, folder: Path) -> None:
+        self._library, self._file = library, folder / "clock"
+        self._ahead_s = 0.0
+        self.step(0)
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """What a process needs in its environment."""
+        return {
+            "LD_PRELOAD": str(self._library),
+            "FAKETIME_TIMESTAMP_FILE": str(self._file),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+
+    def step(self, seconds: float) -> None:
+        """Steps the clock, for all its processes at once."""
+        self._ahead_s += seconds
+        # Replaced whole: a process may read it at any time.
+        new = self._file.with_suffix(".new")
+        new.write_text(f"{self._ahead_s:+.3f}s\n")
+        new.chmod(0o644)
+        new.replace(self._file)
+
+
+def faketime_library() -> Path | None:
+    """Where libfaketime is; Debian's package is ``libfaketime``."""
+    found = [path for place in _PLACES for path in sorted(Path("/").glob(f"{place[1:]}/libfaketimeMT*"))]
+    return found[0] if found else None
+
+
+@contextlib.contextmanager
+def faked_clock(library: Path) -> Iterator[FakedClock]:
+    """A clock in a temporary folder, which is removed when the block or this process ends."""
+    account = server_account()
+    folder = new_temporary_path(account)
+    watchdog = Watchdog(remove=folder)
+    try:
+        make_folder(folder, account)
+        yield FakedClock(library, folder)
+    finally:
+        watchdog.close()
+        shutil.rmtree(folder, ignore_errors=True)

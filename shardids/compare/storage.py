@@ -1,0 +1,108 @@
+"""A table filled in bulk: how fast, and what its rows and its index take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from shardids.baselines import Scheme, Servers, Source
+from shardids.compare.inserts import connected
+from shardids.compare.results import Growth, Storage
+from shardids.compare.sizes import Sizes
+from shardids.errors import StatementFailed, UnsupportedServer
+
+_STEPS: Final = 20
+_TRIES: Final = 20
+_TABLE: Final = sql.Identifier("shardids_compare")
+
+
+def measure_storage(scheme: Scheme, servers: Servers, sizes: Sizes) -> Storage:
+    """One client of the first node.
+
+    Raises:
+        UnsupportedServer: the server lacks the extension pgstattuple.
+        StatementFailed: keys come twice too often to fill the table.
+    """
+    with connected(servers, 0) as connection, scheme.open(servers) as source:
+        try:
+            connection.execute("create extension if not exists pgstattuple")
+        except (psycopg.errors.UndefinedFile, psycopg.errors.FeatureNotSupported) as error:
+            raise UnsupportedServer("the server lacks the extension pgstattuple") from error
+        connection.execute(
+            sql.SQL("create table {} (id {}, n integer, primary key (id))").format(
+                _TABLE, scheme.column().definition
+            )
+        )
+        try:
+            return _fill(connection, source, sizes, by_server=scheme.column().by_server)
+        finally:
+            connection.execute(sql.SQL("drop table {}").format(_TABLE))
+
+
+def _fill(connection: psycopg.Connection, source: Source, sizes: Sizes, *, by_server: bool) -> Storage:
+    step = sizes.rows // _STEPS
+    add: Callable[[], None] = (
+        (lambda: _insert(connection, step)) if by_server else lambda: _copy(connection, source, step)
+    )
+    connection.execute("checkpoint")
+    wal_before = _one(connection, "select pg_current_wal_insert_lsn()")
+    growth: list[Growth] = []
+    taken_s = 0.0
+    while len(growth) < _STEPS and taken_s < sizes.fill_s:
+        begun = time.perf_counter()
+        _again_if_twice(add)
+        taken_s += time.perf_counter() - begun
+        growth.append(Growth(rows=step * (len(growth) + 1), index_bytes=_size(connection, "_pkey")))
+    rows = growth[-1].rows
+    wal = _one(connection, f"select pg_current_wal_insert_lsn() - '{wal_before}'")
+    density = _one(connection, "select avg_leaf_density from pgstatindex('shardids_compare_pkey')")
+    return Storage(
+        rows=rows,
+        rows_per_s=rows / taken_s,
+        table_bytes_per_row=_size(connection, "") / rows,
+        index_bytes_per_row=growth[-1].index_bytes / rows,
+        leaf_density_percent=density,
+        wal_bytes_per_row=float(wal) / rows,
+        growth=growth,
+    )
+
+
+def _insert(connection: psycopg.Connection, rows: int) -> None:
+    connection.execute(
+        sql.SQL("insert into {} (n) select n from generate_series(1, {}) n").format(_TABLE, rows)
+    )
+
+
+def _copy(connection: psycopg.Connection, source: Source, rows: int) -> None:
+    keys = source.draw_many(rows)
+    with (
+        connection.cursor() as cursor,
+        cursor.copy(sql.SQL("copy {} (id, n) from stdin").format(_TABLE)) as copy,
+    ):
+        for number, key in enumerate(keys, 1):
+            copy.write_row((key, number))
+
+
+def _again_if_twice(add: Callable[[], None]) -> None:
+    # A scheme that issues keys twice loses the time of the statement that failed, as its users do.
+    for _ in range(_TRIES):
+        try:
+            add()
+        except psycopg.errors.UniqueViolation:
+            continue
+        return
+    raise StatementFailed(f"{_TRIES} bulk inserts in a row failed on a key that was there already")
+
+
+def _size(connection: psycopg.Connection, suffix: str) -> int:
+    size: int = _one(connection, f"select pg_relation_size('shardids_compare{suffix}')")
+    return size
+
+
+def _one(connection: psycopg.Connection, query: str) -> Any:
+    row = connection.execute(query.encode()).fetchone()
+    return row[0] if row else None

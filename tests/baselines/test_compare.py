@@ -1,0 +1,233 @@
+"""``shardids compare`` on real servers: a short run of schemes that differ, and what stops it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from shardids.baselines import SCHEMES
+from shardids.cli import app
+from shardids.compare import run as running
+from shardids.compare import store
+from shardids.compare.results import CASES, Comparison, SchemeResult
+from shardids.compare.sizes import CLIENTS
+from tests.faults.support import public_folder
+
+COMPARED = ("shardids", "sequence", "offsets", "tickets", "redis-blocks", "published", "snowflake", "ulid")
+PROGRAM = [sys.executable, "-c", "from shardids.cli import app; app()", "compare", "--quick"]
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("COLUMNS", "250")
+    return lambda *words: CliRunner().invoke(app, ["compare", *words])
+
+
+@pytest.fixture(scope="module")
+def comparison() -> Comparison:
+    said: list[str] = []
+    comparison = running.compare(COMPARED, quick=True, command="shardids compare --quick", say=said.append)
+    assert {what.split(":")[0].split(",")[0] for what in said} >= {"draws", "storage", "order", "faults"}
+    return comparison
+
+
+@pytest.fixture(scope="module")
+def results(comparison: Comparison) -> dict[str, SchemeResult]:
+    return {result.about.name: result for result in comparison.schemes}
+
+
+def test_every_measure_of_every_scheme(comparison: Comparison, results: dict[str, SchemeResult]) -> None:
+    assert list(results) == [name for name in SCHEMES if name in COMPARED]
+    assert comparison.left_out == {}
+    for name, result in results.items():
+        assert result.draws is not None
+        assert 0 < result.draws.p50_us <= result.draws.p99_us, name
+        assert result.inserts is not None
+        assert set(result.inserts.per_s) == {1, CLIENTS}
+        assert result.storage is not None
+        assert result.order is not None
+        assert set(result.duplicates) | set(result.left_out) >= set(CASES), name
+        assert result.told is not None
+    kinds = {kind.kind: kind for kind in comparison.conditions.servers}
+    assert set(kinds) == {"PostgreSQL", "MariaDB", "Redis"}
+    assert kinds["PostgreSQL"].settings["fsync"] == "on"
+    assert kinds["MariaDB"].settings["auto-increment-increment"] == "2"
+    assert kinds["Redis"].settings["appendonly"] == "yes"
+
+
+def test_nothing_comes_twice_from_shardids(results: dict[str, SchemeResult]) -> None:
+    assert {case: found.twice for case, found in results["shardids"].duplicates.items()} == dict.fromkeys(
+        CASES, 0
+    )
+    assert all(found.keys for found in results["shardids"].duplicates.values())
+
+
+def test_what_comes_twice_from_others(results: dict[str, SchemeResult]) -> None:
+    assert results["published"].duplicates["clock back"].twice > 0
+    for name in ("sequence", "tickets", "redis-blocks", "offsets"):
+        # What was drawn after the copy was made is drawn again.
+        assert results[name].duplicates["lost server"].twice > 0, name
+        assert results[name].duplicates["crash"].twice == 0, name
+        assert results[name].duplicates["restart"].twice == 0, name
+    assert results["ulid"].twice == 0
+
+
+def test_what_stops_when_a_server_is_down(results: dict[str, SchemeResult]) -> None:
+    drawn = {name: result.outage and dict(result.outage.keys) for name, result in results.items()}
+    all_ = results["sequence"].outage
+    assert all_ is not None
+    assert drawn["sequence"] == {0: 0, 1: 0}
+    assert drawn["shardids"] == drawn["offsets"] == drawn["published"] == {0: 0, 1: all_.tried}
+    assert drawn["tickets"] == drawn["snowflake"] == {0: all_.tried, 1: all_.tried}
+    assert drawn["ulid"] is None
+    blocks = drawn["redis-blocks"]
+    assert blocks is not None
+    assert all(0 < count < all_.tried for count in blocks.values())
+
+
+def test_order_and_size(results: dict[str, SchemeResult]) -> None:
+    order = {name: result.order for name, result in results.items()}
+    sequence, own, offsets = order["sequence"], order["shardids"], order["offsets"]
+    assert sequence is not None
+    assert own is not None
+    assert offsets is not None
+    assert sequence.out_of_order_percent == 0
+    assert own.out_of_order_percent < 1 < offsets.out_of_order_percent
+    assert {point.node for point in own.points} == {0, 1}
+    sizes = {name: result.storage.index_bytes_per_row for name, result in results.items() if result.storage}
+    assert sizes["shardids"] == pytest.approx(sizes["sequence"], rel=0.1)
+    assert sizes["shardids"] < 0.8 * sizes["ulid"]
+
+
+def test_what_an_id_tells(comparison: Comparison, results: dict[str, SchemeResult]) -> None:
+    told = results["shardids"].told
+    assert told is not None
+    assert told.time is not None
+    assert abs((told.time - comparison.conditions.made_at).total_seconds()) < 60
+    assert told.origin == 0
+    assert results["sequence"].told is not None
+    assert results["sequence"].told.time is None
+
+
+def test_json_and_reports_of_a_run(comparison: Comparison, run: Run, tmp_path: Path) -> None:
+    saved = tmp_path / "found.json"
+    saved.write_text(store.to_json(comparison))
+    page, tables = tmp_path / "report.html", tmp_path / "report.md"
+    told = run("--load", str(saved), "--html", str(page), "--markdown", str(tables))
+    assert told.exit_code == 0, told.output
+    assert "shardids" in told.stdout
+    assert "redis-blocks" in tables.read_text()
+    assert "<svg" in page.read_text() or "vega" in page.read_text()
+    again = run("--load", str(saved), "--json")
+    assert json.loads(again.stdout) == json.loads(saved.read_text())
+
+
+def test_a_scheme_that_cannot_run_is_left_out(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    which = shutil.which
+    monkeypatch.setattr(
+        shutil, "which", lambda name, **rest: None if "maria" in name else which(name, **rest)
+    )
+    named = run("--quick", "--schemes", "tickets")
+    assert named.exit_code == 1
+    assert "mariadb-install-db is not installed" in named.stderr
+    assert "apt-get install" in named.stderr
+    monkeypatch.setattr(running, "SCHEMES", {name: SCHEMES[name] for name in ("tickets", "ulid")})
+    found = running.compare(quick=True, say=lambda _what: None)
+    assert [result.about.name for result in found.schemes] == ["ulid"]
+    assert "mariadb-install-db is not installed" in found.left_out["tickets"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("--schemes", "shardids,uuid9"), 2, "there is no scheme 'uuid9'"),
+        (("--schemes", ""), 2, "there is no scheme ''"),
+        (("--html", "/no/such/folder/report.html"), 2, "can't be written"),
+        (("--load", "/no/such/file.json"), 2, "can't be read"),
+    ],
+)
+def test_bad_arguments(run: Run, words: tuple[str, ...], code: int, message: str) -> None:
+    told = run("--quick", *words)
+    assert told.exit_code == code
+    assert message in told.stderr
+
+
+def test_too_little_disk(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _folder: usage._replace(free=5_000_000))
+    told = run("--quick")
+    assert told.exit_code == 1
+    assert "has 5 MB free" in told.stderr
+    assert "TMPDIR" in told.stderr
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    with public_folder() as folder:
+        folder.chmod(0o777)
+        yield folder
+
+
+@pytest.mark.parametrize(
+    ("signum", "servers"), [(signal.SIGINT, 1), (signal.SIGINT, 12), (signal.SIGKILL, 12)]
+)
+def test_nothing_is_left_of_a_run_that_was_ended(home: Path, signum: signal.Signals, servers: int) -> None:
+    environment = {**os.environ, "TMPDIR": str(home)}
+    # Its own group: Ctrl-C reaches the clients, too.
+    process = subprocess.Popen(
+        [*PROGRAM, "--schemes", "shardids,redis"],
+        env=environment,
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+    )
+    with process:
+        until(lambda: len(processes(str(home))) >= servers, "servers and their backends run")
+        (os.killpg if signum == signal.SIGINT else os.kill)(process.pid, signum)
+        _, told = process.communicate(timeout=60)
+    assert process.returncode == (130 if signum == signal.SIGINT else -signum)
+    assert b"Traceback" not in told
+    until(lambda: not processes(str(home)), "servers are gone")
+    until(lambda: not list(home.iterdir()), "their folders are gone")
+    until(lambda: not group(process.pid), "clients are gone")
+
+
+def processes(mark: str) -> list[str]:
+    """Commands of processes that run in a folder, or name it."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (path / "cmdline").read_bytes().decode(errors="replace")
+            folder = str((path / "cwd").readlink())
+        except OSError:
+            continue
+        if mark in command or folder.startswith(mark):
+            found.append(command)
+    return found
+
+
+def group(pgid: int) -> list[str]:
+    """What is left of a group of processes."""
+    listed = subprocess.run(
+        ["ps", "-o", "args=", "-g", str(pgid)], capture_output=True, text=True, check=False
+    )
+    return [line for line in listed.stdout.splitlines() if "defunct" not in line]
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
