@@ -4,7 +4,7 @@ In this folder, with a cluster in which ``photos.create_tables`` has made the ta
 
     SHARDIDS_CATALOG=postgresql://… uvicorn photos_api:app
 
-A user's photos live in the user's shard. Writes go through ``cluster.run``: they are run once more on the
+A user's photos live in the user's shard. Writes go through ``cluster.run``: they are run again on the
 new node when the shard has moved. IDs are JSON strings, because numbers above 2^53 are rounded in browsers.
 """
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from asyncio import to_thread
+from asyncio import Event, get_running_loop, timeout, to_thread
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -13,13 +14,12 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 
 from shardids import generator
+from shardids.attempts import PATIENCE_S, Attempts
 from shardids.cluster import Cluster
 from shardids.errors import ShardidsError
 from shardids.generator import IdBlock
 from shardids.layout import DecodedId, Layout
-from shardids.models import Key
-from shardids.routing import HomeSession, RoutedSession, stay_home
-from shardids.statements import FanOut
+from shardids.routing import FanOut, HomeSession, Key, RoutedSession, stay_home
 from shardids.topology import Node, Placement
 
 T = TypeVar("T")
@@ -27,6 +27,21 @@ T = TypeVar("T")
 
 def _create_engine(url: URL, **options: Any) -> Engine:
     return create_async_engine(url, **options).sync_engine
+
+
+async def _wait(attempts: Attempts, seconds: float) -> None:
+    """As :meth:`Attempts.wait` does, without a thread that sleeps."""
+    loop, changed = get_running_loop(), Event()
+
+    def tell() -> None:
+        with suppress(RuntimeError):  # The loop was closed meanwhile.
+            loop.call_soon_threadsafe(changed.set)
+
+    with attempts.watched(tell), suppress(TimeoutError):
+        async with timeout(seconds):
+            while not attempts.has_moved():
+                await changed.wait()
+                changed.clear()
 
 
 class AsyncCluster:
@@ -157,23 +172,23 @@ class AsyncCluster:
         key: Key | None = None,
         id: int | None = None,  # noqa: A002 -- the field's word for it
         shard: int | None = None,
+        patience_s: float = PATIENCE_S,
         **options: Any,
     ) -> T:
         """Awaits ``fn(session)`` in one transaction on one shard, commits, and returns what it returned.
 
-        It is run once more where the shard has moved meanwhile: ``fn`` may run twice. See
+        It is run again where the shard has moved meanwhile, or is about to: ``fn`` may run several times. See
         :meth:`shardids.Cluster.run`, also for the errors. ``options`` go to
         :class:`sqlalchemy.ext.asyncio.AsyncSession`; ``expire_on_commit`` is false unless they say otherwise.
         """
         number = self.sync_cluster._pick(key, id, shard)
-        node: Node | None = None
-        try:
-            node = self.node_of(number)
-            return await self._transaction(fn, number, node, options)
-        except (ShardidsError, DBAPIError) as error:
-            if not await to_thread(self.sync_cluster._worth_a_retry, error, number, node):
-                raise
-        return await self._transaction(fn, number, self.node_of(number), options)
+        attempts = Attempts(self.sync_cluster._followed, number, patience_s)
+        while True:
+            try:
+                return await self._transaction(fn, number, attempts.next_node(), options)
+            except (ShardidsError, DBAPIError) as error:
+                pause_s = await to_thread(attempts.pause_after, error)
+            await _wait(attempts, pause_s)
 
     async def _transaction(
         self, fn: Callable[[AsyncSession], Awaitable[T]], shard: int, node: Node, options: dict[str, Any]

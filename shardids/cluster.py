@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from threading import Lock
 from types import TracebackType
@@ -14,20 +13,17 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from shardids import generator
+from shardids.attempts import PATIENCE_S, Attempts
 from shardids.catalog import Catalog, Description
-from shardids.connect import may_have_moved, open_engine, parse_url, with_login_of
+from shardids.connect import open_engine, parse_url, with_login_of
 from shardids.errors import BadArgument, ShardidsError
 from shardids.forks import in_child
 from shardids.generator import IdBlock
 from shardids.idtext import as_integer, shown
 from shardids.layout import DecodedId, Layout
 from shardids.listener import FollowedPlacement
-from shardids.models import Key
-from shardids.routing import HomeSession, RoutedSession
-from shardids.statements import FanOut
+from shardids.routing import FanOut, HomeSession, Key, RoutedSession
 from shardids.topology import Node, Placement, schema_name, shard_for_key
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -121,12 +117,7 @@ class Cluster:
 
         With the catalog down the placement known so far stays, and a warning is logged.
         """
-        try:
-            self._followed.refresh()
-        except ShardidsError as error:
-            log.warning("shardids: routing goes on with what is known: %s", error.message)
-            return False
-        return True
+        return self._followed.try_refresh()
 
     def shard_for(self, key: Key) -> int:
         """The shard of a key: the same on every machine and in every version.
@@ -206,15 +197,17 @@ class Cluster:
         key: Key | None = None,
         id: int | None = None,  # noqa: A002 -- the field's word for it
         shard: int | None = None,
+        patience_s: float = PATIENCE_S,
         **options: Any,
     ) -> T:
         """Calls ``fn(session)`` in one transaction on one shard, commits, and returns what ``fn`` returned.
 
         When the shard turns out to be fenced, moved or gone, or the connection to its node is lost, the
-        placement is read anew. If the shard has another node since, the whole transaction is run once
-        more, there: ``fn`` may run twice, so it should have no effects but those in ``session``, and leave
-        COMMIT to this method. If the shard's node is the same, the error goes on: a shard that is fenced
-        because it is being moved refuses until its new place is in the catalog.
+        placement is read anew. If the shard has another node since, the whole transaction is run again,
+        there. If it has moved by the word of its old node, and the catalog does not know the new one yet,
+        that is waited for, up to ``patience_s`` seconds in all; now and then the old node is tried, for a
+        move can be taken back. So ``fn`` may run several times: it should have no effects but those in
+        ``session``, and leave COMMIT to this method.
 
         A connection that is lost during COMMIT is no reason to run again: the transaction may have been
         committed.
@@ -224,18 +217,19 @@ class Cluster:
 
         Raises:
             BadArgument, UnknownShard: see :meth:`session`.
-            ShardFenced, ShardMoved, ConnectionFailed: the shard's node is still the same one.
+            ConnectionFailed: the shard's node is still the same one.
+            ShardMoved: the same, after ``patience_s``.
+            ShardFenced: it is fenced, and no move of it is under way.
             CommitUncertain: the connection was lost during COMMIT.
         """
         number = self._pick(key, id, shard)
-        node: Node | None = None
-        try:
-            node = self.node_of(number)
-            return self._transaction(fn, number, node, options)
-        except (ShardidsError, DBAPIError) as error:
-            if not self._worth_a_retry(error, number, node):
-                raise
-        return self._transaction(fn, number, self.node_of(number), options)
+        attempts = Attempts(self._followed, number, patience_s)
+        while True:
+            try:
+                return self._transaction(fn, number, attempts.next_node(), options)
+            except (ShardidsError, DBAPIError) as error:
+                pause_s = attempts.pause_after(error)
+            attempts.wait(pause_s)
 
     def connection(self, shard: int) -> Connection:
         """A Core connection on one shard, with the same ``schema_translate_map``."""
@@ -275,15 +269,6 @@ class Cluster:
         options = {"expire_on_commit": False} | options
         with self._session(shard, node, options) as session, session.begin():
             return fn(session)
-
-    def _worth_a_retry(self, error: Exception, shard: int, node: Node | None) -> bool:
-        """Whether a transaction that failed on ``node`` may go well now, because the shard is elsewhere."""
-        if not may_have_moved(error):
-            return False
-        self.refresh()
-        placement = self.placement
-        name = placement.node_of.get(shard)
-        return name is not None and placement.nodes[name] != node
 
     def _pick(self, key: Key | None, id_: int | None, shard: int | None) -> int:
         if [key, id_, shard].count(None) != 2:

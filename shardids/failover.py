@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
 
+from shardids import views
 from shardids.catalog import Catalog
 from shardids.connect import parse_url, shown_url
 from shardids.errors import ClusterConflict, ConnectionFailed, UnsupportedServer
@@ -27,12 +28,14 @@ class Replacement:
         shards: how many shards the catalog places on it.
         fenced: shards that it took for its own although they had moved away: a move that the standby had
             not heard of when it was promoted. They were fenced there.
+        stale_views: views over shards that could not be refreshed, and what to do, a line each.
     """
 
     node: str
     url: str
     shards: int
     fenced: tuple[int, ...]
+    stale_views: tuple[str, ...] = ()
 
 
 def replace_node(catalog: Catalog, name: str, url: str, *, dry_run: bool = False) -> Replacement:
@@ -68,7 +71,8 @@ def replace_node(catalog: Catalog, name: str, url: str, *, dry_run: bool = False
             catalog.point_node(new)
     finally:
         engine.dispose()
-    return Replacement(node=name, url=new.url, shards=len(placed), fenced=fenced)
+    stale_views = () if dry_run else views.follow_placement(catalog)
+    return Replacement(node=name, url=new.url, shards=len(placed), fenced=fenced, stale_views=stale_views)
 
 
 def _require_gone(catalog: Catalog, old: Node) -> None:

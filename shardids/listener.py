@@ -21,6 +21,7 @@ from tenacity.wait import wait_random_exponential
 
 from shardids.catalog import Catalog
 from shardids.connect import open_engine
+from shardids.errors import ShardidsError
 from shardids.forks import in_child
 from shardids.topology import Placement
 
@@ -53,8 +54,8 @@ class FollowedPlacement:
     def __init__(self, catalog: Catalog, *, listen: bool) -> None:
         self._catalog = catalog
         self._placement = catalog.placement()
-        self._new_lock()
-        in_child(self, FollowedPlacement._new_lock)
+        self._reset()
+        in_child(self, FollowedPlacement._reset)
         self._listener = PlacementListener(catalog.url, self.refresh) if listen else None
         if self._listener:
             finalize(self, self._listener.close)
@@ -73,15 +74,39 @@ class FollowedPlacement:
             # Two readers may come back in the other order.
             if placement.version >= self._placement.version:
                 self._placement = placement
+            watchers = list(self._watchers)
+        for tell in watchers:
+            tell()
+
+    def try_refresh(self) -> bool:
+        """Reads it anew; returns whether it could. If not, a warning is logged."""
+        try:
+            self.refresh()
+        except ShardidsError as error:
+            log.warning("shardids: routing goes on with what is known: %s", error.message)
+            return False
+        return True
+
+    @contextmanager
+    def watched(self, on_change: Callable[[], object]) -> Iterator[None]:
+        """Calls ``on_change`` whenever the placement was read during the block, in the thread that did."""
+        with self._lock:
+            self._watchers.append(on_change)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._watchers.remove(on_change)
 
     def close(self) -> None:
         """Ends the thread."""
         if self._listener:
             self._listener.close()
 
-    def _new_lock(self) -> None:
-        # Again in the child of a fork, where the old one may be held by a thread that is not there.
+    def _reset(self) -> None:
+        # Again in the child of a fork, where the old lock may be held by a thread that is not there.
         self._lock = Lock()
+        self._watchers: list[Callable[[], object]] = []
 
 
 class PlacementListener:

@@ -1,5 +1,5 @@
 -- Purpose:    what shardids doctor asks after moves: slots, publications and subscriptions of moves, and tables of
---             active shards that still refuse writes.
+--             active shards that still have the gate of one. It is shut while id_offset is negative.
 -- Locks:      none beyond those of reading the server's catalogs.
 -- Privileges: USAGE on schema shardids, SELECT on its tables.
 
@@ -18,10 +18,15 @@ select 'subscription', s.subname, null, null
 from pg_subscription s
 where starts_with(s.subname, 'shardids_') and s.subdbid = (select oid from pg_database where datname = current_database())
 union all
-select 'trigger', c.relname, s.id, null
+select case
+         when not exists (select from pg_class o where o.oid = s.id_offset) then 'gate'
+         when coalesce(pg_sequence_last_value(s.id_offset), -1) < 0 then 'shut gate'
+         else 'gate'
+       end,
+       c.relname, s.id, null
 from shardids.shard s
 join pg_namespace n on n.nspname = s.schema
 join pg_class c on c.relnamespace = n.oid
-join pg_trigger t on t.tgrelid = c.oid and t.tgname = 'shardids_reject_writes' and t.tgenabled <> 'D'
+join pg_trigger t on t.tgrelid = c.oid and t.tgname = 'shardids_gate' and t.tgenabled <> 'D'
 where s.state = 'active'
 order by 1, 2, 3;

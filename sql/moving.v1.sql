@@ -278,11 +278,13 @@ $$;
 
 comment on function shardids.digest(integer) is 'The number of rows of each table of a shard, and a hash of them in any order';
 
--- Drops a shard's schema and forgets the shard. Refuses one that may issue IDs.
+-- Drops a shard's schema and forgets the shard. Refuses one that may issue IDs, or that a view over all shards
+-- reads directly: the view would go with it.
 create function shardids.drop_copy(shard integer) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   this shardids.shard;
+  reader name;
 begin
   select s.* into this from shardids.shard s where s.id = drop_copy.shard for update;
   if this.state = 'active' then
@@ -290,7 +292,17 @@ begin
       errcode = 'SI007', hint = 'Only a copy that was fenced, or left behind by a move, can be dropped.',
       message = format('shard %s is active on node "%s"', shard, (select n.name from shardids.node n));
   end if;
-  if found then
+  select v.relname into reader
+  from pg_depend d
+  join pg_rewrite r on d.classid = 'pg_rewrite'::regclass and r.oid = d.objid
+  join pg_class v on v.oid = r.ev_class and v.relnamespace = to_regnamespace('shardids_views')
+  where d.refclassid = 'pg_class'::regclass and d.refobjid = any (shardids.tables_of(shard));
+  if reader is not null then
+    raise dependent_objects_still_exist using
+      message = format('view shardids_views.%I still reads the old copy of shard %s', reader, shard),
+      hint = format('To let it read the shard where it is: shardids view refresh %s', reader);
+  end if;
+  if this.id is not null then
     execute format('drop schema if exists %I cascade', this.schema);
     delete from shardids.shard s where s.id = drop_copy.shard;
   end if;

@@ -22,6 +22,7 @@ from shardids.cli.common import (
     out,
     parse_shards,
     print_rows,
+    print_warnings,
 )
 from shardids.layout import Layout
 from shardids.migrate.environment import Environment
@@ -112,6 +113,7 @@ def replace_node(
     out.print(f'Node "{name}" {"would be" if dry_run else "is"} at {done.url}, with {done.shards} shards')
     for shard in done.fenced:
         err.print(f"Fenced shard {shard} there: it had moved away, and the standby had not heard of it")
+    print_warnings(done.stale_views)
 
 
 @shard_app.command("create")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -70,6 +70,13 @@ def opened(url: str) -> Iterator[Catalog]:
         yield catalog
     finally:
         catalog.close()
+
+
+def print_warnings(warnings: Iterable[str]) -> None:
+    """Prints what went wrong beside the work that was done."""
+    for warning in warnings:
+        err.print("[yellow]Warning:[/] ", end="")
+        err.print(warning, markup=False)
 
 
 def print_json(value: object) -> None:

@@ -12,7 +12,7 @@ import typer
 from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from shardids import mover
+from shardids import mover, views
 from shardids.catalog import Catalog
 from shardids.cli.common import (
     CatalogOption,
@@ -24,6 +24,7 @@ from shardids.cli.common import (
     parse_shards,
     print_json,
     print_rows,
+    print_warnings,
 )
 from shardids.errors import BadArgument
 
@@ -158,6 +159,7 @@ def _print_results(done: Sequence[mover.Result], *, as_json: bool) -> None:
             err.print(
                 f"shard {one.shard}: node {one.left_behind!r} did not answer; its part of the copy stays"
             )
+        print_warnings(one.stale_views)
     print_rows(rows, as_json=as_json, empty="Nothing to do")
 
 
@@ -191,7 +193,11 @@ def purge_shards(
         if not shards:
             raise BadArgument("which shards?", hint="For example: shardids shard purge 5, or all")
         numbers = parse_shards(",".join(shards), there.describe().shard_count)
-        copies = mover.old_copies(there, numbers) if dry_run else mover.purge(there, numbers)
+        copies = mover.old_copies(there, numbers)
+        if copies and not dry_run:
+            # A view that reads a copy would fail from now on.
+            print_warnings(views.follow_placement(there))
+            copies = mover.purge(there, numbers)
     print_rows([asdict(copy) for copy in copies], as_json=as_json, empty="No old copy is left")
 
 

@@ -136,7 +136,7 @@ class InvalidIndex:
 class Leftover:
     """Something that a move makes and takes away again: one row of ``doctor_leftovers.v1.sql``.
 
-    ``kind``: ``slot``, ``publication``, ``subscription``, or ``trigger`` for a table that refuses writes.
+    ``kind``: ``slot``, ``publication``, ``subscription``, ``gate`` of a table, or ``shut gate``.
     ``kept_bytes`` is the WAL that a slot keeps.
     """
 

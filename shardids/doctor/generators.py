@@ -46,7 +46,7 @@ def layout_differs(facts: ClusterFacts) -> Iterator[Found]:
                 )
 
 
-@check("engine-revision", Severity.WARNING, remedy="Upgrade what is older; see migrations/README.md.")
+@check("engine-revision", Severity.WARNING, remedy="Upgrade what is older: `shardids upgrade`.")
 def engine_revision(facts: ClusterFacts) -> Iterator[Found]:
     """The catalog, a node or a shard is at another revision than this shardids would install."""
     if facts.catalog_revisions != (migrator.head("catalog"),):
@@ -76,8 +76,7 @@ def _other_revision(
     there = ", ".join(revisions) or "no revision"
     return Found(
         what=f"{where}: at {there}; this shardids installs {migrator.head(tree)}",
-        to_do=f"With the newer shardids: alembic -c migrations/alembic.ini -n {tree} -x … upgrade head (see"
-        " migrations/README.md)",
+        to_do="With the newest shardids of those that use the cluster: shardids upgrade",
         nodes=nodes,
         shards=shards,
     )

@@ -73,25 +73,28 @@ def leftover_subscription(facts: ClusterFacts) -> Iterator[Found]:
         )
 
 
-@check("writes-rejected", Severity.ERROR, remedy="Drop the trigger `shardids_reject_writes`.")
+@check("writes-rejected", Severity.ERROR, remedy="Take the gate away: `shardids.ungate(shard)`.")
 def writes_rejected(facts: ClusterFacts) -> Iterator[Found]:
-    """A table of an active shard still refuses writes, as a move makes it do."""
+    """A table of an active shard still has a move's gate: it refuses writes, or (a warning) slows them."""
     for name, node in facts.nodes.items():
-        tables = [
-            (trigger.shard, f'{node.shards[trigger.shard].schema}."{trigger.name}"')
-            for trigger in node.leftovers
-            if trigger.shard is not None and facts.is_settled(trigger.shard, name)
-        ]
-        shards = tuple(sorted({shard for shard, _ in tables}))
-        if shards:
-            yield Found(
-                what=f'{len(tables)} tables in {named_shards(shards)} of node "{name}" refuse writes, though'
-                " the"
-                " shard is active here",
-                to_do="\n".join(f"drop trigger shardids_reject_writes on {table};" for _, table in tables),
-                nodes=(name,),
-                shards=shards,
-            )
+        for kind, severity, does in (
+            ("shut gate", Severity.ERROR, "refuse writes, though the shard is active here"),
+            ("gate", Severity.WARNING, "have the gate of a move still, which costs a lock at every write"),
+        ):
+            gates = [
+                gate.shard
+                for gate in node.leftovers
+                if gate.kind == kind and gate.shard is not None and facts.is_settled(gate.shard, name)
+            ]
+            if gates:
+                shards = tuple(sorted(set(gates)))
+                yield Found(
+                    what=f'{len(gates)} tables in {named_shards(shards)} of node "{name}" {does}',
+                    to_do="\n".join(f"select shardids.ungate({shard});" for shard in shards),
+                    nodes=(name,),
+                    shards=shards,
+                    severity=severity,
+                )
 
 
 CHECKS = (move_broken_off, leftover_slot, leftover_publication, leftover_subscription, writes_rejected)

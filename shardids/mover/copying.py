@@ -131,7 +131,7 @@ _SIZE = text("""
 
 
 def await_rows(sides: Sides, name: str, on_progress: Callable[[Copying], None]) -> None:
-    """Waits until the target has the rows that were there when it subscribed.
+    """Waits until the target has the rows of each table, as they were when that table was copied.
 
     Raises:
         MoveFailed: the target's workers fail again and again.

@@ -90,19 +90,45 @@ def catch_up(sides: Sides, name: str, max_pause_s: float, on_lag: Callable[[int]
     Raises:
         MoveFailed: it does not get closer for a long time.
     """
-    least, changed = sys.maxsize, time.monotonic()
+    progress = _Progress(sides, on_lag)
     patience_s = max(max_pause_s * _WORTH_TRYING, _WORTH_TRYING_S)
+    while not await_applied(sides, name, seconds=patience_s, on_lag=progress.watch):
+        progress.refuse_none()
 
-    def watch(lag_bytes: int) -> None:
-        nonlocal least, changed
-        on_lag(lag_bytes)
-        if lag_bytes < least:
-            least, changed = lag_bytes, time.monotonic()
 
-    while not await_applied(sides, name, seconds=patience_s, on_lag=watch):
-        if time.monotonic() - changed > PATIENCE_S:
+def await_one_moment(sides: Sides, name: str, on_lag: Callable[[int], None]) -> None:
+    """Waits until all tables on the target are as they were on the source at one and the same moment.
+
+    Each was copied at another: until the changes since the first copy have come, rows refer to rows that
+    are not there.
+
+    Raises:
+        MoveFailed: the target does not get on for a long time.
+    """
+    progress = _Progress(sides, on_lag)
+    with sides.source.autocommit() as source, sides.target.autocommit() as target:
+        wanted = _position(source)
+        while not _await_confirmed(source, target, name, wanted, seconds=1, on_lag=progress.watch):
+            progress.refuse_none()
+
+
+class _Progress:
+    """Whether the target gets on."""
+
+    def __init__(self, sides: Sides, on_lag: Callable[[int], None]) -> None:
+        self._node = sides.target.node.name
+        self._on_lag = on_lag
+        self._least, self._changed = sys.maxsize, time.monotonic()
+
+    def watch(self, lag_bytes: int) -> None:
+        self._on_lag(lag_bytes)
+        if lag_bytes < self._least:
+            self._least, self._changed = lag_bytes, time.monotonic()
+
+    def refuse_none(self) -> None:
+        if time.monotonic() - self._changed > PATIENCE_S:
             raise MoveFailed(
-                f'node "{sides.target.node.name}" stays {least} bytes behind; its log may say why',
+                f'node "{self._node}" stays {self._least} bytes behind; its log may say why',
                 hint="Go on with --resume when it has caught up, or undo the move with --abort.",
             )
 

@@ -65,7 +65,8 @@ class Result:
     ``pause_ms`` is how long the shard took no writes, from the first lock to the new placement; ``None``
     where this process did not see both. ``rows_verified`` is ``None`` if they were not asked for.
     ``left_behind`` names a target that did not answer when the move was aborted: what the move had made
-    there stays.
+    there stays. ``stale_views`` says, a line each, which views over shards could not be refreshed, and what
+    to do.
     """
 
     shard: int
@@ -76,3 +77,4 @@ class Result:
     pause_ms: float | None = None
     rows_verified: int | None = None
     left_behind: str | None = None
+    stale_views: tuple[str, ...] = ()

@@ -14,8 +14,6 @@ from shardids.mover.sides import Side, Sides
 
 _ROOM_FACTOR = 1.5
 """How many times its size a shard may need on the target: its log is written there too."""
-_OLDEST_LIVE = 15
-"""The oldest PostgreSQL for live moves: on 14, a table that had caught up lacked a row."""
 _SYNC_WORKERS = 2
 """Workers that copy tables beside the one that applies changes: PostgreSQL's default."""
 
@@ -165,7 +163,6 @@ def tables_can_be_followed(source: Connection, sides: Sides) -> list[Refusal]:
 
 _CAPACITY = text("""
     select current_setting('wal_level') as wal_level,
-           current_setting('server_version_num')::integer / 10000 as version,
            current_setting('max_replication_slots')::integer
              - (select count(*) from pg_replication_slots) as slots,
            current_setting('max_wal_senders')::integer
@@ -205,14 +202,6 @@ def replication_fits(source: Connection, target: Connection, sides: Sides, paral
         )
         if free < wanted
     ]
-    for node, found in ((a, there), (b, here)):
-        if found.version < _OLDEST_LIVE:
-            refusals.append(
-                Refusal(
-                    reason=f"{node} runs PostgreSQL {found.version}; live moves take {_OLDEST_LIVE} or later",
-                    remedy="Move the shard with --offline, which stops writes to it while it is copied.",
-                )
-            )
     if there.wal_level != "logical":
         refusals.append(
             Refusal(

@@ -10,6 +10,7 @@ from typing import Self
 
 from sqlalchemy import text
 
+from shardids import views
 from shardids.catalog import Catalog
 from shardids.errors import ConnectionFailed, MoveFailed, ShardidsError
 from shardids.mover import checks, copying, cutover, gate
@@ -59,6 +60,7 @@ class Mover:
         options: Options,
         on_event: OnEvent,
         kept: ExitStack,
+        refresh_views: Callable[[], tuple[str, ...]],
     ) -> None:
         self.sides = sides
         self.name = name
@@ -68,6 +70,7 @@ class Mover:
         self._options = options
         self._on_event = on_event
         self._kept = kept
+        self._refresh_views = refresh_views
         self._schema: tuple[float, Scripts] | None = None
         self._started = time.monotonic()
         self._stopped_since: float | None = None
@@ -90,7 +93,13 @@ class Mover:
             sides = sides_of(catalog, move.shard, move.source, move.target, name=name)
             kept.callback(sides.close)
             mover = cls(
-                journal=journal, sides=sides, name=name, options=options, on_event=on_event, kept=kept
+                journal=journal,
+                sides=sides,
+                name=name,
+                options=options,
+                on_event=on_event,
+                kept=kept,
+                refresh_views=lambda: views.follow_placement(catalog),
             )
             if scripts:
                 mover._schema = (time.monotonic(), scripts)
@@ -115,9 +124,10 @@ class Mover:
                 self._recover(step, error)
                 raise
             self._on_event(StepDone(shard=move.shard, step=step))
+        stale_views = self._refresh_views()
         journal.end("moved")
         rows = self._comparison.rows() if self._comparison else None
-        return self._result("moved", rows_verified=rows)
+        return self._result("moved", rows_verified=rows, stale_views=stale_views)
 
     def undo(self) -> Result:
         """Makes the source the shard's only home, and removes what the move has made.
@@ -156,7 +166,7 @@ class Mover:
             "tables": lambda: copying.make_tables(sides, self._scripts()),
             "publish": lambda: copying.publish(sides, name),
             "subscribe": lambda: copying.subscribe(sides, name),
-            "copy": lambda: copying.await_rows(sides, name, self._on_event),
+            "copy": self._await_copy,
             "indexes": lambda: copying.make_rest(sides, self._scripts()),
             "gate": lambda: gate.make_gate(sides, self._on_wait),
             "catch up": lambda: cutover.catch_up(sides, name, self._options.max_pause_s, self._on_lag),
@@ -167,6 +177,10 @@ class Mover:
             "clean": self._clean,
         }
         actions[step]()
+
+    def _await_copy(self) -> None:
+        copying.await_rows(self.sides, self.name, self._on_event)
+        cutover.await_one_moment(self.sides, self.name, self._on_lag)
 
     def _stop_writes(self, slot: str | None) -> None:
         self._stopped_since = cutover.stop_writes(self.sides, slot, self._options.max_pause_s, self._on_wait)
@@ -216,7 +230,12 @@ class Mover:
         self._on_event(Waiting(shard=self._move.shard, attempt=attempt, reason=reason))
 
     def _result(
-        self, outcome: Outcome, *, rows_verified: int | None = None, left_behind: str | None = None
+        self,
+        outcome: Outcome,
+        *,
+        rows_verified: int | None = None,
+        left_behind: str | None = None,
+        stale_views: tuple[str, ...] = (),
     ) -> Result:
         return Result(
             shard=self._move.shard,
@@ -227,6 +246,7 @@ class Mover:
             pause_ms=self._pause_ms,
             rows_verified=rows_verified,
             left_behind=left_behind,
+            stale_views=stale_views,
         )
 
 

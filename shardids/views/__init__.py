@@ -13,17 +13,29 @@ from sqlalchemy import Connection, text
 
 from shardids.catalog import Catalog, unknown_node
 from shardids.connect import open_engine, parse_url, shown_url, with_password_of
-from shardids.errors import BadArgument, ClusterConflict, ConnectionFailed
+from shardids.errors import BadArgument, ClusterConflict, ConnectionFailed, ShardidsError
 from shardids.provision import node_engine
-from shardids.queries import prepare
+from shardids.queries import prepare, rows
+from shardids.sqlfiles import read_sql
+from shardids.topology import Placement
 from shardids.views import statements
-from shardids.views.home import correct_servers, present_columns, run, server_of, try_servers, unused_servers
+from shardids.views.home import (
+    correct_servers,
+    logins,
+    present_columns,
+    run,
+    server_of,
+    try_servers,
+    unused_servers,
+)
 from shardids.views.planning import plan_of
-from shardids.views.state import View, read_sources, stale_shards, views_in
+from shardids.views.state import View, ViewSource, read_sources, stale_shards, views_in
 
-__all__ = ["View", "create", "drop", "listed", "refresh", "refresh_all", "views_in"]
+__all__ = ["View", "create", "drop", "follow_placement", "listed", "refresh", "refresh_all", "views_in"]
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}")
+_LOCK = 1936220522
+"""Advisory lock (_LOCK, 0) of a view's database: held by the one process that changes views there."""
 
 
 def create(
@@ -106,6 +118,20 @@ def refresh_all(
     }
 
 
+def follow_placement(catalog: Catalog) -> tuple[str, ...]:
+    """Refreshes all views after a change of the placement; what could not be, and what to do, a line each."""
+    complaints = []
+    for view in views_in(catalog):
+        try:
+            refresh(catalog, view.name)
+        except ShardidsError as error:
+            complaints.append(
+                f'view "{view.name}" on {view.where} still reads shards where they were: {error.message};'
+                f" when that is mended: shardids view refresh {view.name}"
+            )
+    return tuple(complaints)
+
+
 def drop(catalog: Catalog, name: str, *, dry_run: bool = False) -> list[str]:
     """Drops a view, its foreign tables, and the servers that no other view uses; returns the statements.
 
@@ -178,28 +204,41 @@ def _home(catalog: Catalog, view: View, url: str | None) -> Iterator[Connection]
 def _bring_up_to_date(
     catalog: Catalog, view: View, *, url: str | None, store_password: bool, dry_run: bool
 ) -> list[str]:
-    description, placement = catalog.describe(), catalog.placement()
-    plan = plan_of(catalog, view, placement, description.schema_prefix)
-    used = {source.server for source in plan.sources if source.server is not None}
-    servers = [
-        server_of(catalog, node, store_password=store_password)
-        for node in placement.nodes.values()
-        if statements.server_name(node.name) in used
-    ]
-    with _home(catalog, view, url) as home:
-        sources = read_sources(home, description.schema_prefix)
+    description = catalog.describe()
+    with _home(catalog, view, url) as home, home.begin() as transaction:
+        home.execute(text("select pg_advisory_xact_lock(:class, 0)"), {"class": _LOCK})
+        # Read under the lock: who comes second has the newer one.
+        placement = catalog.placement()
+        plan = plan_of(catalog, view, placement, description.schema_prefix)
+        prepare(home, schema_prefix=description.schema_prefix)
+        sources = rows(home, read_sql("view_state.v1"), ViewSource)
         present = {source.shard: source.server for source in sources if source.view_name == view.name}
-        with home.begin() as transaction:
-            prepare(home)
-            columns, done = present_columns(home, view.name), []
-            if columns is None:
-                done += run(home, statements.foundation(description.layout))
-                # What is left of a view that was dropped with the schema of a shard.
-                run(home, statements.removal(view.name))
-            done += correct_servers(home, servers)
-            done += run(home, statements.view(plan, present, columns))
-            done += run(home, unused_servers(home))
-            try_servers(home, plan, view.where)
-            if dry_run:
-                transaction.rollback()
+        columns, done = present_columns(home, view.name), []
+        if columns is None:
+            done += run(home, statements.foundation(description.layout))
+            # What is left of a view that was dropped with the schema of a shard.
+            run(home, statements.removal(view.name))
+        done += correct_servers(home, _servers(catalog, home, plan, placement, store_password=store_password))
+        done += run(home, statements.view(plan, present, columns))
+        done += run(home, unused_servers(home))
+        try_servers(home, plan, view.where)
+        if dry_run:
+            transaction.rollback()
     return done
+
+
+def _servers(
+    catalog: Catalog, home: Connection, plan: statements.Plan, placement: Placement, *, store_password: bool
+) -> list[statements.Server]:
+    """The nodes that the view is to read. A new one's password is stored where the others' are."""
+    used = {source.server for source in plan.sources if source.server is not None}
+    there = logins(home)
+    return [
+        server_of(
+            catalog,
+            node,
+            store_password=store_password or (any(there.values()) and server not in there),
+        )
+        for node in placement.nodes.values()
+        if (server := statements.server_name(node.name)) in used
+    ]

@@ -46,6 +46,17 @@ def server_of(catalog: Catalog, node: Node, *, store_password: bool) -> Server:
     )
 
 
+def logins(home: Connection) -> dict[str, bool]:
+    """The servers of ours that the current user has a mapping for, and whether it holds a password."""
+    found = home.execute(
+        text("""
+            select srvname,
+                   exists (select from unnest(umoptions) o where starts_with(o, 'password=')) as has_password
+            from pg_user_mappings where usename = current_user and starts_with(srvname, 'shardids_')""")
+    )
+    return {row.srvname: row.has_password for row in found}
+
+
 def correct_servers(home: Connection, servers: Sequence[Server]) -> list[str]:
     """Makes the servers and user mappings that are missing, and corrects the options of the others.
 

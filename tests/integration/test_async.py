@@ -219,7 +219,7 @@ def test_every_way_to_draw_says_that_the_shard_is_stopped(
         with pytest.raises(kind):
             await cluster.reserve(SHARD, 5)
         with pytest.raises(kind):
-            await cluster.run(lambda session: flush(session, 1), shard=SHARD)
+            await cluster.run(lambda session: flush(session, 1), shard=SHARD, patience_s=0)
 
     draw_at_commit(nodes["a"])
     moving.fence(nodes["catalog"], SHARD, moved_to)
@@ -256,6 +256,25 @@ def test_run_goes_to_the_new_node(run: Callable[[Test], None], nodes: dict[str, 
     run(test)
     assert words_on(nodes["a"]) == ["before"]
     assert words_on(nodes["b"]) == ["before", "after"]
+
+
+@pytest.mark.parametrize("listen", [True, False])
+def test_run_waits_for_the_new_place(nodes: dict[str, URL], listen: bool) -> None:
+    async def main() -> None:
+        tick = moving.fence(nodes["catalog"], SHARD, "b")
+        moving.copy(nodes["catalog"], SHARD, "b", Base.metadata, tick)
+        async with await AsyncCluster.connect(nodes["catalog"], listen=listen) as cluster:
+            with pytest.raises(ShardMoved, match=r"for 0\.1 s the catalog has not placed it there"):
+                await cluster.run(Write("too early"), shard=SHARD, patience_s=0.1)
+            write = Write("in the end")
+            writing = asyncio.create_task(cluster.run(write, shard=SHARD))
+            await asyncio.sleep(0.5)
+            await asyncio.to_thread(moving.place, nodes["catalog"], SHARD, "b")
+            await writing
+            assert 2 < write.calls < 10
+
+    asyncio.run(main())
+    assert words_on(nodes["b"]) == ["in the end"]
 
 
 def test_run_finds_a_shard_that_was_made_meanwhile(

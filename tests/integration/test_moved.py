@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from threading import Timer
 
 import psycopg
 import pytest
@@ -234,26 +236,65 @@ def test_run_goes_on_when_a_node_that_is_down_is_replaced(nodes: dict[str, URL],
     assert words_on(nodes["b"]) == ["in the end"]
 
 
-@pytest.mark.parametrize(("moved_to", "kind"), [(None, ShardFenced), ("b", ShardMoved)])
+@pytest.mark.parametrize(
+    ("moved_to", "patience_s", "words"),
+    [
+        (None, 30, "is fenced and issues no IDs"),
+        ("b", 0.6, r'has moved to node "b" .*for 0\.6 s the catalog has not placed it there\n.*shard moves'),
+        ("b", 0, 'has moved to node "b"'),
+    ],
+)
 def test_run_gives_up_while_the_shard_has_no_new_node(
-    cluster: Cluster, nodes: dict[str, URL], moved_to: str | None, kind: type[ShardFenced]
+    cluster: Cluster, nodes: dict[str, URL], moved_to: str | None, patience_s: float, words: str
 ) -> None:
     moving.fence(nodes["catalog"], SHARD, moved_to)
-    write = Write("refused")
-    with pytest.raises(kind):
-        cluster.run(write, shard=SHARD)
-    assert write.calls == 1
+    write, began = Write("refused"), time.monotonic()
+    with pytest.raises(ShardFenced, match=words) as caught:
+        cluster.run(write, shard=SHARD, patience_s=patience_s)
+    assert type(caught.value) is (ShardMoved if moved_to else ShardFenced)
+    took_s = time.monotonic() - began
+    # One that is only fenced is waited for no longer than a fence takes to be committed.
+    assert min(patience_s, 0.25) <= took_s < min(patience_s, 0.6) + 2
+    assert (write.calls == 1) == (patience_s == 0)
     assert words_on(nodes["a"]) == []
 
 
-def test_run_tries_twice_at_most(cluster: Cluster, nodes: dict[str, URL]) -> None:
+@pytest.mark.parametrize("listen", [True, False])
+def test_run_waits_for_the_new_place(nodes: dict[str, URL], listen: bool) -> None:
+    tick = moving.fence(nodes["catalog"], SHARD, "b")
+    moving.copy(nodes["catalog"], SHARD, "b", Base.metadata, tick)
+    placing = Timer(0.5, moving.place, [nodes["catalog"], SHARD, "b"])
+    placing.start()
+    with Cluster.connect(nodes["catalog"], listen=listen) as cluster:
+        write = Write("in the end")
+        cluster.run(write, shard=SHARD)
+        assert cluster.node_of(SHARD).name == "b"
+    placing.join()
+    assert 2 < write.calls < 10
+    assert words_on(nodes["b"]) == ["in the end"]
+
+
+def test_run_goes_on_where_it_was_when_a_move_is_taken_back(cluster: Cluster, nodes: dict[str, URL]) -> None:
+    def take_back() -> None:
+        with connected(nodes["a"]) as direct:
+            direct.execute("select shardids.activate(%s)", [SHARD])
+
+    moving.fence(nodes["catalog"], SHARD, "b")
+    taking_back = Timer(0.3, take_back)
+    taking_back.start()
+    cluster.run(Write("at home"), shard=SHARD)
+    taking_back.join()
+    assert words_on(nodes["a"]) == ["at home"]
+
+
+def test_run_gives_up_where_the_new_node_refuses(cluster: Cluster, nodes: dict[str, URL]) -> None:
     move(nodes)
     with connected(nodes["b"]) as direct:
         direct.execute("select shardids.fence(%s)", [SHARD])
     write = Write("refused")
     with pytest.raises(ShardFenced, match='node "b"'):
         cluster.run(write, shard=SHARD)
-    assert write.calls == 2
+    assert write.calls > 2
 
 
 def test_run_does_not_repeat_what_may_be_committed(

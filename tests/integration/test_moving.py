@@ -16,7 +16,7 @@ from shardids.embedded import temporary_server, temporary_servers
 from shardids.errors import ClusterConflict, MoveFailed, MoveRefused
 from shardids.layout import DEFAULT
 from shardids.mover import Options, StepDone, Waiting
-from tests.integration.cluster_support import objects, whole_story
+from tests.integration.cluster_support import objects, until, whole_story
 from tests.integration.moving_support import (
     TwoNodes,
     Writers,
@@ -155,6 +155,41 @@ def test_a_long_transaction_holds_up_the_move_but_nobody_else(nodes: TwoNodes) -
         assert target.execute(f"select count(*) from {s}.notes where body = 'slow'").fetchone() == (1,)
     # An attempt keeps writers waiting for 0.1 s; this machine may be slow.
     assert max(max(written.pauses_s) for written in writers.written) < 2
+
+
+def test_rows_that_were_copied_later_wait_for_those_that_they_refer_to(nodes: TwoNodes) -> None:
+    """Photos are copied when the changes since the copy of users are far from being applied."""
+    shard = nodes.new_shard()
+    s = schema(shard)
+
+    def hold_up(event: mover.Event) -> None:
+        match event:
+            case StepDone(step="publish"):
+                target.execute(f"begin; lock table {s}.photos in share row exclusive mode")
+            case StepDone(step="subscribe"):
+                copied = """select count(*) from pg_subscription_rel
+                            where srrelid = any (%s::regclass[]) and srsubstate = 'r'"""
+                tables = [f"{s}.users", f"{s}.notes"]
+                until(lambda: watching.execute(copied, [tables]).fetchone() == (2,), "users are copied")
+                watching.execute(f"""
+                    create function public.slow() returns trigger language plpgsql as
+                      $$ begin perform pg_sleep(0.2); return new; end $$;
+                    create trigger slow before insert on {s}.notes for each row
+                      execute function public.slow();
+                    alter table {s}.notes enable always trigger slow""")
+                for number in range(10):
+                    source.execute(f"insert into {s}.notes values (%s)", [str(number)])
+                source.execute(f"""
+                    with made as (insert into {s}.users (name) values ('late') returning id)
+                    insert into {s}.photos (user_id) select id from made""")
+                target.execute("commit")
+            case StepDone(step="indexes"):
+                watching.execute("drop function public.slow cascade")
+
+    with nodes.connected("a") as source, nodes.connected("b") as target, nodes.connected("b") as watching:
+        mover.move(nodes.catalog, shard, "b", options=Options(verify=True), on_event=hold_up)
+        late = f"select count(*) from {s}.photos join {s}.users u on u.id = user_id where u.name = 'late'"
+        assert target.execute(late).fetchone() == (1,)
 
 
 def test_a_difference_is_found(nodes: TwoNodes) -> None:

@@ -41,7 +41,7 @@ from sqlalchemy.orm.exc import StaleDataError
 
 from shardids import AsyncCluster, Cluster, primary_key, sharding_key
 from shardids.errors import BadArgument, FanOutRefused, WrongShard
-from shardids.replay import STAND_IN
+from shardids.routing.replay import STAND_IN
 from tests.conftest import BlankDatabases, found_cluster
 
 

@@ -9,10 +9,10 @@ from sqlalchemy import BigInteger, ForeignKey, and_, bindparam, false, func, not
 from sqlalchemy.orm import DeclarativeBase, Mapped, aliased, mapped_column, relationship
 
 from shardids import primary_key, sharding_key
-from shardids.criteria import narrowed, shards_named
 from shardids.errors import BadArgument, UnsupportedKey
 from shardids.layout import DEFAULT, Layout
-from shardids.models import Key, facts_of
+from shardids.routing.criteria import narrowed, shards_named
+from shardids.routing.models import Key, facts_of
 from shardids.topology import shard_for_key
 
 

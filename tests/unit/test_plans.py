@@ -32,10 +32,10 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeEngine
 
 from shardids.errors import CannotCombine
-from shardids.fanout import Question, combined, node_statement
-from shardids.order import OrderKey
-from shardids.plans import Plan, plan
-from shardids.replay import Capture
+from shardids.routing.fanout import Question, combined, node_statement
+from shardids.routing.order import OrderKey
+from shardids.routing.plans import Plan, plan
+from shardids.routing.replay import Capture
 
 NAN = float("nan")
 

@@ -705,6 +705,7 @@ CREATE FUNCTION shardids.drop_copy(shard integer) RETURNS void
     AS $$
 declare
   this shardids.shard;
+  reader name;
 begin
   select s.* into this from shardids.shard s where s.id = drop_copy.shard for update;
   if this.state = 'active' then
@@ -712,7 +713,17 @@ begin
       errcode = 'SI007', hint = 'Only a copy that was fenced, or left behind by a move, can be dropped.',
       message = format('shard %s is active on node "%s"', shard, (select n.name from shardids.node n));
   end if;
-  if found then
+  select v.relname into reader
+  from pg_depend d
+  join pg_rewrite r on d.classid = 'pg_rewrite'::regclass and r.oid = d.objid
+  join pg_class v on v.oid = r.ev_class and v.relnamespace = to_regnamespace('shardids_views')
+  where d.refclassid = 'pg_class'::regclass and d.refobjid = any (shardids.tables_of(shard));
+  if reader is not null then
+    raise dependent_objects_still_exist using
+      message = format('view shardids_views.%I still reads the old copy of shard %s', reader, shard),
+      hint = format('To let it read the shard where it is: shardids view refresh %s', reader);
+  end if;
+  if this.id is not null then
     execute format('drop schema if exists %I cascade', this.schema);
     delete from shardids.shard s where s.id = drop_copy.shard;
   end if;
@@ -1940,9 +1951,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382611994529759234);
-INSERT INTO shard_0000.kept VALUES (382611994529759235);
-INSERT INTO shard_0000.kept VALUES (382611994529759236);
+INSERT INTO shard_0000.kept VALUES (382617661617471490);
+INSERT INTO shard_0000.kept VALUES (382617661617471491);
+INSERT INTO shard_0000.kept VALUES (382617661701357573);
 
 
 --
@@ -1970,8 +1981,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710707572796248377/5', 1, 8633673164552929280, '2026-11-21 19:23:28.048133+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710707572796248377/5', 1, 8633673164552929280, '2026-11-21 19:23:28.062639+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710713371268908506/5', 1, 3993276698501054464, '2026-11-21 19:45:59.114408+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710713371268908506/5', 1, 3993276698501054464, '2026-11-21 19:45:59.149721+00', NULL);
 
 
 --
@@ -1985,7 +1996,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-21 19:23:27.95902+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-21 19:45:58.855206+00');
 
 
 --
@@ -1998,7 +2009,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-21 19:23:28.069531+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-21 19:45:59.186473+00');
 
 
 --
@@ -2026,14 +2037,14 @@ INSERT INTO shardids_catalog.shardids_version VALUES ('catalog_0001');
 -- Name: id_counter; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
+SELECT pg_catalog.setval('shard_0000.id_counter', 5, true);
 
 
 --
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 8633673255774737363, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3993276789724213706, true);
 
 
 --

@@ -12,7 +12,7 @@ from sqlalchemy.sql import operators, visitors
 from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList, False_, Grouping, UnaryExpression
 
 from shardids.errors import ShardidsError
-from shardids.models import ShardFinder, Tells, how_it_tells
+from shardids.routing.models import ShardFinder, Tells, how_it_tells
 
 Parameters = Mapping[str, Any]
 Choice = frozenset[int] | None

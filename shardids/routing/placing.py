@@ -12,7 +12,7 @@ from sqlalchemy.orm.attributes import get_history
 from sqlalchemy.sql.elements import ClauseElement
 
 from shardids.errors import BadArgument, ShardidsError, WrongShard
-from shardids.models import ShardFinder, Tells, facts_of, require_located
+from shardids.routing.models import ShardFinder, Tells, facts_of, require_located
 
 State = InstanceState[Any]
 

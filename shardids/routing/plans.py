@@ -13,8 +13,8 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import CTE, Exists, Join, Subquery
 
 from shardids.errors import CannotCombine
-from shardids.models import how_it_tells
-from shardids.order import OrderKey, check_sortable, order_keys
+from shardids.routing.models import how_it_tells
+from shardids.routing.order import OrderKey, check_sortable, order_keys
 
 _MERGEABLE = ("count", "sum", "min", "max")
 _AGGREGATES = {

@@ -12,13 +12,13 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine.result import IteratorResult, SimpleResultMetaData
 from sqlalchemy.orm import Mapper, ORMExecuteState
 
-from shardids.criteria import Named, narrowed
 from shardids.errors import BadArgument, FanOutRefused, ShardidsError, WrongShard
-from shardids.fanout import Question, combined, compiled, gather
-from shardids.models import ShardFinder, Tells, facts_of, how_it_tells, is_sharding_key
-from shardids.placing import shown_value
-from shardids.plans import Plan, check_subqueries, plan, tables_of
-from shardids.replay import STAND_IN
+from shardids.routing.criteria import Named, narrowed
+from shardids.routing.fanout import Question, combined, compiled, gather
+from shardids.routing.models import ShardFinder, Tells, facts_of, how_it_tells, is_sharding_key
+from shardids.routing.placing import shown_value
+from shardids.routing.plans import Plan, check_subqueries, plan, tables_of
+from shardids.routing.replay import STAND_IN
 from shardids.topology import Node, Placement
 
 FanOut = Literal["allow", "error"]

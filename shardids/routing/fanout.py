@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from shardids.plans import KEY_NAME, Plan
-from shardids.replay import STAND_IN, Capture, Replay, Row, prepare
+from shardids.routing.plans import KEY_NAME, Plan
+from shardids.routing.replay import STAND_IN, Capture, Replay, Row, prepare
 
 _ANY_SHARD = "shardids_any_shard"
 """The schema that a statement is compiled with, to be replaced by each shard's."""

@@ -11,12 +11,12 @@ from sqlalchemy import Connection, Engine, Result, event, inspect
 from sqlalchemy.ext.horizontal_shard import ShardedQuery, ShardedSession, set_shard_id
 from sqlalchemy.orm import Mapper, ORMExecuteState, Session
 
-from shardids.criteria import shards_named
 from shardids.errors import BadArgument
-from shardids.models import ShardFinder, facts_of, require_located
-from shardids.placing import State, keep_home, place, shard_of_identity
-from shardids.shardconnection import ShardConnection
-from shardids.statements import FanOut, Shards, check_assignments, execute, insert
+from shardids.routing.connection import ShardConnection
+from shardids.routing.criteria import shards_named
+from shardids.routing.models import ShardFinder, facts_of, require_located
+from shardids.routing.placing import State, keep_home, place, shard_of_identity
+from shardids.routing.statements import FanOut, Shards, check_assignments, execute, insert
 
 
 class RoutedSession(ShardedSession):

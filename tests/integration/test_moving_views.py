@@ -1,0 +1,109 @@
+"""Views over all shards follow a shard that moves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from shardids import mover, views
+from shardids.cli import app
+from shardids.embedded import temporary_servers
+from shardids.errors import MoveRefused, StatementFailed
+from tests.integration.moving_support import TwoNodes, two_nodes
+
+TABLE = """
+    create table {s}.photos (id bigint primary key default {s}.next_id(), title text);
+    insert into {s}.photos (title) select 'photo ' || n from generate_series(1, 10) n"""
+SHARDS = 4
+ROWS = "select shard, count(*) from shardids_views.photos group by 1 order by 1"
+
+
+@pytest.fixture
+def nodes() -> Iterator[TwoNodes]:
+    """Shards 0 and 1 on a, 2 and 3 on b, and a view of their photos on a."""
+    with temporary_servers(2) as servers:
+        nodes = two_nodes(servers, SHARDS)
+        for shard in range(SHARDS):
+            with nodes.connected(nodes.catalog.node_of(shard).name) as connection:
+                connection.execute(TABLE.replace("{s}", f"shard_{shard:04}"))
+        views.create(nodes.catalog, "photos", table="photos", node="a", store_password=True)
+        yield nodes
+        nodes.catalog.close()
+
+
+def shown(nodes: TwoNodes) -> list[tuple[int, int]]:
+    with nodes.connected("a") as connection:
+        return connection.execute(ROWS).fetchall()
+
+
+def add_photo(nodes: TwoNodes, shard: int) -> None:
+    with nodes.connected(nodes.catalog.node_of(shard).name) as connection:
+        connection.execute(f"insert into shard_{shard:04}.photos (title) values ('new')")
+
+
+def run(nodes: TwoNodes, *words: str) -> Result:
+    environment = {"SHARDIDS_CATALOG": nodes.catalog_url, "COLUMNS": "200"}
+    return CliRunner().invoke(app, [*words], env=environment, prog_name="shardids")
+
+
+def test_a_view_shows_what_is_written_after_a_move_and_after_the_way_back(nodes: TwoNodes) -> None:
+    with nodes.connected("a") as connection:
+        before = connection.execute("select * from shardids_views.photos order by id").fetchall()
+    for shard, to in ((0, "b"), (1, "b"), (3, "a"), (2, "a"), (0, "a"), (3, "b")):
+        done = mover.move(nodes.catalog, shard, to, back=True, options=mover.Options(offline=shard == 1))
+        assert done.stale_views == ()
+        with nodes.connected("a") as connection:
+            assert connection.execute("select * from shardids_views.photos order by id").fetchall() == before
+        add_photo(nodes, shard)
+        with nodes.connected("a") as connection:
+            after = connection.execute("select * from shardids_views.photos order by id").fetchall()
+        assert len(after) == len(before) + 1
+        before = after
+    purged = mover.purge(nodes.catalog, range(SHARDS))
+    assert {copy.shard for copy in purged} == {1, 2, 3, 0}
+    assert shown(nodes) == [(0, 12), (1, 11), (2, 11), (3, 12)]
+
+
+def test_moves_at_once_leave_the_view_right(nodes: TwoNodes) -> None:
+    done = run(nodes, "shard", "move", "0-1", "--to", "b", "--jobs", "2", "--json")
+    assert done.exit_code == 0, done.stderr
+    assert "Warning" not in done.stderr
+    assert [row["stale"] for row in views.listed(nodes.catalog)] == [0]
+    assert shown(nodes) == [(shard, 10) for shard in range(SHARDS)]
+
+
+def spoil(nodes: TwoNodes) -> Callable[[], None]:
+    """Takes a column of the table away in a shard, so that no view can be made; what gives it back."""
+
+    def alter(change: str) -> None:
+        with nodes.connected("b") as connection:
+            connection.execute(f"alter table shard_0003.photos {change}")
+
+    alter("add note text")
+    return lambda: alter("drop column note")
+
+
+def test_a_view_that_can_not_be_refreshed_does_not_fail_the_move(nodes: TwoNodes) -> None:
+    mend = spoil(nodes)
+    moved = run(nodes, "shard", "move", "0", "--to", "b", "--json")
+    assert moved.exit_code == 0
+    assert json.loads(moved.stdout)[0]["outcome"] == "moved"
+    assert 'Warning: view "photos" on node "a" still reads shards where they were: ' in moved.stderr
+    assert "when that is mended: shardids view refresh photos" in moved.stderr
+    # It would go with the copy that it reads.
+    with pytest.raises(
+        StatementFailed, match=r"view shardids_views\.photos still reads the old copy of shard 0"
+    ):
+        mover.purge(nodes.catalog, [0])
+    with pytest.raises(MoveRefused, match=r"still reads the old copy of shard 0\n.*view refresh photos"):
+        mover.move(nodes.catalog, 0, "a", back=True)
+    assert shown(nodes)[0] == (0, 10)
+    mend()
+    add_photo(nodes, 0)
+    purged = run(nodes, "shard", "purge", "0")
+    assert purged.exit_code == 0, purged.stderr
+    assert shown(nodes)[0] == (0, 11)
