@@ -135,6 +135,9 @@ def test_a_bar_tells_more_when_it_is_pointed_at(
     for words in said:
         assert words in tip.inner_text()
     assert "undefined" not in tip.inner_text()
+    box = tip.bounding_box()
+    assert box is not None
+    assert box["height"] < 250
     found.page.context.close()
 
 
