@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from io import StringIO
@@ -103,7 +104,8 @@ def _page(comparison: Comparison) -> Iterator[str]:
     conditions = comparison.conditions
     yield "# Key schemes, side by side"
     yield (
-        f"Made by `{conditions.command}` on {conditions.made_at:%Y-%m-%d}, in {duration(conditions.seconds)}."
+        f"Made by `{_line(conditions.command)}` on {conditions.made_at:%Y-%m-%d},"
+        f" in {duration(conditions.seconds)}."
         f" {_plain(conditions.machine)}; {_plain(_pairs(conditions.versions))}."
     )
     if conditions.quick:
@@ -192,5 +194,9 @@ def _rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _plain(text: str) -> str:
-    """One line that neither Markdown's tables nor HTML take for their own."""
-    return " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
+    """One line that neither Markdown nor HTML takes for its own."""
+    return re.sub(r"([\\`*\[\]|])", r"\\\1", _line(text)).replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())

@@ -305,6 +305,18 @@ def test_markdown_has_tables_of_even_rows(sample: Comparison) -> None:
         assert f"### {result.about.title} (`{result.about.name}`)" in text
 
 
+def test_markdown_leaves_strings_from_outside_alone(sample: Comparison) -> None:
+    (shardids, *_) = sample.schemes
+    words = "a *b* [c](d) `e` | f \\ <b>g</b> &amp;\nh"
+    tokens = MarkdownIt("commonmark").parse(
+        markdown(changed(sample, "shardids", about=replace(shardids.about, settings=words)))
+    )
+    texts = ["".join(each.content for each in token.children or ()) for token in tokens]
+    assert f"set up: {' '.join(words.split())}" in texts
+    kinds = {each.type for token in tokens for each in token.children or ()}
+    assert not kinds & {"html_inline", "link_open"}
+
+
 @pytest.mark.parametrize("width", [92, 110])
 def test_the_terminal_shows_both_tables(sample: Comparison, width: int) -> None:
     lines = terminal(sample, width).splitlines()
