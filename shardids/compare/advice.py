@@ -133,9 +133,8 @@ _WORDS = (
         need="Keys made offline, by clients you don't trust, or that must not tell when and where",
         choice="UUID 4",
         reason=(
-            "It tells nothing, and nobody has to be asked. Random keys land all over the index: its "
-            "pages stay partly empty, and more of them are written. Use an ID of shardids inside, and "
-            "a UUID 4 where outsiders see it, if you need both."
+            "It tells nothing, and nobody has to be asked. Random keys land all over the index and split its "
+            "pages. Use an ID of shardids inside, and a UUID 4 where outsiders see it, if you need both."
         ),
         measures=(INDEX, WAL, BULK),
         schemes=("uuid4", "uuid4-client", "shardids"),

@@ -16,6 +16,7 @@ from shardids.compare.measures import (
     INDEX,
     MANY,
     OWN,
+    ROWS,
     TABLE,
     WAL,
     Measure,
@@ -34,7 +35,6 @@ from shardids.compare.vega import (
     on_schemes,
     rows_of,
     spec_of,
-    tips_of,
 )
 
 _MIB = 2**20
@@ -77,7 +77,12 @@ def scatter() -> Mapping[str, Any]:
         alt.Chart(alt.NamedData(name="points"))
         .mark_circle(size=9, opacity=0.75, clip=True)
         .encode(
-            x=alt.X("ms:Q", title=None, axis=alt.Axis(tickCount=3, format=",.0f", grid=False)),
+            x=alt.X(
+                "ms:Q",
+                title=None,
+                axis=alt.Axis(tickCount=3, format=",.0f", grid=False),
+                scale=alt.Scale(nice=False),
+            ),
             y=alt.Y("key:Q", title=None, scale=alt.Scale(domain=[0, 1]), axis=None),
             color=alt.Color("node:N", scale=alt.Scale(domain=[*range(len(NODES))], range=[*NODES])),
             tooltip=[
@@ -96,7 +101,8 @@ def _inserts(comparison: Comparison) -> Chart | None:
         return None
     least, most = counts[0], counts[-1]
     slow, fast = rows_a_second(least), rows_a_second(most)
-    rows = rows_of(comparison, fast, (slow, fast), lambda result: {"least": slow.value(result)})
+    tips = (slow, fast)
+    rows = rows_of(comparison, fast, tips, lambda result: {"least": slow.value(result)})
     alt = library("altair")
     mark = alt.Chart().mark_tick(thickness=2, size=BAR, color="var(--ink)").encode(x="least:Q")
     return Chart(
@@ -105,57 +111,61 @@ def _inserts(comparison: Comparison) -> Chart | None:
         reading="Each row is a transaction of its own, and its key is drawn for it. More is better."
         + (f" The stroke: {clients_words(least)}." if least != most else ""),
         measure="inserts",
-        spec=bars(rows, *([mark] if least != most else [])),
+        spec=bars(rows, tips, *([mark] if least != most else [])),
     )
 
 
 def _bulk(comparison: Comparison) -> Chart | None:
-    rows = rows_of(comparison, BULK, (BULK,))
     return _chart(
-        rows,
+        comparison,
+        BULK,
+        (BULK, ROWS),
         name="bulk",
         title="Rows filled in bulk a second",
         reading="A table (key, integer) with its primary key, filled in bulk. More is better.",
-        measure="storage",
     )
 
 
 def _wal(comparison: Comparison) -> Chart | None:
-    rows = rows_of(comparison, WAL, (WAL,))
     return _chart(
-        rows,
+        comparison,
+        WAL,
+        (WAL, ROWS),
         name="wal",
         title="Write-ahead log, bytes a row",
         reading="What replicas and backups read; with whole pages after checkpoints. Less is better.",
-        measure="storage",
     )
 
 
 def _disk(comparison: Comparison) -> Chart | None:
-    rows = rows_of(comparison, INDEX, (INDEX, DENSITY, TABLE))
     return _chart(
-        rows,
+        comparison,
+        INDEX,
+        (INDEX, DENSITY, TABLE, ROWS),
         name="index",
         title="Primary key's index, bytes a row",
         reading="When the table has all its rows. Full pages are fewer to cache. Less is better.",
-        measure="storage",
     )
 
 
-def _chart(rows: Sequence[Row], *, name: str, title: str, reading: str, measure: str) -> Chart | None:
+def _chart(
+    comparison: Comparison, of: Measure, tips: Sequence[Measure], *, name: str, title: str, reading: str
+) -> Chart | None:
+    rows = rows_of(comparison, of, tips)
     if not rows:
         return None
-    return Chart(name=name, title=title, reading=reading, measure=measure, spec=bars(rows))
+    return Chart(name=name, title=title, reading=reading, measure="storage", spec=bars(rows, tips))
 
 
 def _draws(comparison: Comparison) -> Chart | None:
     quantiles = {"p1": 1, "p25": 25, "p50": 50, "p75": 75, "p99": 99}
-    tips = [_quantile(name, at) for name, at in quantiles.items()]
+    shown = [_quantile(name, at) for name, at in quantiles.items()]
+    tips = (*shown, MANY)
     rows = rows_of(
         comparison,
         DRAW,
-        (*tips, MANY),
-        lambda result: {name: tip.value(result) for name, tip in zip(quantiles, tips, strict=True)},
+        tips,
+        lambda result: {name: tip.value(result) for name, tip in zip(quantiles, shown, strict=True)},
     )
     if not rows:
         return None
@@ -163,12 +173,11 @@ def _draws(comparison: Comparison) -> Chart | None:
     scale = alt.Scale(type="log", nice=False, domain=_room(rows))
     axis = alt.Axis(values=[10**power for power in range(-2, 7)], labelExpr=_DECADES, title=None)
     x = alt.X("p1:Q", scale=scale, axis=axis)
-    shared = {"color": by_family(alt), "tooltip": tips_of(alt, rows)}
-    whisker = alt.Chart().mark_rule(strokeWidth=2, opacity=0.55).encode(x=x, x2="p99:Q", **shared)
-    middle = alt.Chart().mark_bar(size=11, cornerRadius=2).encode(x="p25:Q", x2="p75:Q", **shared)
+    whisker = alt.Chart().mark_rule(strokeWidth=2, opacity=0.55).encode(x=x, x2="p99:Q", color=by_family(alt))
+    middle = alt.Chart().mark_bar(size=11, cornerRadius=2).encode(x="p25:Q", x2="p75:Q", color=by_family(alt))
     median = alt.Chart().mark_tick(thickness=2, size=BAR, color="var(--ink)").encode(x="p50:Q")
     text = alt.Chart().mark_text(align="left", dx=6).encode(x="p99:Q", text="label:N")
-    chart = on_schemes(alt, rows, whisker, middle, median, text)
+    chart = on_schemes(alt, rows, tips, whisker, middle, median, text)
     return Chart(
         name="draws",
         title="Time of a single draw, logarithmic",
@@ -255,12 +264,14 @@ def _growth_of(result: SchemeResult) -> Sequence[Growth]:
 def _labels(measured: Sequence[SchemeResult]) -> list[Row]:
     """One label for all lines whose ends lie too near each other to have one each."""
     ends = sorted(
-        ((_growth_of(result)[-1], result) for result in measured), key=lambda end: end[0].index_bytes
+        ((_growth_of(result)[-1], result) for result in measured),
+        key=lambda end: (end[0].rows, end[0].index_bytes),
     )
-    near = 0.05 * ends[-1][0].index_bytes
+    near = 0.05 * max(growth.index_bytes for growth, _ in ends)
     groups: list[list[tuple[Growth, SchemeResult]]] = []
     for end in ends:
-        if groups and end[0].index_bytes - groups[-1][0][0].index_bytes < near:
+        first = groups[-1][0][0] if groups else None
+        if first and first.rows == end[0].rows and end[0].index_bytes - first.index_bytes < near:
             groups[-1].append(end)
         else:
             groups.append([end])

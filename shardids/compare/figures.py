@@ -25,7 +25,7 @@ def short(value: float | None) -> str:
     """The same, with k and M for thousands and millions: 412k, 1.20M."""
     if value is None or abs(value) < 10_000:
         return three(value)
-    return f"{three(value / 1e6)}M" if abs(value) >= 999_500 else f"{value / 1e3:,.0f}k"
+    return f"{three(value / 1e6)}M" if abs(value) >= 999_500 else f"{three(value / 1e3)}k"
 
 
 def duration(seconds: float) -> str:
@@ -34,6 +34,11 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def sentence(words: str) -> str:
+    """With a capital at its beginning and a full stop at its end."""
+    return f"{words[:1].upper()}{words[1:].rstrip('.')}." if words else ""
 
 
 def listed(words: list[str]) -> str:

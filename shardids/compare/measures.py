@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shardids.compare.figures import short, three
+from shardids.compare.figures import MISSING, short, three
 from shardids.compare.results import SchemeResult
 
 OWN = ("shardids", "shardids-blocks")
@@ -78,6 +78,12 @@ INDEX = Measure(
 DENSITY = Measure(
     label="Leaf pages full, %",
     value=lambda result: result.storage.leaf_density_percent if result.storage else None,
+    most=True,
+)
+ROWS = Measure(
+    label="Rows in the table",
+    value=lambda result: float(result.storage.rows) if result.storage else None,
+    text=lambda value: MISSING if value is None else f"{value:,.0f}",
     most=True,
 )
 WAL = Measure(

@@ -10,10 +10,13 @@ from typing import Any
 
 from shardids.baselines.scheme import library
 from shardids.compare import advice, charts, figures, measures, summary, vega
-from shardids.compare.columns import NOT_MEASURED, safety_columns, speed_columns
+from shardids.compare.columns import NOT_MEASURED, Column, safety_columns, speed_columns
 from shardids.compare.results import CASES, Comparison, SchemeResult
 from shardids.compare.store import to_json
 from shardids.compare.table import MISSING_TITLE, ROUGH, left_out
+
+_SPEED = ("draws", "inserts", "storage")
+"""What the columns of speed and size are made from; the others are about safety."""
 
 
 def html(comparison: Comparison) -> str:
@@ -38,6 +41,7 @@ def html(comparison: Comparison) -> str:
             advices=advice.advices(comparison),
             best=summary.best_of(comparison),
             repeaters=summary.repeaters(comparison),
+            suffered=[name for name in CASES if any(_twice(result, name) for result in comparison.schemes)],
             verdict=summary.verdict(comparison),
             charts=drawn,
             families=vega.FAMILIES,
@@ -55,15 +59,20 @@ def html(comparison: Comparison) -> str:
     )
 
 
-def _tables(comparison: Comparison) -> Sequence[tuple[str, str, Sequence[Any]]]:
+def _tables(comparison: Comparison) -> Sequence[tuple[str, str, Sequence[Column], Sequence[str]]]:
     return (
         (
             "Keys issued twice, keys out of order",
-            "Each case is a run of its own. Point at a figure to see how many keys stand behind it.",
+            "Of the six cases: keys that had been issued before. Point at a figure to see of how many.",
             safety_columns(),
+            [name for name in comparison.conditions.sizes if name not in _SPEED],
         ),
-        ("Speed and size", "k: thousands, M: millions.", speed_columns(comparison)),
+        ("Speed and size", "k: thousands, M: millions.", speed_columns(comparison), _SPEED),
     )
+
+
+def _twice(result: SchemeResult, case: str) -> int:
+    return result.duplicates[case].twice if case in result.duplicates else 0
 
 
 def _environment() -> Any:
@@ -78,8 +87,10 @@ def _environment() -> Any:
     environment.filters |= {
         "three": figures.three,
         "duration": figures.duration,
+        "sentence": figures.sentence,
         "minute": _minute,
         "without": _without,
+        "fewer_rows": _fewer_rows,
     }
     return environment
 
@@ -95,6 +106,13 @@ def _without(comparison: Comparison, measure: str) -> list[tuple[str, str]]:
         if getattr(result, measure) is None:
             missing.append((result.about.name, _reason(result, measure)))
     return missing
+
+
+def _fewer_rows(comparison: Comparison) -> str:
+    """Whose table has fewer rows than the others', which changes all that is said of a row."""
+    rows = {result.about.name: result.storage.rows for result in comparison.schemes if result.storage}
+    most = max(rows.values(), default=0)
+    return figures.listed([f"{name} ({count:,})" for name, count in rows.items() if count < most])
 
 
 def _reason(result: SchemeResult, measure: str) -> str:

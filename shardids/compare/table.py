@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from io import StringIO
 
 from rich import box
 from rich.console import Console
+from rich.segment import Segments
 from rich.table import Table
 from rich.text import Text
 
@@ -22,10 +25,14 @@ _WIDE = 10_000
 
 
 def print_table(comparison: Comparison, console: Console) -> None:
-    """Prints speed and size, then safety, then what was left out. Wants a terminal of 110 columns."""
+    """Prints speed and size, then safety, then what was left out. Wants a terminal of some 92 columns."""
     for title, columns in _tables(comparison):
         console.print(Text(f"\n{title}", "bold"))
-        console.print(_table(comparison.schemes, columns))
+        roomy = _table(comparison.schemes, columns, gap=2)
+        fits = _width(roomy) <= console.width
+        found = roomy if fits else _table(comparison.schemes, columns, gap=1)
+        lines = console.render(found, console.options.update(width=_width(found)))
+        console.print(Segments(lines), crop=False, end="")
     console.print(Text(verdict(comparison)))
     for title, cases in repeaters(comparison):
         console.print(Text.assemble("  ", (title, "bold"), f": {cases}"))
@@ -71,30 +78,34 @@ def _tables(comparison: Comparison) -> Sequence[tuple[str, Sequence[Column]]]:
     )
 
 
-def _table(results: Sequence[SchemeResult], columns: Sequence[Column], *, as_markdown: bool = False) -> Table:
-    text = _plain if as_markdown else str
-    table = (
-        Table(box=box.MARKDOWN)
-        if as_markdown
-        else Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    )
-    table.add_column("scheme", no_wrap=True)
-    for column in columns:
-        table.add_column(Text(text(column.heading)), justify="right")
-    for result in results:
-        cells = [column.cell(result) for column in columns]
+def _table(results: Sequence[SchemeResult], columns: Sequence[Column], *, gap: int) -> Table:
+    """As narrow as it can be without breaking a name or a number: headings are broken to that."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, gap - 1, 0, 0))
+    table.add_column("scheme")
+    cells = [[column.cell(result) for column in columns] for result in results]
+    for number, column in enumerate(columns):
+        words = [*column.heading.split(), *(row[number].text for row in cells)]
+        heading = textwrap.fill(column.heading, max(map(len, words)))
+        table.add_column(Text(heading), justify="right")
+    for result, row in zip(results, cells, strict=True):
         table.add_row(
-            Text(text(result.about.name), "bold" if result.about.name in OWN else ""),
-            *(Text(text(cell.text), _STYLES[cell.state]) for cell in cells),
+            Text(result.about.name, "bold" if result.about.name in OWN else ""),
+            *(Text(cell.text, _STYLES[cell.state]) for cell in row),
         )
     return table
+
+
+def _width(table: Table) -> int:
+    console = Console(width=_WIDE)
+    return console.measure(table).maximum
 
 
 def _page(comparison: Comparison) -> Iterator[str]:
     conditions = comparison.conditions
     yield "# Key schemes, side by side"
     yield (
-        f"Made by `{conditions.command}` on {conditions.made_at:%Y-%m-%d}, in {duration(conditions.seconds)}."
+        f"Made by `{_line(conditions.command)}` on {conditions.made_at:%Y-%m-%d},"
+        f" in {duration(conditions.seconds)}."
         f" {_plain(conditions.machine)}; {_plain(_pairs(conditions.versions))}."
     )
     if conditions.quick:
@@ -110,12 +121,21 @@ def _page(comparison: Comparison) -> Iterator[str]:
         )
     yield "## The best at each measure"
     yield _rows(
-        ("measure", "best", "", "shardids", ""),
-        [(best.label, best.name, best.text, best.own_name, best.own_text) for best in best_of(comparison)],
+        ("measure", "best", "", "shardids", "", "place"),
+        [
+            (best.label, best.name, best.text, best.own_name, best.own_text, f"{best.place} of {best.of}")
+            for best in best_of(comparison)
+        ],
     )
     for title, columns in _tables(comparison):
         yield f"## {title}"
-        yield _rendered(_table(comparison.schemes, columns, as_markdown=True))
+        yield _rows(
+            ("scheme", *(column.heading for column in columns)),
+            [
+                (result.about.name, *(column.cell(result).text for column in columns))
+                for result in comparison.schemes
+            ],
+        )
         yield "\n".join(f"- *{column.heading}*: {column.meaning}" for column in columns)
     yield from _circumstances(comparison)
 
@@ -139,6 +159,7 @@ def _circumstances(comparison: Comparison) -> Iterator[str]:
                 ("stops", about.stops),
                 ("a key tells", about.tells),
                 ("described at", about.described_at),
+                ("checked", _checked(result)),
             )
             if text
         )
@@ -153,6 +174,10 @@ def _circumstances(comparison: Comparison) -> Iterator[str]:
     )
 
 
+def _checked(result: SchemeResult) -> str:
+    return ", ".join(f"{case.keys:,} keys at {name}" for name, case in result.duplicates.items())
+
+
 def _pairs(of: Mapping[str, str], between: str = " ") -> str:
     return ", ".join(f"{name}{between}{value}" for name, value in of.items())
 
@@ -160,18 +185,18 @@ def _pairs(of: Mapping[str, str], between: str = " ") -> str:
 def _rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     table = Table(box=box.MARKDOWN)
     for heading in headings:
-        table.add_column(heading)
+        table.add_column(_plain(heading))
     for row in rows:
         table.add_row(*(Text(_plain(text)) for text in row))
-    return _rendered(table)
-
-
-def _rendered(table: Table) -> str:
     file = StringIO()
     Console(file=file, width=_WIDE, color_system=None).print(table)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines() if line.strip())
 
 
 def _plain(text: str) -> str:
-    """One line that neither Markdown's tables nor HTML take for their own."""
-    return " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
+    """One line that neither Markdown nor HTML takes for its own."""
+    return re.sub(r"([\\`*\[\]|])", r"\\\1", _line(text)).replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())

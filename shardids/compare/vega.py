@@ -83,7 +83,7 @@ def rows_of(
                 "family": family(result),
                 "value": value,
                 "label": measure.text(value),
-                "tips": {tip.label: tip.text(tip.value(result)) for tip in tips},
+                **{f"tip{number}": tip.text(tip.value(result)) for number, tip in enumerate(tips)},
                 **more(result),
             },
         )
@@ -93,32 +93,24 @@ def rows_of(
     return [row for _, row in sorted(found, key=itemgetter(0), reverse=measure.most)]
 
 
-def tips_of(alt: Any, rows: Sequence[Row]) -> list[Any]:
-    """The tooltips of rows, beginning with the scheme."""
-    return [
-        alt.Tooltip("scheme:N"),
-        *(alt.Tooltip(field=f"tips['{label}']", type="nominal", title=label) for label in rows[0]["tips"]),
-    ]
-
-
-def bars(rows: Sequence[Row], *more: Any) -> Mapping[str, Any]:
+def bars(rows: Sequence[Row], tips: Sequence[Measure], *more: Any) -> Mapping[str, Any]:
     """One bar a scheme, in the order of the rows, with its figure at its end."""
     alt = library("altair")
-    longest = max(row["value"] for row in rows)
+    rows = [{**row, "end": max(row["value"], row.get("least") or 0)} for row in rows]
+    longest = max(row["end"] for row in rows)
     bar = (
         alt.Chart()
         .mark_bar(size=BAR, cornerRadiusEnd=2)
         .encode(
             x=alt.X("value:Q", axis=None, scale=alt.Scale(domain=[0, longest * 1.2 or 1])),
             color=by_family(alt),
-            tooltip=tips_of(alt, rows),
         )
     )
-    text = alt.Chart().mark_text(align="left", dx=6).encode(x="value:Q", text="label:N")
-    return spec_of(on_schemes(alt, rows, bar, text, *more), height=len(rows) * STEP)
+    text = alt.Chart().mark_text(align="left", dx=6).encode(x="end:Q", text="label:N")
+    return spec_of(on_schemes(alt, rows, tips, bar, text, *more), height=len(rows) * STEP)
 
 
-def on_schemes(alt: Any, rows: Sequence[Row], *layers: Any) -> Any:
+def on_schemes(alt: Any, rows: Sequence[Row], tips: Sequence[Measure], *layers: Any) -> Any:
     """Layers with a line for each scheme, in the order of the rows; the names of shardids stand out."""
     own = {"test": f"indexof({list(OWN)!r}, datum.value) >= 0"}
     axis = alt.Axis(
@@ -129,7 +121,11 @@ def on_schemes(alt: Any, rows: Sequence[Row], *layers: Any) -> Any:
     )
     names = [row["name"] for row in rows]
     return alt.layer(*layers, data=alt.InlineData(values=list(rows))).encode(
-        y=alt.Y("name:N", sort=names, title=None, axis=axis)
+        y=alt.Y("name:N", sort=names, title=None, axis=axis),
+        tooltip=[
+            alt.Tooltip("scheme:N"),
+            *(alt.Tooltip(f"tip{number}:N", title=tip.label) for number, tip in enumerate(tips)),
+        ],
     )
 
 

@@ -117,12 +117,27 @@ def test_colours_follow_the_system(browser: Browser, file: Path) -> None:
     found.page.context.close()
 
 
-def test_a_bar_tells_more_when_it_is_pointed_at(browser: Browser, file: Path) -> None:
+@pytest.mark.parametrize(
+    ("chart", "said"),
+    [
+        ("inserts", ["UUID 4 (client)", "Rows/s, 1 client", "1,111", "Rows/s, 8 clients", "3,200"]),
+        ("index", ["shardids, next_id()", "Leaf pages full, %", "90.1", "Rows in the table", "1,000,000"]),
+        ("draws", ["UUID 4 (client)", "p99, µs", "A key of many at once, µs", "0.360"]),
+    ],
+)
+def test_a_bar_tells_more_when_it_is_pointed_at(
+    browser: Browser, file: Path, chart: str, said: list[str]
+) -> None:
     found = opened(browser, file)
-    found.page.locator("[data-chart=index] .mark-rect.role-mark path").first.hover()
+    found.page.locator(f"[data-chart={chart}] .mark-text.role-mark text").first.hover()
     tip = found.page.locator("#vg-tooltip-element.visible")
     tip.wait_for()
-    assert "Leaf pages full" in tip.inner_text()
+    for words in said:
+        assert words in tip.inner_text()
+    assert "undefined" not in tip.inner_text()
+    box = tip.bounding_box()
+    assert box is not None
+    assert box["height"] < 250
     found.page.context.close()
 
 

@@ -300,18 +300,35 @@ def test_markdown_has_tables_of_even_rows(sample: Comparison) -> None:
                 rows[-1] += 1
     tables = [token.type for token in tokens].count("table_open")
     assert tables == 3
-    assert sorted(set(rows)) == [5, 10, 12]
+    assert sorted(set(rows)) == [6, 10, 12]
     assert rows.count(12) == rows.count(10) == len(SCHEMES) + 1
     for result in sample.schemes:
         assert f"### {result.about.title} (`{result.about.name}`)" in text
 
 
-def test_the_terminal_shows_both_tables_in_118_columns(sample: Comparison) -> None:
-    lines = terminal(sample).splitlines()
+def test_markdown_leaves_strings_from_outside_alone(sample: Comparison) -> None:
+    (shardids, *_) = sample.schemes
+    words = "a *b* [c](d) `e` | f \\ <b>g</b> &amp;\nh"
+    tokens = MarkdownIt("commonmark").parse(
+        markdown(changed(sample, "shardids", about=replace(shardids.about, settings=words)))
+    )
+    texts = ["".join(each.content for each in token.children or ()) for token in tokens]
+    assert f"set up: {' '.join(words.split())}" in texts
+    kinds = {each.type for token in tokens for each in token.children or ()}
+    assert not kinds & {"html_inline", "link_open"}
+
+
+@pytest.mark.parametrize("width", [92, 110])
+def test_the_terminal_shows_both_tables(sample: Comparison, width: int) -> None:
+    lines = terminal(sample, width).splitlines()
     for name in SCHEMES:
         assert sum(line.startswith(f"{name} ") for line in lines) == 2, name
     assert not any("…" in line for line in lines)
-    assert max(len(line) for line in lines) <= 118
+    assert max(len(line) for line in lines) <= width
+
+
+def test_a_narrow_terminal_breaks_neither_names_nor_numbers(sample: Comparison) -> None:
+    assert terminal(sample, 40).splitlines()[:28] == terminal(sample, 92).splitlines()[:28]
 
 
 @pytest.mark.parametrize(
@@ -324,6 +341,7 @@ def test_the_terminal_shows_both_tables_in_118_columns(sample: Comparison) -> No
         (9.999, "10.0", "10.0"),
         (1234.5, "1,234", "1,234"),
         (412_345.0, "412,345", "412k"),
+        (10_440.0, "10,440", "10.4k"),
         (1_204_000.0, "1,204,000", "1.20M"),
     ],
 )
