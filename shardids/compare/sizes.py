@@ -46,22 +46,24 @@ class Sizes:
     def in_words(self) -> Mapping[str, str]:
         """What a report says of each measure, by its name."""
         first, second = (PACED_CLIENTS.count(node) for node in (0, 1))
+        rounds = "one round" if self.rounds == 1 else f"{self.rounds} interleaved rounds"
         return {
-            "draws": f"{self.rounds} interleaved rounds of {self.draws:,} single draws by one client, and"
-            f" of one draw of {self.many:,} at once",
-            "inserts": f"{self.rounds} interleaved rounds of {self.insert_s} s: draw, INSERT … RETURNING and"
-            f" COMMIT, by 1 client and by {CLIENTS} on two nodes; the median round",
-            "storage": f"one client fills a table (key, integer) up to {self.rows:,} rows, or for"
-            f" {self.fill_s:g} s: INSERT … SELECT where the server makes the key, else draw many and COPY",
+            "draws": f"{rounds} of {self.draws:,} single draws by one client, and of one of"
+            f" {self.many:,} at once",
+            "inserts": f"{rounds} of {self.insert_s} s: draw, INSERT … RETURNING and COMMIT, by 1 client and"
+            f" by {CLIENTS} on two nodes; the median round",
+            "storage": f"one client fills a table (key, integer) by COPY, up to {self.rows:,} rows, or for"
+            f" {self.fill_s:g} s; it brings the keys, drawn many at once, unless the server makes them",
             "order": f"{first} clients of the first node and {second} of the second each draw a key about"
             f" every ms for {self.paced_s:g} s; times are taken before and after each draw",
             "full speed": f"{CLIENTS} clients, half of them on each node, draw many at once for"
             f" {self.rush_s:g} s, up to {self.rush_keys:,} keys each",
-            "clock back": f"4 clients on two nodes draw up to {self.clock_keys:,} keys each while the clocks"
-            f" step back {self.steps} times by 0.1 s (libfaketime, for clients, PostgreSQL and MariaDB; Redis"
-            " can't run under it)",
-            "faults": "the first server of each kind is killed, stopped in order, and replaced by a copy from"
-            " before its last keys; then a PostgreSQL server is added: clients of two nodes draw one by one",
+            "clock back": f"4 clients on two nodes draw up to {self.clock_keys:,} keys each while their"
+            f" clocks, simulated by libfaketime, step back {self.steps} times by 0.1 s; so do those of PostgreSQL and"
+            " MariaDB, but not Redis', which can't run under it",
+            "faults": "the first server of each kind is killed, then stopped in order, then replaced by a"
+            " copy of its files from before its last keys, which simulates a standby that lagged or a restored"
+            " backup; then a PostgreSQL server is added. Clients of two nodes draw one by one meanwhile",
         }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -27,7 +28,11 @@ def measure_storage(scheme: Scheme, servers: Servers, sizes: Sizes) -> Storage:
         UnsupportedServer: the server lacks the extension pgstattuple.
         StatementFailed: keys come twice too often to fill the table.
     """
-    with connected(servers, 0) as connection, scheme.open(servers) as source:
+    by_server = scheme.column().by_server
+    with (
+        connected(servers, 0) as connection,
+        contextlib.nullcontext() if by_server else scheme.open(servers) as source,
+    ):
         try:
             connection.execute("create extension if not exists pgstattuple")
         except (psycopg.errors.UndefinedFile, psycopg.errors.FeatureNotSupported) as error:
@@ -38,23 +43,20 @@ def measure_storage(scheme: Scheme, servers: Servers, sizes: Sizes) -> Storage:
             )
         )
         try:
-            return _fill(connection, source, sizes, by_server=scheme.column().by_server)
+            return _fill(connection, source, sizes)
         finally:
             connection.execute(sql.SQL("drop table {}").format(_TABLE))
 
 
-def _fill(connection: psycopg.Connection, source: Source, sizes: Sizes, *, by_server: bool) -> Storage:
+def _fill(connection: psycopg.Connection, source: Source | None, sizes: Sizes) -> Storage:
     step = sizes.rows // _STEPS
-    add: Callable[[], None] = (
-        (lambda: _insert(connection, step)) if by_server else lambda: _copy(connection, source, step)
-    )
     connection.execute("checkpoint")
     wal_before = _one(connection, "select pg_current_wal_insert_lsn()")
     growth: list[Growth] = []
     taken_s = 0.0
     while len(growth) < _STEPS and taken_s < sizes.fill_s:
         begun = time.perf_counter()
-        _again_if_twice(add)
+        _again_if_twice(lambda: _copy(connection, source, step))
         taken_s += time.perf_counter() - begun
         growth.append(Growth(rows=step * (len(growth) + 1), index_bytes=_size(connection, "_pkey")))
     rows = growth[-1].rows
@@ -71,20 +73,17 @@ def _fill(connection: psycopg.Connection, source: Source, sizes: Sizes, *, by_se
     )
 
 
-def _insert(connection: psycopg.Connection, rows: int) -> None:
-    connection.execute(
-        sql.SQL("insert into {} (n) select n from generate_series(1, {}) n").format(_TABLE, rows)
-    )
-
-
-def _copy(connection: psycopg.Connection, source: Source, rows: int) -> None:
-    keys = source.draw_many(rows)
-    with (
-        connection.cursor() as cursor,
-        cursor.copy(sql.SQL("copy {} (id, n) from stdin").format(_TABLE)) as copy,
-    ):
-        for number, key in enumerate(keys, 1):
-            copy.write_row((key, number))
+def _copy(connection: psycopg.Connection, source: Source | None, rows: int) -> None:
+    """Rows with the keys of a source, or with those that the server makes."""
+    columns = "n" if source is None else "n, id"
+    query = sql.SQL("copy {} ({}) from stdin").format(_TABLE, sql.SQL(columns))
+    with connection.cursor() as cursor, cursor.copy(query) as copy:
+        if source is None:
+            for number in range(rows):
+                copy.write_row((number,))
+        else:
+            for row in enumerate(source.draw_many(rows)):
+                copy.write_row(row)
 
 
 def _again_if_twice(add: Callable[[], None]) -> None:
