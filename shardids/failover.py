@@ -11,6 +11,7 @@ from shardids import views
 from shardids.catalog import Catalog
 from shardids.connect import parse_url, shown_url
 from shardids.errors import ClusterConflict, ConnectionFailed, UnsupportedServer
+from shardids.mover.journal import open_moves
 from shardids.provision import node_engine
 from shardids.topology import Node
 
@@ -63,7 +64,9 @@ def replace_node(catalog: Catalog, name: str, url: str, *, dry_run: bool = False
             _require_promoted(connection, new)
             _require_same_node(connection, catalog, new)
             _require_shards(connection, new, placed)
-            elsewhere = {s: n for s, n in placement.node_of.items() if n != name}
+            # A copy that a move has made here is that move's to undo, or to bring to its end.
+            arriving = {move.shard for move in open_moves(catalog) if move.target == name}
+            elsewhere = {s: n for s, n in placement.node_of.items() if n != name and s not in arriving}
             fenced = _fence_moved(connection, elsewhere, dry_run=dry_run)
             if dry_run:
                 transaction.rollback()

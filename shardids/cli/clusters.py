@@ -112,7 +112,8 @@ def replace_node(
         done = failover.replace_node(there, name, url, dry_run=dry_run)
     out.print(f'Node "{name}" {"would be" if dry_run else "is"} at {done.url}, with {done.shards} shards')
     for shard in done.fenced:
-        err.print(f"Fenced shard {shard} there: it had moved away, and the standby had not heard of it")
+        fenced = f"{'Would fence' if dry_run else 'Fenced'} shard {shard} there"
+        err.print(f"{fenced}: it had moved away, and the standby had not heard of it")
     print_warnings(done.stale_views)
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardids import devcluster
-from shardids.cli.common import JsonOption, err, out, print_rows
+from shardids.cli.common import DryRunOption, JsonOption, err, out, print_rows
 from shardids.cli.picture import bit_picture
 from shardids.demo import PHOTOS_EACH, SHARDS, USERS, Demo, ShardRows, running
 from shardids.errors import ShardidsError
@@ -30,8 +30,16 @@ def up(
     folder: FolderOption = _FOLDER,
     nodes: Annotated[int, typer.Option(help="Number of servers.")] = 2,
     shards: Annotated[int, typer.Option(help="Number of logical shards.")] = 64,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Make or start the cluster. It stays up until: shardids dev down"""
+    if dry_run:
+        there = devcluster.servers_in(folder)
+        for name, server in there.items():
+            out.print(f'Node "{name}" {"runs" if server.is_running else "would be started"}')
+        if not there:
+            out.print(f"Would make {nodes} servers with {shards} shards in {folder}")
+        return
     with err.status("starting"):
         servers = devcluster.up(folder, nodes, shards)
     for name, server in servers.items():
@@ -54,13 +62,17 @@ def status(folder: FolderOption = _FOLDER, as_json: JsonOption = False) -> None:
 def down(
     folder: FolderOption = _FOLDER,
     remove: Annotated[bool, typer.Option("--remove", help="Delete the data, too.")] = False,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Stop the servers; their data stays unless --remove."""
-    names = devcluster.down(folder, remove=remove)
+    names = list(devcluster.servers_in(folder)) if dry_run else devcluster.down(folder, remove=remove)
     if not names:
         err.print(f"No cluster in {folder}.")
+    done = "Removed" if remove else "Stopped"
+    if dry_run:
+        done = "Would remove" if remove else "Would stop"
     for name in names:
-        out.print(f'{"Removed" if remove else "Stopped"} node "{name}"')
+        out.print(f'{done} node "{name}"')
 
 
 def demo() -> None:

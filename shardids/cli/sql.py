@@ -6,14 +6,18 @@ from typing import Annotated
 
 import typer
 
+from shardids.cli.common import JsonOption, print_json
 from shardids.sqlfiles import read_sql, sql_names
 
 app = typer.Typer(help="Read the SQL that shardids installs.", no_args_is_help=True)
 
 
 @app.command("list")
-def list_files() -> None:
+def list_files(as_json: JsonOption = False) -> None:
     """The names of the SQL files."""
+    if as_json:
+        print_json(list(sql_names()))
+        return
     for name in sql_names():
         typer.echo(name)
 

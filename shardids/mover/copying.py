@@ -142,6 +142,7 @@ def await_rows(sides: Sides, name: str, on_progress: Callable[[Copying], None]) 
     with sides.target.autocommit() as target:
         while (state := target.execute(_COPIED, {"name": name}).one()).tables_left:
             _check_workers(target, sides.target, name)
+            _check_slot(sides.source, name)
             elapsed = time.monotonic() - started
             done = min(state.bytes, total.bytes)
             on_progress(
@@ -155,6 +156,19 @@ def await_rows(sides: Sides, name: str, on_progress: Callable[[Copying], None]) 
                 )
             )
             time.sleep(min(_POLL_S, elapsed / 10 + 0.01))
+
+
+def _check_slot(side: Side, name: str) -> None:
+    """A standby that was promoted does not have it, and the target waits for ever."""
+    with side.autocommit() as source:
+        there = source.execute(
+            text("select count(*) from pg_replication_slots where slot_name = :name"), {"name": name}
+        ).scalar_one()
+    if not there:
+        raise MoveFailed(
+            f'node "{side.node.name}" has no replication slot "{name}" any more',
+            hint="Undo the move with --abort, then begin it anew.",
+        )
 
 
 def _check_workers(target: Connection, side: Side, name: str) -> None:

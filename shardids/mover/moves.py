@@ -69,13 +69,22 @@ def resume(
     options: Options = DEFAULTS,
     on_event: OnEvent = _ignore,
 ) -> Result:
-    """Goes on with a move that was broken off, from the step that it was at. Raises as :func:`move` does."""
+    """Goes on with a move that was broken off, from the step that it was at.
+
+    Raises:
+        MoveRefused: the target's server is a standby that was promoted meanwhile.
+        ClusterConflict, MoveFailed: see :func:`move`.
+    """
     with (
         Journal.opened(catalog, shard) as journal,
         Mover.opened(catalog, journal, options, on_event) as mover,
     ):
         mover.end_former_sessions()
-        return mover.undo() if journal.step == "abort" else mover.run()
+        if journal.step == "abort":
+            return mover.undo()
+        if not journal.is_placed():
+            mover.refuse_promoted_target()
+        return mover.run()
 
 
 def abort(catalog: Catalog, shard: int, *, on_event: OnEvent = _ignore) -> Result:

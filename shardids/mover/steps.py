@@ -12,7 +12,7 @@ from sqlalchemy import text
 
 from shardids import views
 from shardids.catalog import Catalog
-from shardids.errors import ConnectionFailed, MoveFailed, ShardidsError
+from shardids.errors import ConnectionFailed, MoveFailed, MoveRefused, ShardidsError
 from shardids.mover import checks, copying, cutover, gate
 from shardids.mover.dumping import Scripts
 from shardids.mover.events import Lagging, OnEvent, Result, StepBegun, StepDone, Waiting
@@ -110,6 +110,26 @@ class Mover:
         end_sessions(self.sides.source, self.name)
         with suppress(ConnectionFailed):  # Then it has none; what needs the target will say so.
             end_sessions(self.sides.target, self.name)
+
+    def refuse_promoted_target(self) -> None:
+        """Refuses a target whose standby has taken over since the copy was begun.
+
+        It may lack changes that the old server had confirmed, which the source does not send again.
+
+        Raises:
+            MoveRefused: it has.
+        """
+        with self.sides.target.autocommit() as target:
+            is_other = target.execute(
+                text("select timeline <> shardids.timeline() from shardids.shard where id = :shard"),
+                {"shard": self._move.shard},
+            ).scalar_one_or_none()
+        if is_other:
+            raise MoveRefused(
+                f'the move of shard {self._move.shard} can\'t go on: on node "{self._move.target}" a standby'
+                " was promoted meanwhile, which may lack a part of the copy",
+                hint="Undo the move with --abort, then begin it anew.",
+            )
 
     def run(self) -> Result:
         """Takes the steps from the journal's present one on."""

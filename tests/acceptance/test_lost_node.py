@@ -17,7 +17,7 @@ from shardids.devcluster import found
 from shardids.embedded import find_binaries, temporary_servers
 from shardids.errors import ClusterConflict
 from tests.acceptance.test_tutorial import Reader
-from tests.integration.standbys import standby_of
+from tests.standbys import standby_of
 
 DRILL = Path(__file__).parents[2] / "docs" / "how-to" / "lost-node.md"
 SHARDS = 64
@@ -48,7 +48,8 @@ def draw(url: str, until: threading.Event, drawn: list[int]) -> None:
 def test_the_drill(tmp_path: Path) -> None:
     with temporary_servers(2) as servers:
         catalog_url = found(servers, SHARDS)
-        with standby_of(servers[1]) as standby_url, Cluster.connect(catalog_url) as cluster:
+        with standby_of(servers[1]) as copy, Cluster.connect(catalog_url) as cluster:
+            standby_url = copy.url()
             reader = Reader(tmp_path)
             reader.environment |= {"SHARDIDS_CATALOG": catalog_url, "STANDBY": standby_url}
             reader.environment["PATH"] += f"{os.pathsep}{find_binaries()}"

@@ -14,7 +14,8 @@ from shardids.catalog import Catalog
 from shardids.embedded import EmbeddedServer, temporary_server
 from tests.faults.clock import Clock
 from tests.faults.recorder import Recorder
-from tests.faults.support import LAYOUT, connect, public_folder
+from tests.faults.support import LAYOUT, connect
+from tests.standbys import public_folder
 
 DURABLE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
 COLUMNS = {"next_id()": ("one", "many", "default"), "next_ids(n)": ("block",), "reserve(n)": ("reserve",)}

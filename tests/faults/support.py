@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -74,15 +71,6 @@ def until(true: Callable[[], object], what: str) -> None:
     while not true():
         assert time.monotonic() < deadline, f"it did not come about that {what}"
         time.sleep(0.005)
-
-
-@contextmanager
-def public_folder() -> Iterator[Path]:
-    """A temporary folder that the server's account can look into."""
-    with tempfile.TemporaryDirectory(prefix="shardids-faults-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        yield folder
 
 
 def connect(url: str) -> psycopg.Connection[Any]:

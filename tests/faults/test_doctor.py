@@ -13,7 +13,7 @@ from shardids.devcluster import found
 from shardids.embedded import EmbeddedServer, temporary_server
 from tests.faults.clock import Clock
 from tests.faults.support import connect, scalar, until
-from tests.integration.standbys import standby_of
+from tests.standbys import standby_of
 
 
 def test_clocks_that_are_apart(clock: Clock) -> None:
@@ -53,10 +53,11 @@ def test_a_standby_in_place_of_its_primary(own_server: EmbeddedServer) -> None:
     catalog = Catalog(own_server.url())
     try:
         with (
-            standby_of(own_server) as url,
+            standby_of(own_server) as copy,
             connect(own_server.url()) as primary,
-            connect(url) as standby,
+            connect(copy.url()) as standby,
         ):
+            url = copy.url()
             primary.execute("update shardids_catalog.node set url = %s", [url])
             there = "select count(*) from shardids_catalog.node where url = %s"
             until(lambda: scalar(standby, there, url), "the standby has it")

@@ -14,8 +14,9 @@ from shardids.embedded import EmbeddedServer
 from tests.faults.clock import Clock
 from tests.faults.conftest import Finish, Record
 from tests.faults.recorder import Recorder
-from tests.faults.replicas import has_all_of, is_receiving, standby_of, stop_receiving
+from tests.faults.replicas import has_all_of, is_receiving, stop_receiving
 from tests.faults.support import SLOW_KINDS, connect, scalar, scaled, until
+from tests.standbys import standby_of
 
 SESSIONS = 8
 AHEAD_S = 3
@@ -33,8 +34,8 @@ class Pair(NamedTuple):
 
 @pytest.fixture
 def pair(faked_server: EmbeddedServer, faked_node: str) -> Iterator[Pair]:
-    with standby_of(faked_server) as port:
-        url = make_conninfo(faked_node, port=port)
+    with standby_of(faked_server) as standby_server:
+        url = make_conninfo(faked_node, port=standby_server.port)
         with connect(faked_node) as primary, connect(url) as standby:
             yield Pair(faked_server, primary, standby, faked_node, url)
 

@@ -526,6 +526,31 @@ def test_the_commands_that_there_are() -> None:
     }
 
 
+READING = {
+    *("doctor", "shard show", "id decode", "id encode", "id range", "id next", "sql show", "demo"),
+    *(
+        "migrate check",
+        "migrate sql",
+        "migrate lint",
+        "baseline multimaster plan",
+        "baseline multimaster verify",
+    ),
+}
+LISTING = {"list", "moves", "status", "history"}
+WRITING_FILES = {"migrate init", "migrate revision"}
+
+
+def test_what_changes_can_be_tried_and_what_lists_can_be_read_by_programs() -> None:
+    for path, found in ALL.items():
+        name, options = " ".join(path), {option for one in found.params for option in one.opts}
+        if hasattr(found, "commands"):
+            continue
+        if path[-1] in LISTING:
+            assert "--json" in options, name
+        elif name not in READING | WRITING_FILES:
+            assert "--dry-run" in options, name
+
+
 @pytest.mark.parametrize("path", ALL, ids=" ".join)
 def test_every_command_has_help(run: Run, path: tuple[str, ...]) -> None:
     for flag in ("--help", "-h"):

@@ -78,6 +78,16 @@ def test_a_cluster_that_stays(folder: Path) -> None:
         assert cluster.shard_of(later) == 3
 
     data = [server.data_directory for server in back.values()]
+    for words, said in (
+        (["up"], ['Node "a" runs', 'Node "b" runs']),
+        (["down", "--remove"], ['Would remove node "a"', 'Would remove node "b"']),
+        (["down"], ['Would stop node "a"', 'Would stop node "b"']),
+        (["up", "--dir", str(folder / "new")], [f"Would make 2 servers with 64 shards in {folder / 'new'}"]),
+    ):
+        tried = command("dev", words[0], "--dir", str(home), "--dry-run", *words[1:])
+        assert (tried.returncode, tried.stdout.splitlines()) == (0, said)
+    assert not (folder / "new").exists()
+    assert all(server.is_running for server in devcluster.servers_in(home).values())
     removed = command("dev", "down", "--dir", str(home), "--remove")
     assert (removed.returncode, removed.stderr) == (0, "")
     assert removed.stdout.splitlines() == ['Removed node "a"', 'Removed node "b"']

@@ -1,0 +1,196 @@
+"""``node replace``: which servers may take a lost node's place, and what is mended on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+from psycopg import sql
+from sqlalchemy.engine import URL
+
+from shardids import doctor, failover, mover, views
+from shardids.embedded import temporary_servers
+from shardids.errors import ClusterConflict, ConnectionFailed, MoveRefused
+from tests.conftest import MakeDatabase, dsn, found_cluster
+from tests.integration.cluster_support import Nursery, catalog_at, command, connected, everything, until
+from tests.integration.moving_support import TwoNodes, finish, killed_move, two_nodes
+from tests.standbys import Standby, standby_of
+
+PHOTOS = """
+    create table {s}.photos (id bigint primary key default {s}.next_id(), title text);
+    insert into {s}.photos (title) values ('sea')"""
+SHARDS = 4
+MOVED, STAYS = 2, 3
+"""Shards of node b."""
+
+
+@pytest.fixture
+def nodes() -> Iterator[TwoNodes]:
+    """Four shards with photos, and a view of them on node a."""
+    with temporary_servers(2) as servers:
+        nodes = two_nodes(servers, SHARDS)
+        for shard in range(SHARDS):
+            with nodes.connected(nodes.catalog.node_of(shard).name) as connection:
+                connection.execute(PHOTOS.replace("{s}", f"shard_{shard:04}"))
+        views.create(nodes.catalog, "photos", table="photos", node="a", store_password=True)
+        yield nodes
+        nodes.catalog.close()
+
+
+def deafen(nodes: TwoNodes, standby: Standby) -> None:
+    """From here on the standby of b hears nothing; what was said before it has."""
+    with (
+        nodes.connected("b") as primary,
+        psycopg.connect(standby.url(), autocommit=True) as connection,
+    ):
+        written = primary.execute("select pg_current_wal_flush_lsn()::text").fetchone()
+        has_it = "select pg_last_wal_replay_lsn() >= %s::pg_lsn"
+        until(lambda: connection.execute(has_it, written).fetchone() == (True,), "the standby has it all")
+        connection.execute("alter system set primary_conninfo = ''")
+        connection.execute("select pg_reload_conf()")
+        receivers = "select count(*) from pg_stat_wal_receiver"
+        until(lambda: connection.execute(receivers).fetchone() == (0,), "the standby hears no more")
+
+
+def test_a_shard_that_had_moved_away_unnoticed_is_stopped_there(nodes: TwoNodes) -> None:
+    with standby_of(nodes.servers["b"]) as standby:
+        deafen(nodes, standby)
+        mover.move(nodes.catalog, MOVED, "a")
+        with nodes.connected("a") as home:
+            home.execute(f"insert into shard_{MOVED:04}.photos (title) values ('after the move')")
+        nodes.servers["b"].kill()
+        words = ("node", "replace", "b", "--url", standby.url())
+        refused = command(*words, SHARDIDS_CATALOG=nodes.catalog_url)
+        assert refused.returncode == 1
+        assert "is a standby still\nPromote it first: select pg_promote()" in refused.stderr
+        with psycopg.connect(standby.url(), autocommit=True) as promoted:
+            promoted.execute("select pg_promote()")
+            states = "select id, state, moved_to from shardids.shard order by id"
+            unaware = promoted.execute(states).fetchall()
+            assert unaware == [(MOVED, "active", None), (STAYS, "active", None)]
+            planned = command(*words, "--dry-run", SHARDIDS_CATALOG=nodes.catalog_url)
+            assert planned.returncode == 0, planned.stderr
+            assert f"Would fence shard {MOVED} there" in planned.stderr
+            assert promoted.execute(states).fetchall() == unaware
+            done = command(*words, SHARDIDS_CATALOG=nodes.catalog_url)
+            assert done.returncode == 0, done.stderr
+            assert done.stderr == (
+                f"Fenced shard {MOVED} there: it had moved away, and the standby had not heard of it\n"
+            )
+            assert promoted.execute(states).fetchall() == [(MOVED, "moved", "a"), (STAYS, "active", None)]
+            for statement in (
+                f"insert into shard_{MOVED:04}.photos (title) values ('lost')",
+                f"update shard_{MOVED:04}.photos set title = 'lost'",
+                f"select shard_{MOVED:04}.next_id()",
+            ):
+                with pytest.raises(psycopg.Error, match='has moved to node "a"') as caught:
+                    promoted.execute(statement)
+                assert caught.value.sqlstate == "SI003"
+            promoted.execute(f"insert into shard_{STAYS:04}.photos (title) values ('after the promotion')")
+        with nodes.connected("a") as home:
+            home.execute(f"insert into shard_{MOVED:04}.photos (title) values ('goes on')")
+            # The view reads the promoted standby.
+            counted = "select shard, count(*) from shardids_views.photos group by 1 order by 1"
+            assert home.execute(counted).fetchall() == [(0, 1), (1, 1), (MOVED, 3), (STAYS, 2)]
+        found = doctor.examine(nodes.catalog).findings
+        assert [(f.check, f.shards) for f in found] == [("old-copy", (MOVED,))]
+        assert [copy.node for copy in mover.purge(nodes.catalog, [MOVED])] == ["b"]
+
+
+def test_a_standby_that_lacks_a_shard_is_refused(nodes: TwoNodes) -> None:
+    with standby_of(nodes.servers["b"]) as standby:
+        deafen(nodes, standby)
+        mover.move(nodes.catalog, 0, "b")
+        nodes.servers["b"].kill()
+        with psycopg.connect(standby.url(), autocommit=True) as promoted:
+            promoted.execute("select pg_promote()")
+            before = nodes.catalog.placement()
+            with pytest.raises(ClusterConflict, match=r'does not have shard 0 of node "b" active\n'):
+                failover.replace_node(nodes.catalog, "b", standby.url())
+            assert nodes.catalog.placement() == before
+            states = promoted.execute("select state from shardids.shard order by id").fetchall()
+            assert states == [("active",), ("active",)]
+
+
+Blank = Callable[[], URL]
+Pair = tuple[URL, URL]
+
+
+@pytest.fixture
+def pair(blank_database: Blank, make_database: MakeDatabase) -> Pair:
+    """A cluster of 8 shards, the lower half on node a, which holds the catalog, the rest on b."""
+    a, b = blank_database(), make_database()
+    found_cluster(a, {"a": a, "b": b}, 8)
+    return a, b
+
+
+def lose(database: URL, admin: psycopg.Connection) -> None:
+    """The node's address leads nowhere from now on."""
+    admin.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(str(database.database))))
+
+
+def test_a_copy_is_refused_until_it_is_activated(
+    pair: Pair, make_database: MakeDatabase, admin: psycopg.Connection
+) -> None:
+    a, b = pair
+    copy = make_database(str(b.database))
+    with catalog_at(a) as catalog:
+        with pytest.raises(ClusterConflict, match=r'the server of node "b" at .* still takes writes'):
+            failover.replace_node(catalog, "b", dsn(copy))
+        lose(b, admin)
+        before = everything(a, copy)
+        with pytest.raises(
+            ClusterConflict, match=r"is a copy .* not its standby: 4 shards \(4, …\)"
+        ) as caught:
+            failover.replace_node(catalog, "b", dsn(copy))
+        assert everything(a, copy) == before
+        activation = caught.value.hint.partition(": ")[2].partition(". ")[0]
+        with connected(copy) as connection:
+            connection.execute(activation.encode())
+        assert failover.replace_node(catalog, "b", dsn(copy)).shards == 4
+        assert f"/{copy.database}" in catalog.node_of(5).url
+    with connected(copy) as connection:
+        connection.execute("select shard_0005.next_id()")
+
+
+def test_what_is_not_the_node_is_refused(
+    pair: Pair, make_database: MakeDatabase, admin: psycopg.Connection
+) -> None:
+    a, b = pair
+    empty, other = make_database(), make_database()
+    found_cluster(other, {"b": other}, 8)
+    lose(b, admin)
+    with catalog_at(a) as catalog:
+        before = everything(a, empty, other)
+        for url, error, words in (
+            (dsn(empty), ClusterConflict, 'is no node, not node "b" of this cluster'),
+            (dsn(a), ClusterConflict, 'is node "a" of cluster .*, not node "b" of this cluster'),
+            (dsn(other), ClusterConflict, 'is node "b" of cluster .*, not node "b" of this cluster'),
+            ("postgresql://127.0.0.1:1/none", ConnectionFailed, 'node "b" can\'t be reached'),
+        ):
+            with pytest.raises(error, match=words):
+                failover.replace_node(catalog, "b", url)
+        assert everything(a, empty, other) == before
+
+
+def test_a_move_to_a_node_that_was_lost_is_undone_not_resumed(nodes: TwoNodes) -> None:
+    """Its copy was active, but not placed: the promoted standby's is the move's to take away."""
+    nursery = Nursery()
+    assert killed_move(nodes, nursery, 0, "activate", kind="StepDone")
+    nursery.close()
+    with standby_of(nodes.servers["b"]) as standby:
+        nodes.servers["b"].kill()
+        nodes.servers["b"] = standby
+        with nodes.connected("b") as promoted:
+            promoted.execute("select pg_promote()")
+            assert failover.replace_node(nodes.catalog, "b", standby.url()).fenced == ()
+            with pytest.raises(MoveRefused, match=r'on node "b" a standby was promoted .*\n.*--abort'):
+                finish(nodes, 0, mover.resume)
+            assert mover.abort(nodes.catalog, 0).outcome == "aborted"
+            there = promoted.execute("select count(*) from shardids.shard where id = 0").fetchone()
+            assert there == (0,)
+        with nodes.connected("a") as home:
+            home.execute("insert into shard_0000.photos (title) values ('at home')")
+        assert mover.move(nodes.catalog, 0, "b").outcome == "moved"
+        assert nodes.leftovers() == []
