@@ -59,11 +59,11 @@ class Sizes:
             "full speed": f"{CLIENTS} clients, half of them on each node, draw many at once for"
             f" {self.rush_s:g} s, up to {self.rush_keys:,} keys each",
             "clock back": f"4 clients on two nodes draw up to {self.clock_keys:,} keys each while their"
-            f" clocks, simulated by libfaketime, step back {self.steps} times by 0.1 s; so do those of PostgreSQL and"
-            " MariaDB, but not Redis', which can't run under it",
+            f" clocks, simulated by libfaketime, step back {self.steps} times by 0.1 s; so do those of"
+            " PostgreSQL and MariaDB, but not Redis', which can't run under it",
             "faults": "the first server of each kind is killed, then stopped in order, then replaced by a"
-            " copy of its files from before its last keys, which simulates a standby that lagged or a restored"
-            " backup; then a PostgreSQL server is added. Clients of two nodes draw one by one meanwhile",
+            " copy of its files from before its last keys, which simulates a standby that lagged or a"
+            " restored backup; a PostgreSQL server is added. Meanwhile clients of two nodes draw one by one",
         }
 
 
