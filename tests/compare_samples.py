@@ -119,7 +119,9 @@ def _result(about: About, shape: Shape, random_: random.Random) -> SchemeResult:
         about=about,
         key_bytes=key_bytes,
         draws=_draws(shape, random_),
-        inserts=Inserts(per_s={1: 1e6 / (shape.draw_us * 0.4 + 900), 8: 8e6 / (shape.draw_us * 0.4 + 2500)}),
+        inserts=Inserts(
+            rounds_per_s={1: [1e6 / (shape.draw_us * 0.4 + 900)], 8: [8e6 / (shape.draw_us * 0.4 + 2500)]}
+        ),
         storage=_storage(shape, key_bytes),
         order=_order(shape, random_),
         duplicates={
@@ -150,7 +152,6 @@ def _draws(shape: Shape, random_: random.Random) -> Draws:
     times = sorted(shape.draw_us * random_.lognormvariate(0, 0.18) for _ in range(99))
     return Draws(
         draws=100_000,
-        mean_us=shape.draw_us * 1.1,
         quantiles_us=[times[0] * 0.9, *times[:-1], times[-1] * 2.4, times[-1] * 20],
         many_us=shape.many_us,
         many=1000,

@@ -14,6 +14,7 @@ class Identity(SqlScheme):
     about = About(
         name="identity",
         title="Identity column",
+        central=True,
         needs=Needs(postgresql=1),
         safe_under="any number of clients, clocks that jump, crashes of the server",
         unsafe_under="rows of two servers that are brought together; keys that were given by hand",

@@ -22,6 +22,12 @@ _SAFE = (
     " are noticed"
 )
 
+_UNSAFE = (
+    "an old primary that is started again beside the standby that replaced it; by a small chance, an older"
+    " copy of a server's files that takes its place while IDs run ahead of the clock"
+)
+_REFUSES = "a shard ahead of its clock by over an hour; a copy of a database, until it is activated"
+
 
 class Shardids(SqlScheme):
     """``next_id()`` of the shard that has the node's number."""
@@ -31,8 +37,8 @@ class Shardids(SqlScheme):
         title="shardids, next_id()",
         needs=Needs(postgresql=1),
         safe_under=_SAFE,
-        unsafe_under="an old primary that is started again beside the standby that replaced it",
-        stops="the shards of a server that is down",
+        unsafe_under=_UNSAFE,
+        stops="the shards of a server that is down; " + _REFUSES,
         tells="time (ms), shard",
         settings="default layout: 41 bits of ms since 2024, 12 of shard, 10 of sequence; DEFAULT next_id()",
         described_at="docs/explanation/generator.md",
@@ -66,8 +72,8 @@ class ShardidsBlocks(Shardids):
         title="shardids, next_ids(n)",
         needs=Needs(postgresql=1),
         safe_under=_SAFE,
-        unsafe_under="an old primary that is started again beside the standby that replaced it",
-        stops="the shards of a server that is down; a client goes on with the IDs it has set aside",
+        unsafe_under=_UNSAFE,
+        stops="the shards of a server that is down, but for IDs that clients have set aside; " + _REFUSES,
         tells="time (ms), shard",
         settings=f"default layout; blocks of {BLOCK:,} IDs for single draws, one statement for n at once",
         described_at="docs/explanation/generator.md",

@@ -76,6 +76,7 @@ class Ranges(SqlScheme):
     about = About(
         name="ranges",
         title="Range tickets, double-buffered",
+        central=True,
         needs=Needs(postgresql=1),
         safe_under="any number of clients, clocks that jump, crashes of the server and of clients",
         unsafe_under="a failover to a standby that lacks the last COMMIT, a restore",

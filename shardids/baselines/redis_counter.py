@@ -71,6 +71,7 @@ class RedisIncr(Scheme):
     about = About(
         name="redis",
         title="Redis INCR",
+        central=True,
         needs=Needs(redis=(PERSISTENT,)),
         safe_under=_SAFE,
         unsafe_under=_UNSAFE,
@@ -90,6 +91,7 @@ class RedisBlocks(Scheme):
     about = About(
         name="redis-blocks",
         title="Redis INCRBY, blocks",
+        central=True,
         needs=Needs(redis=(PERSISTENT,)),
         safe_under=_SAFE,
         unsafe_under=_UNSAFE,

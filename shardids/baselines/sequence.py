@@ -14,6 +14,7 @@ class OneSequence(SqlScheme):
     about = About(
         name="sequence",
         title="One database sequence",
+        central=True,
         needs=Needs(postgresql=1),
         safe_under="any number of clients, clocks that jump, crashes of the server (it skips 32 values)",
         unsafe_under="a failover to a standby that lacks the last WAL, a restore, setval",

@@ -76,6 +76,7 @@ class Tickets(Scheme):
     about = About(
         name="tickets",
         title="Ticket servers, odd and even",
+        central=True,
         needs=Needs(mariadb=(offset_settings(1, 2), offset_settings(2, 2))),
         safe_under="any number of clients, clocks that jump, the loss of one server while it stays away",
         unsafe_under="a server that comes back without its data, or with a lower number than it had",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -47,15 +48,19 @@ def compare(
     files = [file for file in (html, markdown) if file is not None]
     for file in files:
         _check_writable(file)
-    comparison = _loaded(load) if load else _measured(schemes, quick=quick)
     if html is not None:
-        html.write_text(report.html(comparison), encoding="utf-8")
-    if markdown is not None:
-        markdown.write_text(table.markdown(comparison), encoding="utf-8")
+        report.check_libraries()
+    if as_json or load is not None:
+        store.check_libraries()
+    comparison = _loaded(load) if load else _measured(schemes, quick=quick)
     if as_json:
         typer.echo(store.to_json(comparison))
     else:
         table.print_table(comparison, out)
+    if html is not None:
+        html.write_text(report.html(comparison), encoding="utf-8")
+    if markdown is not None:
+        markdown.write_text(table.markdown(comparison), encoding="utf-8")
     for file in files:
         err.print(f"Written: {file}", markup=False)
 
@@ -76,8 +81,6 @@ def _loaded(file: Path) -> Comparison:
 
 def _check_writable(file: Path) -> None:
     # Before minutes of measuring, not after.
-    try:
-        with file.open("a", encoding="utf-8"):
-            pass
-    except OSError as error:
-        raise BadArgument(f"{file} can't be written: {error.strerror}") from error
+    place = file if file.exists() else file.parent
+    if not (place.exists() and os.access(place, os.W_OK)):
+        raise BadArgument(f"{file} can't be written", hint="Name a file in a folder that you may write to.")

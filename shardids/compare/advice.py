@@ -83,7 +83,7 @@ _WORDS = (
             "PostgreSQL in the writing path."
         ),
         measures=(SINGLE, DRAW, TWICE),
-        schemes=("shardids", "published", "snowflake", "tickets", "uuid7"),
+        schemes=("shardids", "offsets", "published", "snowflake", "tickets", "uuid7"),
     ),
     _Words(
         own=True,
@@ -94,7 +94,7 @@ _WORDS = (
             "makes gaps, never duplicates."
         ),
         measures=(BULK, MANY),
-        schemes=("shardids-blocks", "shardids", "identity", "uuid7"),
+        schemes=("shardids-blocks", "shardids", "identity", "redis-blocks", "ranges", "snowflake", "uuid7"),
     ),
     _Words(
         own=True,
@@ -143,9 +143,10 @@ _WORDS = (
         need="One strict order over everything",
         choice="One database sequence",
         reason=(
-            "Only one counter has one order, and it is one server that everybody waits for. shardids "
-            "orders by time: strictly within a shard, and between servers as well as their clocks "
-            "agree."
+            "Only one counter has one order, and it is one server that everybody waits for. Rows still "
+            "appear in the order of their commits, under every scheme. shardids orders by time: strictly "
+            "within a shard, and between servers as well as their clocks agree; for some seconds after a "
+            "restart a server's IDs run ahead of its clock."
         ),
         measures=(DISORDER, LATE),
         schemes=("sequence", "shardids", "snowflake", "uuid7"),

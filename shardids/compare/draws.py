@@ -4,41 +4,36 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from shardids.baselines import Scheme, Servers
+from shardids.baselines import Scheme
+from shardids.compare.measuring import Measuring
 from shardids.compare.results import Draws
-from shardids.compare.sizes import Sizes
 
 _WARM_UP = 20
 
 
-def measure_draws(
-    schemes: Mapping[str, Scheme], servers: Servers, sizes: Sizes, say: Callable[[str], None]
-) -> dict[str, Draws]:
-    """One client of the first node; rounds are interleaved, so that a slow moment hits all alike."""
-    single: dict[str, list[int]] = {name: [] for name in schemes}
-    many: dict[str, list[float]] = {name: [] for name in schemes}
-    for round_ in range(1, sizes.rounds + 1):
-        for name, scheme in schemes.items():
-            say(f"draws, round {round_} of {sizes.rounds}: {scheme.about.title}")
-            with scheme.open(servers) as source:
-                for _ in range(_WARM_UP):
-                    source.draw()
-                times = [_timed(source.draw) for _ in range(sizes.draws)]
-                at_once = _timed(lambda: source.draw_many(sizes.many))
-            single[name] += times
-            many[name].append(at_once / sizes.many / 1000)
+def measure_draws(run: Measuring) -> dict[str, Draws]:
+    """One client of the first node."""
+    found = run.rounds("draws", run.sizes.rounds, lambda name: _round(run.schemes[name], run))
     return {
         name: Draws(
-            draws=len(single[name]),
-            mean_us=statistics.fmean(single[name]) / 1000,
-            quantiles_us=_quantiles_us(single[name]),
-            many_us=statistics.median(many[name]),
-            many=sizes.many,
+            draws=sum(len(single) for single, _ in rounds),
+            quantiles_us=_quantiles_us([time_ns for single, _ in rounds for time_ns in single]),
+            many_us=statistics.median(many_us for _, many_us in rounds),
+            many=run.sizes.many,
         )
-        for name in schemes
+        for name, rounds in found.items()
     }
+
+
+def _round(scheme: Scheme, run: Measuring) -> tuple[list[int], float]:
+    """Times of single draws in ns, and the time a key of many at once in µs."""
+    with scheme.open(run.servers) as source:
+        for _ in range(_WARM_UP):
+            source.draw()
+        single = [_timed(source.draw) for _ in range(run.sizes.draws)]
+        return single, _timed(lambda: source.draw_many(run.sizes.many)) / run.sizes.many / 1000
 
 
 def _timed(draw: Callable[[], object]) -> int:

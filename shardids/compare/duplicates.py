@@ -1,4 +1,4 @@
-"""Keys that come twice: at full speed, and while the clocks step back."""
+"""Keys that come twice: how they are counted, and clients that draw as fast as they can."""
 
 from __future__ import annotations
 
@@ -11,19 +11,15 @@ from typing import Final, TypeAlias
 from shardids.baselines import Servers, Source, scheme_of
 from shardids.baselines.clock import SYSTEM
 from shardids.baselines.scheme import Key
-from shardids.compare.clients import Clients
-from shardids.compare.faketime import FakedClock
 from shardids.compare.inserts import NODES
+from shardids.compare.measuring import Measuring
 from shardids.compare.results import Duplicates
-from shardids.compare.sizes import CLIENTS, Sizes
+from shardids.compare.sizes import CLIENTS
 from shardids.errors import ShardidsError
 
-CLOCK_CLIENTS: Final = 4
-STEP_BACK_S: Final = 0.1
-_STEP_EVERY_S: Final = 0.05
 _MANY: Final = 1000
 _SINGLE: Final = 20
-_BATCH: Final = _MANY + _SINGLE
+BATCH: Final = _MANY + _SINGLE
 _REFUSED_PAUSE_S: Final = 0.002
 
 Drawn: TypeAlias = "tuple[list[int], int, str]"
@@ -31,7 +27,7 @@ Drawn: TypeAlias = "tuple[list[int], int, str]"
 
 
 @dataclass(frozen=True, slots=True)
-class _Pace:
+class Pace:
     """How long a client draws, how many keys at most, and what a batch takes at least."""
 
     seconds: float
@@ -56,47 +52,39 @@ class Tally:
         self.cases[case] = Duplicates(
             keys=old.keys + count,
             twice=old.twice + count - (len(self.seen) - before),
-            refused=old.refused + (refused or bool(refusal)),
+            refused=old.refused + refused,
             refusal=old.refusal or refusal,
         )
 
 
-def at_full_speed(name: str, servers: Servers, clients: Clients, sizes: Sizes) -> Duplicates:
+def at_full_speed(name: str, run: Measuring) -> Duplicates:
     """Sixteen clients, half of them on each node."""
-    pace = _Pace(sizes.rush_s, sizes.rush_keys)
-    return _counted(
-        clients.run(_rushing, [(name, servers, number % NODES, pace) for number in range(CLIENTS)])
-    )
+    pace = Pace(run.sizes.rush_s, run.sizes.rush_keys)
+    jobs = [(name, run.servers, number % NODES, pace) for number in range(CLIENTS)]
+    return counted("full speed", run.clients.run(rushing, jobs))
 
 
-def while_the_clock_steps_back(
-    name: str, servers: Servers, clients: Clients, clock: FakedClock, sizes: Sizes
-) -> Duplicates:
-    """Four clients, half of them on each node. Servers and clients are under the clock."""
-    seconds = (sizes.steps + 2) * _STEP_EVERY_S
-    pace = _Pace(seconds, sizes.clock_keys, batch_s=seconds * _BATCH / sizes.clock_keys)
-    wait = clients.begin(_rushing, [(name, servers, number % NODES, pace) for number in range(CLOCK_CLIENTS)])
-    # Only back: what follows the steps would otherwise be later than all that was before.
-    for _ in range(sizes.steps):
-        time.sleep(_STEP_EVERY_S)
-        clock.step(-STEP_BACK_S)
-    return _counted(wait())
-
-
-def _counted(drawn: Iterable[Drawn]) -> Duplicates:
+def counted(case: str, drawn: Iterable[Drawn]) -> Duplicates:
+    """What several clients drew at once."""
     tally = Tally()
     for keys, refused, refusal in drawn:
-        tally.add("", keys, refusal, refused)
-    return tally.cases[""]
+        tally.add(case, keys, refusal, refused)
+    return tally.cases[case]
+
+
+def draws_at_once(source: Source) -> bool:
+    """Whether it makes many at once; where it doesn't, keys before a refused one would go uncounted."""
+    return type(source)._draw_many is not Source._draw_many
 
 
 @contextlib.contextmanager
-def _rushing(name: str, servers: Servers, node: int, pace: _Pace) -> Iterator[Callable[[], Drawn]]:
+def rushing(name: str, servers: Servers, node: int, pace: Pace) -> Iterator[Callable[[], Drawn]]:
+    """The job of a client that draws at a pace."""
     with scheme_of(name).open(servers, node) as source:
         yield lambda: _rush(source, pace)
 
 
-def _rush(source: Source, pace: _Pace) -> Drawn:
+def _rush(source: Source, pace: Pace) -> Drawn:
     """Draws many at once, and a few one by one, in turn."""
     keys: list[int] = []
     refused, refusal = 0, ""
@@ -104,8 +92,10 @@ def _rush(source: Source, pace: _Pace) -> Drawn:
     end = now + pace.seconds
     while len(keys) < pace.most and now < end:
         try:
-            keys += map(int, source.draw_many(_MANY))
-            keys += (int(source.draw()) for _ in range(_SINGLE))
+            for _ in range(_SINGLE if draws_at_once(source) else BATCH):
+                keys.append(int(source.draw()))
+            if draws_at_once(source):
+                keys += map(int, source.draw_many(_MANY))
         except ShardidsError as error:
             refused, refusal = refused + 1, refusal or error.message
             SYSTEM.sleep(_REFUSED_PAUSE_S)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import sysconfig
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from shardids.embedded.binaries import server_account
 from shardids.embedded.home import make_folder, new_temporary_path
 from shardids.embedded.watchdog import Watchdog
+from shardids.errors import MissingLibrary
 
 _PLACES = ("/usr/lib/*/faketime", "/usr/lib/faketime", "/usr/local/lib/faketime", "/opt/*/lib/faketime")
 
@@ -45,15 +47,28 @@ class FakedClock:
         new.replace(self._file)
 
 
-def faketime_library() -> Path | None:
-    """Where libfaketime is; Debian's package is ``libfaketime``."""
-    found = [path for place in _PLACES for path in sorted(Path("/").glob(f"{place[1:]}/libfaketimeMT*"))]
-    return found[0] if found else None
+def faketime_library() -> Path:
+    """Where libfaketime is; Debian's package is ``libfaketime``.
+
+    Raises:
+        MissingLibrary: it is not installed.
+    """
+    # Where a machine has it for several architectures: this one's.
+    own = sysconfig.get_config_var("MULTIARCH") or "*"
+    for place in (f"/usr/lib/{own}/faketime", *_PLACES):
+        for path in sorted(Path("/").glob(f"{place[1:]}/libfaketimeMT*")):
+            return path
+    raise MissingLibrary("libfaketime is not installed", hint="On Debian: apt-get install libfaketime")
 
 
 @contextlib.contextmanager
-def faked_clock(library: Path) -> Iterator[FakedClock]:
-    """A clock in a temporary folder, which is removed when the block or this process ends."""
+def faked_clock() -> Iterator[FakedClock]:
+    """A clock in a temporary folder, which is removed when the block or this process ends.
+
+    Raises:
+        MissingLibrary: libfaketime is not installed.
+    """
+    library = faketime_library()
     account = server_account()
     folder = new_temporary_path(account)
     watchdog = Watchdog(remove=folder)

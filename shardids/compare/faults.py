@@ -6,30 +6,31 @@ import contextlib
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from shardids.baselines import Key, Scheme, Servers, Source
 from shardids.baselines.servers import PrivateServer
 from shardids.compare.duplicates import Tally
-from shardids.compare.inserts import NODES
+from shardids.compare.measuring import FAILURES, Measuring
 from shardids.compare.results import Duplicates, Outage
 from shardids.compare.stage import POSTGRESQL_SETTINGS, Stage
 from shardids.embedded import temporary_server
-from shardids.errors import ShardidsError
+from shardids.errors import ServerStartFailed, ShardidsError
+
+Result = TypeVar("Result")
 
 ONE_SERVER: Final = "all keys come from one server, or a fixed pair: there is nothing to add"
+"""Why no server is added for central schemes."""
 
-CENTRAL: Final = frozenset({"sequence", "identity", "tickets", "ranges", "redis", "redis-blocks"})
-"""Schemes whose keys all come from one server, or a fixed pair."""
 _IN_HAND: Final = 100
 _DRAWN: Final = 300
 _TRIED: Final = 2100
 """Draws while a server is down: more than what a client can have in hand, two ranges of 1,000."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
     """What was found about one scheme; ``outage`` is None for those that need no server."""
 
@@ -55,15 +56,14 @@ class _Server:
 class _Player:
     """A scheme, its clients on the nodes, and its keys so far."""
 
-    def __init__(self, scheme: Scheme, servers: Servers) -> None:
+    def __init__(self, scheme: Scheme) -> None:
         self.scheme, self.tally = scheme, Tally()
         self._clients: dict[int, Source] = {}
-        self.connect(servers)
 
-    def connect(self, servers: Servers, nodes: int = NODES) -> None:
-        """New clients, in place of those that there are."""
+    def connect(self, servers: Servers) -> None:
+        """A new client on each node, in place of those that there are."""
         self.close()
-        for node in range(nodes):
+        for node in range(len(servers.postgresql)):
             self._clients[node] = self.scheme.open(servers, node)
 
     def draw(self, case: str, most: int = _DRAWN) -> dict[int, int]:
@@ -79,7 +79,7 @@ class _Player:
                 keys.append(source.draw())
         except ShardidsError as error:
             refusal = error.message
-        self.tally.add(case, keys, refusal)
+        self.tally.add(case, keys, refusal, refused=bool(refusal))
         return len(keys)
 
     def close(self) -> None:
@@ -90,63 +90,84 @@ class _Player:
         self._clients.clear()
 
 
-def measure_faults(
-    schemes: Mapping[str, Scheme], stage: Stage, say: Callable[[str], None]
-) -> dict[str, Faults]:
+class _Play:
+    """All schemes that are still in it, on the stage."""
+
+    def __init__(self, run: Measuring, stage: Stage, stack: contextlib.ExitStack) -> None:
+        self.run, self.stage, self._stack = run, stage, stack
+        self.players: dict[str, _Player] = {}
+        for name, scheme in run.schemes.items():
+            player = self.players[name] = _Player(scheme)
+            stack.callback(player.close)
+        self.again("before")
+
+    def again(self, case: str) -> None:
+        """Clients connect anew, and draw."""
+
+        def go_on(player: _Player) -> None:
+            player.connect(self.stage.servers)
+            player.draw(case)
+
+        self.each(case, go_on)
+
+    def each(self, case: str, action: Callable[[_Player], Result]) -> dict[str, Result]:
+        """Does something for each scheme; one that fails is out of it."""
+        results = {}
+        for name, player in list(self.players.items()):
+            try:
+                results[name] = action(player)
+            except FAILURES as error:
+                self.run.leave_out(name, case, error)
+                del self.players[name]
+        return results
+
+    def add_server(self) -> None:
+        """Schemes that can use it do; the others have nothing to add."""
+        added = self._stack.enter_context(temporary_server(settings=POSTGRESQL_SETTINGS))
+        servers = replace(self.stage.servers, postgresql=(*self.stage.servers.postgresql, added.url()))
+
+        def grow(player: _Player) -> None:
+            if not player.scheme.about.central:
+                player.scheme.install(servers)
+                player.draw("added server")
+                player.connect(servers)
+                player.draw("added server")
+
+        self.each("added server", grow)
+
+
+def measure_faults(run: Measuring, stage: Stage) -> dict[str, Faults]:
     """Kills, stops and loses the first server of each kind, with clients of all schemes at work; adds one.
 
     Afterwards the stage's servers run, but hold what the copy held.
+
+    Raises:
+        ServerStartFailed: a server does not come back.
     """
     victims = _victims(stage)
     with contextlib.ExitStack() as stack:
-        players = {name: _Player(scheme, stage.servers) for name, scheme in schemes.items()}
-        for player in players.values():
-            stack.callback(player.close)
-            player.draw("before")
-
-        say("faults: a server of each kind is killed")
+        run.say("faults: a server of each kind is killed")
+        play = _Play(run, stage, stack)
         _each(victims, lambda server: server.kill())
-        outages = {name: player.draw("crash", _TRIED) for name, player in players.items()}
+        outages = play.each("crash", lambda player: player.draw("crash", _TRIED))
         _each(victims, lambda server: server.start())
-        _again(players, stage.servers, "crash")
+        play.again("crash")
 
-        say("faults: a server of each kind is stopped in order, and started")
+        run.say("faults: a server is added")
+        play.add_server()
+
+        run.say("faults: a server of each kind is stopped in order, and started")
         _each(victims, lambda server: server.stop())
         _each(victims, _copy)
         _each(victims, lambda server: server.start())
-        _again(players, stage.servers, "restart")
+        play.again("restart")
 
-        say("faults: a server of each kind is lost, and replaced by the copy from before the last keys")
+        run.say("faults: a server of each kind is lost, and replaced by the copy from before the last keys")
         _each(victims, _replace_by_copy)
         # Clients live on through it, with what they have in hand.
-        for player in players.values():
-            player.draw("lost server", _IN_HAND)
-        _again(players, stage.servers, "lost server")
-
-        say("faults: a server is added")
-        _add_server({name: player for name, player in players.items() if name not in CENTRAL}, stage)
-        return {name: _faults(player, outages[name]) for name, player in players.items()}
-
-
-def _again(players: Mapping[str, _Player], servers: Servers, case: str) -> None:
-    for player in players.values():
-        player.connect(servers)
-        player.draw(case)
-
-
-def _add_server(players: Mapping[str, _Player], stage: Stage) -> None:
-    with temporary_server(settings=POSTGRESQL_SETTINGS) as added:
-        urls = (*stage.servers.postgresql, added.url())
-        servers = Servers(postgresql=urls, mariadb=stage.servers.mariadb, redis=stage.servers.redis)
-        for player in players.values():
-            # What a lost server led to is over: only keys from here on count.
-            player.tally.seen.clear()
-            player.draw("added server")
-            player.scheme.install(servers)
-            player.draw("added server")
-            player.connect(servers, nodes=NODES + 1)
-            player.draw("added server")
-            player.close()
+        play.each("lost server", lambda player: player.draw("lost server", _IN_HAND))
+        play.again("lost server")
+        return {name: _faults(player, outages[name]) for name, player in play.players.items()}
 
 
 def _faults(player: _Player, drawn: Mapping[int, int]) -> Faults:
@@ -177,7 +198,11 @@ def _each(victims: list[_Server], action: Callable[[_Server], object]) -> None:
 
 def _copy(server: _Server) -> None:
     # cp -a keeps the owner, which is not always this process's.
-    subprocess.run(["cp", "-a", server.data, server.copy], check=True)  # noqa: S603, S607
+    copied = subprocess.run(  # noqa: S603  -- two paths of ours
+        ["/bin/cp", "-a", server.data, server.copy], capture_output=True, text=True, check=False
+    )
+    if copied.returncode:
+        raise ServerStartFailed(f"{server.kind}'s files can't be copied: {copied.stderr.strip()}")
 
 
 def _replace_by_copy(server: _Server) -> None:

@@ -3,64 +3,66 @@
 from __future__ import annotations
 
 import contextlib
-import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 import psycopg
 from psycopg import sql
 
 from shardids.baselines import Scheme, Servers, scheme_of
 from shardids.baselines.postgresql import Session
-from shardids.compare.clients import Clients
+from shardids.compare.measuring import Measuring
 from shardids.compare.results import Inserts
-from shardids.compare.sizes import CLIENTS, Sizes
+from shardids.compare.sizes import CLIENTS
 
 NODES = 2
 _NOTE = "a row of a table that is not very wide"
 _WARM_UP = 5
 
 
-def measure_inserts(
-    schemes: Mapping[str, Scheme],
-    servers: Servers,
-    clients: Clients,
-    sizes: Sizes,
-    say: Callable[[str], None],
-) -> dict[str, Inserts]:
-    """One client of the first node, then sixteen, half of them on each node; the median of the rounds."""
-    rates: dict[str, dict[int, list[float]]] = {name: {1: [], CLIENTS: []} for name in schemes}
-    with contextlib.ExitStack() as stack:
-        for name, scheme in schemes.items():
-            stack.enter_context(_tables(name, scheme, servers))
-        for round_ in range(1, sizes.rounds + 1):
-            for name, scheme in schemes.items():
-                for count in (1, CLIENTS):
-                    say(f"inserts by {count}, round {round_} of {sizes.rounds}: {scheme.about.title}")
-                    jobs = [(name, servers, number % NODES, sizes.insert_s) for number in range(count)]
-                    rates[name][count].append(sum(clients.run(_inserter, jobs)))
+def measure_inserts(run: Measuring) -> dict[str, Inserts]:
+    """One client of the first node, then sixteen, half of them on each node.
+
+    Schemes that are made for one server have all sixteen there.
+    """
+    found = run.rounds("inserts", run.sizes.rounds, lambda name: _round(name, run))
     return {
-        name: Inserts(per_s={count: statistics.median(each) for count, each in rates[name].items()})
-        for name in schemes
+        name: Inserts(rounds_per_s={count: [each[count] for each in rounds] for count in (1, CLIENTS)})
+        for name, rounds in found.items()
     }
+
+
+def _round(name: str, run: Measuring) -> dict[int, float]:
+    """Rows a second, by the number of clients."""
+    nodes = 1 if _is_for_one_server(run.schemes[name]) else NODES
+    with _tables(name, run.schemes[name], run.servers):
+        return {
+            count: sum(
+                run.clients.run(
+                    _inserter,
+                    [(name, run.servers, number % nodes, run.sizes.insert_s) for number in range(count)],
+                )
+            )
+            for count in (1, CLIENTS)
+        }
+
+
+def _is_for_one_server(scheme: Scheme) -> bool:
+    return scheme.column(0).by_server and not scheme.column(1).by_server
 
 
 @contextlib.contextmanager
 def _tables(name: str, scheme: Scheme, servers: Servers) -> Iterator[None]:
     """An empty table with the scheme's key on each node, dropped at the end."""
-    for node in range(NODES):
-        with connected(servers, node) as connection:
-            connection.execute(
-                sql.SQL("create table {} (id {}, note text, primary key (id))").format(
-                    _table(name), scheme.column(node).definition
-                )
-            )
-    try:
-        yield
-    finally:
+    drop = sql.SQL("drop table if exists {}").format(_table(name))
+    create = "create table {} (id {}, note text, primary key (id))"
+    with contextlib.ExitStack() as stack:
         for node in range(NODES):
-            with connected(servers, node) as connection:
-                connection.execute(sql.SQL("drop table {}").format(_table(name)))
+            connection = stack.enter_context(connected(servers, node))
+            stack.callback(connection.execute, drop)
+            connection.execute(drop)
+            connection.execute(sql.SQL(create).format(_table(name), scheme.column(node).definition))
+        yield
 
 
 def _table(name: str) -> sql.Identifier:
@@ -81,19 +83,17 @@ def connected(servers: Servers, node: int) -> Iterator[psycopg.Connection]:
 def _inserter(name: str, servers: Servers, node: int, seconds: float) -> Iterator[Callable[[], float]]:
     """Inserts for so long; gives rows a second. A row whose key was there already is no row."""
     scheme = scheme_of(name)
-    with contextlib.ExitStack() as stack:
-        connection = stack.enter_context(connected(servers, node))
-        if scheme.column(node).by_server:
-            query = sql.SQL("insert into {} (note) values (%s) returning id").format(_table(name))
-            parameters: Callable[[], tuple[object, ...]] = lambda: (_NOTE,)  # noqa: E731  -- one of two
-        else:
-            query = sql.SQL("insert into {} (id, note) values (%s, %s) returning id").format(_table(name))
-            source = stack.enter_context(scheme.open(servers, node))
-            parameters = lambda: (source.draw(), _NOTE)  # noqa: E731
+    by_server = scheme.column(node).by_server
+    with (
+        connected(servers, node) as connection,
+        contextlib.nullcontext() if by_server else scheme.open(servers, node) as source,
+    ):
+        columns = sql.SQL("(note) values (%s)" if source is None else "(note, id) values (%s, %s)")
+        query = sql.SQL("insert into {} {} returning id").format(_table(name), columns)
 
         def insert() -> int:
             try:
-                connection.execute(query, parameters())
+                connection.execute(query, (_NOTE,) if source is None else (_NOTE, source.draw()))
             except psycopg.errors.UniqueViolation:
                 return 0
             return 1

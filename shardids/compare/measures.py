@@ -99,10 +99,13 @@ LATE = Measure(
     value=lambda result: result.order.late_p99_ms if result.order else None,
 )
 TWICE = Measure(
-    label="Keys issued twice",
-    value=lambda r: float(r.twice) if r.duplicates else None,
-    text=lambda value: f"{value or 0:,.0f}",
+    label="Ways in which keys came twice",
+    value=lambda r: float(sum(case.twice > 0 for case in r.duplicates.values())) if r.duplicates else None,
+    text=lambda value: f"{value or 0:.0f}",
 )
 
 RANKED = (DRAW, TAIL, MANY, SINGLE, BULK, INDEX, WAL, DISORDER, LATE)
 """Those that schemes are ranked by."""
+
+OF_A_TABLE = (BULK, INDEX, WAL)
+"""Those of a table that was filled, which need the same number of rows."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import random
 import time
 from bisect import bisect_right, insort
@@ -11,11 +13,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from shardids.baselines import Servers, scheme_of
-from shardids.compare.clients import Clients
+from shardids.compare.measuring import Measuring
 from shardids.compare.results import Order, Point
-from shardids.compare.sizes import PACED_CLIENTS, Sizes
+from shardids.compare.sizes import PACED_CLIENTS
 
-_PAUSE_S: Final = 0.001
+_EVERY_NS: Final = 1_000_000
 _POINTS: Final = 600
 
 
@@ -29,10 +31,10 @@ class Draw:
     node: int
 
 
-def measure_order(name: str, servers: Servers, clients: Clients, sizes: Sizes) -> Order:
+def measure_order(name: str, run: Measuring) -> Order:
     """Clients of two nodes that draw at an even pace."""
-    jobs = [(name, servers, node, sizes.paced_s) for node in PACED_CLIENTS]
-    return order_of([draw for draws in clients.run(_paced, jobs) for draw in draws])
+    jobs = [(name, run.servers, node, run.sizes.paced_s) for node in PACED_CLIENTS]
+    return order_of([draw for draws in run.clients.run(_paced, jobs) for draw in draws])
 
 
 def order_of(draws: Sequence[Draw]) -> Order:
@@ -62,10 +64,13 @@ def order_of(draws: Sequence[Draw]) -> Order:
 
 def _late_ms(draws: Sequence[Draw]) -> Iterator[float]:
     """For each draw, how long before its begin a greater key had been there; 0 if none had."""
-    earliest_ns: int | None = None
-    for draw in sorted(draws, key=lambda draw: draw.key, reverse=True):
-        yield max(0, draw.begun_ns - earliest_ns) / 1e6 if earliest_ns is not None else 0.0
-        earliest_ns = min(draw.ended_ns, earliest_ns or draw.ended_ns)
+    earliest_ns: float = math.inf
+    by_key = sorted(draws, key=lambda draw: draw.key, reverse=True)
+    for _, alike in itertools.groupby(by_key, key=lambda draw: draw.key):
+        group = list(alike)
+        for draw in group:
+            yield max(0.0, draw.begun_ns - earliest_ns) / 1e6
+        earliest_ns = min(earliest_ns, *(draw.ended_ns for draw in group))
 
 
 def _points(draws: Sequence[Draw], first_ns: int) -> list[Point]:
@@ -89,14 +94,13 @@ def _paced(name: str, servers: Servers, node: int, seconds: float) -> Iterator[C
 
         def go() -> list[Draw]:
             draws = []
-            now_ns = time.monotonic_ns()
-            end_ns = now_ns + round(seconds * 1e9)
-            while now_ns < end_ns:
+            first_ns = time.monotonic_ns()
+            for due_ns in range(first_ns, first_ns + round(seconds * 1e9), _EVERY_NS):
+                time.sleep(max(0, due_ns - time.monotonic_ns()) / 1e9)
                 begun_ns = time.monotonic_ns()
                 key = source.draw()
-                now_ns = time.monotonic_ns()
-                draws.append(Draw(key=int(key), begun_ns=begun_ns, ended_ns=now_ns, node=node))
-                time.sleep(_PAUSE_S)
+                ended_ns = time.monotonic_ns()
+                draws.append(Draw(key=int(key), begun_ns=begun_ns, ended_ns=ended_ns, node=node))
             return draws
 
         yield go

@@ -19,6 +19,16 @@ _SPEED = ("draws", "inserts", "storage")
 """What the columns of speed and size are made from; the others are about safety."""
 
 
+def check_libraries() -> None:
+    """Refuses to go on without what :func:`html` needs.
+
+    Raises:
+        MissingLibrary: one of Altair, vl-convert, Jinja and pydantic is not installed.
+    """
+    for name in ("altair", "vl_convert", "jinja2", "pydantic"):
+        library(name)
+
+
 def html(comparison: Comparison) -> str:
     """The page: summary, charts, tables, each scheme's settings, the conditions, and the comparison as JSON.
 

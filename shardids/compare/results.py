@@ -6,6 +6,7 @@ and where keys are plotted they are fractions of the range that the scheme's key
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -22,14 +23,12 @@ class Draws:
 
     Attributes:
         draws: how many single draws were timed, over all rounds.
-        mean_us: time of a single draw in µs, on average.
         quantiles_us: its quantiles, from the 0th to the 100th percentile: 101 figures in µs.
         many_us: time a key in µs, when the client asks for ``many`` at once.
         many: how many that is.
     """
 
     draws: int
-    mean_us: float
     quantiles_us: Sequence[float]
     many_us: float
     many: int
@@ -50,10 +49,15 @@ class Inserts:
     """Rows inserted and committed one by one, the drawing of their keys included.
 
     Attributes:
-        per_s: rows a second, by the number of clients.
+        rounds_per_s: rows a second in each round, by the number of clients.
     """
 
-    per_s: Mapping[int, float]
+    rounds_per_s: Mapping[int, Sequence[float]]
+
+    @property
+    def per_s(self) -> Mapping[int, float]:
+        """Rows a second in the median round, by the number of clients."""
+        return {count: statistics.median(rounds) for count, rounds in self.rounds_per_s.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +78,8 @@ class Storage:
         table_bytes_per_row: size of the table, without the index.
         index_bytes_per_row: size of the primary key's index.
         leaf_density_percent: how full the leaf pages of the index are (pgstatindex).
-        wal_bytes_per_row: write-ahead log, pages that are logged whole after a checkpoint included.
+        wal_bytes_per_row: write-ahead log; with pages that are logged whole after checkpoints, of which
+            there were four.
         growth: the index while the table grew.
     """
 
@@ -101,6 +106,7 @@ class Order:
     """The order of the keys that clients of several nodes drew, against the time.
 
     A pair counts when one draw had ended before the other began: then the later should be the greater key.
+    This is the order of draws; rows appear when their transactions are committed, in whatever order.
 
     Attributes:
         keys: how many were drawn, one by one.

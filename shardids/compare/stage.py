@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final, TypeVar
 
@@ -20,6 +20,8 @@ from shardids.baselines.scheme import library
 from shardids.baselines.servers import MariaDbServer, RedisServer, temporary_mariadbs, temporary_redis
 from shardids.compare.results import ServerKind
 from shardids.embedded import EmbeddedServer, temporary_servers
+from shardids.embedded.binaries import server_account
+from shardids.embedded.home import new_temporary_path
 from shardids.errors import MissingLibrary, ServerStartFailed
 
 POSTGRESQL_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
@@ -32,7 +34,9 @@ POSTGRESQL_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
         "max_connections": "200",
     }
 )
-"""PostgreSQL's own defaults, but for the number of connections."""
+"""Durable, as PostgreSQL's own defaults are; more connections, as there are so many schemes."""
+
+_BARE_MB: Final = 500
 
 _MARIADB_SETTINGS: Final[Mapping[str, str]] = MappingProxyType({"innodb-flush-log-at-trx-commit": "1"})
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -109,19 +113,21 @@ def stage_for(schemes: Sequence[Scheme], *, env: Mapping[str, str] = _NOTHING) -
         yield stage
 
 
-def check_disk(needed_mb: int) -> None:
-    """Refuses to begin what the disk of the temporary folder may not have room for.
+def check_disk(needed_mb: int) -> Path:
+    """The folder below which servers are made; refuses one whose disk may not have room for them.
 
     Raises:
-        ServerStartFailed: less is free.
+        ServerStartFailed: less is free, or there is no folder that the servers' user can reach.
     """
-    folder = tempfile.gettempdir()
+    folder = new_temporary_path(server_account()).parent
+    needed_mb += _BARE_MB
     free_mb = shutil.disk_usage(folder).free // 1_000_000
     if free_mb < needed_mb:
         raise ServerStartFailed(
             f"{folder} has {free_mb:,} MB free; the servers may take {needed_mb:,} MB",
             hint="Free some, set TMPDIR to a folder with more room, or compare less: --quick, --schemes.",
         )
+    return folder
 
 
 @contextlib.contextmanager

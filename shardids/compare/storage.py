@@ -3,32 +3,50 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, LiteralString
 
 import psycopg
 from psycopg import sql
 
 from shardids.baselines import Scheme, Servers, Source
 from shardids.compare.inserts import connected
+from shardids.compare.measuring import Measuring
 from shardids.compare.results import Growth, Storage
 from shardids.compare.sizes import Sizes
 from shardids.errors import StatementFailed, UnsupportedServer
 
 _STEPS: Final = 20
+_CHECKPOINTS: Final = 4
 _TRIES: Final = 20
-_TABLE: Final = sql.Identifier("shardids_compare")
+_NAME: Final = "shardids_compare"
+_TABLE: Final = sql.Identifier(_NAME)
+_INDEX: Final = sql.Literal(f"{_NAME}_pkey")
 
 
-def measure_storage(scheme: Scheme, servers: Servers, sizes: Sizes) -> Storage:
-    """One client of the first node.
+def measure_storage(run: Measuring) -> dict[str, Storage]:
+    """One client of the first node."""
+    found = run.rounds(
+        "storage", run.sizes.fills, lambda name: _filled(run.schemes[name], run.servers, run.sizes)
+    )
+    return {
+        name: replace(rounds[-1], rows_per_s=statistics.median(each.rows_per_s for each in rounds))
+        for name, rounds in found.items()
+    }
+
+
+def _filled(scheme: Scheme, servers: Servers, sizes: Sizes) -> Storage:
+    """Makes the table, fills it and drops it.
 
     Raises:
         UnsupportedServer: the server lacks the extension pgstattuple.
         StatementFailed: keys come twice too often to fill the table.
     """
     by_server = scheme.column().by_server
+    drop = sql.SQL("drop table if exists {}").format(_TABLE)
     with (
         connected(servers, 0) as connection,
         contextlib.nullcontext() if by_server else scheme.open(servers) as source,
@@ -37,6 +55,7 @@ def measure_storage(scheme: Scheme, servers: Servers, sizes: Sizes) -> Storage:
             connection.execute("create extension if not exists pgstattuple")
         except (psycopg.errors.UndefinedFile, psycopg.errors.FeatureNotSupported) as error:
             raise UnsupportedServer("the server lacks the extension pgstattuple") from error
+        connection.execute(drop)
         connection.execute(
             sql.SQL("create table {} (id {}, n integer, primary key (id))").format(
                 _TABLE, scheme.column().definition
@@ -45,27 +64,30 @@ def measure_storage(scheme: Scheme, servers: Servers, sizes: Sizes) -> Storage:
         try:
             return _fill(connection, source, sizes)
         finally:
-            connection.execute(sql.SQL("drop table {}").format(_TABLE))
+            connection.execute(drop)
 
 
 def _fill(connection: psycopg.Connection, source: Source | None, sizes: Sizes) -> Storage:
     step = sizes.rows // _STEPS
-    connection.execute("checkpoint")
     wal_before = _one(connection, "select pg_current_wal_insert_lsn()")
     growth: list[Growth] = []
     taken_s = 0.0
     while len(growth) < _STEPS and taken_s < sizes.fill_s:
+        if len(growth) % (_STEPS // _CHECKPOINTS) == 0:
+            connection.execute("checkpoint")
         begun = time.perf_counter()
         _again_if_twice(lambda: _copy(connection, source, step))
         taken_s += time.perf_counter() - begun
-        growth.append(Growth(rows=step * (len(growth) + 1), index_bytes=_size(connection, "_pkey")))
+        growth.append(Growth(rows=step * (len(growth) + 1), index_bytes=_size(connection, _INDEX)))
     rows = growth[-1].rows
-    wal = _one(connection, f"select pg_current_wal_insert_lsn() - '{wal_before}'")
-    density = _one(connection, "select avg_leaf_density from pgstatindex('shardids_compare_pkey')")
+    wal = _one(
+        connection, sql.SQL("select pg_current_wal_insert_lsn() - {}::pg_lsn").format(sql.Literal(wal_before))
+    )
+    density = _one(connection, sql.SQL("select avg_leaf_density from pgstatindex({})").format(_INDEX))
     return Storage(
         rows=rows,
         rows_per_s=rows / taken_s,
-        table_bytes_per_row=_size(connection, "") / rows,
+        table_bytes_per_row=_size(connection, sql.Literal(_NAME)) / rows,
         index_bytes_per_row=growth[-1].index_bytes / rows,
         leaf_density_percent=density,
         wal_bytes_per_row=float(wal) / rows,
@@ -97,11 +119,11 @@ def _again_if_twice(add: Callable[[], None]) -> None:
     raise StatementFailed(f"{_TRIES} bulk inserts in a row failed on a key that was there already")
 
 
-def _size(connection: psycopg.Connection, suffix: str) -> int:
-    size: int = _one(connection, f"select pg_relation_size('shardids_compare{suffix}')")
+def _size(connection: psycopg.Connection, relation: sql.Literal) -> int:
+    size: int = _one(connection, sql.SQL("select pg_relation_size({})").format(relation))
     return size
 
 
-def _one(connection: psycopg.Connection, query: str) -> Any:
-    row = connection.execute(query.encode()).fetchone()
-    return row[0] if row else None
+def _one(connection: psycopg.Connection, query: sql.Composed | LiteralString) -> Any:
+    ((value,),) = connection.execute(query).fetchall()
+    return value

@@ -11,6 +11,15 @@ from shardids.errors import BadArgument
 _MADE_BY = "Make one with: shardids compare --json"
 
 
+def check_libraries() -> None:
+    """Refuses to go on without what JSON needs.
+
+    Raises:
+        MissingLibrary: pydantic is not installed.
+    """
+    library("pydantic")
+
+
 def to_json(comparison: Comparison, *, indent: int | None = 2) -> str:
     """The comparison as JSON, with the names of the dataclasses' attributes.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardids.compare.figures import listed
-from shardids.compare.measures import OWN, RANKED, Measure
+from shardids.compare.measures import OF_A_TABLE, OWN, RANKED, Measure
 from shardids.compare.results import Comparison
 
 
@@ -38,10 +38,13 @@ def best_of(comparison: Comparison) -> list[Best]:
 
 
 def _best(comparison: Comparison, measure: Measure) -> Best | None:
+    # A smaller table is another measure: its figures stand, but not among the best.
+    rows = max((result.storage.rows for result in comparison.schemes if result.storage), default=0)
     found = [
         (value, result.about.name)
         for result in comparison.schemes
         if (value := measure.value(result)) is not None
+        and not (measure in OF_A_TABLE and result.storage and result.storage.rows < rows)
     ]
     own = [(value, name) for value, name in found if name in OWN]
     if not own or len(own) == len(found):
@@ -50,7 +53,12 @@ def _best(comparison: Comparison, measure: Measure) -> Best | None:
     value, name = pick(found, key=lambda pair: pair[0])
     own_value, own_name = pick(own, key=lambda pair: pair[0])
     alike = sum(measure.text(other) == measure.text(value) for other, _ in found) - 1
-    better = sum(other > own_value if measure.most else other < own_value for other, _ in found)
+    # What reads alike is alike: figures are not that exact.
+    better = sum(
+        (other > own_value if measure.most else other < own_value)
+        and measure.text(other) != measure.text(own_value)
+        for other, _ in found
+    )
     return Best(
         label=measure.label,
         name=f"{name} and {alike} more" if alike else name,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,13 +18,16 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from shardids.baselines import SCHEMES
+from shardids.baselines import SCHEMES, Servers
 from shardids.cli import app
+from shardids.compare import faketime, store
 from shardids.compare import run as running
-from shardids.compare import store
+from shardids.compare.clients import Clients, client_processes
+from shardids.compare.measuring import Measuring
 from shardids.compare.results import CASES, Comparison, SchemeResult
-from shardids.compare.sizes import CLIENTS
-from tests.faults.support import public_folder
+from shardids.compare.sizes import CLIENTS, QUICK
+from shardids.errors import BadArgument, ShardidsError
+from tests.standbys import public_folder
 
 COMPARED = ("shardids", "sequence", "offsets", "tickets", "redis-blocks", "published", "snowflake", "ulid")
 PROGRAM = [sys.executable, "-c", "from shardids.cli import app; app()", "compare", "--quick"]
@@ -58,6 +63,7 @@ def test_every_measure_of_every_scheme(comparison: Comparison, results: dict[str
         assert result.inserts is not None
         assert set(result.inserts.per_s) == {1, CLIENTS}
         assert result.storage is not None
+        assert result.storage.growth[-1].rows == result.storage.rows
         assert result.order is not None
         assert set(result.duplicates) | set(result.left_out) >= set(CASES), name
         assert result.told is not None
@@ -93,6 +99,8 @@ def test_what_stops_when_a_server_is_down(results: dict[str, SchemeResult]) -> N
     assert drawn["shardids"] == drawn["offsets"] == drawn["published"] == {0: 0, 1: all_.tried}
     assert drawn["tickets"] == drawn["snowflake"] == {0: all_.tried, 1: all_.tried}
     assert drawn["ulid"] is None
+    assert results["ulid"].left_out["outage"] == "no server is needed"
+    assert "nothing to add" in results["sequence"].left_out["added server"]
     blocks = drawn["redis-blocks"]
     assert blocks is not None
     assert all(0 < count < all_.tried for count in blocks.values())
@@ -130,7 +138,7 @@ def test_json_and_reports_of_a_run(comparison: Comparison, run: Run, tmp_path: P
     assert told.exit_code == 0, told.output
     assert "shardids" in told.stdout
     assert "redis-blocks" in tables.read_text()
-    assert "<svg" in page.read_text() or "vega" in page.read_text()
+    assert "Key schemes, side by side" in page.read_text()
     again = run("--load", str(saved), "--json")
     assert json.loads(again.stdout) == json.loads(saved.read_text())
 
@@ -172,6 +180,71 @@ def test_too_little_disk(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert told.exit_code == 1
     assert "has 5 MB free" in told.stderr
     assert "TMPDIR" in told.stderr
+
+
+def test_libraries_are_asked_for_before_anything_is_measured(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "altair", None)
+    told = run("--quick", "--html", str(tmp_path / "report.html"))
+    assert told.exit_code == 1
+    assert "altair is not installed" in told.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_libfaketime_the_rest_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faketime, "_PLACES", ())
+    monkeypatch.setattr(sysconfig, "get_config_var", lambda _name: "nowhere")
+    found = running.compare(["uuid1"], quick=True, say=lambda _what: None)
+    (result,) = found.schemes
+    assert "apt-get install libfaketime" in result.left_out["clock back"]
+    assert "every 7 minutes" in result.left_out["order"]
+    assert set(result.duplicates) == set(CASES) - {"clock back"}
+
+
+@contextlib.contextmanager
+def _failing(how: str) -> Iterator[Callable[[], int]]:
+    if how == "when getting ready":
+        raise BadArgument(how)
+
+    def go() -> int:
+        if how == "ends":
+            os._exit(7)
+        if how == "at work":
+            raise BadArgument(how)
+        return 1
+
+    yield go
+
+
+def test_clients_that_fail() -> None:
+    with client_processes(3) as clients:
+        for how in ("when getting ready", "at work"):
+            with pytest.raises(BadArgument, match=how):
+                clients.run(_failing, [("",), (how,), ("",)])
+            assert clients.run(_failing, [("",)] * 3) == [1, 1, 1]
+        with pytest.raises(ShardidsError, match="ended with exit code 7"):
+            clients.run(_failing, [("",), ("ends",), ("",)])
+
+
+def test_a_measure_that_fails_is_left_out() -> None:
+    said: list[str] = []
+    run = Measuring(
+        schemes={name: SCHEMES[name] for name in ("ulid", "uuid4")},
+        servers=Servers(),
+        clients=Clients([]),
+        sizes=QUICK,
+        say=said.append,
+    )
+
+    def measure(name: str) -> int:
+        if name == "ulid":
+            raise OSError(28, "No space left on device")
+        return 7
+
+    assert run.rounds("storage", 3, measure) == {"uuid4": [7, 7, 7]}
+    assert run.left_out == {"ulid": {"storage": "[Errno 28] No space left on device"}}
+    assert sum("round 3 of 3" in what for what in said) == 1
 
 
 @pytest.fixture

@@ -7,9 +7,7 @@ import random
 
 import pytest
 
-from shardids.baselines import SCHEMES
 from shardids.compare.duplicates import Tally
-from shardids.compare.faults import CENTRAL
 from shardids.compare.order import Draw, order_of
 from shardids.compare.results import CASES
 from shardids.compare.sizes import FULL, QUICK
@@ -77,20 +75,21 @@ def test_a_tally_counts_what_was_there_before() -> None:
     tally = Tally()
     tally.add("one", [1, 2, 3])
     tally.add("two", [3, 4, 4])
-    tally.add("two", [], "no more")
-    tally.add("two", [5], "still no more")
+    tally.add("two", [], "no more", refused=1)
+    tally.add("two", [5], "still no more", refused=1)
     assert (tally.cases["one"].keys, tally.cases["one"].twice) == (3, 0)
     two = tally.cases["two"]
     assert (two.keys, two.twice, two.refused, two.refusal) == (4, 2, 2, "no more")
 
 
-def test_central_schemes_are_schemes() -> None:
-    assert set(SCHEMES) >= CENTRAL
+def test_equal_keys_are_in_order() -> None:
+    order = order_of([draw(7, 0), draw(7, 50)])
+    assert (order.pairs, order.out_of_order_percent, order.late_most_ms) == (1, 0, 0)
 
 
 def test_the_sizes_say_what_they_are() -> None:
     for sizes in (QUICK, FULL):
         words = sizes.in_words()
-        assert {"draws", "inserts", "storage", "order", "faults"} <= set(words)
+        assert {"all", "draws", "inserts", "storage", "order", "faults"} <= set(words)
         assert set(CASES) - set(words) == {"crash", "restart", "lost server", "added server"}
     assert "1,000,000 rows" in FULL.in_words()["storage"]
