@@ -201,8 +201,9 @@ def test_a_node_that_was_lost_when_a_shard_had_just_stopped_there(
 def test_a_move_to_a_node_that_was_lost_is_undone_not_resumed(nodes: TwoNodes) -> None:
     """Its copy was active, but not placed: the promoted standby's is the move's to take away."""
     nursery = Nursery()
+    mover.move(nodes.catalog, 1, "b")
+    mover.move(nodes.catalog, 1, "a", back=True)
     assert killed_move(nodes, nursery, 0, "activate", kind="StepDone")
-    nursery.close()
     with standby_of(nodes.servers["b"]) as standby:
         nodes.servers["b"].kill()
         nodes.servers["b"] = standby
@@ -217,4 +218,8 @@ def test_a_move_to_a_node_that_was_lost_is_undone_not_resumed(nodes: TwoNodes) -
         with nodes.connected("a") as home:
             home.execute("insert into shard_0000.photos (title) values ('at home')")
         assert mover.move(nodes.catalog, 0, "b").outcome == "moved"
+        # A move that is only to replace an old copy from before the promotion can be resumed.
+        assert killed_move(nodes, nursery, 1, "tables")
+        nursery.close()
+        assert finish(nodes, 1, mover.resume).outcome == "moved"
         assert nodes.leftovers() == []
