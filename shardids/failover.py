@@ -58,14 +58,16 @@ def replace_node(catalog: Catalog, name: str, url: str, *, dry_run: bool = False
     placed = {shard for shard, node in placement.node_of.items() if node == name}
     if shown_url(parse_url(old.url)) != new.url:
         _require_gone(catalog, old)
+    # What a move that is not over has made of its shard here is the move's to undo, or to bring to its end.
+    moves = open_moves(catalog)
+    arriving = {move.shard for move in moves if move.target == name}
+    leaving = {move.shard for move in moves if move.source == name}
     engine = node_engine(Node(name=name, url=url), catalog.url)
     try:
         with engine.connect() as connection, connection.begin() as transaction:
             _require_promoted(connection, new)
             _require_same_node(connection, catalog, new)
-            _require_shards(connection, new, placed)
-            # A copy that a move has made here is that move's to undo, or to bring to its end.
-            arriving = {move.shard for move in open_moves(catalog) if move.target == name}
+            _require_shards(connection, new, placed, leaving)
             elsewhere = {s: n for s, n in placement.node_of.items() if n != name and s not in arriving}
             fenced = _fence_moved(connection, elsewhere, dry_run=dry_run)
             if dry_run:
@@ -114,12 +116,12 @@ def _require_same_node(connection: Connection, catalog: Catalog, new: Node) -> N
         )
 
 
-def _require_shards(connection: Connection, new: Node, placed: set[int]) -> None:
+def _require_shards(connection: Connection, new: Node, placed: set[int], leaving: set[int]) -> None:
     rows = connection.execute(
         text("""
             select id, server = shardids.server() as is_at_home from shardids.shard
-            where state = 'active' and id = any (:shards)"""),
-        {"shards": sorted(placed)},
+            where id = any (:shards) and (state = 'active' or (state = 'moved' and id = any (:leaving)))"""),
+        {"shards": sorted(placed), "leaving": sorted(leaving)},
     ).all()
     if missing := sorted(placed - {row.id for row in rows}):
         raise ClusterConflict(

@@ -120,8 +120,10 @@ class Mover:
             MoveRefused: it has.
         """
         with self.sides.target.autocommit() as target:
+            # What is marked as moved is the old copy that this move has not replaced yet.
             is_other = target.execute(
-                text("select timeline <> shardids.timeline() from shardids.shard where id = :shard"),
+                text("""select timeline <> shardids.timeline() from shardids.shard
+                        where id = :shard and state <> 'moved'"""),
                 {"shard": self._move.shard},
             ).scalar_one_or_none()
         if is_other:

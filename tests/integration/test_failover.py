@@ -174,11 +174,36 @@ def test_what_is_not_the_node_is_refused(
         assert everything(a, empty, other) == before
 
 
+@pytest.mark.parametrize(("how", "home"), [(mover.abort, "b"), (mover.resume, "a")])
+def test_a_node_that_was_lost_when_a_shard_had_just_stopped_there(
+    nodes: TwoNodes, how: Callable[..., mover.Result], home: str
+) -> None:
+    """The shard was placed there still, and took writes nowhere."""
+    with standby_of(nodes.servers["b"]) as standby:
+        nursery = Nursery()
+        assert killed_move(nodes, nursery, MOVED, "cutover", kind="StepDone")
+        nursery.close()
+        with nodes.connected("b") as primary, psycopg.connect(standby.url(), autocommit=True) as copy:
+            has_it = "select pg_last_wal_replay_lsn() >= %s::pg_lsn"
+            written = primary.execute("select pg_current_wal_flush_lsn()::text").fetchone()
+            until(lambda: copy.execute(has_it, written).fetchone() == (True,), "the standby has it all")
+            nodes.servers["b"].kill()
+            copy.execute("select pg_promote()")
+        nodes.servers["b"] = standby
+        assert failover.replace_node(nodes.catalog, "b", standby.url()).fenced == ()
+        finish(nodes, MOVED, how)
+        assert nodes.catalog.node_of(MOVED).name == home
+        with nodes.connected(home) as connection:
+            connection.execute(f"insert into shard_{MOVED:04}.photos (title) values ('there')")
+        assert nodes.leftovers() == []
+
+
 def test_a_move_to_a_node_that_was_lost_is_undone_not_resumed(nodes: TwoNodes) -> None:
     """Its copy was active, but not placed: the promoted standby's is the move's to take away."""
     nursery = Nursery()
+    mover.move(nodes.catalog, 1, "b")
+    mover.move(nodes.catalog, 1, "a", back=True)
     assert killed_move(nodes, nursery, 0, "activate", kind="StepDone")
-    nursery.close()
     with standby_of(nodes.servers["b"]) as standby:
         nodes.servers["b"].kill()
         nodes.servers["b"] = standby
@@ -193,4 +218,8 @@ def test_a_move_to_a_node_that_was_lost_is_undone_not_resumed(nodes: TwoNodes) -
         with nodes.connected("a") as home:
             home.execute("insert into shard_0000.photos (title) values ('at home')")
         assert mover.move(nodes.catalog, 0, "b").outcome == "moved"
+        # A move that is only to replace an old copy from before the promotion can be resumed.
+        assert killed_move(nodes, nursery, 1, "tables")
+        nursery.close()
+        assert finish(nodes, 1, mover.resume).outcome == "moved"
         assert nodes.leftovers() == []

@@ -15,6 +15,7 @@ from shardids.embedded import temporary_servers
 from shardids.errors import StatementFailed
 from shardids.mover.steps import Mover
 from tests.integration.application import TABLES, Application, Author, assert_each_write_once
+from tests.integration.cluster_support import until
 from tests.integration.moving_support import TwoNodes, two_nodes
 
 WRITERS = 16
@@ -36,6 +37,17 @@ def back_and_forth(nodes: TwoNodes, shards: list[int], times: int) -> None:
             time.sleep(0.1)
 
 
+def await_writes(application: Application) -> None:
+    """Returns when there are some more."""
+    before = application.writes
+
+    def there_are() -> bool:
+        application.raise_failures()
+        return application.writes >= before + WRITERS
+
+    until(there_are, "the writers write")
+
+
 @pytest.mark.parametrize(
     ("listen", "options"),
     [(True, {}), (False, {}), (True, {"isolation_level": "REPEATABLE READ"})],
@@ -47,9 +59,9 @@ def test_no_error_reaches_16_writers(nodes: TwoNodes, listen: bool, options: dic
         Cluster.connect(nodes.catalog_url, listen=listen, pool_size=WRITERS, **options) as cluster,
         Application(cluster, shards, writers=WRITERS) as application,
     ):
-        time.sleep(0.2)
+        await_writes(application)
         back_and_forth(nodes, shards, 2)
-        time.sleep(0.2)
+        await_writes(application)
         application.stop()
         assert application.repeated > 0
         assert_each_write_once(nodes, shards, application.authors, cluster)
@@ -90,13 +102,11 @@ def test_no_error_comes_of_a_cutover_that_is_taken_back(
         Cluster.connect(nodes.catalog_url, pool_size=WRITERS) as cluster,
         Application(cluster, shards, writers=WRITERS) as application,
     ):
-        time.sleep(0.1)
+        await_writes(application)
         with pytest.raises(StatementFailed):
             mover.move(nodes.catalog, shard, "b")
         monkeypatch.undo()
-        before = application.writes
-        time.sleep(0.3)
-        assert application.writes > before
+        await_writes(application)
         assert mover.resume(nodes.catalog, shard).outcome == "moved"
         application.stop()
         assert application.repeated > 0
