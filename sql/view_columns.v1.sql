@@ -1,5 +1,6 @@
 -- Purpose:    the columns of a table in every shard of a node, for views over all shards. A type of the shard's own
---             schema is another in each shard: it is read as text. Nothing is installed.
+--             schema is another in each shard: it is read as text. Old copies are among them, for a shard that is just
+--             being moved is placed where it has stopped already. Nothing is installed.
 -- Settings:   shardids.table_name
 -- Locks:      none beyond those of reading the server's catalogs.
 -- Privileges: USAGE on schema shardids, SELECT on its tables.
@@ -16,6 +17,5 @@ join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdroppe
 -- Arrays of such a type, too.
 join pg_type declared on declared.oid = a.atttypid
 join pg_type t on t.oid = case when declared.typelem <> 0 and declared.typlen = -1 then declared.typelem else declared.oid end
-where s.state <> 'moved'
 group by s.id
 order by s.id;
