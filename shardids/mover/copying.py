@@ -155,7 +155,7 @@ def await_rows(sides: Sides, name: str, on_progress: Callable[[Copying], None]) 
                     seconds_left=elapsed / done * (total.bytes - done) if done and elapsed > 1 else None,
                 )
             )
-            time.sleep(min(_POLL_S, elapsed / 10 + 0.01))
+            time.sleep(min(_POLL_S, elapsed / 50 + 0.005))
 
 
 def _check_slot(side: Side, name: str) -> None:
