@@ -43,7 +43,8 @@ def replace_node(catalog: Catalog, name: str, url: str, *, dry_run: bool = False
     """Points a node at the server that took over from it; routers follow as they do after a move.
 
     No ID is issued again: a promoted standby is on another timeline than the one on which its shards were
-    activated, so each shard's first draw jumps ``safety_margin`` past the clock and past all it knows of.
+    activated, so each shard's first draw jumps one to two ``safety_margin`` past the clock and past all it
+    knows of.
 
     With ``dry_run`` all is looked at and nothing changed.
 

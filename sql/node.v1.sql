@@ -10,9 +10,11 @@ create table shardids.node (
   on_copy       text     not null default 'refuse' check (on_copy in ('refuse', 'warn')),
   -- A draw looks at max_ahead only when its tick is a minute ahead of the clock.
   max_ahead     interval not null default '1 hour' check (max_ahead between '1 minute' and '10 years'),
-  safety_margin interval not null default '10 seconds' check (safety_margin between '1 second' and '1 hour'),
+  safety_margin interval not null default '10 seconds' check (safety_margin >= '1 second'),
   max_reserve   integer  not null default 4194304 check (max_reserve between 1 and 16777216),
-  sees_all      boolean  not null default pg_has_role(current_user, 'pg_read_all_stats', 'usage')
+  sees_all      boolean  not null default pg_has_role(current_user, 'pg_read_all_stats', 'usage'),
+  -- A jump is up to twice the margin; it must not lead past what draws may be ahead.
+  constraint node_margin_within_max_ahead check (safety_margin * 2 <= max_ahead)
 );
 
 comment on table shardids.node is 'This database as a node of a shardids cluster, and its settings';

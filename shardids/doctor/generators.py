@@ -155,7 +155,7 @@ def clocks_apart(facts: ClusterFacts) -> Iterator[Found]:
     remedy="Correct the clock, or slow the writer down: at `max_ahead` draws are refused.",
 )
 def ticks_ahead(facts: ClusterFacts) -> Iterator[Found]:
-    """A shard's IDs are more than a minute and the safety margin ahead of its server's clock."""
+    """A shard's IDs are more than a minute and twice the safety margin ahead of its server's clock."""
     for name, node in facts.nodes.items():
         if node.engine is None:
             continue
@@ -165,7 +165,7 @@ def ticks_ahead(facts: ClusterFacts) -> Iterator[Found]:
             if node.shards[shard].state == "active"
             and node.shards[shard].is_activated_here
             and (ahead_ms := _ahead_ms(last, facts.description.layout))
-            > _MOST_AHEAD_MS + node.engine.safety_margin_ms
+            > _MOST_AHEAD_MS + 2 * node.engine.safety_margin_ms
         }
         if ahead:
             most, limit_ms = max(ahead.values()), node.engine.max_ahead_ms

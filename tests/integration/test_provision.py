@@ -365,7 +365,7 @@ def test_one_name_for_two_databases_at_once(pair: Pair, blank_database: Blank) -
 def test_killed_in_the_middle_it_goes_on_where_it_was(
     pair: Pair, nursery: Nursery, admin: psycopg.Connection
 ) -> None:
-    count = 80
+    count = 800  # more than can be made before the last kill
     with catalog_at(pair[0]) as catalog:
         catalog.init(DEFAULT, count)
         provision.add_node(catalog, "a", dsn(pair[0]))
@@ -383,7 +383,7 @@ catalog.close()
     for _ in range(4):
         child = nursery.start(script)
         assert nursery.line() == "planned"
-        time.sleep(chance.uniform(0.02, 0.2))
+        time.sleep(chance.uniform(0.02, 0.1))
         os.kill(child, signal.SIGKILL)
         for url in pair:
             until(lambda url=url: not sessions(admin, url), "the sessions of the killed one end")
@@ -393,10 +393,10 @@ catalog.close()
             assert len(active) <= there[-1]
     assert there == sorted(there)
     found_cluster(pair[0], {"a": pair[0], "b": pair[1]}, count)
-    assert shards_there(pair[0]) == set(range(40))
-    assert shards_there(pair[1]) == set(range(40, 80))
+    assert shards_there(pair[0]) == set(range(count // 2))
+    assert shards_there(pair[1]) == set(range(count // 2, count))
     with catalog_at(pair[0]) as catalog:
-        assert catalog.placement().node_of == {shard: "ab"[shard // 40] for shard in range(count)}
+        assert catalog.placement().node_of == {shard: "ab"[2 * shard // count] for shard in range(count)}
 
 
 def test_a_shard_that_cannot_be_made_stops_its_node(new: Catalog, pair: Pair) -> None:

@@ -113,10 +113,10 @@ def test_rates() -> None:
 
 
 def test_ticks() -> None:
-    assert not list(ticks_ahead.findings(with_draws(offset_ms=70_900)))
-    (ahead,) = ticks_ahead.findings(with_draws(offset_ms=71_100))
+    assert not list(ticks_ahead.findings(with_draws(offset_ms=80_900)))
+    (ahead,) = ticks_ahead.findings(with_draws(offset_ms=81_100))
     assert (ahead.severity, ahead.shards) == (Severity.WARNING, (5,))
-    assert "up to 70.1 s ahead of the clock; at 3600 s draws are refused" in ahead.what
+    assert "up to 80.1 s ahead of the clock; at 3600 s draws are refused" in ahead.what
     (far,) = ticks_ahead.findings(with_draws(offset_ms=1_900_000))
     assert far.severity is Severity.ERROR
 

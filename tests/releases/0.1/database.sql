@@ -1642,11 +1642,12 @@ CREATE TABLE shardids.node (
     safety_margin interval DEFAULT '00:00:10'::interval NOT NULL,
     max_reserve integer DEFAULT 4194304 NOT NULL,
     sees_all boolean DEFAULT pg_has_role(CURRENT_USER, 'pg_read_all_stats'::name, 'usage'::text) NOT NULL,
+    CONSTRAINT node_margin_within_max_ahead CHECK (((safety_margin * (2)::double precision) <= max_ahead)),
     CONSTRAINT node_max_ahead_check CHECK (((max_ahead >= '00:01:00'::interval) AND (max_ahead <= '10 years'::interval))),
     CONSTRAINT node_max_reserve_check CHECK (((max_reserve >= 1) AND (max_reserve <= 16777216))),
     CONSTRAINT node_on_copy_check CHECK ((on_copy = ANY (ARRAY['refuse'::text, 'warn'::text]))),
     CONSTRAINT node_only_row_check CHECK (only_row),
-    CONSTRAINT node_safety_margin_check CHECK (((safety_margin >= '00:00:01'::interval) AND (safety_margin <= '01:00:00'::interval)))
+    CONSTRAINT node_safety_margin_check CHECK ((safety_margin >= '00:00:01'::interval))
 );
 
 
@@ -1951,9 +1952,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382617661617471490);
-INSERT INTO shard_0000.kept VALUES (382617661617471491);
-INSERT INTO shard_0000.kept VALUES (382617661701357573);
+INSERT INTO shard_0000.kept VALUES (382639911003488258);
+INSERT INTO shard_0000.kept VALUES (382639911003488259);
+INSERT INTO shard_0000.kept VALUES (382639911003488260);
 
 
 --
@@ -1981,8 +1982,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710713371268908506/5', 1, 3993276698501054464, '2026-11-21 19:45:59.114408+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710713371268908506/5', 1, 3993276698501054464, '2026-11-21 19:45:59.149721+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710736159927593471/5', 1, 9019100368600039424, '2026-11-21 21:14:23.859167+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710736159927593471/5', 1, 9019100368600039424, '2026-11-21 21:14:23.871527+00', NULL);
 
 
 --
@@ -1996,7 +1997,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-21 19:45:58.855206+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-21 21:14:23.772392+00');
 
 
 --
@@ -2009,7 +2010,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-21 19:45:59.186473+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-21 21:14:23.878511+00');
 
 
 --
@@ -2037,14 +2038,14 @@ INSERT INTO shardids_catalog.shardids_version VALUES ('catalog_0001');
 -- Name: id_counter; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_counter', 5, true);
+SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 
 
 --
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3993276789724213706, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 9019100459828503313, true);
 
 
 --
