@@ -13,7 +13,6 @@ from shardids.compare import advice, charts, figures, measures, summary, vega
 from shardids.compare.columns import NOT_MEASURED, Column, safety_columns, speed_columns
 from shardids.compare.results import CASES, Comparison, SchemeResult
 from shardids.compare.store import to_json
-from shardids.compare.table import MISSING_TITLE, ROUGH, left_out
 
 _SPEED = ("draws", "inserts", "storage")
 """What the columns of speed and size are made from; the others are about safety."""
@@ -57,11 +56,11 @@ def html(comparison: Comparison) -> str:
             families=vega.FAMILIES,
             nodes=dict(zip(sorted(nodes), vega.NODES, strict=False)),
             tables=_tables(comparison),
-            left_out=list(left_out(comparison)),
+            left_out=list(summary.left_out(comparison)),
             cases=CASES,
             own=measures.OWN,
-            rough=ROUGH,
-            missing_title=MISSING_TITLE,
+            rough=summary.ROUGH,
+            missing_title=summary.MISSING_TITLE,
             specs=_inside_script(json.dumps(specs)),
             comparison_json=_inside_script(to_json(comparison, indent=None)),
             library=_library(),

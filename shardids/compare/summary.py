@@ -1,12 +1,20 @@
-"""What a comparison comes to: the best at each measure, and who issued a key twice."""
+"""What a comparison comes to: the best at each measure, who issued a key twice, and what was left out."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shardids.compare.figures import listed
 from shardids.compare.measures import OF_A_TABLE, OWN, RANKED, Measure
 from shardids.compare.results import Comparison
+
+ROUGH = (
+    "A quick run: its figures are rough, and no more than a hint. Leave --quick out for figures to rely on."
+)
+"""What is said of a quick run."""
+MISSING_TITLE = "Left out, and why"
+"""The title over :func:`left_out`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,3 +99,18 @@ def repeaters(comparison: Comparison) -> list[tuple[str, str]]:
         for result in comparison.schemes
         if result.twice
     ]
+
+
+def left_out(comparison: Comparison) -> Iterator[tuple[str, str]]:
+    """What was not measured, and why: "scheme, scheme" or "scheme, scheme (measure, measure)"."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for name, reason in comparison.left_out.items():
+        names.setdefault(("", reason), []).append(name)
+    for result in comparison.schemes:
+        measures: dict[str, list[str]] = {}
+        for measure, reason in result.left_out.items():
+            measures.setdefault(reason, []).append(measure)
+        for reason, of in measures.items():
+            names.setdefault((f" ({', '.join(of)})", reason), []).append(result.about.name)
+    for (suffix, reason), schemes in names.items():
+        yield ", ".join(schemes) + suffix, reason

@@ -18,7 +18,7 @@ from shardids.compare.columns import Column, safety_columns, speed_columns
 from shardids.compare.figures import duration
 from shardids.compare.measures import OWN
 from shardids.compare.results import CASES, Comparison, SchemeResult
-from shardids.compare.summary import best_of, repeaters, verdict
+from shardids.compare.summary import MISSING_TITLE, ROUGH, best_of, left_out, repeaters, verdict
 
 _STYLES = {"": "", "good": "green", "bad": "bold red", "missing": "dim"}
 _WIDE = 10_000
@@ -48,27 +48,6 @@ def print_table(comparison: Comparison, console: Console) -> None:
 def markdown(comparison: Comparison) -> str:
     """A whole page: conditions, summary, tables, what was left out and why, the settings of each scheme."""
     return "\n\n".join(part for part in _page(comparison) if part) + "\n"
-
-
-ROUGH = (
-    "A quick run: its figures are rough, and no more than a hint. Leave --quick out for figures to rely on."
-)
-MISSING_TITLE = "Left out, and why"
-
-
-def left_out(comparison: Comparison) -> Iterator[tuple[str, str]]:
-    """What was not measured, and why: "scheme, scheme" or "scheme, scheme (measure, measure)"."""
-    names: dict[tuple[str, str], list[str]] = {}
-    for name, reason in comparison.left_out.items():
-        names.setdefault(("", reason), []).append(name)
-    for result in comparison.schemes:
-        measures: dict[str, list[str]] = {}
-        for measure, reason in result.left_out.items():
-            measures.setdefault(reason, []).append(measure)
-        for reason, of in measures.items():
-            names.setdefault((f" ({', '.join(of)})", reason), []).append(result.about.name)
-    for (suffix, reason), schemes in names.items():
-        yield ", ".join(schemes) + suffix, reason
 
 
 def _tables(comparison: Comparison) -> Sequence[tuple[str, Sequence[Column]]]:

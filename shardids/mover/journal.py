@@ -184,7 +184,7 @@ class Journal:
     def _update(self, change: str, **values: object) -> None:
         with self._connection.begin():
             changed = self._connection.execute(
-                text(f"update shardids_catalog.move set {change} where id = :id and ended_at is null"),  # noqa: S608
+                text(f"update shardids_catalog.move set {change} where id = :id and ended_at is null"),  # noqa: S608  -- the columns are named above
                 values | {"id": self.move.id},
             ).rowcount
         if changed != 1:

@@ -51,7 +51,7 @@ class OrderKey:
             if value is None:
                 return null
             # NaN, the only value that differs from itself, is above all numbers and equal to itself.
-            return (1, value) if value == value else (2,)  # noqa: PLR0124
+            return (1, value) if value == value else (2,)  # noqa: PLR0124  -- NaN
 
         rows.sort(key=rank, reverse=self.descending)
 

@@ -61,7 +61,7 @@ def opened(browser: Browser, file: Path, size: str = "desk", colours: str = "lig
     width, height = SIZES[size]
     context = browser.new_context(
         viewport={"width": width, "height": height},
-        color_scheme=colours,  # type: ignore[arg-type]
+        color_scheme=colours,
         is_mobile=size == "phone",
         has_touch=size == "phone",
     )

@@ -516,9 +516,8 @@ def test_copies_of_the_metadata_insert_in_batches_too(cluster: Cluster) -> None:
                 made = connection.scalars(ordered, [{"word": word} for word in words(MANY)])
             assert made.all() == words(MANY)
             assert len(sent) == BATCHES
-    ddl = [str(CreateTable(table).compile(dialect=postgresql.dialect())) for table in tables]  # type: ignore[no-untyped-call]
+    ddl = [str(CreateTable(table).compile(dialect=postgresql.dialect())) for table in tables]
     assert ddl == [
-        str(CreateTable(table).compile(dialect=postgresql.dialect()))  # type: ignore[no-untyped-call]
-        for table in Base.metadata.sorted_tables
+        str(CreateTable(table).compile(dialect=postgresql.dialect())) for table in Base.metadata.sorted_tables
     ]
     assert not any("SERIAL" in one for one in ddl)

@@ -134,7 +134,7 @@ def test_several_ids_and_ids_from_stdin(run: Run) -> None:
         (["-"], f" {ID} {hex(ID + 1)}"),
     ):
         ran = run("id", "decode", *words, "--json", stdin=stdin)
-        assert [one["id"] for one in ran.json] == [str(ID), str(ID + 1)]  # type: ignore[index, union-attr]
+        assert [one["id"] for one in ran.json] == [str(ID), str(ID + 1)]
         plain = run("id", "decode", *words, stdin=stdin)
         assert plain.out.count("UTC") == 2
     refused(run("id", "decode", stdin=" \n"), 2, "no ID given")
@@ -164,7 +164,7 @@ def test_what_is_no_id(run: Run, written: str, words: list[str]) -> None:
 def test_ids_where_their_shards_live(run: Run, home: str, monkeypatch: pytest.MonkeyPatch) -> None:
     at_home = DEFAULT.encode(at=BORN, shard=5)
     ran = run("id", "decode", str(at_home), str(ID), "--catalog", home, "--json")
-    assert [one["node"] for one in ran.json] == ["b", None]  # type: ignore[index, union-attr]
+    assert [one["node"] for one in ran.json] == ["b", None]
     monkeypatch.setenv("SHARDIDS_CATALOG", home)
     assert 'on node "b" now' in run("id", "decode", str(at_home)).out
     assert "node" not in run("id", "decode", str(ID)).out
@@ -276,24 +276,24 @@ def test_a_cluster_step_by_step(run: Run, blank_database: Blank, make_role: Make
     run("node", "add", "c", "--url", dsn(third), *at)
     assert run("node", "remove", "c", "--dry-run", *at).out == 'Would remove node "c"\n'
     assert run("node", "remove", "c", *at).out == 'Removed node "c"\n'
-    assert "c" not in {one["node"] for one in run("node", "list", "--json", *at).json}  # type: ignore[attr-defined, index]
+    assert "c" not in {one["node"] for one in run("node", "list", "--json", *at).json}
 
 
 def test_what_there_is(run: Run, home: str) -> None:
     at = ("--catalog", home)
     nodes = run("node", "list", "--json", *at).json
-    assert [(one["node"], one["shards"]) for one in nodes] == [("a", 4), ("b", 4)]  # type: ignore[attr-defined, index]
+    assert [(one["node"], one["shards"]) for one in nodes] == [("a", 4), ("b", 4)]
     plain = run("node", "list", *at)
     assert plain.out.splitlines()[0].split() == ["node", "shards", "url"]
     assert "postgresql://" in plain.out
     shards = run("shard", "list", "--json", *at).json
-    assert [one["shard"] for one in shards] == list(range(8))  # type: ignore[attr-defined, index]
-    assert {one["schema"] for one in shards} == {f"shard_000{n}" for n in range(8)}  # type: ignore[attr-defined, index]
+    assert [one["shard"] for one in shards] == list(range(8))
+    assert {one["schema"] for one in shards} == {f"shard_000{n}" for n in range(8)}
     of_node = run("shard", "list", "--node", "a", "--json", *at).json
-    assert of_node == [one for one in shards if one["node"] == "a"]  # type: ignore[attr-defined, index]
-    assert len(of_node) == 4  # type: ignore[arg-type]
+    assert of_node == [one for one in shards if one["node"] == "a"]
+    assert len(of_node) == 4
     assert run("shard", "list", *at).out.splitlines()[0].split() == ["shard", "node", "schema"]
-    (facts,) = run("shard", "show", "5", "--json", *at).json  # type: ignore[misc]
+    (facts,) = run("shard", "show", "5", "--json", *at).json
     assert (facts["shard"], facts["schema"], facts["state"]) == (5, "shard_0005", "active")
     shown = run("shard", "show", "5", *at).out
     assert re.search(r"^\s*schema  shard_0005$", shown, re.M)
@@ -382,7 +382,7 @@ def test_tables_are_whole_in_a_narrow_terminal(
     shown = run("node", "list", "--catalog", dsn(url)).out
     assert six in shown
     assert long in re.sub(r"\s+", "", shown)
-    assert [one["url"] for one in run("node", "list", "--json", "--catalog", dsn(url)).json] == [long, six]  # type: ignore[attr-defined, index]
+    assert [one["url"] for one in run("node", "list", "--json", "--catalog", dsn(url)).json] == [long, six]
 
 
 def test_a_database_that_refuses_is_told_in_a_line(run: Run, blank_database: Blank) -> None:

@@ -97,10 +97,10 @@ def test_a_key_belongs_to_one_shard(shared: Cluster, key: int | str | bytes | UU
 @pytest.mark.parametrize("key", [True, 1.5, None, ("a",), b"x".__class__])
 def test_keys_without_a_stable_hash(shared: Cluster, key: object) -> None:
     with pytest.raises(UnsupportedKey, match=type(key).__name__):
-        shared.shard_for(key)  # type: ignore[arg-type]
+        shared.shard_for(key)
     if key is not None:
         with pytest.raises(UnsupportedKey):
-            shared.session(key=key)  # type: ignore[arg-type]
+            shared.session(key=key)
 
 
 def test_rows_lie_in_the_shard_of_their_session(shared: Cluster, home: URL) -> None:
@@ -139,9 +139,9 @@ def test_a_shard_number_is_also_what_numpy_makes_of_it(shared: Cluster) -> None:
 def test_a_session_takes_exactly_one_thing(shared: Cluster) -> None:
     for wanted in ({}, {"key": "a", "id": 1}, {"key": 1, "shard": 0}, {"id": 0, "shard": 0}, {"key": None}):
         with pytest.raises(BadArgument, match="exactly one of key=, id= and shard="):
-            shared.session(**wanted)  # type: ignore[arg-type]
+            shared.session(**wanted)
     for zero in ({"key": 0}, {"key": ""}, {"id": 0}, {"shard": 0}):
-        with shared.session(**zero) as session:  # type: ignore[arg-type]
+        with shared.session(**zero) as session:
             assert session.execute(text("select 1")).scalar_one() == 1
 
 
@@ -149,7 +149,7 @@ def test_a_session_takes_exactly_one_thing(shared: Cluster) -> None:
 def test_what_is_no_id(shared: Cluster, id_: object) -> None:
     for use in (shared.shard_of, shared.decode, lambda it: shared.session(id=it)):
         with pytest.raises(BadArgument, match="ID"):
-            use(id_)  # type: ignore[operator]
+            use(id_)
 
 
 def test_an_id_of_a_shard_beyond_the_clusters(shared: Cluster) -> None:
@@ -157,7 +157,7 @@ def test_an_id_of_a_shard_beyond_the_clusters(shared: Cluster) -> None:
     assert shared.decode(foreign).shard == 8
     for use in (shared.shard_of, lambda it: shared.session(id=it)):
         with pytest.raises(BadArgument, match="no shard 8 in this cluster") as caught:
-            use(foreign)  # type: ignore[operator]
+            use(foreign)
         assert "0 to 7" in caught.value.hint
 
 
@@ -165,9 +165,9 @@ def test_an_id_of_a_shard_beyond_the_clusters(shared: Cluster) -> None:
 def test_what_is_no_shard(shared: Cluster, shard: object) -> None:
     for use in (shared.node_of, shared.shard_engine, shared.connection, lambda it: shared.session(shard=it)):
         with pytest.raises(BadArgument, match="shard"):
-            use(shard)  # type: ignore[operator]
+            use(shard)
     with pytest.raises(BadArgument, match="shard"):
-        shared.reserve(shard, 1)  # type: ignore[arg-type]
+        shared.reserve(shard, 1)
 
 
 def test_a_shard_that_no_node_holds_yet(blank_database: Blank) -> None:
@@ -249,7 +249,7 @@ def test_blocks_and_single_ids_never_meet(shared: Cluster) -> None:
 @pytest.mark.parametrize("count", [0, -1, 4194305, 1 << 31, 1 << 40, 1 << 70, True, 1.5, "5", None])
 def test_what_is_no_number_of_ids(shared: Cluster, count: object) -> None:
     with pytest.raises(BadArgument) as caught:
-        shared.reserve(0, count)  # type: ignore[arg-type]
+        shared.reserve(0, count)
     assert caught.value.message
 
 
@@ -275,12 +275,12 @@ def test_one_engine_and_one_pool_a_node(home: URL, admin: psycopg.Connection) ->
         counting = "select count(*) from pg_stat_activity where application_name = %s"
         assert admin.execute(counting, [tag]).fetchone() == (2,)
         held = [cluster.connection(shard) for shard in (0, 1, 2)]
-        assert pool.checkedout() == 3  # type: ignore[attr-defined]
+        assert pool.checkedout() == 3
         with pytest.raises(Exception, match="QueuePool limit"):
             cluster.connection(3)
         for connection in held:
             connection.close()
-        assert pool.checkedout() == 0  # type: ignore[attr-defined]
+        assert pool.checkedout() == 0
     until(lambda: admin.execute(counting, [tag]).fetchone() == (0,), "no connection is left")
 
 
@@ -500,7 +500,7 @@ def test_every_error_of_a_cluster_is_caught_by_its_root(shared: Cluster) -> None
     for wrong in (
         lambda: shared.session(shard=99),
         lambda: shared.shard_of(-1),
-        lambda: shared.shard_for(1.5),  # type: ignore[arg-type]
+        lambda: shared.shard_for(1.5),
         lambda: shared.reserve(0, 0),
     ):
         with pytest.raises(ShardidsError) as caught:

@@ -244,8 +244,8 @@ def test_a_shard_that_another_run_has_migrated_meanwhile(app: App, monkeypatch: 
             calls.append(position)
             # Somebody was quicker, to the target, between this run's look at the shard and its transaction.
             monkeypatch.setattr(Player, "play", play)
-            play(self, position, compiled)  # type: ignore[arg-type]
-        play(self, position, compiled)  # type: ignore[arg-type]
+            play(self, position, compiled)
+        play(self, position, compiled)
 
     monkeypatch.setattr(Player, "play", late)
     rows = app.up("--jobs", "1")

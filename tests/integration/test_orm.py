@@ -180,7 +180,7 @@ def test_create_all_again_finds_the_tables(cluster: Cluster) -> None:
 
 
 def test_the_sql_without_a_shard_names_none() -> None:
-    made = str(CreateTable(CORE).compile(dialect=postgresql.dialect()))  # type: ignore[no-untyped-call]
+    made = str(CreateTable(CORE).compile(dialect=postgresql.dialect()))
     assert "id BIGINT DEFAULT next_id() NOT NULL" in made
     assert str(select(next_id())).startswith("SELECT next_id() AS")
 

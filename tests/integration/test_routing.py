@@ -247,7 +247,7 @@ def test_a_row_that_another_changed_is_not_overwritten(cluster: Cluster) -> None
         for session, caption in ((one, "one"), (other, "other")):
             session.scalars(
                 select(Photo).where(Photo.user_id == id_).order_by(Photo.id)
-            ).first().caption = caption  # type: ignore[union-attr]
+            ).first().caption = caption
         one.commit()
         with pytest.raises(StaleDataError):
             other.commit()
@@ -284,7 +284,7 @@ def test_one_connection_and_one_transaction_a_node(cluster: Cluster) -> None:
         for shard in range(8):
             session.scalars(select(User).where(User.name == names_for(cluster, shard)[0])).one()
         pools = [cluster.engine(node).pool for node in cluster.placement.nodes.values()]
-        assert [pool.checkedout() for pool in pools] == [1, 1]  # type: ignore[attr-defined]
+        assert [pool.checkedout() for pool in pools] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -372,7 +372,7 @@ def test_ids_of_no_shard(cluster: Cluster) -> None:
             lambda: session.get(User, foreign),
             lambda: session.scalars(select(User).where(User.id == foreign)),
             lambda: session.scalars(select(Photo).where(Photo.user_id.in_([foreign]))),
-            lambda: session.add(Photo(user_id=foreign, caption="")) or session.flush(),  # type: ignore[func-returns-value]
+            lambda: session.add(Photo(user_id=foreign, caption="")) or session.flush(),
         ):
             with pytest.raises(BadArgument, match="no shard 8 in this cluster") as caught:
                 use()
@@ -614,7 +614,7 @@ def test_contradictions_find_nothing(cluster: Cluster) -> None:
         assert session.scalars(select(User).where(both)).all() == []
         assert session.scalar(select(func.count(User.id)).where(both)) == 0
         assert session.scalars(select(User).where(User.id.in_([]))).all() == []
-        assert session.execute(delete(User).where(both)).rowcount == 0  # type: ignore[attr-defined]
+        assert session.execute(delete(User).where(both)).rowcount == 0
 
 
 def test_changes_in_several_shards(cluster: Cluster) -> None:
@@ -623,11 +623,11 @@ def test_changes_in_several_shards(cluster: Cluster) -> None:
     with cluster.sharded_session() as session, session.begin():
         loaded = session.get_one(User, some[0])
         done = session.execute(update(User).where(User.id.in_(some)).values(age=50))
-        assert done.rowcount == 4  # type: ignore[attr-defined]
+        assert done.rowcount == 4
         assert loaded.age == 50
         found = session.scalars(update(User).where(User.age == 1).values(age=60).returning(User.name)).all()
         assert len(found) == 6
-        assert session.execute(delete(Tag)).rowcount == 64  # type: ignore[attr-defined]
+        assert session.execute(delete(Tag)).rowcount == 64
     with cluster.sharded_session() as session:
         assert session.scalar(select(func.count()).select_from(Tag)) == 0
         assert sorted(session.scalars(select(User.age).where(User.age >= 50))) == [50] * 4 + [60] * 6
@@ -696,7 +696,7 @@ def test_objects_that_could_not_be_told_apart(cluster: Cluster) -> None:
             lambda: user.country,
             lambda: session.scalars(select(User).options(joinedload(User.country))).all(),
             lambda: session.scalars(select(User).options(selectinload(User.country))).all(),
-            lambda: session.add(Country(code="SE")) or session.flush(),  # type: ignore[func-returns-value]
+            lambda: session.add(Country(code="SE")) or session.flush(),
         ):
             session.expire_all()
             with pytest.raises(BadArgument, match="primary key of Country does not tell") as caught:

@@ -156,7 +156,7 @@ def read(what: str, *, at_once: bool = False) -> Action:
 
 
 def change(label: str, *, at_once: bool = False, **to: object) -> Action:
-    return Action(label, lambda s: [(None, s._replace(**to))], at_once)  # type: ignore[arg-type]
+    return Action(label, lambda s: [(None, s._replace(**to))], at_once)
 
 
 def take(lock: str) -> Action:

@@ -73,8 +73,7 @@ def changed(sample: Comparison, name: str, **values: object) -> Comparison:
     return replace(
         sample,
         schemes=[
-            replace(result, **values) if result.about.name == name else result  # type: ignore[arg-type]
-            for result in sample.schemes
+            replace(result, **values) if result.about.name == name else result for result in sample.schemes
         ],
     )
 
