@@ -6,14 +6,20 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar
 
+from shardids.embedded.home import new_temporary_path
+from shardids.embedded.watchdog import Watchdog
 from shardids.errors import ShardidsError
 
 Result = TypeVar("Result")
@@ -101,7 +107,7 @@ def client_processes(count: int, env: Mapping[str, str] = _NOTHING) -> Iterator[
     context.set_forkserver_preload(_PRELOAD)
     clients: list[_Client] = []
     try:
-        with _environment(env), _without_interrupts():
+        with _environment(env), _without_interrupts(), _temporary_files_in(_folder()):
             for _ in range(count):
                 ours, theirs = context.Pipe()
                 process = context.Process(target=_serve, args=(theirs,), daemon=True)
@@ -166,9 +172,29 @@ def _environment(env: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
+@cache
+def _folder() -> Path:
+    """Where multiprocessing keeps its fork server's socket: gone with this process, however that ends."""
+    folder = new_temporary_path(None)
+    Watchdog(remove=folder)
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+@contextlib.contextmanager
+def _temporary_files_in(folder: Path) -> Iterator[None]:
+    before, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+
+
 @contextlib.contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Processes that are started here never see Ctrl-C, which reaches all of a terminal; they are ended."""
+    """Keeps Ctrl-C, which reaches all of a terminal, from what starts here; this process sees it after."""
+    # Started first: multiprocessing unblocks the signal when it does that.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
