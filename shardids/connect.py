@@ -92,7 +92,8 @@ def open_engine(
     @event.listens_for(engine, "handle_error", retval=True)
     def _translate(context: ExceptionContext) -> BaseException | None:
         error = context.original_exception
-        if not isinstance(error, psycopg.Error):
+        # The pool replaces a connection whose ping fails, unless another error is raised in its place.
+        if context.is_pre_ping or not isinstance(error, psycopg.Error):
             return None
         ours = translate(error, what=what, url=url)
         if isinstance(ours, ConnectionFailed) and _ended_a_transaction(context):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,7 +16,7 @@ from shardids.mover.events import Copying
 from shardids.mover.sides import Side, Sides, server_major
 
 PATIENCE_S = 300.0
-"""How long a lock is tried for that others hold."""
+"""How long a lock is tried for that others hold, and rows are waited for of which none come."""
 _LOCK_MS = 500
 _POLL_S = 0.1
 _SLOT_PATIENCE_S = 10.0
@@ -134,17 +135,20 @@ def await_rows(sides: Sides, name: str, on_progress: Callable[[Copying], None]) 
     """Waits until the target has the rows of each table, as they were when that table was copied.
 
     Raises:
-        MoveFailed: the target's workers fail again and again.
+        MoveFailed: the target's workers fail again and again, get no further for a long time, or have lost
+            their replication slot.
     """
     with sides.source.autocommit() as source:
         total = source.execute(_SIZE, {"shard": sides.shard}).one()
     started = time.monotonic()
+    arrival = _Arrival(sides)
     with sides.target.autocommit() as target:
         while (state := target.execute(_COPIED, {"name": name}).one()).tables_left:
             _check_workers(target, sides.target, name)
             _check_slot(sides.source, name)
             elapsed = time.monotonic() - started
             done = min(state.bytes, total.bytes)
+            arrival.watch(state.tables_left, done, state.rows)
             on_progress(
                 Copying(
                     shard=sides.shard,
@@ -158,16 +162,52 @@ def await_rows(sides: Sides, name: str, on_progress: Callable[[Copying], None]) 
             time.sleep(min(_POLL_S, elapsed / 50 + 0.005))
 
 
+class _Arrival:
+    """Whether rows still come.
+
+    A table that is begun anew again and again leaves dead rows behind, so its file grows for ever: bytes
+    count up to the size of the source only, and rows when there are more of them than ever before.
+    """
+
+    def __init__(self, sides: Sides) -> None:
+        self._sides = sides
+        self._tables_left, self._bytes, self._rows = sys.maxsize, -1, -1
+        self._changed = time.monotonic()
+
+    def watch(self, tables_left: int, bytes_done: int, rows: int) -> None:
+        """Takes note of how far it is; ``bytes_done`` are no more than the source has."""
+        if tables_left < self._tables_left:
+            # Rows of a table that is done are not counted until it is analyzed: their number falls.
+            self._tables_left, self._bytes, self._rows = tables_left, bytes_done, rows
+        elif bytes_done > self._bytes or rows > self._rows:
+            self._bytes, self._rows = max(bytes_done, self._bytes), max(rows, self._rows)
+        elif time.monotonic() - self._changed > PATIENCE_S:
+            raise MoveFailed(
+                f'shard {self._sides.shard}: no more rows have come to node "{self._sides.target.node.name}"'
+                f" for {PATIENCE_S:.0f} s, and {tables_left} tables are not copied; its log may say why",
+                hint="Remove the reason, then go on with --resume, or undo the move with --abort.",
+            )
+        else:
+            return
+        self._changed = time.monotonic()
+
+
 def _check_slot(side: Side, name: str) -> None:
-    """A standby that was promoted does not have it, and the target waits for ever."""
+    """Without it the target waits for ever. A standby that was promoted does not have it."""
     with side.autocommit() as source:
-        there = source.execute(
-            text("select count(*) from pg_replication_slots where slot_name = :name"), {"name": name}
-        ).scalar_one()
-    if not there:
+        state = source.execute(
+            text("select coalesce(wal_status, '') from pg_replication_slots where slot_name = :name"),
+            {"name": name},
+        ).scalar_one_or_none()
+    if state is None:
         raise MoveFailed(
             f'node "{side.node.name}" has no replication slot "{name}" any more',
             hint="Undo the move with --abort, then begin it anew.",
+        )
+    if state == "lost":
+        raise MoveFailed(
+            f'node "{side.node.name}" has given up replication slot "{name}" (wal_status = lost)',
+            hint="Undo the move with --abort, raise max_slot_wal_keep_size there, then begin it anew.",
         )
 
 

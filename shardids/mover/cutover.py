@@ -17,6 +17,7 @@ from sqlalchemy import Connection, text
 from shardids.errors import ClusterConflict, MoveFailed, StatementFailed
 from shardids.mover.copying import LOCK_FAILURES, PATIENCE_S
 from shardids.mover.gate import LOCK_MS, PAUSE_BETWEEN_S, OnWait, release_offset, who_holds
+from shardids.mover.promotion import refuse_unfit_home
 from shardids.mover.sides import Sides
 
 _POLL_S = 0.005
@@ -216,7 +217,11 @@ def _refuse_other_shape(source: Connection, target: Connection, sides: Sides) ->
 
 
 def activate_target(sides: Sides) -> None:
-    """Makes the target take writes and issue IDs, above all that the source issued. Can be repeated."""
+    """Makes the target take writes and issue IDs, above all that the source issued. Can be repeated.
+
+    Raises:
+        MoveRefused: the target has not all of the copy: a standby of it was promoted.
+    """
     shard = {"shard": sides.shard}
     with sides.source.autocommit() as source:
         high_water = source.execute(
@@ -224,6 +229,7 @@ def activate_target(sides: Sides) -> None:
         ).scalar_one()
         values = source.execute(text("select * from shardids.sequences_of(:shard)"), shard).all()
     with sides.target.engine.begin() as target:
+        refuse_unfit_home(target, sides)
         for row in values:
             target.execute(
                 text("select setval(cast(:name as regclass), :last_value, :is_called)"), row._asdict()

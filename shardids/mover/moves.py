@@ -51,7 +51,8 @@ def move(
     ``back``: an old copy that was left on the target goes.
 
     Raises:
-        ClusterConflict, MoveRefused: see :func:`plan_move`; nothing was touched.
+        ClusterConflict, MoveRefused: see :func:`plan_move`; nothing was touched. MoveRefused also when a
+            standby of the target was promoted meanwhile: see :func:`resume`.
         MoveFailed: it stopped on its way. Where it could, it left the source writable.
     """
     with Journal.opened(catalog, shard) as journal:

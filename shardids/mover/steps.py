@@ -12,8 +12,8 @@ from sqlalchemy import text
 
 from shardids import views
 from shardids.catalog import Catalog
-from shardids.errors import ConnectionFailed, MoveFailed, MoveRefused, ShardidsError
-from shardids.mover import checks, copying, cutover, gate
+from shardids.errors import ConnectionFailed, MoveFailed, ShardidsError
+from shardids.mover import checks, copying, cutover, gate, promotion
 from shardids.mover.dumping import Scripts
 from shardids.mover.events import Lagging, OnEvent, Result, StepBegun, StepDone, Waiting
 from shardids.mover.journal import UNWRITTEN, Journal, Move, Outcome, Step
@@ -114,24 +114,12 @@ class Mover:
     def refuse_promoted_target(self) -> None:
         """Refuses a target whose standby has taken over since the copy was begun.
 
-        It may lack changes that the old server had confirmed, which the source does not send again.
-
         Raises:
             MoveRefused: it has.
         """
+        is_begun = self._journal.step != self._move.steps[0]
         with self.sides.target.autocommit() as target:
-            # What is marked as moved is the old copy that this move has not replaced yet.
-            is_other = target.execute(
-                text("""select timeline <> shardids.timeline() from shardids.shard
-                        where id = :shard and state <> 'moved'"""),
-                {"shard": self._move.shard},
-            ).scalar_one_or_none()
-        if is_other:
-            raise MoveRefused(
-                f'the move of shard {self._move.shard} can\'t go on: on node "{self._move.target}" a standby'
-                " was promoted meanwhile, which may lack a part of the copy",
-                hint="Undo the move with --abort, then begin it anew.",
-            )
+            promotion.refuse_other_copy(target, self.sides, is_begun=is_begun)
 
     def run(self) -> Result:
         """Takes the steps from the journal's present one on."""

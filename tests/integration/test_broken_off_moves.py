@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import psycopg
 import pytest
 
 from shardids import mover
 from shardids.embedded import temporary_servers
-from shardids.errors import ClusterConflict
-from tests.integration.cluster_support import Nursery
+from shardids.errors import ClusterConflict, MoveFailed
+from shardids.mover import copying
+from tests.integration.cluster_support import Nursery, until
 from tests.integration.moving_support import (
     TwoNodes,
     Writers,
@@ -17,6 +19,7 @@ from tests.integration.moving_support import (
     assert_one_home,
     finish,
     killed_move,
+    schema,
     two_nodes,
 )
 
@@ -120,6 +123,59 @@ def test_a_table_that_is_changed_meanwhile_stops_the_move(nodes: TwoNodes) -> No
     with pytest.raises(ClusterConflict, match='table "late" was changed while it was moved'):
         mover.move(nodes.catalog, shard, "b", on_event=change)
     assert mover.abort(nodes.catalog, shard).outcome == "aborted"
+    assert_one_home(nodes, shard)
+
+
+def test_a_slot_that_the_source_gave_up_is_not_waited_for(nodes: TwoNodes) -> None:
+    """It stays listed when the log that it needs was removed."""
+    shard = nodes.new_shard()
+
+    def give_up(event: mover.Event) -> None:
+        if event == mover.StepDone(shard=shard, step="publish"):
+            until(lambda: lost_slot(source), "the slot is lost")
+
+    with nodes.connected("a") as source:
+        source.execute("alter system set max_slot_wal_keep_size = '1MB'")
+        source.execute("select pg_reload_conf()")
+        try:
+            with pytest.raises(
+                MoveFailed, match=r'node "a" has given up .*\n.* raise max_slot_wal_keep_size'
+            ):
+                mover.move(nodes.catalog, shard, "b", on_event=give_up)
+        finally:
+            source.execute("alter system reset max_slot_wal_keep_size")
+            source.execute("select pg_reload_conf()")
+    assert finish(nodes, shard, mover.abort).outcome == "aborted"
+    assert_one_home(nodes, shard)
+
+
+def lost_slot(source: psycopg.Connection) -> bool:
+    """Whether the one slot is lost, after more log was written and removed."""
+    source.execute("select pg_logical_emit_message(false, '', ''), pg_switch_wal()")
+    source.execute("checkpoint")
+    return source.execute("select wal_status from pg_replication_slots").fetchall() == [("lost",)]
+
+
+def test_rows_that_do_not_come_are_not_waited_for_without_end(
+    nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copying, "PATIENCE_S", 2.0)
+    shard = nodes.new_shard()
+
+    def hold_up(event: mover.Event) -> None:
+        if event == mover.StepDone(shard=shard, step="publish"):
+            # Not held for ever, so that a move that would wait for it comes to its end.
+            holder.execute("set idle_in_transaction_session_timeout = '20s'")
+            holder.execute(f"begin; lock table {schema(shard)}.photos in share row exclusive mode")
+
+    with nodes.connected("b") as holder:
+        with pytest.raises(
+            MoveFailed, match=r'no more rows have come to node "b" for 2 s, and \d tables are'
+        ):
+            mover.move(nodes.catalog, shard, "b", on_event=hold_up)
+        holder.execute("rollback")
+    monkeypatch.undo()
+    assert finish(nodes, shard, mover.resume).outcome == "moved"
     assert_one_home(nodes, shard)
 
 

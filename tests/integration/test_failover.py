@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 import psycopg
 import pytest
 from psycopg import sql
-from sqlalchemy.engine import URL
+from sqlalchemy.engine import URL, make_url
 
 from shardids import doctor, failover, mover, views
 from shardids.embedded import temporary_servers
 from shardids.errors import ClusterConflict, ConnectionFailed, MoveRefused
+from shardids.topology import Node
 from tests.conftest import MakeDatabase, dsn, found_cluster
 from tests.integration.cluster_support import Nursery, catalog_at, command, connected, everything, until
 from tests.integration.moving_support import TwoNodes, finish, killed_move, two_nodes
@@ -223,3 +224,67 @@ def test_a_move_to_a_node_that_was_lost_is_undone_not_resumed(nodes: TwoNodes) -
         nursery.close()
         assert finish(nodes, 1, mover.resume).outcome == "moved"
         assert nodes.leftovers() == []
+
+
+@pytest.mark.parametrize("step", ["publish", "cutover"])
+def test_an_old_copy_is_not_taken_for_that_of_the_move(nodes: TwoNodes, step: str) -> None:
+    """The standby had not heard that it was replaced: its rows are those from before the shard left."""
+    nursery = Nursery()
+    mover.move(nodes.catalog, MOVED, "a")
+    with nodes.connected("a") as home:
+        home.execute(f"insert into shard_{MOVED:04}.photos (title) values ('acknowledged')")
+    with standby_of(nodes.servers["b"]) as standby:
+        deafen(nodes, standby)
+        assert killed_move(nodes, nursery, MOVED, step, kind="StepDone")
+        nursery.close()
+        nodes.servers["b"].kill()
+        nodes.servers["b"] = standby
+        with nodes.connected("b") as promoted:
+            promoted.execute("select pg_promote()")
+        assert failover.replace_node(nodes.catalog, "b", standby.url()).fenced == ()
+        with pytest.raises(MoveRefused, match=r'on node "b" a standby was promoted .*\n.*--abort'):
+            finish(nodes, MOVED, mover.resume)
+        assert mover.abort(nodes.catalog, MOVED).outcome == "aborted"
+        assert_at_home(nodes, 2)
+        assert mover.move(nodes.catalog, MOVED, "b", back=True).outcome == "moved"
+        assert nodes.leftovers() == []
+
+
+def test_a_running_mover_does_not_make_an_old_copy_the_home(nodes: TwoNodes) -> None:
+    """By a URL that leads to whichever server takes writes it comes to the promoted standby unawares."""
+    mover.move(nodes.catalog, MOVED, "a")
+    with standby_of(nodes.servers["b"]) as standby:
+        deafen(nodes, standby)
+        servers = [make_url(server.url()) for server in (nodes.servers["b"], standby)]
+        hosts = [f"{server.host}:{server.port}" for server in servers]
+        either = URL.create(
+            "postgresql",
+            username=servers[0].username,
+            database=servers[0].database,
+            query=dict(servers[0].query) | {"host": hosts, "target_session_attrs": "read-write"},
+        )
+        nodes.catalog.point_node(Node(name="b", url=either.render_as_string()))
+
+        def fail_over(event: mover.Event) -> None:
+            if event == mover.StepDone(shard=MOVED, step="cutover"):
+                nodes.servers["b"].kill()
+                nodes.servers["b"] = standby
+                with nodes.connected("b") as promoted:
+                    promoted.execute("select pg_promote()")
+
+        with pytest.raises(MoveRefused, match='on node "b" a standby was promoted'):
+            mover.move(nodes.catalog, MOVED, "b", back=True, on_event=fail_over)
+        assert_at_home(nodes, 1)
+        assert mover.abort(nodes.catalog, MOVED).outcome == "aborted"
+        assert nodes.leftovers() == []
+
+
+def assert_at_home(nodes: TwoNodes, photos: int) -> None:
+    """The shard that was to leave node a takes writes there, has all photos, and takes none on b."""
+    assert nodes.catalog.node_of(MOVED).name == "a"
+    with nodes.connected("a") as home:
+        home.execute(f"begin; insert into shard_{MOVED:04}.photos (title) values ('x'); rollback")
+        assert home.execute(f"select count(*) from shard_{MOVED:04}.photos").fetchone() == (photos,)
+    with nodes.connected("b") as old, pytest.raises(psycopg.Error) as refused:
+        old.execute(f"insert into shard_{MOVED:04}.photos (title) values ('x')")
+    assert refused.value.sqlstate == "SI003"
