@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -158,6 +159,20 @@ def keep_commits(engine: Engine) -> None:
     def _keep(connection: psycopg.Connection[Any], _record: object) -> None:
         connection.execute("set synchronous_commit = on")
         connection.commit()
+
+
+def keep_out_of_logs(connection: Connection) -> None:
+    """Keeps passwords in the transaction's next statements out of the server's log, where the role may."""
+    for setting, value in (
+        ("log_statement", "none"),
+        ("log_min_duration_statement", "-1"),
+        ("log_min_duration_sample", "-1"),
+        ("log_min_error_statement", "panic"),
+    ):
+        with suppress(MissingPrivilege), connection.begin_nested():
+            connection.execute(
+                text("select set_config(:name, :value, true)"), {"name": setting, "value": value}
+            )
 
 
 def check_version(server_version: int, *, what: str) -> None:

@@ -230,7 +230,7 @@ def _bring_up_to_date(
 def _servers(
     catalog: Catalog, home: Connection, plan: statements.Plan, placement: Placement, *, store_password: bool
 ) -> list[statements.Server]:
-    """The nodes that the view is to read. A new one's password is stored where the others' are."""
+    """The nodes that the view is to read. A new one's password, if any, is stored where the others' are."""
     used = {source.server for source in plan.sources if source.server is not None}
     there = logins(home)
     return [
@@ -238,6 +238,7 @@ def _servers(
             catalog,
             node,
             store_password=store_password or (any(there.values()) and server not in there),
+            must_have=store_password,
         )
         for node in placement.nodes.values()
         if (server := statements.server_name(node.name)) in used
