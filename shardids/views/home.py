@@ -9,7 +9,7 @@ from psycopg import sql
 from sqlalchemy import Connection, text
 
 from shardids.catalog import Catalog
-from shardids.connect import keep_out_of_logs, parse_url, role_of, with_password_of
+from shardids.connect import CONNECT_TIMEOUT_S, keep_out_of_logs, parse_url, role_of, with_password_of
 from shardids.errors import BadArgument, ConnectionFailed, MissingPrivilege, StatementFailed
 from shardids.provision import node_engine
 from shardids.topology import Node
@@ -28,7 +28,7 @@ def server_of(catalog: Catalog, node: Node, *, store_password: bool, must_have: 
     url = with_password_of(parse_url(node.url), catalog.url)
     password = None
     if store_password:
-        engine = node_engine(node, catalog.url)
+        engine = node_engine(node, catalog.url, connect_timeout_s=CONNECT_TIMEOUT_S)
         with engine.connect() as connection:
             driver = connection.connection.driver_connection
             password = driver.info.password if isinstance(driver, psycopg.Connection) else ""
