@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from threading import Event
+from threading import TIMEOUT_MAX, Event
 from typing import NoReturn
 
 from sqlalchemy.exc import DBAPIError
@@ -20,6 +20,8 @@ PATIENCE_S = 5.0
 says otherwise, and most of that before the old node refuses."""
 _FENCED_PATIENCE_S = 0.25
 """How long one that is only fenced is waited for. A move's fence looks like that until it is committed."""
+_LEAST_READ_S = 1.0
+"""How long the catalog is waited for at least, though the patience be less or over."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
 
@@ -31,7 +33,8 @@ class Attempts:
     Args:
         followed: the placement.
         shard: the shard.
-        patience_s: for how long, from the first refusal on, a shard that has moved is waited for.
+        patience_s: for how long, from the first refusal on, a shard that has moved is waited for; and for how
+            long the catalog, if it does not answer.
     """
 
     def __init__(self, followed: FollowedPlacement, shard: int, patience_s: float) -> None:
@@ -42,6 +45,7 @@ class Attempts:
         self._refused_at: float | None = None
         self._fenced_at: float | None = None
         self._pause_s = _FIRST_PAUSE_S
+        self._could_read = True
 
     def next_node(self) -> Node:
         """The node to try now.
@@ -65,7 +69,8 @@ class Attempts:
             raise error
         is_first = self._refused_at is None
         self._refused_at = self._refused_at or time.monotonic()
-        self._followed.try_refresh()
+        left_s = self._refused_at + self._patience_s - time.monotonic()
+        self._could_read = self._followed.try_refresh(min(max(left_s, _LEAST_READ_S), TIMEOUT_MAX))
         left_s = self._refused_at + self._patience_s - time.monotonic()
         if self.has_moved() and (is_first or left_s > 0):
             return 0.0
@@ -105,6 +110,11 @@ class Attempts:
     def _give_up(self, error: ShardFenced) -> NoReturn:
         if not isinstance(error, ShardMoved) or self._patience_s <= 0:
             raise error
+        if not self._could_read:
+            raise ShardMoved(
+                f"{error.message}, but the catalog, which knows its place there, could not be read",
+                hint="Look whether the catalog's server is up and can be reached, then run it again.",
+            ) from error
         raise ShardMoved(
             f"{error.message}, but for {self._patience_s:g} s the catalog has not placed it there",
             hint="Look whether its move was broken off, or takes longer: shardids shard moves",

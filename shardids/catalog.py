@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, bindparam, text
 from sqlalchemy.engine import URL
 
 from shardids import migrator
-from shardids.connect import open_engine, parse_url, require_create, shown_url
+from shardids.connect import CONNECT_TIMEOUT_S, open_engine, parse_url, require_create, shown_url
 from shardids.errors import BadArgument, ClusterConflict, UnknownShard
 from shardids.layout import Layout
 from shardids.topology import Node, Placement, validate_schema_prefix
@@ -39,7 +39,13 @@ class Catalog:
 
     def __init__(self, url: str | URL) -> None:
         self.url = parse_url(url)
-        self.engine: Engine = open_engine(self.url, what="the catalog", administrative=True, pool_size=1)
+        self.engine: Engine = open_engine(
+            self.url,
+            what="the catalog",
+            administrative=True,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            pool_size=1,
+        )
 
     def close(self) -> None:
         """Closes the catalog's connections."""

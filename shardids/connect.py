@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -28,6 +30,9 @@ from shardids.forks import in_child
 
 OLDEST_SERVER = 14
 """The oldest major version of PostgreSQL that is supported."""
+
+CONNECT_TIMEOUT_S = 10
+"""How long others should be kept waiting for a server that does not answer; psycopg waits 130 s."""
 
 
 def parse_url(url: str | URL) -> URL:
@@ -69,6 +74,7 @@ def open_engine(
     *,
     what: str,
     administrative: bool = False,
+    connect_timeout_s: int | None = None,
     create: Callable[..., Engine] = create_engine,
     **options: Any,
 ) -> Engine:
@@ -81,10 +87,16 @@ def open_engine(
     and which count on READ COMMITTED. Without it only those that shardids defines do, and a missing
     connection; the rest stay SQLAlchemy's.
 
+    ``connect_timeout_s``: how long each of the server's addresses is tried, unless the URL or
+    ``PGCONNECT_TIMEOUT`` says it.
+
     ``create``: what makes the engine; the default is :func:`sqlalchemy.create_engine`.
     """
     # A database of encoding SQL_ASCII would give bytes.
     connect_args = {"prepare_threshold": None, "client_encoding": "utf8"} | options.pop("connect_args", {})
+    is_timeout_given = "connect_timeout" in url.query or "PGCONNECT_TIMEOUT" in os.environ
+    if connect_timeout_s is not None and not is_timeout_given:
+        connect_args = {"connect_timeout": connect_timeout_s} | connect_args
     if administrative:
         options["isolation_level"] = "READ COMMITTED"
     engine = create(url, connect_args=connect_args, **options)
@@ -159,6 +171,20 @@ def keep_commits(engine: Engine) -> None:
     def _keep(connection: psycopg.Connection[Any], _record: object) -> None:
         connection.execute("set synchronous_commit = on")
         connection.commit()
+
+
+def keep_out_of_logs(connection: Connection) -> None:
+    """Keeps passwords in the transaction's next statements out of the server's log, where the role may."""
+    for setting, value in (
+        ("log_statement", "none"),
+        ("log_min_duration_statement", "-1"),
+        ("log_min_duration_sample", "-1"),
+        ("log_min_error_statement", "panic"),
+    ):
+        with suppress(MissingPrivilege), connection.begin_nested():
+            connection.execute(
+                text("select set_config(:name, :value, true)"), {"name": setting, "value": value}
+            )
 
 
 def check_version(server_version: int, *, what: str) -> None:

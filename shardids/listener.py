@@ -6,12 +6,14 @@ import logging
 import selectors
 import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from threading import Event, Lock, Thread, current_thread
 from typing import cast
 from weakref import WeakMethod, finalize
 
 import psycopg
+from sqlalchemy import exc
 from sqlalchemy.engine import URL
 from sqlalchemy.pool import NullPool
 from tenacity import RetryCallState, Retrying
@@ -33,6 +35,9 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 30.0
 _CLOSING_S = 1.0
 """How long :meth:`PlacementListener.close` waits for a thread that is just connecting."""
 
+_LONGEST_READ_S = 10.0
+"""How long the next read of the placement waits for one that hangs, before it goes on without it."""
+
 _CONNECT_ARGS = {
     "application_name": "shardids listener",
     "connect_timeout": 10,
@@ -50,6 +55,9 @@ class FollowedPlacement:
         catalog: where it is read.
         listen: whether to follow it; if not, :meth:`refresh` alone reads it anew.
     """
+
+    _next: Future[None] | None
+    _running: Future[None]
 
     def __init__(self, catalog: Catalog, *, listen: bool) -> None:
         self._catalog = catalog
@@ -71,25 +79,60 @@ class FollowedPlacement:
         """Reads it anew. Raises ShardidsError if that can't be done; what was read last stays."""
         placement = self._catalog.placement()
         with self._lock:
+            is_newer = placement.version > self._placement.version
             # Two readers may come back in the other order.
             if placement.version >= self._placement.version:
                 self._placement = placement
-            watchers = list(self._watchers)
+            watchers = list(self._watchers) if is_newer else []
         for tell in watchers:
             tell()
 
-    def try_refresh(self) -> bool:
-        """Reads it anew; returns whether it could. If not, a warning is logged."""
+    def try_refresh(self, patience_s: float | None = None) -> bool:
+        """Reads it anew; returns whether it could, in ``patience_s`` seconds. If not, a warning is logged.
+
+        However many threads ask at once, one read is under way, and one more waits for all who asked since.
+        """
+        try:
+            self._next_read().result(patience_s)
+        except ShardidsError as error:
+            reason = error.message
+        except exc.TimeoutError as error:
+            reason = str(error)
+        except TimeoutError:
+            reason = "the catalog has not answered in time"
+        else:
+            return True
+        log.warning("shardids: routing goes on with what is known: %s", reason)
+        return False
+
+    def _next_read(self) -> Future[None]:
+        """A read that has not begun yet: it finds all that was committed before this call."""
+        with self._lock:
+            if self._next is not None:
+                return self._next
+            self._next = read = Future[None]()
+        reading = Thread(target=self._read, args=(read,), name="shardids placement", daemon=True)
+        try:
+            reading.start()
+        except RuntimeError:
+            # The interpreter is about to exit.
+            self._read(read)
+        return read
+
+    def _read(self, read: Future[None]) -> None:
+        wait([self._running], _LONGEST_READ_S)
+        with self._lock:
+            self._running, self._next = read, None
         try:
             self.refresh()
-        except ShardidsError as error:
-            log.warning("shardids: routing goes on with what is known: %s", error.message)
-            return False
-        return True
+        except BaseException as error:  # noqa: BLE001 -- who asked gets it
+            read.set_exception(error)
+        else:
+            read.set_result(None)
 
     @contextmanager
     def watched(self, on_change: Callable[[], object]) -> Iterator[None]:
-        """Calls ``on_change`` whenever the placement was read during the block, in the thread that did."""
+        """Calls ``on_change`` for each newer placement read during the block, in the thread that read it."""
         with self._lock:
             self._watchers.append(on_change)
         try:
@@ -107,6 +150,9 @@ class FollowedPlacement:
         # Again in the child of a fork, where the old lock may be held by a thread that is not there.
         self._lock = Lock()
         self._watchers: list[Callable[[], object]] = []
+        self._next = None
+        self._running = Future()
+        self._running.set_result(None)
 
 
 class PlacementListener:

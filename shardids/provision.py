@@ -20,10 +20,16 @@ _BATCH = 64
 """Shards between two entries in the catalog: what a crash leaves to be looked at again."""
 
 
-def node_engine(node: Node, catalog_url: URL) -> Engine:
-    """An engine with one connection to a node."""
+def node_engine(node: Node, catalog_url: URL, *, connect_timeout_s: int | None = None) -> Engine:
+    """An engine with one connection to a node; ``connect_timeout_s`` as :func:`open_engine` has it."""
     url = with_password_of(parse_url(node.url), catalog_url)
-    return open_engine(url, what=f'node "{node.name}"', administrative=True, pool_size=1)
+    return open_engine(
+        url,
+        what=f'node "{node.name}"',
+        administrative=True,
+        connect_timeout_s=connect_timeout_s,
+        pool_size=1,
+    )
 
 
 def add_node(catalog: Catalog, name: str, url: str, *, dry_run: bool = False) -> None:

@@ -10,7 +10,8 @@ from contextlib import suppress
 from psycopg.conninfo import make_conninfo
 from sqlalchemy import Connection, text
 
-from shardids.errors import MissingPrivilege, MoveFailed, StatementFailed
+from shardids.connect import keep_out_of_logs
+from shardids.errors import MoveFailed, StatementFailed
 from shardids.mover.dumping import Scripts, find_programs
 from shardids.mover.events import Copying
 from shardids.mover.sides import Side, Sides, server_major
@@ -82,19 +83,6 @@ def subscribe(sides: Sides, name: str) -> None:
             text("select shardids.subscribe(:shard, :name, :conninfo, :version)"),
             {"shard": sides.shard, "name": name, "conninfo": conninfo, "version": version},
         )
-
-
-def keep_out_of_logs(connection: Connection) -> None:
-    """Keeps the password that the next statement holds out of the server's log, where the role may."""
-    for setting, value in (
-        ("log_statement", "none"),
-        ("log_min_duration_statement", "-1"),
-        ("log_min_error_statement", "panic"),
-    ):
-        with suppress(MissingPrivilege), connection.begin_nested():
-            connection.execute(
-                text("select set_config(:name, :value, true)"), {"name": setting, "value": value}
-            )
 
 
 def copy_offline(sides: Sides) -> None:

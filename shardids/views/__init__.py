@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from sqlalchemy import Connection, text
 
 from shardids.catalog import Catalog, unknown_node
-from shardids.connect import open_engine, parse_url, shown_url, with_password_of
-from shardids.errors import BadArgument, ClusterConflict, ConnectionFailed, ShardidsError
+from shardids.connect import CONNECT_TIMEOUT_S, open_engine, parse_url, shown_url, with_password_of
+from shardids.errors import BadArgument, ClusterConflict, ConnectionFailed, ShardidsError, StatementFailed
 from shardids.provision import node_engine
 from shardids.queries import prepare, rows
 from shardids.sqlfiles import read_sql
@@ -36,6 +36,9 @@ __all__ = ["View", "create", "drop", "follow_placement", "listed", "refresh", "r
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}")
 _LOCK = 1936220522
 """Advisory lock (_LOCK, 0) of a view's database: held by the one process that changes views there."""
+_LOCK_PATIENCE_S = 60.0
+"""How long it is waited for: a refresh asks every node, and may wait for silent ones."""
+_LOCK_NOT_AVAILABLE = "55P03"
 
 
 def create(
@@ -121,7 +124,14 @@ def refresh_all(
 def follow_placement(catalog: Catalog) -> tuple[str, ...]:
     """Refreshes all views after a change of the placement; what could not be, and what to do, a line each."""
     complaints = []
-    for view in views_in(catalog):
+    try:
+        views = views_in(catalog)
+    except ShardidsError as error:
+        return (
+            f"views may still read shards where they were: {error.message};"
+            " when that is mended: shardids view refresh",
+        )
+    for view in views:
         try:
             refresh(catalog, view.name)
         except ShardidsError as error:
@@ -190,10 +200,16 @@ def _known(catalog: Catalog, name: str) -> View:
 def _home(catalog: Catalog, view: View, url: str | None) -> Iterator[Connection]:
     """A connection to the database that has the view, or is to have it."""
     if view.node is not None:
-        engine = node_engine(catalog.nodes()[view.node], catalog.url)
+        engine = node_engine(catalog.nodes()[view.node], catalog.url, connect_timeout_s=CONNECT_TIMEOUT_S)
     else:
         database = with_password_of(parse_url(url or str(view.url)), catalog.url)
-        engine = open_engine(database, what="the database of the view", administrative=True, pool_size=1)
+        engine = open_engine(
+            database,
+            what="the database of the view",
+            administrative=True,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            pool_size=1,
+        )
     try:
         with engine.connect() as connection:
             yield connection
@@ -206,7 +222,7 @@ def _bring_up_to_date(
 ) -> list[str]:
     description = catalog.describe()
     with _home(catalog, view, url) as home, home.begin() as transaction:
-        home.execute(text("select pg_advisory_xact_lock(:class, 0)"), {"class": _LOCK})
+        _lock(home, view.where)
         # Read under the lock: who comes second has the newer one.
         placement = catalog.placement()
         plan = plan_of(catalog, view, placement, description.schema_prefix)
@@ -227,10 +243,26 @@ def _bring_up_to_date(
     return done
 
 
+def _lock(home: Connection, where: str) -> None:
+    try:
+        home.execute(
+            text("select set_config('lock_timeout', :timeout, true)"),
+            {"timeout": f"{_LOCK_PATIENCE_S * 1000:.0f}ms"},
+        )
+        home.execute(text("select pg_advisory_xact_lock(:class, 0)"), {"class": _LOCK})
+    except StatementFailed as error:
+        if error.sqlstate != _LOCK_NOT_AVAILABLE:
+            raise
+        raise ClusterConflict(
+            f"another process has been changing views on {where} for {_LOCK_PATIENCE_S:g} s",
+            hint="Wait for it, or look in pg_stat_activity there what it does.",
+        ) from error
+
+
 def _servers(
     catalog: Catalog, home: Connection, plan: statements.Plan, placement: Placement, *, store_password: bool
 ) -> list[statements.Server]:
-    """The nodes that the view is to read. A new one's password is stored where the others' are."""
+    """The nodes that the view is to read. A new one's password, if any, is stored where the others' are."""
     used = {source.server for source in plan.sources if source.server is not None}
     there = logins(home)
     return [
@@ -238,6 +270,7 @@ def _servers(
             catalog,
             node,
             store_password=store_password or (any(there.values()) and server not in there),
+            must_have=store_password,
         )
         for node in placement.nodes.values()
         if (server := statements.server_name(node.name)) in used

@@ -9,7 +9,7 @@ from psycopg import sql
 from sqlalchemy import Connection, text
 
 from shardids.catalog import Catalog
-from shardids.connect import parse_url, role_of, with_password_of
+from shardids.connect import CONNECT_TIMEOUT_S, keep_out_of_logs, parse_url, role_of, with_password_of
 from shardids.errors import BadArgument, ConnectionFailed, MissingPrivilege, StatementFailed
 from shardids.provision import node_engine
 from shardids.topology import Node
@@ -19,21 +19,21 @@ from shardids.views.statements import Plan, Server
 _HIDDEN = "…"
 
 
-def server_of(catalog: Catalog, node: Node, *, store_password: bool) -> Server:
+def server_of(catalog: Catalog, node: Node, *, store_password: bool, must_have: bool) -> Server:
     """A node as a foreign server, with the password that this machine logs in with if it is to be stored.
 
     Raises:
-        BadArgument: there is no password to store.
+        BadArgument: there is no password to store, and it ``must_have`` one.
     """
     url = with_password_of(parse_url(node.url), catalog.url)
     password = None
     if store_password:
-        engine = node_engine(node, catalog.url)
+        engine = node_engine(node, catalog.url, connect_timeout_s=CONNECT_TIMEOUT_S)
         with engine.connect() as connection:
             driver = connection.connection.driver_connection
             password = driver.info.password if isinstance(driver, psycopg.Connection) else ""
         engine.dispose()
-        if not password:
+        if must_have and not password:
             raise BadArgument(
                 f'node "{node.name}" was logged in to without a password: there is none to store',
                 hint="Leave --store-password out.",
@@ -42,7 +42,7 @@ def server_of(catalog: Catalog, node: Node, *, store_password: bool) -> Server:
         name=statements.server_name(node.name),
         options=statements.server_options(url),
         user=role_of(url),
-        password=password,
+        password=password or None,
     )
 
 
@@ -83,6 +83,8 @@ def correct_servers(home: Connection, servers: Sequence[Server]) -> list[str]:
             )
         done += run(home, statements.server(server, present.get(server.name)), server.password)
         if server.password is not None or server.name not in mapped:
+            if server.password is not None:
+                keep_out_of_logs(home)
             login = statements.user_mapping(server, is_mapped=server.name in mapped)
             done += run(home, login, server.password)
     return done

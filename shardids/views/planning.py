@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from shardids.catalog import Catalog
+from shardids.connect import CONNECT_TIMEOUT_S
 from shardids.errors import BadArgument, ClusterConflict
 from shardids.provision import node_engine
 from shardids.queries import read
@@ -82,7 +83,7 @@ def plan_of(catalog: Catalog, view: View, placement: Placement, prefix: str) -> 
 
 
 def _table_columns(catalog: Catalog, node: Node, table: str) -> list[_TableColumns]:
-    engine = node_engine(node, catalog.url)
+    engine = node_engine(node, catalog.url, connect_timeout_s=CONNECT_TIMEOUT_S)
     try:
         with engine.connect() as connection:
             return read(connection, "view_columns.v1", _TableColumns, table_name=table)

@@ -19,6 +19,8 @@ from sqlalchemy import text
 from sqlalchemy.engine import URL
 
 from shardids import Cluster
+from shardids.connect import open_engine
+from shardids.errors import ConnectionFailed
 from shardids.listener import PlacementListener
 from tests.conftest import MakeDatabase, dsn, found_cluster
 from tests.integration.cluster_support import catalog_at, connected, environment, sessions, until
@@ -253,6 +255,15 @@ def test_close_does_not_wait_for_a_server_that_is_silent() -> None:
             listener.close()
         connecting.close()
     until(lambda: not threads(), "the thread ends")
+
+
+@pytest.mark.parametrize(("query", "connect_timeout_s"), [({}, 2), ({"connect_timeout": "2"}, 60)])
+def test_a_server_that_is_silent_is_given_up_in_time(query: dict[str, str], connect_timeout_s: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = URL.create("postgresql+psycopg", "ann", None, "127.0.0.1", silent.getsockname()[1], query=query)
+        engine = open_engine(url, what="the catalog", connect_timeout_s=connect_timeout_s)
+        with soon(5), pytest.raises(ConnectionFailed, match="timeout"):
+            engine.connect()
 
 
 def test_notifications_of_anybody_do_no_harm(cluster: Cluster, url: URL) -> None:

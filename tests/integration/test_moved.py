@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from threading import Timer
 
 import psycopg
@@ -23,9 +24,9 @@ from shardids.errors import (
     UnknownShard,
 )
 from shardids.topology import Node
-from tests.conftest import found_cluster
+from tests.conftest import dsn, found_cluster
 from tests.integration import moving
-from tests.integration.cluster_support import catalog_at, connected
+from tests.integration.cluster_support import catalog_at, connected, until
 from tests.integration.moving import SHARD, Base, Note, draw_at_commit, two_nodes, words_on
 
 Blank = Callable[[], URL]
@@ -257,6 +258,74 @@ def test_run_gives_up_while_the_shard_has_no_new_node(
     assert min(patience_s, 0.25) <= took_s < min(patience_s, 0.6) + 2
     assert (write.calls == 1) == (patience_s == 0)
     assert words_on(nodes["a"]) == []
+
+
+COULD_NOT_BE_READ = r'has moved to node "b" .*the catalog, which knows its place there, could not be read'
+
+
+def test_run_says_that_the_catalog_is_down(
+    cluster: Cluster, nodes: dict[str, URL], admin: psycopg.Connection
+) -> None:
+    moving.fence(nodes["catalog"], SHARD, "b")
+    name = str(nodes["catalog"].database)
+    admin.execute(f"alter database {name} allow_connections false")
+    try:
+        admin.execute(
+            "select pg_terminate_backend(pid, 5000) from pg_stat_activity where datname = %s", [name]
+        )
+        with pytest.raises(ShardMoved, match=COULD_NOT_BE_READ):
+            cluster.run(Write("refused"), shard=SHARD, patience_s=0.3)
+    finally:
+        admin.execute(f"alter database {name} allow_connections true")
+
+
+def test_run_is_patient_no_longer_with_a_catalog_that_hangs(
+    cluster: Cluster, nodes: dict[str, URL], admin: psycopg.Connection
+) -> None:
+    moving.fence(nodes["catalog"], SHARD, "b")
+    clients = 20
+
+    def refused_after_s(number: int) -> float:
+        began = time.monotonic()
+        with pytest.raises(ShardMoved, match=COULD_NOT_BE_READ):
+            cluster.run(Write(f"refused {number}"), shard=SHARD, patience_s=1.5)
+        return time.monotonic() - began
+
+    reading = "select count(*) from pg_stat_activity where datname = %s and wait_event_type = 'Lock'"
+    with psycopg.connect(dsn(nodes["catalog"])) as holder, ThreadPoolExecutor(clients) as pool:
+        holder.execute("lock table shardids_catalog.placement in access exclusive mode")
+        took_s = list(pool.map(refused_after_s, range(clients)))
+        assert max(took_s) < 1.5 + 1 + 2
+        assert admin.execute(reading, [nodes["catalog"].database]).fetchone() == (1,)
+    assert cluster.refresh()
+
+
+def test_a_read_for_many_finds_what_was_committed_before_each_asked(
+    cluster: Cluster, nodes: dict[str, URL], admin: psycopg.Connection
+) -> None:
+    reading = "select count(*) from pg_stat_activity where datname = %s and wait_event_type = 'Lock'"
+    name = nodes["catalog"].database
+    with psycopg.connect(dsn(nodes["catalog"])) as holder, ThreadPoolExecutor(10) as pool:
+        holder.execute("lock table shardids_catalog.placement in access exclusive mode")
+        early = pool.submit(cluster.refresh)
+        until(lambda: admin.execute(reading, [name]).fetchone() == (1,), "a read is under way")
+        holder.execute("update shardids_catalog.placement set node = 'b' where shard = %s", [SHARD])
+        late = [pool.submit(cluster.refresh) for _ in range(9)]
+        holder.commit()
+        assert all(done.result() for done in [early, *late])
+        assert cluster.node_of(SHARD).name == "b"
+
+
+def test_watchers_are_told_of_newer_placements_only(cluster: Cluster, nodes: dict[str, URL]) -> None:
+    told: list[int] = []
+    with cluster._followed.watched(lambda: told.append(cluster.placement.version)):
+        assert cluster.refresh()
+        assert told == []
+        moving.place(nodes["catalog"], SHARD, "b")
+        assert cluster.refresh()
+        assert told == [cluster.placement.version]
+        assert cluster.refresh()
+    assert len(told) == 1
 
 
 @pytest.mark.parametrize("listen", [True, False])

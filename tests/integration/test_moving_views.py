@@ -9,10 +9,10 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from shardids import mover, views
+from shardids import mover, provision, views
 from shardids.cli import app
 from shardids.embedded import temporary_servers
-from shardids.errors import MoveRefused, StatementFailed
+from shardids.errors import BadArgument, MoveRefused, StatementFailed
 from tests.integration.moving_support import TwoNodes, two_nodes
 
 TABLE = """
@@ -25,7 +25,7 @@ ROWS = "select shard, count(*) from shardids_views.photos group by 1 order by 1"
 @pytest.fixture
 def nodes() -> Iterator[TwoNodes]:
     """Shards 0 and 1 on a, 2 and 3 on b, and a view of their photos on a."""
-    with temporary_servers(2) as servers:
+    with temporary_servers(2, settings={"log_statement": "ddl"}) as servers:
         nodes = two_nodes(servers, SHARDS)
         for shard in range(SHARDS):
             with nodes.connected(nodes.catalog.node_of(shard).name) as connection:
@@ -107,3 +107,43 @@ def test_a_view_that_can_not_be_refreshed_does_not_fail_the_move(nodes: TwoNodes
     purged = run(nodes, "shard", "purge", "0")
     assert purged.exit_code == 0, purged.stderr
     assert shown(nodes)[0] == (0, 11)
+
+
+FORBIDDING = """
+    create function forbid() returns event_trigger language plpgsql as 'begin raise ''not now''; end';
+    create event trigger forbid on ddl_command_start when tag in ('CREATE USER MAPPING')
+    execute function forbid()"""
+
+
+def test_no_password_comes_into_a_log(nodes: TwoNodes) -> None:
+    with nodes.connected("b") as connection:
+        password = connection.info.password
+    with nodes.connected("a") as connection:
+        views.drop(nodes.catalog, "photos")
+        connection.execute(FORBIDDING)
+        with pytest.raises(StatementFailed, match="not now"):
+            views.create(nodes.catalog, "photos", table="photos", node="a", store_password=True)
+        connection.execute("drop event trigger forbid")
+        views.create(nodes.catalog, "photos", table="photos", node="a", store_password=True)
+        stored = connection.execute("select umoptions::text from pg_user_mappings").fetchall()
+    assert password in stored[0][0]
+    log = nodes.servers["a"].log_file.read_text()
+    assert "create server" in log
+    assert "not now" in log
+    assert password not in log
+
+
+def test_a_node_that_asks_for_no_password_comes_to_a_view_without_one(nodes: TwoNodes) -> None:
+    server = nodes.servers["b"]
+    with nodes.connected("b") as connection:
+        connection.execute("create database trusting")
+        rules = server.data_directory / "pg_hba.conf"
+        lines = "host trusting all 127.0.0.1/32 trust\nhost replication all 127.0.0.1/32 trust\n"
+        rules.write_text(lines + rules.read_text())
+        connection.execute("select pg_reload_conf()")
+    url = f"postgresql://postgres@127.0.0.1:{server.port}/trusting"
+    provision.add_node(nodes.catalog, "c", url)
+    assert mover.move(nodes.catalog, 2, "c").stale_views == ()
+    assert shown(nodes) == [(shard, 10) for shard in range(SHARDS)]
+    with pytest.raises(BadArgument, match=r'node "c" was logged in to without a password'):
+        views.refresh(nodes.catalog, "photos", store_password=True)

@@ -296,6 +296,34 @@ def test_a_node_with_a_view_stays(pair: Pair, blank_database: Blank) -> None:
         provision.remove_node(catalog, "c")
 
 
+def test_who_else_changes_views_is_waited_for_no_longer_than_it_may_take(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, _ = pair
+    monkeypatch.setattr(views, "_LOCK_PATIENCE_S", 0.2)
+    with catalog_at(a) as catalog:
+        make(catalog)
+        before = objects(a)
+        with psycopg.connect(dsn(a)) as other:
+            other.execute("select pg_advisory_xact_lock(%s, 0)", [views._LOCK])
+            with pytest.raises(ClusterConflict, match=r'changing views on node "a" for 0\.2 s'):
+                views.refresh(catalog, "photos")
+            (complaint,) = views.follow_placement(catalog)
+        assert complaint.endswith("when that is mended: shardids view refresh photos")
+        assert objects(a) == before
+        assert views.follow_placement(catalog) == ()
+
+
+def test_who_may_not_read_which_views_there_are_is_told_so(pair: Pair, make_role: MakeRole) -> None:
+    a, _ = pair
+    mover = make_role("Mover")
+    run(a, f'grant usage on schema shardids_catalog to "{mover.username}"')
+    with catalog_at(a.set(username=mover.username, password=str(mover.password))) as catalog:
+        (complaint,) = views.follow_placement(catalog)
+    assert "permission denied" in complaint
+    run(a, f'drop owned by "{mover.username}"')
+
+
 def test_what_is_refused(pair: Pair, blank_database: Blank, make_role: MakeRole) -> None:
     a, b = pair
     own = blank_database()
