@@ -527,7 +527,7 @@ def test_the_commands_that_there_are() -> None:
 
 
 READING = {
-    *("doctor", "shard show", "id decode", "id encode", "id range", "id next", "sql show", "demo"),
+    *("compare", "doctor", "shard show", "id decode", "id encode", "id range", "id next", "sql show", "demo"),
     *(
         "migrate check",
         "migrate sql",
