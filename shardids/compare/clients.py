@@ -46,10 +46,12 @@ class _Client:
     def answer(self) -> Any:
         """What it sends; raises it if it is an error, and ShardidsError if the process is gone or hangs."""
         if not self.pipe.poll(_PATIENCE_S):
+            # A late answer would be taken for that to the next job.
+            self.process.kill()
             raise ShardidsError(f"a client process does not answer for {_PATIENCE_S:g} s")
         try:
             answer = self.pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):
             self.process.join(_END_S)
             how = f"a client process ended with exit code {self.process.exitcode}"
             raise ShardidsError(how, hint="Is there enough memory?") from None

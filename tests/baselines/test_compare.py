@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from typer.testing import CliRunner
 
 from shardids.baselines import SCHEMES, Servers
 from shardids.cli import app
+from shardids.compare import clients as client_module
 from shardids.compare import faketime, store
 from shardids.compare import run as running
 from shardids.compare.clients import Clients, client_processes
@@ -210,11 +212,23 @@ def _failing(how: str) -> Iterator[Callable[[], int]]:
     def go() -> int:
         if how == "ends":
             os._exit(7)
+        if how == "hangs":
+            threading.Event().wait()
         if how == "at work":
             raise BadArgument(how)
         return 1
 
     yield go
+
+
+def test_a_client_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    with client_processes(1) as clients:
+        assert clients.run(_failing, [("",)]) == [1]
+        monkeypatch.setattr(client_module, "_PATIENCE_S", 1.0)
+        with pytest.raises(ShardidsError, match="does not answer for 1 s"):
+            clients.run(_failing, [("hangs",)])
+        with pytest.raises(ShardidsError, match="ended with exit code -9"):
+            clients.run(_failing, [("",)])
 
 
 def test_clients_that_fail() -> None:
