@@ -8,9 +8,10 @@ from contextlib import contextmanager
 import psycopg
 
 from benchmarks.report import Section, figure, interleaved, seconds
-from shardids import devcluster, doctor
-from shardids.catalog import Catalog
-from shardids.embedded import temporary_servers
+from shardids import doctor
+from shardids.catalog.rows import Catalog
+from shardids.dev import devcluster
+from shardids.dev.embedded import temporary_servers
 
 SHARDS = 1024
 MOST_SECONDS = 5.0

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.report import Section, Timed, figure, interleaved, seconds
-from shardids.arrays import decode_array
-from shardids.generator import IdBlock
-from shardids.layout import DEFAULT
+from shardids.client.blocks import IdBlock
+from shardids.ids.arrays import decode_array
+from shardids.ids.layout import DEFAULT
 
 IDS = 1_000_000
 ARRAY = 10_000_000

@@ -14,15 +14,15 @@ from threading import Event
 
 from benchmarks.provisioning import run_psql
 from benchmarks.report import Measure, Section, interleaved, ratio, seconds
-from shardids import provision
-from shardids.catalog import Catalog
-from shardids.embedded import EmbeddedServer, temporary_servers
-from shardids.layout import DEFAULT
+from shardids.catalog.rows import Catalog
+from shardids.catalog.topology import schema_name
+from shardids.dev.embedded import EmbeddedServer, temporary_servers
+from shardids.ids.layout import DEFAULT
+from shardids.install import provision
 from shardids.migrate.environment import Environment
 from shardids.migrate.locks import one_run
 from shardids.migrate.migration import Migration
 from shardids.migrate.runner import Observer, Settings
-from shardids.topology import schema_name
 
 SHARDS = 1000
 MANY_SHARDS = 4096
@@ -239,7 +239,7 @@ def _bench(shard_count: int) -> Iterator[Bench]:
         )
         catalog = Catalog(servers[0].url())
         try:
-            catalog.init(DEFAULT, shard_count)
+            provision.init(catalog, DEFAULT, shard_count)
             for node, server in zip("ab", servers, strict=True):
                 provision.add_node(catalog, node, server.url())
             provision.create_shards(catalog, range(shard_count))

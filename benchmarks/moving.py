@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import psycopg
 
 from benchmarks.report import Measure, Section, figure, interleaved, ratio, seconds
-from shardids import mover, provision
-from shardids.catalog import Catalog
-from shardids.devcluster import found
-from shardids.embedded import EmbeddedServer, find_binaries, temporary_servers
+from shardids import mover
+from shardids.catalog.rows import Catalog
+from shardids.dev.devcluster import found
+from shardids.dev.embedded import EmbeddedServer, find_binaries, temporary_servers
+from shardids.install import provision
 
 USERS, PHOTOS = 200_000, 800_000
 WRITERS, WRITES_A_SECOND = 10, 500

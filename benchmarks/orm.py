@@ -10,8 +10,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from benchmarks.report import Ratio, Section, Timed, interleaved, ratio, seconds
 from shardids import Cluster, primary_key
-from shardids.devcluster import found
-from shardids.embedded import temporary_server
+from shardids.dev.devcluster import found
+from shardids.dev.embedded import temporary_server
 
 OBJECTS = 10_000
 COMMITS = 50

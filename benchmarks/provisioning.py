@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.report import Section, interleaved, ratio, seconds
-from shardids import migrator, provision
-from shardids.catalog import Catalog
-from shardids.embedded import EmbeddedServer, find_binaries, temporary_servers
-from shardids.layout import DEFAULT
+from shardids.catalog.rows import Catalog
+from shardids.dev.embedded import EmbeddedServer, find_binaries, temporary_servers
+from shardids.ids.layout import DEFAULT
+from shardids.install import provision, trees
 
 SHARDS = 1024
 
@@ -36,7 +36,7 @@ def _two_nodes() -> Iterator[tuple[list[EmbeddedServer], Catalog]]:
     with temporary_servers(2) as servers:
         catalog = Catalog(servers[0].url())
         try:
-            catalog.init(DEFAULT, SHARDS)
+            provision.init(catalog, DEFAULT, SHARDS)
             for name, server in zip("ab", servers, strict=True):
                 provision.add_node(catalog, name, server.url())
             yield servers, catalog
@@ -65,7 +65,7 @@ def _script(path: Path, shards: range) -> Path:
             script.write(
                 f"begin;\nselect shardids.enter_shard({shard});\n"
                 f"select set_config('search_path', shardids.schema_of({shard}), true);\n"
-                f"{migrator.shard_sql()}\ncommit;\n"
+                f"{trees.shard_sql()}\ncommit;\n"
             )
     return path
 

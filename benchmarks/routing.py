@@ -18,12 +18,13 @@ from sqlalchemy import create_engine, insert, select, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session
 
 from benchmarks.report import Ratio, Section, interleaved, ratio, seconds
-from shardids import Cluster, primary_key, provision, sharding_key
-from shardids.catalog import Catalog
-from shardids.connect import parse_url
-from shardids.embedded import temporary_servers
-from shardids.layout import DEFAULT
-from shardids.topology import Node
+from shardids import Cluster, primary_key, sharding_key
+from shardids.catalog.connections import parse_url
+from shardids.catalog.rows import Catalog
+from shardids.catalog.topology import Node
+from shardids.dev.embedded import temporary_servers
+from shardids.ids.layout import DEFAULT
+from shardids.install import provision
 
 SHARDS = 64
 MANY_SHARDS = 1024
@@ -114,7 +115,7 @@ def _cluster(shards: int) -> Iterator[list[str]]:
     """A cluster with the tables on two servers: their URLs; the first one has the catalog."""
     with temporary_servers(2) as servers:
         catalog = Catalog(servers[0].url())
-        catalog.init(DEFAULT, shards)
+        provision.init(catalog, DEFAULT, shards)
         for name, server in zip("ab", servers, strict=True):
             provision.add_node(catalog, name, server.url())
         provision.create_shards(catalog, range(shards))

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import psycopg
 
-from shardids.devcluster import found
-from shardids.embedded import EmbeddedServer, temporary_server
-from shardids.sqlfiles import read_sql
+from shardids.catalog.sqlfiles import read_sql
+from shardids.dev.devcluster import found
+from shardids.dev.embedded import EmbeddedServer, temporary_server
 
 SHARD = 5
 NEXT_ID = "next_id()"
@@ -57,7 +57,7 @@ def server_with_all(shards: int = 8) -> Iterator[tuple[EmbeddedServer, psycopg.C
     with temporary_server() as server:
         found([server], shards)
         with psycopg.connect(server.url(), autocommit=True) as connection:
-            connection.execute(read_sql("published.v1").encode())
+            connection.execute(read_sql("compare/published.v1").encode())
             connection.execute("create sequence plain")
             yield server, connection
 

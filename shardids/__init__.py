@@ -8,16 +8,15 @@ the column of their models and :data:`ShardId` its type, :class:`PageQuery` read
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from shardids.cluster import Cluster
-from shardids.errors import ShardidsError
-from shardids.generator import IdBlock
-from shardids.idtype import ShardId
-from shardids.layout import DecodedId, IdRange, Layout
-from shardids.orm import next_id, primary_key, primary_key_column, sharding_key
-from shardids.pages import Page, PageQuery
-
 if TYPE_CHECKING:
-    from shardids.asyncio import AsyncCluster
+    from shardids.client.async_cluster import AsyncCluster
+    from shardids.client.blocks import IdBlock
+    from shardids.client.cluster import Cluster
+    from shardids.errors import ShardidsError
+    from shardids.ids.layout import DecodedId, IdRange, Layout
+    from shardids.models.columns import next_id, primary_key, primary_key_column, sharding_key
+    from shardids.models.pages import Page, PageQuery
+    from shardids.models.types import ShardId
 
 __version__ = "0.1.0"
 
@@ -38,9 +37,32 @@ __all__ = [
     "sharding_key",
 ]
 
+# A module is imported when one of its names is first used: decoding an ID needs no SQLAlchemy, and
+# Cluster needs no asyncio.
+_MODULES = {
+    "AsyncCluster": "shardids.client.async_cluster",
+    "Cluster": "shardids.client.cluster",
+    "DecodedId": "shardids.ids.layout",
+    "IdBlock": "shardids.client.blocks",
+    "IdRange": "shardids.ids.layout",
+    "Layout": "shardids.ids.layout",
+    "Page": "shardids.models.pages",
+    "PageQuery": "shardids.models.pages",
+    "ShardId": "shardids.models.types",
+    "ShardidsError": "shardids.errors",
+    "next_id": "shardids.models.columns",
+    "primary_key": "shardids.models.columns",
+    "primary_key_column": "shardids.models.columns",
+    "sharding_key": "shardids.models.columns",
+}
+
 
 def __getattr__(name: str) -> object:
-    # It needs the extra asyncio.
-    if name == "AsyncCluster":
-        return import_module("shardids.asyncio").AsyncCluster
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'shardids' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from shardids.embedded import binaries, find_binaries
+from shardids.dev.embedded import binaries, find_binaries
 from shardids.errors import ServerStartFailed
 
 PROGRAMS = ("pg_dump", "psql", "pg_basebackup")

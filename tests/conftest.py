@@ -13,11 +13,12 @@ import pytest
 from psycopg import sql
 from sqlalchemy.engine import URL
 
-from shardids import Cluster, Layout, migrator, provision
-from shardids.catalog import Catalog
-from shardids.connect import open_engine, parse_url
-from shardids.layout import DEFAULT
-from shardids.provision import create_shard
+from shardids import Cluster, Layout
+from shardids.catalog.connections import open_engine, parse_url
+from shardids.catalog.rows import Catalog
+from shardids.ids.layout import DEFAULT
+from shardids.install import provision, trees
+from shardids.install.provision import create_shard
 
 CLUSTER = "00000000-0000-4000-8000-000000000001"
 """The cluster that the ``node`` fixture's databases belong to."""
@@ -37,7 +38,7 @@ def server_url() -> Iterator[URL]:
         with PostgresContainer(image, driver="psycopg") as container:
             yield parse_url(container.get_connection_url())
     else:
-        from shardids.embedded import temporary_server
+        from shardids.dev.embedded import temporary_server
 
         with temporary_server() as server:
             yield parse_url(server.url())
@@ -112,9 +113,9 @@ def engine_template(
             admin.execute(sql.SQL("create database {} template template0").format(sql.Identifier(name)))
             made[layout] = name
             engine = open_engine(server_url.set(database=name), what="template")
-            settings = migrator.layout_settings(layout, "shard_") | {"cluster": CLUSTER, "node": "a"}
+            settings = trees.layout_settings(layout, "shard_") | {"cluster": CLUSTER, "node": "a"}
             with engine.begin() as connection:
-                migrator.upgrade(connection, "node", settings)
+                trees.upgrade(connection, "node", settings)
             engine.dispose()
         return made[layout]
 
@@ -268,7 +269,7 @@ def found_cluster(
     """Makes a cluster with all its shards, or finds it made; returns what this call made."""
     catalog = Catalog(catalog_url)
     try:
-        catalog.init(layout, count, prefix)
+        provision.init(catalog, layout, count, prefix)
         for name, url in nodes.items():
             provision.add_node(catalog, name, dsn(url))
         return provision.create_shards(catalog, range(count))

@@ -13,11 +13,11 @@ from urllib.parse import quote
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from shardids.embedded import StopMode, find_binaries, server_version
-from shardids.embedded.binaries import server_account, usable_binaries
-from shardids.embedded.home import free_port
-from shardids.embedded.postmaster import STOP_STEPS, Postmaster
-from shardids.embedded.watchdog import QUICK_STEPS, Watchdog
+from shardids.dev.embedded import StopMode, find_binaries, server_version
+from shardids.dev.embedded.binaries import server_account, usable_binaries
+from shardids.dev.embedded.home import free_port
+from shardids.dev.embedded.postmaster import STOP_STEPS, Postmaster
+from shardids.dev.embedded.watchdog import QUICK_STEPS, Watchdog
 from tests.clients import client_folder
 
 

@@ -1,5 +1,5 @@
 """Alembic environment of the catalog tree."""
 
-from shardids.migrator import run_environment
+from shardids.install.trees import run_environment
 
 run_environment("catalog")

@@ -1,5 +1,5 @@
 """Alembic environment of the shard tree."""
 
-from shardids.migrator import run_environment
+from shardids.install.trees import run_environment
 
 run_environment("shard")

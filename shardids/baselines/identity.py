@@ -23,7 +23,7 @@ class Identity(SqlScheme):
         settings="GENERATED ALWAYS AS IDENTITY; a draw is an INSERT … RETURNING with its COMMIT",
         described_at="https://www.postgresql.org/docs/current/ddl-identity-columns.html",
     )
-    files = ("baselines.v1",)
+    files = ("compare/baselines.v1",)
 
     def _open(self, servers: Servers, node: int) -> Source:
         return SqlSource(

@@ -94,7 +94,7 @@ class Lease:
 
 def install_leases(url: str) -> None:
     """Makes the table of the worker numbers; repeating it is no error."""
-    install(url, "baselines.v1")
+    install(url, "compare/baselines.v1")
 
 
 _LEASE = "select number, token, used_until_ms from shardids_baselines.lease_worker(%s, %s, %s)"

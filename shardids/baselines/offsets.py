@@ -24,7 +24,7 @@ class Offsets(SqlScheme):
         settings="INCREMENT BY k START i, CACHE 1; made and verified by shardids baseline multimaster",
         described_at="https://www.postgresql.org/docs/current/sql-createsequence.html",
     )
-    files = ("offsets.v1",)
+    files = ("compare/offsets.v1",)
 
     def install(self, servers: Servers) -> None:
         super().install(servers)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from psycopg import sql
 
-from shardids import provision
 from shardids.baselines.blocks import Blocks
 from shardids.baselines.postgresql import SqlScheme, SqlSource
 from shardids.baselines.scheme import About, Column, Decoded, Key, Needs, Servers, Source, integer_of
-from shardids.catalog import SCHEMA_PREFIX, Catalog
-from shardids.layout import DEFAULT
-from shardids.topology import schema_name
+from shardids.catalog.rows import SCHEMA_PREFIX, Catalog
+from shardids.catalog.topology import schema_name
+from shardids.ids.layout import DEFAULT
+from shardids.install import provision
 
 BLOCK = 1000
 """IDs that a client sets aside at once."""
@@ -48,7 +48,7 @@ class Shardids(SqlScheme):
         self.check(servers)
         catalog = Catalog(servers.postgresql[0])
         try:
-            catalog.init(DEFAULT, _SHARDS)
+            provision.init(catalog, DEFAULT, _SHARDS)
             for node, url in enumerate(servers.postgresql):
                 provision.add_node(catalog, f"node{node}", url)
                 provision.create_shards(catalog, [node], node=f"node{node}")

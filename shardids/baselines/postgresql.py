@@ -10,9 +10,9 @@ import psycopg
 from psycopg import sql
 
 from shardids.baselines.scheme import Column, Key, Scheme, Servers, Source
-from shardids.connect import parse_url, statement_failed, translate
+from shardids.catalog.connections import parse_url, statement_failed, translate
+from shardids.catalog.sqlfiles import read_sql
 from shardids.errors import UnsupportedServer
-from shardids.sqlfiles import read_sql
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 

@@ -6,7 +6,7 @@ from psycopg import sql
 
 from shardids.baselines.postgresql import SqlScheme, install
 from shardids.baselines.scheme import About, Column, Decoded, Key, Needs, Servers, integer_of
-from shardids.layout import INSTAGRAM
+from shardids.ids.layout import INSTAGRAM
 
 
 class Published(SqlScheme):
@@ -28,7 +28,7 @@ class Published(SqlScheme):
     def install(self, servers: Servers) -> None:
         self.check(servers)
         for node, url in enumerate(servers.postgresql):
-            install(url, "published.v1", settings={"shardids.shard": str(node)})
+            install(url, "compare/published.v1", settings={"shardids.shard": str(node)})
 
     def column(self, node: int = 0) -> Column:
         return Column(type="bigint", draw=sql.SQL("published.next_id()"))

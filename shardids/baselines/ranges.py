@@ -88,7 +88,7 @@ class Ranges(SqlScheme):
 
     def install(self, servers: Servers) -> None:
         self.check(servers)
-        install(servers.postgresql[0], "baselines.v1")
+        install(servers.postgresql[0], "compare/baselines.v1")
         session = Session(servers.postgresql[0])
         session.rows(
             "insert into shardids_baselines.key_range values (%s, 1) on conflict do nothing returning 1",

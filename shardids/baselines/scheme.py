@@ -18,7 +18,7 @@ from uuid import UUID
 from psycopg import sql
 
 from shardids.errors import BadArgument, MissingLibrary
-from shardids.idtext import checked_integer
+from shardids.ids.text import checked_integer
 
 Key: TypeAlias = int | UUID
 """What a scheme draws: an integer that fits ``bigint``, or 128 bits as a UUID."""

@@ -23,7 +23,7 @@ class OneSequence(SqlScheme):
         settings="CREATE SEQUENCE AS bigint, CACHE 1; autocommit, prepared statements",
         described_at="https://www.postgresql.org/docs/current/sql-createsequence.html",
     )
-    files = ("baselines.v1",)
+    files = ("compare/baselines.v1",)
 
     def _open(self, servers: Servers, node: int) -> Source:
         return SqlSource.of(servers.postgresql[0], _DRAW)

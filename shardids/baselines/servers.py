@@ -22,10 +22,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from shardids.baselines.scheme import Login, library
-from shardids.embedded.binaries import Account, server_account
-from shardids.embedded.data import environment, log_tail, open_log, write_private
-from shardids.embedded.home import free_port, make_folder, new_temporary_path
-from shardids.embedded.watchdog import Watchdog
+from shardids.dev.embedded.binaries import Account, server_account
+from shardids.dev.embedded.data import environment, log_tail, open_log, write_private
+from shardids.dev.embedded.home import free_port, make_folder, new_temporary_path
+from shardids.dev.embedded.watchdog import Watchdog
 from shardids.errors import ServerStartFailed
 
 __all__ = ["MariaDbServer", "PrivateServer", "RedisServer", "temporary_mariadbs", "temporary_redis"]

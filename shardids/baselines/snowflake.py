@@ -24,7 +24,7 @@ from shardids.baselines.scheme import (
     integer_of,
 )
 from shardids.errors import ClockMovedBack, ConnectionFailed, LeaseLost, TimeExhausted
-from shardids.layout import TWITTER, Layout
+from shardids.ids.layout import TWITTER, Layout
 
 Rollback: TypeAlias = Literal["wait", "offset", "fail"]
 """What to do when the clock shows less than it did: wait for it, go on from the last time, or raise."""

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from shardids import failover, provision
-from shardids.catalog import SCHEMA_PREFIX, Catalog, unknown_node
+from shardids.catalog.rows import SCHEMA_PREFIX, Catalog, unknown_node
+from shardids.catalog.topology import schema_name
 from shardids.cli import moves
 from shardids.cli.common import (
     CatalogOption,
@@ -24,10 +24,11 @@ from shardids.cli.common import (
     print_rows,
     print_warnings,
 )
-from shardids.layout import Layout
+from shardids.ids.layout import Layout
+from shardids.install import provision
 from shardids.migrate.environment import Environment
 from shardids.migrate.newborn import Furnish, furnisher
-from shardids.topology import schema_name
+from shardids.mover import failover
 
 node_app = typer.Typer(help="The PostgreSQL databases that hold shards.", no_args_is_help=True)
 shard_app = typer.Typer(help="The logical shards.", no_args_is_help=True)
@@ -52,7 +53,7 @@ def init(
     """Make the catalog of a new cluster. Repeating it is no error."""
     chosen = Layout.parse(layout)
     with opened(catalog) as there:
-        description = there.init(chosen, shards, schema_prefix, dry_run=dry_run)
+        description = provision.init(there, chosen, shards, schema_prefix, dry_run=dry_run)
     if chosen.negative_from is not None:
         err.print(
             f"[yellow]Warning:[/] layout {chosen.name} uses the sign bit: from"

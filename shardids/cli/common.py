@@ -15,7 +15,7 @@ from rich.text import Text
 from sqlalchemy.exc import DBAPIError
 from typer.core import TyperGroup
 
-from shardids.catalog import Catalog
+from shardids.catalog.rows import Catalog
 from shardids.errors import BadArgument, ShardidsError
 
 out = Console(soft_wrap=True, highlight=False)

@@ -13,10 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from shardids import devcluster
 from shardids.cli.common import DryRunOption, JsonOption, err, out, print_rows
 from shardids.cli.picture import bit_picture
-from shardids.demo import PHOTOS_EACH, SHARDS, USERS, Demo, ShardRows, running
+from shardids.dev import devcluster
+from shardids.dev.demo import PHOTOS_EACH, SHARDS, USERS, Demo, ShardRows, running
 from shardids.errors import ShardidsError
 
 app = typer.Typer(help="A cluster of embedded servers in a folder, to play with.", no_args_is_help=True)

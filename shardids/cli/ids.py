@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
+from shardids.catalog.topology import Placement
 from shardids.cli.common import CatalogOption, JsonOption, opened, out, print_json
 from shardids.cli.picture import bit_picture
-from shardids.cluster import Cluster
+from shardids.client.cluster import Cluster
 from shardids.errors import BadArgument
-from shardids.idtext import parse_id, to_decimal, to_text
-from shardids.layout import DecodedId, Layout
-from shardids.topology import Placement
+from shardids.ids.layout import DecodedId, Layout
+from shardids.ids.text import parse_id, to_decimal, to_text
 
 app = typer.Typer(help="Take IDs apart, put them together, draw them.", no_args_is_help=True)
 

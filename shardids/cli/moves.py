@@ -13,7 +13,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from shardids import mover, views
-from shardids.catalog import Catalog
+from shardids.catalog.rows import Catalog
 from shardids.cli.common import (
     CatalogOption,
     DryRunOption,

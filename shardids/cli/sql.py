@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from shardids.catalog.sqlfiles import read_sql, sql_names
 from shardids.cli.common import JsonOption, print_json
-from shardids.sqlfiles import read_sql, sql_names
 
 app = typer.Typer(help="Read the SQL that shardids installs.", no_args_is_help=True)
 
@@ -23,6 +23,6 @@ def list_files(as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def show(name: Annotated[str, typer.Argument(help="For example: engine.v1")]) -> None:
+def show(name: Annotated[str, typer.Argument(help="For example: engine/engine.v1")]) -> None:
     """Print one SQL file."""
     typer.echo(read_sql(name), nl=False)

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar
 
-from shardids.embedded.home import new_temporary_path
-from shardids.embedded.watchdog import Watchdog
+from shardids.dev.embedded.home import new_temporary_path
+from shardids.dev.embedded.watchdog import Watchdog
 from shardids.errors import ShardidsError
 
 Result = TypeVar("Result")

@@ -8,9 +8,9 @@ import sysconfig
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from shardids.embedded.binaries import server_account
-from shardids.embedded.home import make_folder, new_temporary_path
-from shardids.embedded.watchdog import Watchdog
+from shardids.dev.embedded.binaries import server_account
+from shardids.dev.embedded.home import make_folder, new_temporary_path
+from shardids.dev.embedded.watchdog import Watchdog
 from shardids.errors import MissingLibrary
 
 _PLACES = ("/usr/lib/*/faketime", "/usr/lib/faketime", "/usr/local/lib/faketime", "/opt/*/lib/faketime")

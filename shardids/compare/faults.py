@@ -16,7 +16,7 @@ from shardids.compare.duplicates import Tally
 from shardids.compare.measuring import FAILURES, Measuring
 from shardids.compare.results import Duplicates, Outage
 from shardids.compare.stage import POSTGRESQL_SETTINGS, Stage
-from shardids.embedded import temporary_server
+from shardids.dev.embedded import temporary_server
 from shardids.errors import ServerStartFailed, ShardidsError
 
 Result = TypeVar("Result")

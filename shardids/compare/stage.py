@@ -19,9 +19,9 @@ from shardids.baselines import mariadb as mariadb_sessions
 from shardids.baselines.scheme import library
 from shardids.baselines.servers import MariaDbServer, RedisServer, temporary_mariadbs, temporary_redis
 from shardids.compare.results import ServerKind
-from shardids.embedded import EmbeddedServer, temporary_servers
-from shardids.embedded.binaries import server_account
-from shardids.embedded.home import new_temporary_path
+from shardids.dev.embedded import EmbeddedServer, temporary_servers
+from shardids.dev.embedded.binaries import server_account
+from shardids.dev.embedded.home import new_temporary_path
 from shardids.errors import MissingLibrary, ServerStartFailed
 
 POSTGRESQL_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(

@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from shardids.catalog import Catalog
+from shardids.catalog.rows import Catalog
 from shardids.doctor import access, contents, generators, leftovers, placement, tables
 from shardids.doctor.ask import Wishes, ask
 from shardids.doctor.facts import ClusterFacts

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from shardids.catalog.topology import schema_name
 from shardids.doctor.facts import ClusterFacts
 from shardids.doctor.findings import Found, Severity, check, grouped, named_shards, ranges
-from shardids.topology import schema_name
 
 Thing = tuple[str, str]
 """Kind and name of an object, the same in all shards."""

@@ -13,8 +13,10 @@ from psycopg import sql
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.engine import URL
 
-from shardids.catalog import Catalog, Description
-from shardids.connect import open_engine, parse_url, with_password_of
+from shardids.catalog.connections import open_engine, parse_url, with_password_of
+from shardids.catalog.queries import batches, prepare, read
+from shardids.catalog.rows import Catalog, Description
+from shardids.catalog.topology import Node
 from shardids.doctor.clock import LocalClock
 from shardids.doctor.engine import changed_functions
 from shardids.doctor.facts import (
@@ -35,8 +37,6 @@ from shardids.doctor.facts import (
 )
 from shardids.doctor.samples import ShardingKey, sample_ids, sample_keys
 from shardids.errors import BadArgument, ShardidsError
-from shardids.queries import batches, prepare, read
-from shardids.topology import Node
 from shardids.views.state import View, read_sources, views_in
 
 _MOVERS_LOCK = 1936220520
@@ -174,8 +174,8 @@ def _node_facts(
 ) -> Iterator[dict[str, Any]]:
     """Fields of :class:`NodeFacts`, as they become known."""
     yield {"clock": clock.compare(connection)}
-    (engine,) = read(connection, "doctor_node.v1", Installation)
-    shards = {local.shard: local for local in read(connection, "doctor_shards.v1", LocalShard)}
+    (engine,) = read(connection, "doctor/node.v1", Installation)
+    shards = {local.shard: local for local in read(connection, "doctor/shards.v1", LocalShard)}
     # Together: without its shards a node would seem to have lost them.
     yield {"engine": engine, "shards": shards}
     begun = time.monotonic()
@@ -186,12 +186,12 @@ def _node_facts(
     }
     yield {
         "changed_functions": changed_functions(connection, engine),
-        "keys": (keys := read(connection, "doctor_keys.v1", KeyColumn)),
-        "foreign_keys": read(connection, "doctor_foreign_keys.v1", ForeignKey),
-        "invalid_indexes": read(connection, "doctor_indexes.v1", InvalidIndex),
-        "leftovers": read(connection, "doctor_leftovers.v1", Leftover),
-        "grants": read(connection, "doctor_grants.v1", Grant),
-        "path_traps": read(connection, "doctor_paths.v1", PathTrap),
+        "keys": (keys := read(connection, "doctor/keys.v1", KeyColumn)),
+        "foreign_keys": read(connection, "doctor/foreign_keys.v1", ForeignKey),
+        "invalid_indexes": read(connection, "doctor/indexes.v1", InvalidIndex),
+        "leftovers": read(connection, "doctor/leftovers.v1", Leftover),
+        "grants": read(connection, "doctor/grants.v1", Grant),
+        "path_traps": read(connection, "doctor/paths.v1", PathTrap),
     }
     yield {"view_sources": read_sources(connection, description.schema_prefix)}
     prefix, count = description.schema_prefix, description.shard_count
@@ -210,7 +210,7 @@ def _node_facts(
 def _read_draws(connection: Connection, shards: Mapping[int, LocalShard]) -> dict[int, Draws]:
     draws: dict[int, Draws] = {}
     for batch in batches(sorted(shards)):
-        rows = read(connection, "doctor_draws.v1", Draws, first_shard=batch[0], last_shard=batch[-1])
+        rows = read(connection, "doctor/draws.v1", Draws, first_shard=batch[0], last_shard=batch[-1])
         draws |= {row.shard: row for row in rows}
     return draws
 

@@ -6,10 +6,10 @@ import re
 
 from sqlalchemy import Connection
 
-from shardids import migrator
+from shardids.catalog.queries import prepare, rows
+from shardids.catalog.sqlfiles import read_sql
 from shardids.doctor.facts import ChangedFunction, Installation
-from shardids.queries import prepare, rows
-from shardids.sqlfiles import read_sql
+from shardids.install import trees
 
 _STATEMENT = re.compile(
     r"^(?:create (?:or replace )?function shardids\..*?(?:\n\$\$;|^return\b.*?;$|^begin atomic\b.*?\bend;$)"
@@ -22,7 +22,7 @@ _NAME = re.compile(r"\bfunction (?:if exists )?shardids\.")
 
 def reference_sql() -> str:
     """SQL that makes the engine's functions in ``pg_temp``; what they call is the installed engine."""
-    statements = _STATEMENT.findall(migrator.tree_sql("node"))
+    statements = _STATEMENT.findall(trees.tree_sql("node"))
     return "\n".join(
         _NAME.sub(lambda name: name[0].replace("shardids.", "pg_temp."), statement, count=1)
         for statement in statements
@@ -34,11 +34,11 @@ def changed_functions(connection: Connection, installed: Installation) -> list[C
 
     Empty for an engine of another revision, and where nothing can be made to compare it with.
     """
-    if installed.revisions != [migrator.head("node")] or installed.is_standby or installed.is_read_only:
+    if installed.revisions != [trees.head("node")] or installed.is_standby or installed.is_read_only:
         return []
     with connection.begin() as transaction:
         prepare(connection)
         connection.execution_options(no_parameters=True).exec_driver_sql(reference_sql())
-        changed = rows(connection, read_sql("doctor_engine.v1"), ChangedFunction)
+        changed = rows(connection, read_sql("doctor/engine.v1"), ChangedFunction)
         transaction.rollback()
     return changed

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
-from shardids.catalog import Description
+from shardids.catalog.rows import Description
+from shardids.catalog.topology import Node
 from shardids.errors import ShardidsError
-from shardids.topology import Node
 from shardids.views.state import View, ViewSource
 
 
@@ -27,7 +27,7 @@ class ClockSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installation:
-    """A node's own account of itself: one row of ``doctor_node.v1.sql``."""
+    """A node's own account of itself: one row of ``doctor/node.v1.sql``."""
 
     name: str
     cluster: UUID
@@ -47,7 +47,7 @@ class Installation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalShard:
-    """A shard as its node has it: one row of ``doctor_shards.v1.sql``.
+    """A shard as its node has it: one row of ``doctor/shards.v1.sql``.
 
     ``state`` is ``None`` for a schema that holds a generator and is not in the node's table of shards.
     """
@@ -66,7 +66,7 @@ class LocalShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draws:
-    """How far a shard's generator has come: one row of ``doctor_draws.v1.sql``.
+    """How far a shard's generator has come: one row of ``doctor/draws.v1.sql``.
 
     ``drawn`` is the value of its counter, ``clock_ms`` its server's clock in milliseconds since the epoch.
     """
@@ -79,7 +79,7 @@ class Draws:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedFunction:
-    """A function of the engine that is not what shardids installs: one row of ``doctor_engine.v1.sql``."""
+    """A function of the engine that is not what shardids installs: one row of ``doctor/engine.v1.sql``."""
 
     function: str
     is_installed: bool
@@ -88,7 +88,7 @@ class ChangedFunction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyColumn:
-    """A key of a table, the same in several shards: one row of ``doctor_keys.v1.sql``.
+    """A key of a table, the same in several shards: one row of ``doctor/keys.v1.sql``.
 
     ``filled_by``: ``own`` (the shard's ``next_id()``), ``foreign`` (that of schema ``filled_from``),
     ``sequence``, ``other`` or ``none``. ``pages`` is the size of the table in each of the shards.
@@ -108,7 +108,7 @@ class KeyColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignKey:
-    """A foreign key that can't be right, the same in several shards: a row of ``doctor_foreign_keys.v1.sql``.
+    """A foreign key that can't be right, the same in several shards: a row of ``doctor/foreign_keys.v1.sql``.
 
     ``target_schema`` is ``None`` where it refers to the shard's own.
     """
@@ -125,7 +125,7 @@ class ForeignKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvalidIndex:
-    """An index that was not finished, the same in several shards: one row of ``doctor_indexes.v1.sql``."""
+    """An index that was not finished, the same in several shards: one row of ``doctor/indexes.v1.sql``."""
 
     index_name: str
     table_name: str
@@ -134,7 +134,7 @@ class InvalidIndex:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftover:
-    """Something that a move makes and takes away again: one row of ``doctor_leftovers.v1.sql``.
+    """Something that a move makes and takes away again: one row of ``doctor/leftovers.v1.sql``.
 
     ``kind``: ``slot``, ``publication``, ``subscription``, ``gate`` of a table, or ``shut gate``.
     ``kept_bytes`` is the WAL that a slot keeps.
@@ -148,7 +148,7 @@ class Leftover:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """What a role may do with an object, the same in several shards: one row of ``doctor_grants.v1.sql``.
+    """What a role may do with an object, the same in several shards: one row of ``doctor/grants.v1.sql``.
 
     Without a role: the shards in which the object is. ``OWNER`` stands for all privileges.
     """
@@ -162,7 +162,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathTrap:
-    """Something that leads unqualified names astray: one row of ``doctor_paths.v1.sql``.
+    """Something that leads unqualified names astray: one row of ``doctor/paths.v1.sql``.
 
     ``kind``: ``setting`` of a role (or of the database, without a name), ``table`` or ``function``.
     """

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations
 
-from shardids import migrator
 from shardids.doctor.facts import ChangedFunction, ClusterFacts, Draws
 from shardids.doctor.findings import Found, Severity, check, grouped, named_shards
-from shardids.layout import Layout
+from shardids.ids.layout import Layout
+from shardids.install import trees
 
 _MOST_APART_S = 1.0
 _MOST_AHEAD_MS = 60_000
@@ -49,16 +49,15 @@ def layout_differs(facts: ClusterFacts) -> Iterator[Found]:
 @check("engine-revision", Severity.WARNING, remedy="Upgrade what is older: `shardids upgrade`.")
 def engine_revision(facts: ClusterFacts) -> Iterator[Found]:
     """The catalog, a node or a shard is at another revision than this shardids would install."""
-    if facts.catalog_revisions != (migrator.head("catalog"),):
+    if facts.catalog_revisions != (trees.head("catalog"),):
         yield _other_revision("the catalog", facts.catalog_revisions, "catalog")
     for name, node in facts.nodes.items():
-        if node.engine and node.engine.revisions != [migrator.head("node")]:
+        if node.engine and node.engine.revisions != [trees.head("node")]:
             yield _other_revision(f'node "{name}"', tuple(node.engine.revisions), "node", nodes=(name,))
         apart = (
             (there, shard)
             for shard, local in node.shards.items()
-            if local.state == "active"
-            and (there := node.revisions.get(shard, ())) != (migrator.head("shard"),)
+            if local.state == "active" and (there := node.revisions.get(shard, ())) != (trees.head("shard"),)
         )
         for there, shards in grouped(apart).items():
             where = f'{named_shards(shards)} of node "{name}"'
@@ -68,14 +67,14 @@ def engine_revision(facts: ClusterFacts) -> Iterator[Found]:
 def _other_revision(
     where: str,
     revisions: tuple[str, ...],
-    tree: migrator.Tree,
+    tree: trees.Tree,
     *,
     nodes: tuple[str, ...] = (),
     shards: tuple[int, ...] = (),
 ) -> Found:
     there = ", ".join(revisions) or "no revision"
     return Found(
-        what=f"{where}: at {there}; this shardids installs {migrator.head(tree)}",
+        what=f"{where}: at {there}; this shardids installs {trees.head(tree)}",
         to_do="With the newest shardids of those that use the cluster: shardids upgrade",
         nodes=nodes,
         shards=shards,
@@ -106,7 +105,7 @@ def _is_changed(function: ChangedFunction) -> bool:
     return function.is_installed and function.is_wanted
 
 
-@check("generator-changed", Severity.ERROR, remedy="Restore it from `shardids sql show shard.v1`.")
+@check("generator-changed", Severity.ERROR, remedy="Restore it from `shardids sql show engine/shard.v1`.")
 def generator_changed(facts: ClusterFacts) -> Iterator[Found]:
     """A shard's own next_id() or next_ids() is missing, or not what shardids installs."""
     for name, node in facts.nodes.items():
@@ -121,8 +120,8 @@ def generator_changed(facts: ClusterFacts) -> Iterator[Found]:
                 yield Found(
                     what=f'{function} of {named_shards(changed)} on node "{name}" is not what shardids'
                     " installs",
-                    to_do="Fence the shard, compare with: shardids sql show shard.v1, and create the function"
-                    " anew from there",
+                    to_do="Fence the shard, compare with: shardids sql show engine/shard.v1, and create the"
+                    " function anew from there",
                     nodes=(name,),
                     shards=tuple(changed),
                     thing=function,

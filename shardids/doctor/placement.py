@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardids.connect import parse_url, shown_url
+from shardids.catalog.connections import parse_url, shown_url
 from shardids.doctor.facts import ClusterFacts, LocalShard
 from shardids.doctor.findings import Found, Severity, call, check, grouped, named_nodes, named_shards, ranges
 from shardids.errors import ConnectionFailed

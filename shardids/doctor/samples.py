@@ -10,10 +10,10 @@ from typing import Final, Self
 from psycopg import sql
 from sqlalchemy import Connection
 
+from shardids.catalog.queries import batches, prepare, read, rows
+from shardids.catalog.topology import schema_name, shard_for_key
 from shardids.doctor.facts import KeyColumn, Sample
 from shardids.errors import BadArgument
-from shardids.queries import batches, prepare, read, rows
-from shardids.topology import schema_name, shard_for_key
 
 _ROWS: Final = 100
 """Rows of one table in one shard."""
@@ -48,7 +48,7 @@ class ShardingKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Column:
-    """A column in one shard: a row of ``doctor_column.v1.sql``."""
+    """A column in one shard: a row of ``doctor/column.v1.sql``."""
 
     shard: int
     type: str
@@ -105,7 +105,7 @@ def sample_keys(
     for key in keys:
         columns = read(
             connection,
-            "doctor_column.v1",
+            "doctor/column.v1",
             _Column,
             table_name=key.table_name,
             column_name=key.column_name,

@@ -8,6 +8,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any, Literal
 
 from alembic import context
@@ -22,9 +23,10 @@ from sqlalchemy import Connection, MetaData
 from shardids.errors import BadArgument
 from shardids.migrate import models
 from shardids.migrate.plan import Heads, Route, Start, shown_heads
-from shardids.migrator import ONE_AT_A_TIME
 
 VERSION_TABLE = "alembic_version"
+ONE_AT_A_TIME = Lock()
+"""Alembic keeps the environment that runs in module globals: whoever runs one holds this."""
 Direction = Literal["up", "down"]
 Work = Callable[[Heads, MigrationContext], Iterable[RevisionStep]]
 """What Alembic runs inside the environment: given the revisions that are there, the steps to run."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardids.connect import OLDEST_SERVER
+from shardids.catalog.connections import OLDEST_SERVER
 from shardids.errors import BadArgument, ShardidsError
 from shardids.migrate.compiled import Compiled
 

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 
 from sqlalchemy import Connection, text
 
-from shardids.catalog import Catalog
-from shardids.connect import open_engine
+from shardids.catalog.connections import open_engine
+from shardids.catalog.rows import Catalog
 from shardids.errors import ClusterConflict
 
 RUN_LOCK = 1936220531

@@ -9,7 +9,8 @@ from threading import Event
 
 from psycopg import sql
 
-from shardids.catalog import Catalog, unknown_node
+from shardids.catalog.rows import Catalog, unknown_node
+from shardids.catalog.topology import Placement
 from shardids.errors import BadArgument, ClusterConflict, ShardidsError
 from shardids.migrate.compiled import Compiled, Compiler
 from shardids.migrate.environment import Direction, Environment, contract_of
@@ -18,7 +19,6 @@ from shardids.migrate.player import Player
 from shardids.migrate.report import Outcome, Report
 from shardids.migrate.runner import Observer, Run, Settings
 from shardids.migrate.state import State, migration_engine, read_state
-from shardids.topology import Placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,11 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import BigInteger, Column
 from sqlalchemy.schema import DefaultClause
 
-from shardids.migrator import VERSION_TABLE
-from shardids.orm import next_id
+from shardids.models.columns import next_id
 
-OWN_NAMES = frozenset({VERSION_TABLE, "id_counter", "id_offset"})
+OWN_VERSION_TABLE = "shardids_version"
+"""The version table of shardids' own revisions; applications' revisions keep another."""
+OWN_NAMES = frozenset({OWN_VERSION_TABLE, "id_counter", "id_offset"})
 """Relations of a shard's schema that are shardids' own; its functions are no concern of Alembic's."""
 _NEXT_ID = re.compile(r"""\s*("?\w+"?\.)?"?next_id"?\(\)\s*""")
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from shardids.catalog import Catalog
+from shardids.catalog.rows import Catalog
 from shardids.migrate.compiled import Compiler
 from shardids.migrate.environment import Environment
 from shardids.migrate.plan import Heads
@@ -20,7 +20,7 @@ Furnish = Callable[[str, Sequence[int]], None]
 
 @contextmanager
 def furnisher(catalog: Catalog, environment: Environment) -> Iterator[Furnish]:
-    """Gives what :func:`shardids.provision.create_shards` takes as ``furnish``.
+    """Gives what :func:`shardids.install.provision.create_shards` takes as ``furnish``.
 
     The cluster's revision is the one that most of its shards are at; the newest of the code, if it has none.
 

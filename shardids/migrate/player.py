@@ -16,7 +16,7 @@ from shardids.migrate.plan import Heads, Position, Start
 from shardids.migrate.statements import Limits, enter, enter_session, mark
 
 LOCK_CLASS = 1936220530
-"""The advisory lock of a shard that is being migrated, as in migrate.v1.sql."""
+"""The advisory lock of a shard that is being migrated, as in migrate/migrate.v1.sql."""
 
 
 class Player:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from sqlalchemy import Engine, text
 
-from shardids.catalog import Catalog
-from shardids.connect import open_engine, parse_url, with_password_of
+from shardids.catalog.connections import open_engine, parse_url, with_password_of
+from shardids.catalog.rows import Catalog
+from shardids.catalog.topology import Node, Placement
 from shardids.errors import ConnectionFailed, ShardidsError, StatementFailed, UnknownShard
 from shardids.migrate.mend import mend_indexes
 from shardids.migrate.plan import Position
-from shardids.topology import Node, Placement
 
 APPLICATION_NAME = "shardids migrate"
 

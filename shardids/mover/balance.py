@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from sqlalchemy import text
 
-from shardids.catalog import Catalog, unknown_node
+from shardids.catalog.rows import Catalog, unknown_node
 from shardids.errors import ClusterConflict
 from shardids.mover.sides import side_of
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from psycopg.conninfo import make_conninfo
 from sqlalchemy import Connection, text
 
-from shardids.connect import keep_out_of_logs
+from shardids.catalog.connections import keep_out_of_logs
 from shardids.errors import MoveFailed, StatementFailed
 from shardids.mover.dumping import Scripts, find_programs
 from shardids.mover.events import Copying

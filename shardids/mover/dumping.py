@@ -16,7 +16,7 @@ from typing import IO
 
 from psycopg.conninfo import make_conninfo
 
-from shardids.embedded.binaries import candidates
+from shardids.dev.embedded.binaries import candidates
 from shardids.errors import MoveRefused, StatementFailed
 
 _PROGRAMS = ("pg_dump", "pg_restore", "psql")

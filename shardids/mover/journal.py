@@ -10,8 +10,8 @@ from typing import Literal, Self
 
 from sqlalchemy import Connection, NullPool, text
 
-from shardids.catalog import Catalog, place_shard
-from shardids.connect import keep_commits, open_engine
+from shardids.catalog.connections import keep_commits, open_engine
+from shardids.catalog.rows import Catalog, place_shard
 from shardids.errors import ClusterConflict, MoveFailed
 
 Step = Literal[

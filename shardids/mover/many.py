@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from shardids.catalog import Catalog
+from shardids.catalog.rows import Catalog
 from shardids.errors import ClusterConflict
 from shardids.mover.balance import Transfer
 from shardids.mover.events import OnEvent, Result

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from shardids.catalog import Catalog, unknown_node
+from shardids.catalog.rows import Catalog, unknown_node
 from shardids.errors import ClusterConflict
 from shardids.mover import checks
 from shardids.mover.checks import Plan

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from sqlalchemy import text
 
-from shardids.catalog import Catalog
+from shardids.catalog.rows import Catalog
+from shardids.catalog.topology import Placement
 from shardids.errors import ClusterConflict
 from shardids.mover.journal import Journal
 from shardids.mover.sides import Side, side_of
-from shardids.topology import Placement
 
 _NAME = "shardids_purge"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from psycopg.conninfo import make_conninfo
 from sqlalchemy import Connection, text
 
-from shardids.connect import keep_out_of_logs
+from shardids.catalog.connections import keep_out_of_logs
 from shardids.errors import MissingPrivilege, ShardidsError, StatementFailed
 from shardids.mover.copying import play
 from shardids.mover.dumping import Scripts

@@ -10,9 +10,9 @@ from typing import Any
 import psycopg
 from sqlalchemy import Connection, Engine, text
 
-from shardids.catalog import Catalog, unknown_node
-from shardids.connect import keep_commits, open_engine, parse_url, with_password_of
-from shardids.topology import Node, schema_name
+from shardids.catalog.connections import keep_commits, open_engine, parse_url, with_password_of
+from shardids.catalog.rows import Catalog, unknown_node
+from shardids.catalog.topology import Node, schema_name
 
 _PASSED_ON = ("host", "hostaddr", "port", "user", "dbname", "sslmode", "application_name")
 """Parameters that mean the same on another machine; files of certificates and passwords don't."""

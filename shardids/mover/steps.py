@@ -11,7 +11,7 @@ from typing import Self
 from sqlalchemy import text
 
 from shardids import views
-from shardids.catalog import Catalog
+from shardids.catalog.rows import Catalog
 from shardids.errors import ConnectionFailed, MoveFailed, ShardidsError
 from shardids.mover import checks, copying, cutover, gate, promotion
 from shardids.mover.dumping import Scripts

@@ -11,13 +11,19 @@ from contextlib import contextmanager, suppress
 
 from sqlalchemy import Connection, text
 
-from shardids.catalog import Catalog, unknown_node
-from shardids.connect import CONNECT_TIMEOUT_S, open_engine, parse_url, shown_url, with_password_of
+from shardids.catalog.connections import (
+    CONNECT_TIMEOUT_S,
+    open_engine,
+    parse_url,
+    shown_url,
+    with_password_of,
+)
+from shardids.catalog.queries import prepare, rows
+from shardids.catalog.rows import Catalog, unknown_node
+from shardids.catalog.sqlfiles import read_sql
+from shardids.catalog.topology import Placement
 from shardids.errors import BadArgument, ClusterConflict, ConnectionFailed, ShardidsError, StatementFailed
-from shardids.provision import node_engine
-from shardids.queries import prepare, rows
-from shardids.sqlfiles import read_sql
-from shardids.topology import Placement
+from shardids.install.provision import node_engine
 from shardids.views import statements
 from shardids.views.home import (
     correct_servers,
@@ -227,7 +233,7 @@ def _bring_up_to_date(
         placement = catalog.placement()
         plan = plan_of(catalog, view, placement, description.schema_prefix)
         prepare(home, schema_prefix=description.schema_prefix)
-        sources = rows(home, read_sql("view_state.v1"), ViewSource)
+        sources = rows(home, read_sql("views/state.v1"), ViewSource)
         present = {source.shard: source.server for source in sources if source.view_name == view.name}
         columns, done = present_columns(home, view.name), []
         if columns is None:

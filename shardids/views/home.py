@@ -8,11 +8,17 @@ import psycopg
 from psycopg import sql
 from sqlalchemy import Connection, text
 
-from shardids.catalog import Catalog
-from shardids.connect import CONNECT_TIMEOUT_S, keep_out_of_logs, parse_url, role_of, with_password_of
+from shardids.catalog.connections import (
+    CONNECT_TIMEOUT_S,
+    keep_out_of_logs,
+    parse_url,
+    role_of,
+    with_password_of,
+)
+from shardids.catalog.rows import Catalog
+from shardids.catalog.topology import Node
 from shardids.errors import BadArgument, ConnectionFailed, MissingPrivilege, StatementFailed
-from shardids.provision import node_engine
-from shardids.topology import Node
+from shardids.install.provision import node_engine
 from shardids.views import statements
 from shardids.views.statements import Plan, Server
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from shardids.catalog import Catalog
-from shardids.connect import CONNECT_TIMEOUT_S
+from shardids.catalog.connections import CONNECT_TIMEOUT_S
+from shardids.catalog.queries import read
+from shardids.catalog.rows import Catalog
+from shardids.catalog.topology import Node, Placement, schema_name
 from shardids.errors import BadArgument, ClusterConflict
-from shardids.provision import node_engine
-from shardids.queries import read
-from shardids.topology import Node, Placement, schema_name
+from shardids.install.provision import node_engine
 from shardids.views import statements
 from shardids.views.state import View
 from shardids.views.statements import Column, Plan, Source
@@ -18,7 +18,7 @@ from shardids.views.statements import Column, Plan, Source
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TableColumns:
-    """The columns of the table in one shard: a row of ``view_columns.v1.sql``."""
+    """The columns of the table in one shard: a row of ``views/columns.v1.sql``."""
 
     shard: int
     names: list[str]
@@ -86,6 +86,6 @@ def _table_columns(catalog: Catalog, node: Node, table: str) -> list[_TableColum
     engine = node_engine(node, catalog.url, connect_timeout_s=CONNECT_TIMEOUT_S)
     try:
         with engine.connect() as connection:
-            return read(connection, "view_columns.v1", _TableColumns, table_name=table)
+            return read(connection, "views/columns.v1", _TableColumns, table_name=table)
     finally:
         engine.dispose()

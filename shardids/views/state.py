@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
 
-from shardids.catalog import Catalog
-from shardids.connect import parse_url
-from shardids.queries import read
-from shardids.topology import Node
+from shardids.catalog.connections import parse_url
+from shardids.catalog.queries import read
+from shardids.catalog.rows import Catalog
+from shardids.catalog.topology import Node
 from shardids.views.statements import server_name, server_options
 
 
@@ -32,7 +32,7 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewSource:
-    """Where a view reads one shard: a row of ``view_state.v1.sql``. Without a server: in its own database."""
+    """Where a view reads one shard: a row of ``views/state.v1.sql``. No server: its own database."""
 
     view_name: str
     shard: int
@@ -58,7 +58,7 @@ def views_in(catalog: Catalog) -> list[View]:
 
 def read_sources(connection: Connection, schema_prefix: str) -> list[ViewSource]:
     """Where the views of a database read each shard."""
-    return read(connection, "view_state.v1", ViewSource, schema_prefix=schema_prefix)
+    return read(connection, "views/state.v1", ViewSource, schema_prefix=schema_prefix)
 
 
 def stale_shards(

@@ -10,7 +10,7 @@ from psycopg import sql
 from sqlalchemy.engine import URL
 
 from shardids.errors import ClusterConflict
-from shardids.layout import Layout
+from shardids.ids.layout import Layout
 
 SCHEMA: Final = "shardids_views"
 _PASSED_ON: Final = (

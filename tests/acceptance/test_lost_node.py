@@ -11,11 +11,12 @@ import psycopg
 import pytest
 from markdown_it import MarkdownIt
 
-from shardids import Cluster, failover
-from shardids.catalog import Catalog
-from shardids.devcluster import found
-from shardids.embedded import find_binaries, temporary_servers
+from shardids import Cluster
+from shardids.catalog.rows import Catalog
+from shardids.dev.devcluster import found
+from shardids.dev.embedded import find_binaries, temporary_servers
 from shardids.errors import ClusterConflict
+from shardids.mover import failover
 from tests.acceptance.test_tutorial import Reader
 from tests.standbys import standby_of
 

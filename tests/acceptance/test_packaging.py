@@ -39,15 +39,15 @@ def test_id_decode_runs_from_the_wheel(installed: Path, tmp_path: Path) -> None:
 
 
 def test_sql_and_migrations_are_in_the_wheel(installed: Path, tmp_path: Path) -> None:
-    assert run(installed / "shardids", "sql", "show", "engine.v1", cwd=tmp_path) == (
-        ROOT / "sql" / "engine.v1.sql"
+    assert run(installed / "shardids", "sql", "show", "engine/engine.v1", cwd=tmp_path) == (
+        ROOT / "sql" / "engine/engine.v1.sql"
     ).read_text("utf-8")
     names = run(installed / "shardids", "sql", "list", cwd=tmp_path).split()
     assert names == sorted(file.name for file in (ROOT / "sql").glob("*.sql"))
     sql = run(
         installed / "python",
         "-c",
-        "from shardids.migrator import shard_sql; print(shard_sql())",
+        "from shardids.install.trees import shard_sql; print(shard_sql())",
         cwd=tmp_path,
     )
     assert "create sequence %I.id_counter" in sql

@@ -11,9 +11,9 @@ import pytest
 from markdown_it import MarkdownIt
 from sqlalchemy.engine import URL
 
-from shardids import provision
-from shardids.catalog import Catalog
-from shardids.layout import DEFAULT
+from shardids.catalog.rows import Catalog
+from shardids.ids.layout import DEFAULT
+from shardids.install import provision
 from tests.conftest import MakeDatabase, dsn
 
 README = Path(__file__).parents[2] / "README.md"
@@ -28,7 +28,7 @@ def fences(language: str) -> list[str]:
 def cluster_url(make_database: MakeDatabase) -> URL:
     urls = [make_database(), make_database()]
     catalog = Catalog(urls[0])
-    catalog.init(DEFAULT, 8)
+    provision.init(catalog, DEFAULT, 8)
     for name, url in zip("ab", urls, strict=True):
         provision.add_node(catalog, name, dsn(url))
     provision.create_shards(catalog, range(8))

@@ -19,7 +19,7 @@ from shardids.baselines.servers import (
     temporary_mariadbs,
     temporary_redis,
 )
-from shardids.embedded import temporary_server
+from shardids.dev.embedded import temporary_server
 from shardids.errors import ClusterConflict, ConnectionFailed
 from tests.conftest import dsn
 

@@ -14,9 +14,9 @@ from sqlalchemy.engine import URL
 
 from shardids.baselines.leases import Lease, LeaseTimes, install_leases
 from shardids.baselines.snowflake import MOST_WAITED_MS, Rollback, SnowflakeSource
-from shardids.embedded import temporary_server
+from shardids.dev.embedded import temporary_server
 from shardids.errors import BadArgument, ClockMovedBack, LeaseLost, TimeExhausted
-from shardids.layout import TWITTER, Layout
+from shardids.ids.layout import TWITTER, Layout
 from tests.baselines.baselines_support import FakeClock
 from tests.conftest import dsn
 

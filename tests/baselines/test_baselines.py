@@ -12,9 +12,9 @@ import pytest
 from psycopg import sql
 from sqlalchemy.engine import URL
 
-from shardids import sqlfiles
 from shardids.baselines import SCHEMES, Column, Key, Scheme, Servers, scheme_of
 from shardids.baselines.flake128 import FlakeSource
+from shardids.catalog import sqlfiles
 from shardids.errors import BadArgument, ClockMovedBack, ConnectionFailed, MissingLibrary, UnsupportedServer
 from tests.baselines.baselines_support import FakeClock
 from tests.conftest import dsn
@@ -251,5 +251,5 @@ def test_descriptions_are_whole() -> None:
         assert all(
             (about.title, about.safe_under, about.unsafe_under, about.stops, about.tells, about.settings)
         )
-    assert "published.v1.sql" in sqlfiles.sql_names()
+    assert "compare/published.v1.sql" in sqlfiles.sql_names()
     assert Column(type="bigint").by_server is False

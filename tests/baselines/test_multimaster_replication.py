@@ -11,7 +11,7 @@ import pytest
 from psycopg import sql
 
 from shardids.baselines.multimaster import Master, carry_out, make_plan, read_masters, verify
-from shardids.embedded import EmbeddedServer, find_binaries, server_version, temporary_servers
+from shardids.dev.embedded import EmbeddedServer, find_binaries, server_version, temporary_servers
 
 PATIENCE_S = 30.0
 ROWS = 500

@@ -9,9 +9,9 @@ from itertools import count
 import pytest
 from psycopg import sql
 
-from shardids import provision
-from shardids.catalog import Catalog
-from shardids.embedded import EmbeddedServer, temporary_server
+from shardids.catalog.rows import Catalog
+from shardids.dev.embedded import EmbeddedServer, temporary_server
+from shardids.install import provision
 from tests.faults.clock import Clock
 from tests.faults.recorder import Recorder
 from tests.faults.support import LAYOUT, connect
@@ -135,7 +135,7 @@ def make_node(server: EmbeddedServer, purpose: str, shard: int = 0) -> str:
     url = make_database(server, purpose)
     catalog = Catalog(url)
     try:
-        catalog.init(LAYOUT, shard + 1)
+        provision.init(catalog, LAYOUT, shard + 1)
         provision.add_node(catalog, "a", url)
         provision.create_shards(catalog, [shard])
     finally:

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from shardids.embedded import EmbeddedServer
+from shardids.dev.embedded import EmbeddedServer
 from tests.clients import Dumper
 from tests.faults.clock import Clock
 from tests.faults.conftest import Finish, Record, make_database, make_node

@@ -15,7 +15,7 @@ import numpy as np
 import psycopg
 import pytest
 
-from shardids.embedded import EmbeddedServer
+from shardids.dev.embedded import EmbeddedServer
 from tests.faults.conftest import Finish, Record
 from tests.faults.recorder import Recorder, Session
 from tests.faults.support import LAYOUT, Ids, clock_ms, connect, draw, scalar, scaled, ticks_of

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from shardids import doctor
-from shardids.catalog import Catalog
-from shardids.devcluster import found
-from shardids.embedded import EmbeddedServer, temporary_server
+from shardids.catalog.rows import Catalog
+from shardids.dev.devcluster import found
+from shardids.dev.embedded import EmbeddedServer, temporary_server
 from tests.faults.clock import Clock
 from tests.faults.support import connect, scalar, until
 from tests.standbys import standby_of

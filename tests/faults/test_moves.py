@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 
 from shardids import mover
-from shardids.embedded import temporary_servers
+from shardids.dev.embedded import temporary_servers
 from shardids.errors import ClusterConflict
 from shardids.mover.journal import LIVE
 from tests.faults.conftest import DURABLE, Report

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shardids import AsyncCluster, Cluster, mover
-from shardids.embedded import temporary_servers
+from shardids.dev.embedded import temporary_servers
 from shardids.errors import StatementFailed
 from shardids.mover.steps import Mover
 from tests.integration.application import TABLES, Application, Author, assert_each_write_once

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from shardids.embedded import EmbeddedServer
+from shardids.dev.embedded import EmbeddedServer
 from tests.faults.clock import Clock
 from tests.faults.conftest import Finish, Record
 from tests.faults.recorder import Recorder

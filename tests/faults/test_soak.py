@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from shardids import Cluster, doctor, mover
-from shardids.embedded import temporary_servers
+from shardids.dev.embedded import temporary_servers
 from shardids.errors import ClusterConflict, ConnectionFailed, MoveFailed, StatementFailed
 from shardids.mover.journal import LIVE
 from tests.faults.conftest import DURABLE, Report
@@ -29,7 +29,7 @@ ANSWERS_S = 30.0
 
 MOVE = """
 from shardids import mover
-from shardids.catalog import Catalog
+from shardids.catalog.rows import Catalog
 mover.move(Catalog({url!r}), {shard}, {to!r}, back=True)
 """
 

@@ -16,7 +16,7 @@ import psycopg
 from psycopg import sql
 from sqlalchemy.engine import URL
 
-from shardids.catalog import Catalog
+from shardids.catalog.rows import Catalog
 from tests.conftest import dsn
 
 ROOT = Path(__file__).parents[2]
@@ -193,10 +193,13 @@ class Nursery:
 
     _SCRIPT = """
 import os, sys
-from shardids import cluster, layout, migrator, provision
-from shardids.catalog import Catalog
+from shardids.client import cluster
+from shardids.ids import layout
+from shardids.install import trees
+from shardids.install import provision
+from shardids.catalog.rows import Catalog
 import psycopg, sqlalchemy.dialects.postgresql.psycopg
-migrator.shard_sql()
+trees.shard_sql()
 for line in sys.stdin:
     child = os.fork()
     if child == 0:

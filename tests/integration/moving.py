@@ -9,7 +9,8 @@ from sqlalchemy import Connection, MetaData, insert, select, text
 from sqlalchemy.engine import URL
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from shardids import Cluster, primary_key, provision
+from shardids import Cluster, primary_key
+from shardids.install import provision
 from tests.conftest import dsn, found_cluster
 from tests.integration.cluster_support import catalog_at, connected
 

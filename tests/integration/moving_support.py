@@ -14,9 +14,9 @@ import pytest
 from sqlalchemy.engine import URL, make_url
 
 from shardids import mover
-from shardids.catalog import Catalog
-from shardids.devcluster import found
-from shardids.embedded import EmbeddedServer
+from shardids.catalog.rows import Catalog
+from shardids.dev.devcluster import found
+from shardids.dev.embedded import EmbeddedServer
 from shardids.errors import ClusterConflict
 from tests.integration.cluster_support import Nursery
 
@@ -250,7 +250,7 @@ def assert_nothing_lost(nodes: TwoNodes, shard: int, writers: Writers) -> None:
 KILLED = """
 import os, threading, time
 from shardids import mover
-from shardids.catalog import Catalog
+from shardids.catalog.rows import Catalog
 def watch(event):
     if isinstance(event, mover.{kind}) and event.step == {step!r}:
         def die():

@@ -19,7 +19,8 @@ import pytest
 from alembic import command
 from sqlalchemy.engine import URL
 
-from shardids import Layout, migrator
+from shardids import Layout
+from shardids.install import trees
 
 DEFAULT = Layout.preset("default")
 CLUSTER = "00000000-0000-4000-8000-000000000001"
@@ -194,15 +195,15 @@ def install(url: URL, layout: Layout = DEFAULT, shards: Sequence[int] = (5,)) ->
             with connection.transaction():
                 connection.execute("select shardids.enter_shard(%s)", [shard])
                 connection.execute("select set_config('search_path', shardids.schema_of(%s), true)", [shard])
-                connection.execute(migrator.shard_sql())
+                connection.execute(trees.shard_sql())
 
 
 @cache
 def node_sql(layout: Layout) -> str:
     """The engine's migration as a script: much quicker to run again than the migration itself."""
     script = io.StringIO()
-    config = migrator.tree_config("node", output=script)
-    settings = migrator.layout_settings(layout, "shard_") | {"cluster": CLUSTER, "node": "a"}
+    config = trees.tree_config("node", output=script)
+    settings = trees.layout_settings(layout, "shard_") | {"cluster": CLUSTER, "node": "a"}
     config.attributes.update(settings=settings)
     command.upgrade(config, "head", sql=True)
     return script.getvalue()

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from shardids import mover
-from shardids.embedded import temporary_servers
+from shardids.dev.embedded import temporary_servers
 from shardids.errors import ClusterConflict, MoveFailed
 from shardids.mover import copying
 from tests.integration.cluster_support import Nursery, until

@@ -16,14 +16,15 @@ from sqlalchemy.engine import URL
 
 import shardids
 from shardids import Layout
+from shardids.catalog.connections import parse_url
+from shardids.catalog.sqlfiles import data_folder
+from shardids.catalog.topology import Node
 from shardids.cli import app
 from shardids.cli.common import parse_shards
-from shardids.connect import parse_url
 from shardids.errors import BadArgument
-from shardids.idtext import to_text
-from shardids.layout import DEFAULT
-from shardids.sqlfiles import data_folder
-from shardids.topology import Node
+from shardids.ids.layout import DEFAULT
+from shardids.ids.text import to_text
+from shardids.install import provision
 from tests.conftest import BlankDatabases, MakeRole, dsn, found_cluster
 from tests.integration.cluster_support import catalog_at, command, connected, everything
 
@@ -375,7 +376,7 @@ def test_tables_are_whole_in_a_narrow_terminal(
     six = "postgresql://dba@[fe80::1]:5432/app"
     long = f"postgresql://dba@{'database-7.' * 12}example.com:5432/photos"
     with catalog_at(url) as catalog:
-        catalog.init(DEFAULT, 4)
+        provision.init(catalog, DEFAULT, 4)
         catalog.add_node(Node(name="six", url=six))
         catalog.add_node(Node(name="long", url=long))
     monkeypatch.setenv("COLUMNS", "60")
@@ -480,17 +481,19 @@ def test_the_doctor_needs_a_catalog_and_names_of_checks(run: Run, home: str) -> 
 
 
 def test_the_sql_files(run: Run) -> None:
-    files = sorted(data_folder("sql").glob("*.sql"))
+    folder = data_folder("sql")
+    files = sorted(folder.glob("*/*.sql"))
     listed = run("sql", "list")
     assert (listed.code, listed.err) == (0, "")
-    assert listed.out.splitlines() == [file.name for file in files]
+    assert listed.out.splitlines() == [file.relative_to(folder).as_posix() for file in files]
     assert len(files) > 10
     for file in files:
-        for name in (file.name, file.name.removesuffix(".sql")):
+        whole = file.relative_to(folder).as_posix()
+        for name in (whole, whole.removesuffix(".sql")):
             shown = run("sql", "show", name)
             assert (shown.code, shown.out, shown.err) == (0, file.read_text("utf-8"), "")
-    for name in ("nonesuch", "../pyproject.toml", "", "engine.v2"):
-        refused(run("sql", "show", name), 2, repr(name), "engine.v1.sql")
+    for name in ("nonesuch", "../pyproject.toml", "", "engine/engine.v2"):
+        refused(run("sql", "show", name), 2, repr(name), "engine/engine.v1.sql")
 
 
 # Help.

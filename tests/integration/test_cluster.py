@@ -17,7 +17,8 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import IntegrityError, ProgrammingError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from shardids import Cluster, IdBlock, Layout, primary_key, provision
+from shardids import Cluster, IdBlock, Layout, primary_key
+from shardids.catalog.topology import Node, shard_for_key
 from shardids.errors import (
     BadArgument,
     ClusterConflict,
@@ -28,8 +29,8 @@ from shardids.errors import (
     UnknownShard,
     UnsupportedKey,
 )
-from shardids.layout import DEFAULT
-from shardids.topology import Node, shard_for_key
+from shardids.ids.layout import DEFAULT
+from shardids.install import provision
 from tests.conftest import BlankDatabases, MakeDatabase, dsn, found_cluster
 from tests.integration.cluster_support import catalog_at, connected, sessions, until
 
@@ -173,7 +174,7 @@ def test_what_is_no_shard(shared: Cluster, shard: object) -> None:
 def test_a_shard_that_no_node_holds_yet(blank_database: Blank) -> None:
     url = blank_database()
     with catalog_at(url) as catalog:
-        catalog.init(DEFAULT, 8)
+        provision.init(catalog, DEFAULT, 8)
         with Cluster.connect(url, listen=False) as cluster:
             assert not cluster.placement.node_of
             with pytest.raises(UnknownShard, match="shard 3"):
@@ -407,7 +408,7 @@ def test_routing_goes_on_when_the_catalog_was_dropped(
 def test_a_refresh_finds_new_nodes_and_shards(blank_database: Blank) -> None:
     url, other = blank_database(), blank_database()
     with catalog_at(url) as catalog:
-        catalog.init(DEFAULT, 4)
+        provision.init(catalog, DEFAULT, 4)
         provision.add_node(catalog, "a", dsn(url))
         provision.create_shards(catalog, [0, 1])
         with Cluster.connect(url, listen=False) as cluster:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardids.layout import PRESETS, Layout
+from shardids.ids.layout import PRESETS, Layout
 from tests.conftest import BlankDatabases, dsn
 from tests.integration.support import connect, install, row
 

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from shardids import Cluster, devcluster
-from shardids.embedded import EmbeddedServer
+from shardids import Cluster
+from shardids.dev import devcluster
+from shardids.dev.embedded import EmbeddedServer
 from shardids.errors import BadArgument, ClusterConflict
 from tests.integration.cluster_support import COMMAND, command, environment, processes_in, until
 

@@ -10,11 +10,13 @@ from psycopg import sql
 from psycopg.errors import UniqueViolation
 from sqlalchemy.engine import URL
 
-from shardids import Cluster, devcluster, doctor, provision
-from shardids.connect import open_engine, parse_url
+from shardids import Cluster, doctor
+from shardids.catalog.connections import open_engine, parse_url
+from shardids.dev import devcluster
+from shardids.dev.embedded import temporary_server
 from shardids.doctor.samples import ShardingKey
-from shardids.embedded import temporary_server
 from shardids.errors import BadArgument
+from shardids.install import provision
 from tests.conftest import MakeRole, dsn, found_cluster
 from tests.integration.cluster_support import catalog_at, connected, everything
 

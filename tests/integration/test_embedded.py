@@ -26,7 +26,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 import shardids
-from shardids.embedded import (
+from shardids.dev.embedded import (
     EmbeddedServer,
     binaries,
     find_binaries,
@@ -34,8 +34,8 @@ from shardids.embedded import (
     temporary_server,
     temporary_servers,
 )
-from shardids.embedded import home as homes
-from shardids.embedded.watchdog import command_line
+from shardids.dev.embedded import home as homes
+from shardids.dev.embedded.watchdog import command_line
 from shardids.errors import BadArgument, ServerStartFailed
 
 PACKAGE = Path(shardids.__file__).parent
@@ -249,7 +249,7 @@ def detached_home() -> Iterator[Path]:
         home = folder / "home"
         script = f"""
 from pathlib import Path
-from shardids.embedded import EmbeddedServer
+from shardids.dev.embedded import EmbeddedServer
 EmbeddedServer.create(Path({str(home)!r})).start(attached=False)
 """
         with owner_process(script, folder) as process:
@@ -335,7 +335,7 @@ def test_a_free_port_that_is_taken_meanwhile(open_folder: Path, monkeypatch: pyt
 
 OWNER = """
 import os, time
-from shardids.embedded import temporary_servers
+from shardids.dev.embedded import temporary_servers
 with temporary_servers({count}) as servers:
     child = os.fork()
     if child:
@@ -363,7 +363,7 @@ def test_servers_end_with_their_owner(signum: signal.Signals, count: int, open_f
 
 
 def test_owners_killed_at_any_moment_leave_nothing(open_folder: Path) -> None:
-    script = "from shardids.embedded import temporary_server as t\nwith t(): input()"
+    script = "from shardids.dev.embedded import temporary_server as t\nwith t(): input()"
 
     def killed_after(delay_s: float) -> None:
         with owner_process(script, open_folder) as owner:
@@ -381,7 +381,7 @@ def test_a_durable_server_killed_in_the_making_can_be_made_again(open_folder: Pa
     home = open_folder / "home"
     script = f"""
 from pathlib import Path
-from shardids.embedded import EmbeddedServer
+from shardids.dev.embedded import EmbeddedServer
 EmbeddedServer.create(Path({str(home)!r}))
 """
     with owner_process(script, open_folder) as owner:
@@ -477,7 +477,7 @@ def test_as_an_ordinary_user(open_folder: Path) -> None:
         os.chown(temporary, account.uid, account.gid)
     script = """
 import os
-from shardids.embedded import temporary_server
+from shardids.dev.embedded import temporary_server
 with temporary_server() as server:
     assert server.data_directory.stat().st_uid == os.geteuid() != 0
     assert server.directory.stat().st_mode & 0o77 == 0

@@ -9,10 +9,11 @@ import pytest
 from psycopg import sql
 from sqlalchemy.engine import URL, make_url
 
-from shardids import doctor, failover, mover, views
-from shardids.embedded import temporary_servers
+from shardids import doctor, mover, views
+from shardids.catalog.topology import Node
+from shardids.dev.embedded import temporary_servers
 from shardids.errors import ClusterConflict, ConnectionFailed, MoveRefused
-from shardids.topology import Node
+from shardids.mover import failover
 from tests.conftest import MakeDatabase, dsn, found_cluster
 from tests.integration.cluster_support import Nursery, catalog_at, command, connected, everything, until
 from tests.integration.moving_support import TwoNodes, finish, killed_move, two_nodes

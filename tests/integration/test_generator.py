@@ -17,10 +17,11 @@ import psycopg
 import pytest
 from sqlalchemy.engine import URL
 
-from shardids import Layout, migrator
-from shardids.connect import open_engine, parse_url
-from shardids.embedded import EmbeddedServer, temporary_server
+from shardids import Layout
+from shardids.catalog.connections import open_engine, parse_url
+from shardids.dev.embedded import EmbeddedServer, temporary_server
 from shardids.errors import TooFarAhead
+from shardids.install import trees
 from tests.conftest import MakeRole, dsn
 from tests.integration.support import (
     DEFAULT,
@@ -787,12 +788,12 @@ def test_a_generator_ahead_of_the_clock_is_not_taken_away(db: Db, node: str) -> 
     last = run_ahead(db, 20_000)
     engine = open_engine(parse_url(node), what="node")
     with pytest.raises(TooFarAhead), engine.begin() as connection:
-        migrator.downgrade(connection, "shard", {"shard": "5"})
+        trees.downgrade(connection, "shard", {"shard": "5"})
     assert ticks(scalar(db, NEXT)) > last
     with engine.begin() as connection:
-        migrator.downgrade(connection, "shard", {"shard": "6"})
+        trees.downgrade(connection, "shard", {"shard": "6"})
     with engine.begin() as connection:
-        migrator.upgrade(connection, "shard", {"shard": "6"})
+        trees.upgrade(connection, "shard", {"shard": "6"})
     engine.dispose()
     assert scalar(db, "select shardids.shard_of(shard_0006.next_id())") == 6
 

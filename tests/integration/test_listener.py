@@ -19,9 +19,9 @@ from sqlalchemy import text
 from sqlalchemy.engine import URL
 
 from shardids import Cluster
-from shardids.connect import open_engine
+from shardids.catalog.connections import open_engine
+from shardids.client.listener import PlacementListener
 from shardids.errors import ConnectionFailed
-from shardids.listener import PlacementListener
 from tests.conftest import MakeDatabase, dsn, found_cluster
 from tests.integration.cluster_support import catalog_at, connected, environment, sessions, until
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy.engine import URL
 
-from shardids import provision
-from shardids.layout import DEFAULT
+from shardids.ids.layout import DEFAULT
+from shardids.install import provision
 from shardids.migrate.compiled import Compiled, Compiler
 from shardids.migrate.plan import Route
 from tests.conftest import dsn
@@ -331,7 +331,7 @@ def test_new_shards_are_born_at_the_revision_of_the_others(
     app = App(tmp_path / "migrations", url, capsys)
     app.add_two()
     with catalog_at(url) as catalog:
-        catalog.init(DEFAULT, 8)
+        provision.init(catalog, DEFAULT, 8)
         provision.add_node(catalog, "a", dsn(url))
 
     def create(*words: str) -> None:

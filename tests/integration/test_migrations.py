@@ -17,14 +17,15 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
-from shardids import Layout, migrator
-from shardids.catalog import Catalog
-from shardids.connect import open_engine
+from shardids import Layout
+from shardids.catalog.connections import open_engine
+from shardids.catalog.rows import Catalog
+from shardids.catalog.sqlfiles import data_folder, read_sql, sql_names
 from shardids.errors import BadArgument, ShardidsError
-from shardids.layout import DEFAULT
-from shardids.migrator import Tree
-from shardids.provision import add_node, create_shard, inspect_shard
-from shardids.sqlfiles import data_folder, read_sql, sql_names
+from shardids.ids.layout import DEFAULT
+from shardids.install import provision, trees
+from shardids.install.provision import add_node, create_shard, inspect_shard
+from shardids.install.trees import Tree
 from tests.conftest import CLUSTER, dsn
 from tests.integration.cluster_support import catalog_at, connected, contents, environment, objects
 
@@ -33,7 +34,7 @@ Objects = list[tuple[str, str, str]]
 
 TREES: tuple[Tree, ...] = ("catalog", "node", "shard")
 SCHEMAS = {"catalog": "shardids_catalog", "node": "shardids", "shard": "shard_0007"}
-SETTINGS = migrator.layout_settings(DEFAULT, "shard_") | {
+SETTINGS = trees.layout_settings(DEFAULT, "shard_") | {
     "cluster": CLUSTER,
     "node": "a",
     "shard_count": "8",
@@ -62,7 +63,7 @@ def closing_engine(url: URL) -> Iterator[Engine]:
 def with_trees_before(tree: Tree, url: URL) -> URL:
     """Installs what a tree needs: a shard is on a node."""
     if tree == "shard":
-        run(url, "node", migrator.upgrade)
+        run(url, "node", trees.upgrade)
     return url
 
 
@@ -113,27 +114,27 @@ def offline(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize("tree", TREES)
 def test_up_down_and_up_again(tree: Tree, blank_database: Blank) -> None:
     url = with_trees_before(tree, blank_database())
-    run(url, tree, migrator.upgrade)
+    run(url, tree, trees.upgrade)
     first = whole(url, tree)
     assert any(kind == "function" for kind, *_ in first[0])
-    run(url, tree, migrator.upgrade)
+    run(url, tree, trees.upgrade)
     assert whole(url, tree) == first
-    run(url, tree, migrator.downgrade)
+    run(url, tree, trees.downgrade)
     left, versions = whole(url, tree)
     assert {name for kind, name, _ in left if kind in {"relation r", "relation S", "function"}} == {
         f"{SCHEMAS[tree]}.shardids_version"
     }
     assert versions == []
-    run(url, tree, migrator.downgrade)
+    run(url, tree, trees.downgrade)
     assert whole(url, tree) == (left, versions)
-    run(url, tree, migrator.upgrade)
+    run(url, tree, trees.upgrade)
     assert whole(url, tree) == first
 
 
 @pytest.mark.parametrize("tree", TREES)
 def test_plain_alembic_does_the_same(tree: Tree, blank_database: Blank, tmp_path: Path) -> None:
     ours = with_trees_before(tree, blank_database())
-    run(ours, tree, migrator.upgrade)
+    run(ours, tree, trees.upgrade)
     theirs = with_trees_before(tree, blank_database())
     ran = plain_alembic([*arguments(tree, theirs), "upgrade", "head"], tmp_path)
     assert ran.returncode == 0, ran.stderr
@@ -146,15 +147,15 @@ def test_the_sql_that_alembic_prints_does_the_same(
     tree: Tree, blank_database: Blank, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = with_trees_before(tree, blank_database())
-    run(url, tree, migrator.upgrade)
+    run(url, tree, trees.upgrade)
     online = whole(url, tree)
-    run(url, tree, migrator.downgrade)
+    run(url, tree, trees.downgrade)
     down = whole(url, tree)
     printed = {
         way: offline([*arguments(tree, None), *words, "--sql"], capsys)
         for way, words in (
             ("up", ["upgrade", "head"]),
-            ("down", ["downgrade", f"{migrator.head(tree)}:base"]),
+            ("down", ["downgrade", f"{trees.head(tree)}:base"]),
         )
     }
     fresh = with_trees_before(tree, blank_database())
@@ -183,13 +184,13 @@ def test_plain_alembic_takes_a_layout_and_a_prefix(
         assert (found.layout, found.schema_prefix, found.shard_count) == (Layout.parse(layout), "photos_", 8)
         assert found.cluster == UUID(CLUSTER)
         # The command's own steps find it all done, and do the rest.
-        assert catalog.init(found.layout, 8, "photos_") == found
+        assert provision.init(catalog, found.layout, 8, "photos_") == found
         add_node(catalog, "a", dsn(theirs))
         with connected(theirs) as connection:
             connection.execute("insert into shardids_catalog.placement values (7, 'a', 'active')")
         assert inspect_shard(catalog, 7)["schema"] == "photos_0007"
     with catalog_at(ours) as catalog:
-        catalog.init(Layout.parse(layout), 8, "photos_")
+        provision.init(catalog, Layout.parse(layout), 8, "photos_")
     assert objects(theirs, "shardids_catalog") == objects(ours, "shardids_catalog")
 
 
@@ -202,7 +203,7 @@ def test_a_shard_is_the_same_however_it_was_made(
         create_shard(connection, 7)
     alembic.config.main([*arguments("shard", theirs), "upgrade", "head"])
     capsys.readouterr()
-    run(by_migrator, "shard", migrator.upgrade)
+    run(by_migrator, "shard", trees.upgrade)
     assert whole(ours, "shard") == whole(theirs, "shard") == whole(by_migrator, "shard")
     for url in (ours, theirs, by_migrator):
         with connected(url) as connection:
@@ -211,7 +212,7 @@ def test_a_shard_is_the_same_however_it_was_made(
             ]
             assert connection.execute("select shardids.shard_of(shard_0007.next_id())").fetchone() == (7,)
     # Each finds what the other has made.
-    run(ours, "shard", migrator.upgrade)
+    run(ours, "shard", trees.upgrade)
     with closing_engine(theirs) as engine, engine.connect() as connection:
         create_shard(connection, 7)
     assert whole(ours, "shard") == whole(theirs, "shard")
@@ -256,25 +257,25 @@ def test_arguments_that_are_missing_or_wrong(
 
 def test_a_node_with_shards_keeps_its_engine(blank_database: Blank) -> None:
     url = with_trees_before("shard", blank_database())
-    run(url, "shard", migrator.upgrade)
+    run(url, "shard", trees.upgrade)
     before = objects(url)
     with pytest.raises(BadArgument, match="1 shards; its engine stays") as caught:
-        run(url, "node", migrator.downgrade)
+        run(url, "node", trees.downgrade)
     assert caught.value.sqlstate == "SI007"
     assert caught.value.hint
     assert objects(url) == before
-    run(url, "shard", migrator.downgrade)
-    run(url, "node", migrator.downgrade)
+    run(url, "shard", trees.downgrade)
+    run(url, "node", trees.downgrade)
 
 
 def test_a_shard_whose_default_is_in_use_keeps_its_generator(blank_database: Blank) -> None:
     url = with_trees_before("shard", blank_database())
-    run(url, "shard", migrator.upgrade)
+    run(url, "shard", trees.upgrade)
     with connected(url) as connection:
         connection.execute("create table shard_0007.kept (id bigint default shard_0007.next_id())")
     before = objects(url)
     with pytest.raises(Exception, match="other objects depend on"):
-        run(url, "shard", migrator.downgrade)
+        run(url, "shard", trees.downgrade)
     assert objects(url) == before
     with connected(url) as connection:
         # The fence stays though the transaction was rolled back, as fence() says, until somebody decides.
@@ -303,29 +304,30 @@ def test_a_shard_beyond_the_layout(
 def test_every_file_runs_just_as_it_stands(blank_database: Blank) -> None:
     url = blank_database()
     order = [
-        *("catalog.v1.sql", "view.v1.sql", "layout.v1.sql", "decode.v1.sql", "node.v1.sql"),
-        *("identity.v1.sql", "engine.v1.sql", "admin.v1.sql", "moving.v1.sql"),
-        *("migrate.v1.sql", "shard.v1.sql"),
-        *("shard.v1.down.sql", "migrate.v1.down.sql", "node.v1.down.sql", "catalog.v1.down.sql"),
+        *("catalog/catalog.v1.sql", "views/view.v1.sql", "engine/layout.v1.sql", "engine/decode.v1.sql"),
+        *("engine/node.v1.sql", "engine/identity.v1.sql", "engine/engine.v1.sql", "engine/admin.v1.sql"),
+        *("mover/moving.v1.sql", "migrate/migrate.v1.sql", "engine/shard.v1.sql"),
+        *("engine/shard.v1.down.sql", "migrate/migrate.v1.down.sql", "engine/node.v1.down.sql"),
+        "catalog/catalog.v1.down.sql",
     ]
     # These install nothing: they are queries, and what shardids is compared with.
     assert sorted(order) == [
         name
         for name in sql_names()
-        if not name.startswith(("doctor_", "view_", "published", "baselines", "multimaster", "offsets"))
+        if not name.startswith(("doctor/", "views/columns", "views/state", "compare/", "multimaster/"))
     ]
     with psycopg.connect(dsn(url), autocommit=True) as connection:
         for name, value in SETTINGS.items():
             if name != "shard":
                 connection.execute(f"set shardids.{name} = '{value}'".encode())
         for name in order:
-            if name.startswith("shard.v1"):
+            if name.startswith("engine/shard.v1"):
                 with connection.transaction():
                     connection.execute("select shardids.enter_shard(7)")
                     connection.execute(read_sql(name).encode())
             else:
                 connection.execute(read_sql(name).encode())
-            if name == "shard.v1.sql":
+            if name == "engine/shard.v1.sql":
                 assert connection.execute("select shardids.shard_of(shard_0007.next_id())").fetchone() == (7,)
     assert {kind for kind, name, _ in objects(url) if name != "public"} == {"schema"}
 
@@ -348,7 +350,7 @@ def test_upgrades_in_two_databases_at_once(blank_database: Blank) -> None:
     def make(url: URL) -> None:
         catalog = Catalog(url)
         try:
-            catalog.init(DEFAULT, 8)
+            provision.init(catalog, DEFAULT, 8)
             add_node(catalog, "a", dsn(url))
         finally:
             catalog.close()

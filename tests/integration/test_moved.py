@@ -15,6 +15,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from shardids import Cluster
+from shardids.catalog.topology import Node
 from shardids.errors import (
     BadArgument,
     CommitUncertain,
@@ -23,7 +24,6 @@ from shardids.errors import (
     ShardMoved,
     UnknownShard,
 )
-from shardids.topology import Node
 from tests.conftest import dsn, found_cluster
 from tests.integration import moving
 from tests.integration.cluster_support import catalog_at, connected, until

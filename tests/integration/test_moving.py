@@ -10,11 +10,12 @@ from contextlib import closing
 import psycopg
 import pytest
 
-from shardids import mover, provision
-from shardids.catalog import Catalog
-from shardids.embedded import temporary_server, temporary_servers
+from shardids import mover
+from shardids.catalog.rows import Catalog
+from shardids.dev.embedded import temporary_server, temporary_servers
 from shardids.errors import ClusterConflict, MoveFailed, MoveRefused
-from shardids.layout import DEFAULT
+from shardids.ids.layout import DEFAULT
+from shardids.install import provision
 from shardids.mover import Options, StepDone, Waiting
 from tests.integration.cluster_support import objects, until, whole_story
 from tests.integration.moving_support import (
@@ -314,7 +315,7 @@ def test_without_logical_wal_a_shard_moves_offline() -> None:
         temporary_server(settings={"wal_level": "replica"}) as server,
         closing(Catalog(server.url())) as catalog,
     ):
-        catalog.init(DEFAULT, 2)
+        provision.init(catalog, DEFAULT, 2)
         with psycopg.connect(server.url(), autocommit=True) as connection:
             connection.execute("create database other")
             provision.add_node(catalog, "a", server.url())

@@ -11,7 +11,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from shardids.cli import app
-from shardids.embedded import temporary_servers
+from shardids.dev.embedded import temporary_servers
 from tests.integration.cluster_support import Nursery
 from tests.integration.moving_support import (
     TwoNodes,

@@ -9,10 +9,11 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from shardids import mover, provision, views
+from shardids import mover, views
 from shardids.cli import app
-from shardids.embedded import temporary_servers
+from shardids.dev.embedded import temporary_servers
 from shardids.errors import BadArgument, MoveRefused, StatementFailed
+from shardids.install import provision
 from tests.integration.moving_support import TwoNodes, two_nodes
 
 TABLE = """

@@ -17,8 +17,10 @@ import pytest
 from psycopg import sql
 from sqlalchemy.engine import URL
 
-from shardids import Cluster, Layout, connect, provision
-from shardids.catalog import Catalog
+from shardids import Cluster, Layout
+from shardids.catalog import connections
+from shardids.catalog.rows import Catalog
+from shardids.catalog.topology import Node
 from shardids.errors import (
     BadArgument,
     ClusterConflict,
@@ -28,8 +30,8 @@ from shardids.errors import (
     UnknownShard,
     UnsupportedServer,
 )
-from shardids.layout import DEFAULT
-from shardids.topology import Node
+from shardids.ids.layout import DEFAULT
+from shardids.install import provision
 from tests.conftest import BlankDatabases, MakeDatabase, MakeRole, dsn, found_cluster
 from tests.integration.cluster_support import (
     Nursery,
@@ -74,7 +76,7 @@ def catalog(made: Pair) -> Iterator[Catalog]:
 def new(pair: Pair) -> Iterator[Catalog]:
     """The catalog of a new cluster of 8 shards, with the nodes a and b, and no shards."""
     with catalog_at(pair[0]) as catalog:
-        catalog.init(DEFAULT, 8)
+        provision.init(catalog, DEFAULT, 8)
         provision.add_node(catalog, "a", dsn(pair[0]))
         provision.add_node(catalog, "b", dsn(pair[1]))
         yield catalog
@@ -113,8 +115,8 @@ def test_a_cluster_is_made_and_all_of_it_can_be_repeated(pair: Pair) -> None:
 
 def test_init_gives_the_same_cluster_again(blank_database: Blank) -> None:
     with catalog_at(blank_database()) as catalog:
-        first = catalog.init(DEFAULT, 8)
-        assert catalog.init(DEFAULT, 8) == first == catalog.describe()
+        first = provision.init(catalog, DEFAULT, 8)
+        assert provision.init(catalog, DEFAULT, 8) == first == catalog.describe()
         assert (first.layout, first.shard_count, first.schema_prefix) == (DEFAULT, 8, "shard_")
 
 
@@ -122,7 +124,7 @@ def test_the_catalog_has_no_password(made: Pair, catalog: Catalog) -> None:
     told = str(contents(made[0]))
     assert "postgresql://" in told
     assert made[0].password is None or str(made[0].password) not in told
-    assert all(connect.parse_url(node.url).password is None for node in catalog.nodes().values())
+    assert all(connections.parse_url(node.url).password is None for node in catalog.nodes().values())
 
 
 def test_a_password_among_the_urls_parameters_is_not_kept_either(new: Catalog, own_database: URL) -> None:
@@ -152,7 +154,7 @@ def test_a_step_before_its_turn(blank_database: Blank) -> None:
             with pytest.raises(ClusterConflict, match="holds no shardids catalog") as caught:
                 step()
             assert "shardids init" in caught.value.hint
-        catalog.init(DEFAULT, 8)
+        provision.init(catalog, DEFAULT, 8)
         with pytest.raises(ClusterConflict, match="no node yet") as caught:
             provision.create_shards(catalog, [1])
         assert "shardids node add" in caught.value.hint
@@ -230,10 +232,10 @@ def test_dry_runs_change_nothing(pair: Pair, make_role: MakeRole) -> None:
     role = str(make_role().username)
     nothing = everything(*pair)
     with catalog_at(pair[0]) as catalog:
-        assert catalog.init(DEFAULT, 8, dry_run=True).shard_count == 8
+        assert provision.init(catalog, DEFAULT, 8, dry_run=True).shard_count == 8
         assert everything(*pair) == nothing
-        catalog.init(DEFAULT, 8)
-        catalog.init(DEFAULT, 8, dry_run=True)
+        provision.init(catalog, DEFAULT, 8)
+        provision.init(catalog, DEFAULT, 8, dry_run=True)
         empty = everything(*pair)
         for url in pair:
             provision.add_node(catalog, "a", dsn(url), dry_run=True)
@@ -286,7 +288,7 @@ def test_a_shard_that_its_node_lost_is_made_as_the_hint_says(new: Catalog, pair:
 def test_twenty_installers_at_once(pair: Pair, nursery: Nursery) -> None:
     script = f"""
 catalog = Catalog({dsn(pair[0])!r})
-catalog.init(layout.DEFAULT, 12)
+provision.init(catalog, layout.DEFAULT, 12)
 for name, url in (("a", {dsn(pair[0])!r}), ("b", {dsn(pair[1])!r})):
     provision.add_node(catalog, name, url)
 provision.create_shards(catalog, range(12))
@@ -331,7 +333,7 @@ def test_grants_to_several_roles_at_once(made: Pair, make_role: MakeRole) -> Non
 def test_one_name_for_two_databases_at_once(pair: Pair, blank_database: Blank) -> None:
     home = blank_database()
     with catalog_at(home) as catalog:
-        catalog.init(DEFAULT, 4)
+        provision.init(catalog, DEFAULT, 4)
 
     def add(url: URL) -> ShardidsError | None:
         with catalog_at(home) as catalog:
@@ -367,7 +369,7 @@ def test_killed_in_the_middle_it_goes_on_where_it_was(
 ) -> None:
     count = 800  # more than can be made before the last kill
     with catalog_at(pair[0]) as catalog:
-        catalog.init(DEFAULT, count)
+        provision.init(catalog, DEFAULT, count)
         provision.add_node(catalog, "a", dsn(pair[0]))
         provision.add_node(catalog, "b", dsn(pair[1]))
     script = f"""
@@ -448,7 +450,7 @@ def test_more_shards_than_the_layout_has(blank_database: Blank) -> None:
         for name, count in (("default", 4097), ("default", 0), ("js53", 65), ("js53", -1)):
             layout = Layout.preset(name)
             with pytest.raises(BadArgument, match=f"{count} shards") as caught:
-                catalog.init(layout, count)
+                provision.init(catalog, layout, count)
             assert f"1 to {layout.shard_limit}" in caught.value.hint
     assert everything(url) == before
 
@@ -463,7 +465,7 @@ def test_a_cluster_stays_as_it_was_made(made: Pair, catalog: Catalog) -> None:
     ):
         for dry_run in (True, False):
             with pytest.raises(ClusterConflict) as caught:
-                catalog.init(Layout.parse(layout), count, prefix, dry_run=dry_run)
+                provision.init(catalog, Layout.parse(layout), count, prefix, dry_run=dry_run)
             assert all(word in caught.value.message for word in words)
     assert everything(*made) == before
 
@@ -500,7 +502,7 @@ def test_prefixes_that_schemas_cannot_have(blank_database: Blank) -> None:
     before = everything(url)
     for prefix in ("", "Shard_", "a b", "a'b", 'a"b', "1a", "pg_x", "shardids_", "ä", "x" * 41, "a-b"):
         with catalog_at(url) as catalog, pytest.raises(BadArgument, match="can't be a schema prefix"):
-            catalog.init(DEFAULT, 8, prefix)
+            provision.init(catalog, DEFAULT, 8, prefix)
     assert everything(url) == before
 
 
@@ -576,18 +578,18 @@ def test_a_port_where_nobody_listens(made: Pair, catalog: Catalog) -> None:
 @pytest.mark.parametrize(("version", "shown"), [(130012, "13"), (90624, "9"), (0, "0")])
 def test_servers_that_are_too_old(version: int, shown: str) -> None:
     with pytest.raises(UnsupportedServer, match=f'node "a" runs PostgreSQL {shown}.*needs 14'):
-        connect.check_version(version, what='node "a"')
+        connections.check_version(version, what='node "a"')
 
 
 def test_servers_that_are_new_enough() -> None:
     for version in (140000, 140005, 180000, 990000):
-        connect.check_version(version, what="the catalog")
+        connections.check_version(version, what="the catalog")
 
 
 def test_a_server_that_is_refused_is_left_at_once(
     made: Pair, admin: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connect, "OLDEST_SERVER", 99)
+    monkeypatch.setattr(connections, "OLDEST_SERVER", 99)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         with pytest.raises(UnsupportedServer, match=r"the catalog runs PostgreSQL \d+; shardids needs 99"):
@@ -600,7 +602,7 @@ def test_a_database_that_cannot_be_written(make_database: MakeDatabase, admin: p
     url = make_database()
     admin.execute(f"alter database {url.database} set default_transaction_read_only = on")
     with catalog_at(url) as catalog, pytest.raises(UnsupportedServer, match="read-only"):
-        catalog.init(DEFAULT, 8)
+        provision.init(catalog, DEFAULT, 8)
 
 
 def test_a_database_without_an_encoding(server_url: URL, admin: psycopg.Connection) -> None:
@@ -622,7 +624,7 @@ def test_a_catalog_of_a_newer_version(new: Catalog, pair: Pair) -> None:
         connection.execute("update shardids.shardids_version set version_num = 'node_9999'")
     before = everything(*pair)
     with pytest.raises(ShardidsError, match="catalog_9999"):
-        new.init(DEFAULT, 8)
+        provision.init(new, DEFAULT, 8)
     with pytest.raises(ShardidsError, match="node_9999"):
         provision.add_node(new, "b", dsn(pair[1]))
     assert everything(*pair) == before
@@ -635,12 +637,12 @@ def test_a_schema_of_somebody_else(pair: Pair) -> None:
         connection.execute("create schema shardids; create table shardids.node (a int)")
     before = everything(*pair)
     with catalog_at(pair[0]) as catalog, pytest.raises(ShardidsError, match="cluster"):
-        catalog.init(DEFAULT, 8)
+        provision.init(catalog, DEFAULT, 8)
     assert everything(*pair) == before
     with connected(pair[0]) as connection:
         connection.execute("drop schema shardids_catalog cascade")
     with catalog_at(pair[0]) as catalog:
-        catalog.init(DEFAULT, 8)
+        provision.init(catalog, DEFAULT, 8)
         before = everything(*pair)
         with pytest.raises(ShardidsError, match=r'node "a".*"node" already exists'):
             provision.add_node(catalog, "a", dsn(pair[1]))
@@ -674,7 +676,7 @@ def test_a_role_without_create(own_database: URL, make_role: MakeRole, made: Pai
         catalog_at(as_role(own_database, weak)) as refused,
         pytest.raises(MissingPrivilege, match="the catalog") as caught,
     ):
-        refused.init(DEFAULT, 8)
+        provision.init(refused, DEFAULT, 8)
     for word in (f'role "{weak.username}"', "CREATE", f'database "{own_database.database}"'):
         assert word in caught.value.message
     assert f'GRANT CREATE ON DATABASE "{own_database.database}" TO "{weak.username}"' in caught.value.hint
@@ -710,7 +712,7 @@ def test_only_members_of_the_engines_owner_make_shards(
     other = make_role("Other")
     grant_create(admin, own_database, other)
     with catalog_at(own_database) as catalog:
-        catalog.init(DEFAULT, 4)
+        provision.init(catalog, DEFAULT, 4)
         provision.add_node(catalog, "a", dsn(own_database))
         provision.create_shards(catalog, [0])
     with connected(own_database) as owner:
@@ -720,7 +722,7 @@ def test_only_members_of_the_engines_owner_make_shards(
             sql.SQL("grant all on all tables in schema shardids_catalog, shardids to {}").format(name)
         )
     before = objects(own_database)
-    engine = connect.open_engine(as_role(own_database, other), what='node "a"')
+    engine = connections.open_engine(as_role(own_database, other), what='node "a"')
     with (
         engine.connect() as connection,
         pytest.raises(MissingPrivilege, match=f'role "{other.username}".*shards') as caught,
@@ -742,7 +744,7 @@ def test_a_member_of_the_owner_makes_shards_for_all_members(
         )
     )
     found_cluster(as_role(url, team), {"a": as_role(url, team)}, 1)
-    engine = connect.open_engine(as_role(url, member), what='node "a"')
+    engine = connections.open_engine(as_role(url, member), what='node "a"')
     with engine.connect() as connection:
         provision.create_shard(connection, 1)
     engine.dispose()

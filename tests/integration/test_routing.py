@@ -40,8 +40,8 @@ from sqlalchemy.orm import (
 from sqlalchemy.orm.exc import StaleDataError
 
 from shardids import AsyncCluster, Cluster, primary_key, sharding_key
+from shardids.client.routing.replay import STAND_IN
 from shardids.errors import BadArgument, FanOutRefused, WrongShard
-from shardids.routing.replay import STAND_IN
 from tests.conftest import BlankDatabases, found_cluster
 
 

@@ -11,12 +11,12 @@ from threading import Event, Thread
 import pytest
 from sqlalchemy.engine import URL
 
-from shardids import migrator
-from shardids.migrate import own
+from shardids.catalog.sqlfiles import data_folder
+from shardids.install import trees
+from shardids.install import upgrade as own_upgrade
+from shardids.install.trees import head
 from shardids.migrate.locks import one_run
 from shardids.migrate.runner import Observer, Settings
-from shardids.migrator import head
-from shardids.sqlfiles import data_folder
 from tests.conftest import dsn, found_cluster
 from tests.integration.cluster_support import catalog_at, command, connected, everything, objects, until
 
@@ -118,14 +118,14 @@ def upgrade():
     op.execute("create function shard_number() returns integer return shardids.shard_of(next_id())")
 """
     )
-    monkeypatch.setattr(migrator, "data_folder", lambda name: tmp_path / name)
+    monkeypatch.setattr(trees, "data_folder", lambda name: tmp_path / name)
     with catalog_at(cluster_url) as catalog:
-        done = own.upgrade(catalog, Settings(), Observer(), Event())
+        done = own_upgrade.upgrade(catalog, Settings(), Observer(), Event())
         assert all(target.is_current for target in done.targets)
         assert {(one.start, one.end, one.way, one.status) for one in done.shards.outcomes} == {
             (("shard_0001",), ("shard_0002",), "sql", "done")
         }
         assert len(done.shards.outcomes) == 8
-        assert own.upgrade(catalog, Settings(), Observer(), Event()).shards.outcomes == ()
+        assert own_upgrade.upgrade(catalog, Settings(), Observer(), Event()).shards.outcomes == ()
     with connected(cluster_url) as connection:
         assert connection.execute("select shard_0003.shard_number()").fetchone() == (3,)

@@ -12,10 +12,11 @@ import pytest
 from psycopg import sql
 from sqlalchemy.engine import URL
 
-from shardids import doctor, provision, views
-from shardids.catalog import Catalog
-from shardids.connect import open_engine
+from shardids import doctor, views
+from shardids.catalog.connections import open_engine
+from shardids.catalog.rows import Catalog
 from shardids.errors import BadArgument, ClusterConflict, ConnectionFailed, MissingPrivilege, StatementFailed
+from shardids.install import provision
 from tests.conftest import MakeRole, dsn, found_cluster
 from tests.integration.cluster_support import catalog_at, connected, contents, objects
 

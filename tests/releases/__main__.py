@@ -12,17 +12,17 @@ from pathlib import Path
 import psycopg
 from alembic import command
 
-from shardids import migrator
-from shardids.connect import open_engine, parse_url
-from shardids.embedded import find_binaries, temporary_server
-from shardids.layout import DEFAULT
-from shardids.migrator import Tree
+from shardids.catalog.connections import open_engine, parse_url
+from shardids.dev.embedded import find_binaries, temporary_server
+from shardids.ids.layout import DEFAULT
+from shardids.install import trees
+from shardids.install.trees import Tree
 
 HERE = Path(__file__).parent
 REVISIONS: dict[str, dict[Tree, str]] = {
     "0.1": {"catalog": "catalog_0001", "node": "node_0001", "shard": "shard_0001"},
 }
-SETTINGS = migrator.layout_settings(DEFAULT, "shard_") | {
+SETTINGS = trees.layout_settings(DEFAULT, "shard_") | {
     "cluster": "00000000-0000-4000-8000-000000000001",
     "node": "a",
     "shard_count": "2",
@@ -37,7 +37,7 @@ def main(version: str) -> None:
         engine = open_engine(parse_url(server.url()), what="the server")
         for tree, revision in REVISIONS[version].items():
             for shard in range(2 if tree == "shard" else 1):
-                config = migrator.tree_config(tree)
+                config = trees.tree_config(tree)
                 settings = {"shard": str(shard)} if tree == "shard" else SETTINGS
                 with engine.begin() as connection:
                     config.attributes.update(connection=connection, settings=settings)

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardids.arrays import decode_array, encode_array
 from shardids.errors import BadArgument, TimeExhausted
-from shardids.idtext import to_signed, to_unsigned
-from shardids.layout import DEFAULT, DISCORD, INSTAGRAM, JS53, PRESETS
+from shardids.ids.arrays import decode_array, encode_array
+from shardids.ids.layout import DEFAULT, DISCORD, INSTAGRAM, JS53, PRESETS
+from shardids.ids.text import to_signed, to_unsigned
 
 every_preset = pytest.mark.parametrize("layout", PRESETS.values(), ids=PRESETS)
 
@@ -174,8 +174,8 @@ def test_negative_ids_are_fine_where_the_layout_uses_the_sign_bit():
 def test_only_this_module_needs_numpy_and_says_how_to_get_it():
     script = (
         "import sys; sys.modules['numpy'] = None\n"
-        "import shardids.layout, shardids.topology\n"
-        "try:\n    import shardids.arrays\n"
+        "import shardids.ids.layout, shardids.catalog.topology\n"
+        "try:\n    import shardids.ids.arrays\n"
         "except ImportError as error:\n    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

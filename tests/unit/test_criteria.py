@@ -9,11 +9,11 @@ from sqlalchemy import BigInteger, ForeignKey, and_, bindparam, false, func, not
 from sqlalchemy.orm import DeclarativeBase, Mapped, aliased, mapped_column, relationship
 
 from shardids import primary_key, sharding_key
+from shardids.catalog.topology import shard_for_key
+from shardids.client.routing.criteria import narrowed, shards_named
+from shardids.client.routing.models import Key, facts_of
 from shardids.errors import BadArgument, UnsupportedKey
-from shardids.layout import DEFAULT, Layout
-from shardids.routing.criteria import narrowed, shards_named
-from shardids.routing.models import Key, facts_of
-from shardids.topology import shard_for_key
+from shardids.ids.layout import DEFAULT, Layout
 
 
 class Finder:

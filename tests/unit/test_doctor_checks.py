@@ -10,7 +10,8 @@ from uuid import UUID
 import pytest
 
 from shardids import Layout, doctor
-from shardids.catalog import Description
+from shardids.catalog.rows import Description
+from shardids.catalog.topology import Node
 from shardids.doctor.ask import moves_meanwhile
 from shardids.doctor.facts import (
     ClockSample,
@@ -23,8 +24,7 @@ from shardids.doctor.facts import (
 )
 from shardids.doctor.findings import Severity, call, ranges
 from shardids.doctor.generators import clocks_apart, tick_rate, ticks_ahead, years_left
-from shardids.layout import DEFAULT
-from shardids.topology import Node
+from shardids.ids.layout import DEFAULT
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "doctor.md"
 

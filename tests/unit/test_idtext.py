@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardids.errors import BadArgument
-from shardids.idtext import from_decimal, from_text, parse_id, to_decimal, to_signed, to_text, to_unsigned
+from shardids.ids.text import from_decimal, from_text, parse_id, to_decimal, to_signed, to_text, to_unsigned
 
 signed = st.integers(-(2**63), 2**63 - 1)
 unsigned = st.integers(0, 2**64 - 1)

@@ -17,7 +17,7 @@ from sqlalchemy import BigInteger, ForeignKey
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from shardids import ShardId, primary_key
-from shardids.idtext import CANONICAL_DECIMAL
+from shardids.ids.text import CANONICAL_DECIMAL
 
 ID = 382529960780272642
 HIGHEST, LOWEST = 2**63 - 1, -(2**63)

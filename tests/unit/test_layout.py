@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardids.errors import BadArgument, TimeExhausted
-from shardids.idtext import to_unsigned
-from shardids.layout import (
+from shardids.ids.layout import (
     DEFAULT,
     DISCORD,
     INSTAGRAM,
@@ -24,6 +23,7 @@ from shardids.layout import (
     IdRange,
     Layout,
 )
+from shardids.ids.text import to_unsigned
 
 MS = timedelta(milliseconds=1)
 US = timedelta(microseconds=1)

@@ -31,11 +31,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
+from shardids.client.routing.fanout import Question, combined, node_statement
+from shardids.client.routing.order import OrderKey
+from shardids.client.routing.plans import Plan, plan
+from shardids.client.routing.replay import Capture
 from shardids.errors import CannotCombine
-from shardids.routing.fanout import Question, combined, node_statement
-from shardids.routing.order import OrderKey
-from shardids.routing.plans import Plan, plan
-from shardids.routing.replay import Capture
 
 NAN = float("nan")
 

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardids.errors import BadArgument, UnknownShard, UnsupportedKey
-from shardids.topology import (
+from shardids.catalog.topology import (
     Node,
     Placement,
     key_hash,
@@ -23,6 +22,7 @@ from shardids.topology import (
     validate_node_name,
     validate_schema_prefix,
 )
+from shardids.errors import BadArgument, UnknownShard, UnsupportedKey
 
 SAMPLE_UUID = UUID("12345678-1234-5678-1234-567812345678")
 

@@ -1,6 +1,6 @@
 """The cluster, its nodes, the placement of its shards, and views over them."""
 
-from shardids.migrator import run_sql
+from shardids.install.trees import run_sql
 
 revision = "catalog_0001"
 down_revision = None
@@ -9,8 +9,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    run_sql("catalog.v1.sql", "view.v1.sql")
+    run_sql("catalog/catalog.v1.sql", "views/view.v1.sql")
 
 
 def downgrade() -> None:
-    run_sql("catalog.v1.down.sql")
+    run_sql("catalog/catalog.v1.down.sql")

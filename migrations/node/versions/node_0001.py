@@ -1,6 +1,6 @@
 """The engine: layout, decoding, identity of the server, generator, administration."""
 
-from shardids.migrator import run_sql
+from shardids.install.trees import run_sql
 
 revision = "node_0001"
 down_revision = None
@@ -10,15 +10,15 @@ depends_on = None
 
 def upgrade() -> None:
     run_sql(
-        "layout.v1.sql",
-        "decode.v1.sql",
-        "node.v1.sql",
-        "identity.v1.sql",
-        "engine.v1.sql",
-        "admin.v1.sql",
-        "moving.v1.sql",
+        "engine/layout.v1.sql",
+        "engine/decode.v1.sql",
+        "engine/node.v1.sql",
+        "engine/identity.v1.sql",
+        "engine/engine.v1.sql",
+        "engine/admin.v1.sql",
+        "mover/moving.v1.sql",
     )
 
 
 def downgrade() -> None:
-    run_sql("node.v1.down.sql")
+    run_sql("engine/node.v1.down.sql")

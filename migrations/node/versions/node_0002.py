@@ -1,6 +1,6 @@
 """Migrations of many shards: their revisions, the start of a shard's transaction, what a shard holds."""
 
-from shardids.migrator import run_sql
+from shardids.install.trees import run_sql
 
 revision = "node_0002"
 down_revision = "node_0001"
@@ -9,8 +9,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    run_sql("migrate.v1.sql")
+    run_sql("migrate/migrate.v1.sql")
 
 
 def downgrade() -> None:
-    run_sql("migrate.v1.down.sql")
+    run_sql("migrate/migrate.v1.down.sql")

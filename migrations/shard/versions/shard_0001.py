@@ -1,6 +1,6 @@
 """The generator of one shard."""
 
-from shardids.migrator import run_sql
+from shardids.install.trees import run_sql
 
 revision = "shard_0001"
 down_revision = None
@@ -9,8 +9,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    run_sql("shard.v1.sql")
+    run_sql("engine/shard.v1.sql")
 
 
 def downgrade() -> None:
-    run_sql("shard.v1.down.sql")
+    run_sql("engine/shard.v1.down.sql")

@@ -12,8 +12,8 @@ from psycopg import sql
 from psycopg.rows import dict_row
 
 from shardids.baselines.postgresql import Session
+from shardids.catalog.sqlfiles import read_sql
 from shardids.errors import BadArgument
-from shardids.sqlfiles import read_sql
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 
@@ -136,7 +136,7 @@ def check_masters(masters: Sequence[Master]) -> None:
 def _read(session: Session, offset: int, masters: int, schemas: Sequence[str]) -> list[Counter]:
     with session.connection.cursor(row_factory=dict_row) as cursor:
         cursor.execute("select set_config('shardids.schemas', %s, false)", (",".join(schemas),))
-        cursor.execute(read_sql("multimaster.v1").encode())
+        cursor.execute(read_sql("multimaster/multimaster.v1").encode())
         found = cursor.fetchall()
     return [_counter(session, row, offset, masters) for row in found]
 

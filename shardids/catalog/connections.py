@@ -1,0 +1,293 @@
+"""Connections to nodes and to the catalog: URLs, engines, and errors that name the server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.engine import URL, ExceptionContext, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.pool import Pool
+
+from shardids.catalog.forks import in_child
+from shardids.errors import (
+    BadArgument,
+    ClusterConflict,
+    CommitUncertain,
+    ConnectionFailed,
+    MissingPrivilege,
+    ShardFenced,
+    ShardidsError,
+    StatementFailed,
+    UnknownShard,
+    UnsupportedServer,
+    from_database,
+)
+
+OLDEST_SERVER = 14
+"""The oldest major version of PostgreSQL that is supported."""
+
+CONNECT_TIMEOUT_S = 10
+"""How long others should be kept waiting for a server that does not answer; psycopg waits 130 s."""
+
+
+def parse_url(url: str | URL) -> URL:
+    """A PostgreSQL URL, to be used with psycopg. ``postgres://`` and ``postgresql://`` both do.
+
+    Raises:
+        BadArgument: it can't be read, or names another database or driver. Its password is not shown.
+    """
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        raise BadArgument(
+            "the database URL can't be read",
+            hint="It looks like this: postgresql://user@host:5432/database",
+        ) from None
+    if parsed.drivername not in ("postgres", "postgresql", "postgresql+psycopg"):
+        raise BadArgument(
+            f"the database URL starts with {parsed.drivername!r}; shardids needs PostgreSQL",
+            hint="It looks like this: postgresql://user@host:5432/database",
+        )
+    if "@" in (parsed.host or ""):
+        raise BadArgument(
+            "the database URL has more than one @", hint="In a user name or password, @ is written %40."
+        )
+    return parsed.set(drivername="postgresql+psycopg")
+
+
+def shown_url(url: URL) -> str:
+    """The URL as a user types it, without driver and passwords: fit to be printed and stored."""
+    secrets = [name for name in url.query if "password" in name.lower()]
+    bare = url.difference_update_query(secrets)
+    return URL.create(
+        "postgresql", bare.username, None, bare.host, bare.port, bare.database, bare.query
+    ).render_as_string()
+
+
+def open_engine(
+    url: URL,
+    *,
+    what: str,
+    administrative: bool = False,
+    connect_timeout_s: int | None = None,
+    create: Callable[..., Engine] = create_engine,
+    **options: Any,
+) -> Engine:
+    """An engine whose errors say which server (``what``: ``the catalog`` or ``node "a"``) and are ours.
+
+    No statement is prepared on the server unless ``options`` say so, which keeps PgBouncer in
+    transaction mode safe. Nothing is connected yet. The child of a fork makes its own connections.
+
+    ``administrative``: for shardids' own statements, of which every failure becomes a ShardidsError,
+    and which count on READ COMMITTED. Without it only those that shardids defines do, and a missing
+    connection; the rest stay SQLAlchemy's.
+
+    ``connect_timeout_s``: how long each of the server's addresses is tried, unless the URL or
+    ``PGCONNECT_TIMEOUT`` says it.
+
+    ``create``: what makes the engine; the default is :func:`sqlalchemy.create_engine`.
+    """
+    # A database of encoding SQL_ASCII would give bytes.
+    connect_args = {"prepare_threshold": None, "client_encoding": "utf8"} | options.pop("connect_args", {})
+    is_timeout_given = "connect_timeout" in url.query or "PGCONNECT_TIMEOUT" in os.environ
+    if connect_timeout_s is not None and not is_timeout_given:
+        connect_args = {"connect_timeout": connect_timeout_s} | connect_args
+    if administrative:
+        options["isolation_level"] = "READ COMMITTED"
+    engine = create(url, connect_args=connect_args, **options)
+
+    @event.listens_for(engine, "handle_error", retval=True)
+    def _translate(context: ExceptionContext) -> BaseException | None:
+        error = context.original_exception
+        # The pool replaces a connection whose ping fails, unless another error is raised in its place.
+        if context.is_pre_ping or not isinstance(error, psycopg.Error):
+            return None
+        ours = translate(error, what=what, url=url)
+        if isinstance(ours, ConnectionFailed) and _ended_a_transaction(context):
+            return CommitUncertain(
+                f"{what} was lost at {shown_url(url)} during COMMIT or ROLLBACK: {_reason(error)}",
+                hint="Look whether the transaction was committed before it is run again.",
+            )
+        if ours is None and administrative:
+            return statement_failed(error, what, url)
+        return ours
+
+    @event.listens_for(engine, "connect")
+    def _check_version(connection: psycopg.Connection[Any], _record: object) -> None:
+        try:
+            check_version(connection.info.server_version, what=what)
+        except UnsupportedServer:
+            connection.close()
+            raise
+
+    in_child(engine, _leave_connections_to_the_parent)
+    return engine
+
+
+_of_the_parent: list[Pool] = []
+"""Keeps, in the child of a fork, the connections that it must neither use nor close."""
+
+
+def _leave_connections_to_the_parent(engine: Engine) -> None:
+    _of_the_parent.append(engine.pool)
+    engine.dispose(close=False)
+
+
+def _ended_a_transaction(context: ExceptionContext) -> bool:
+    """Whether COMMIT or ROLLBACK failed: they reach the driver without a statement."""
+    nothing_executed = context.statement is None and context.execution_context is None
+    return context.connection is not None and nothing_executed
+
+
+def may_have_moved(error: BaseException) -> bool:
+    """Whether an error is one that a shard's old node gives, or a node that is gone.
+
+    Certain is also that nothing was committed: :class:`CommitUncertain` is none of them.
+    """
+    if isinstance(error, DBAPIError):
+        # What is left when the old node's copy of the schema is dropped.
+        gone = (
+            psycopg.errors.InvalidSchemaName,
+            psycopg.errors.UndefinedTable,
+            psycopg.errors.UndefinedFunction,
+        )
+        return isinstance(error.orig, gone)
+    lost = isinstance(error, ConnectionFailed) and not isinstance(error, CommitUncertain)
+    return lost or isinstance(error, ShardFenced | UnknownShard)
+
+
+def keep_commits(engine: Engine) -> None:
+    """Lets every COMMIT of an engine be on the server's disk when it returns, whatever the server's default.
+
+    For sessions of their own: behind a pooler in transaction mode a setting reaches other sessions.
+    """
+
+    @event.listens_for(engine, "connect")
+    def _keep(connection: psycopg.Connection[Any], _record: object) -> None:
+        connection.execute("set synchronous_commit = on")
+        connection.commit()
+
+
+def keep_out_of_logs(connection: Connection) -> None:
+    """Keeps passwords in the transaction's next statements out of the server's log, where the role may."""
+    for setting, value in (
+        ("log_statement", "none"),
+        ("log_min_duration_statement", "-1"),
+        ("log_min_duration_sample", "-1"),
+        ("log_min_error_statement", "panic"),
+    ):
+        with suppress(MissingPrivilege), connection.begin_nested():
+            connection.execute(
+                text("select set_config(:name, :value, true)"), {"name": setting, "value": value}
+            )
+
+
+def check_version(server_version: int, *, what: str) -> None:
+    """Refuses a server that is too old; ``server_version`` as libpq gives it (140005 is 14.5).
+
+    Raises:
+        UnsupportedServer: it is older than :data:`OLDEST_SERVER`.
+    """
+    if server_version < OLDEST_SERVER * 10000:
+        raise UnsupportedServer(
+            f"{what} runs PostgreSQL {server_version // 10000}; shardids needs {OLDEST_SERVER} or later"
+        )
+
+
+def translate(error: psycopg.Error, *, what: str, url: URL) -> ShardidsError | None:
+    """The shardids exception for a driver's error, or ``None`` where the driver's own is best."""
+    diag = error.diag
+    ours = from_database(error.sqlstate, diag.message_primary or "", diag.message_hint or "")
+    if ours is not None:
+        return ours
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        message = f'{what}: role "{role_of(url)}" is not allowed: {diag.message_primary}'
+        return MissingPrivilege(message, hint=diag.message_hint or "")
+    if _is_of_the_connection(error):
+        return ConnectionFailed(
+            f"{what} can't be reached at {shown_url(url)}: {_reason(error)}",
+            hint="Check host, port, database and user; a password comes from the URL, PGPASSWORD or"
+            " ~/.pgpass.",
+        )
+    return None
+
+
+def _is_of_the_connection(error: psycopg.Error) -> bool:
+    if error.sqlstate is not None:
+        # Lost, or ended by the server: connection_exception, admin_shutdown and its like.
+        return error.sqlstate.startswith("08") or error.sqlstate in ("57P01", "57P02", "57P03")
+    # A ProgrammingError where the URL has an option that libpq does not know.
+    return isinstance(error, psycopg.OperationalError) or "connection option" in str(error)
+
+
+def statement_failed(error: psycopg.Error, what: str, url: URL) -> ShardidsError:
+    """The shardids exception for a statement of shardids' own that failed on a server."""
+    diag = error.diag
+    message, hint = diag.message_primary or str(error), diag.message_hint or ""
+    if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+        return UnsupportedServer(
+            f"{what} is read-only: {message}",
+            hint="Use the primary, and check default_transaction_read_only.",
+        )
+    missing = (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName)
+    if isinstance(error, missing) and "shardids_catalog" in message:
+        return ClusterConflict(
+            f"{shown_url(url)} holds no shardids catalog", hint="To make one: shardids init --shards N"
+        )
+    return StatementFailed(f"{what}: {message}", hint=hint, sqlstate=error.sqlstate)
+
+
+def role_of(url: URL) -> str:
+    """The role that a connection logs in as: that of the URL, else libpq's default."""
+    default = next(d.val for d in psycopg.pq.Conninfo.get_defaults() if d.keyword == b"user")
+    return url.username or (default or b"?").decode()
+
+
+def _reason(error: psycopg.Error) -> str:
+    """What libpq says went wrong, without its account of where it tried."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    failures = [line for line in lines if "failed: " in line] or lines or [type(error).__name__]
+    return failures[-1].rpartition("failed: ")[2].removeprefix("FATAL:").strip()
+
+
+def with_password_of(url: URL, other: URL) -> URL:
+    """``url`` with the password of ``other`` if it has none itself and the user is the same.
+
+    The catalog stores no passwords; where all servers share one account, the catalog's URL brings the
+    password, otherwise ``~/.pgpass`` or ``PGPASSWORD`` does.
+    """
+    if url.password is None and other.password is not None and url.username == other.username:
+        return url.set(password=str(other.password))
+    return url
+
+
+def with_login_of(url: URL, other: URL) -> URL:
+    """``url`` with the user and password of ``other``, where that names a user.
+
+    An application logs in to the nodes as it does to the catalog, not as the DBA who entered them.
+    """
+    if other.username is None or other.username == url.username:
+        return with_password_of(url, other)
+    return url.set(username=other.username, password=other.password and str(other.password))
+
+
+def require_create(connection: Connection, what: str) -> None:
+    """Refuses early, and in words, what CREATE SCHEMA would refuse.
+
+    Raises:
+        MissingPrivilege: the role may not create a schema in the database.
+    """
+    role, database, allowed = connection.execute(
+        text("""select current_user, current_database(),
+                       has_database_privilege(current_database(), 'create')""")
+    ).one()
+    if not allowed:
+        raise MissingPrivilege(
+            f'{what}: role "{role}" lacks CREATE on database "{database}"',
+            hint=f'As its owner: GRANT CREATE ON DATABASE "{database}" TO "{role}"',
+        )

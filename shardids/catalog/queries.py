@@ -1,0 +1,48 @@
+"""Runs queries that are files of ``sql/``: each in a transaction of its own, that waits for no lock long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from sqlalchemy import Connection, text
+
+from shardids.catalog.sqlfiles import read_sql
+
+BATCH = 256
+"""Shards of which one transaction reads relations: it holds a lock on each until it ends."""
+
+_LIMITS = {"search_path": "pg_catalog, pg_temp", "lock_timeout": "2s", "statement_timeout": "60s"}
+
+Row = TypeVar("Row")
+Item = TypeVar("Item")
+
+
+def read(connection: Connection, file: str, record: type[Row], **settings: object) -> list[Row]:
+    """The rows of a file of ``sql/``. ``settings`` are those that it reads, without ``shardids.``."""
+    with connection.begin():
+        prepare(connection, **settings)
+        return rows(connection, read_sql(file), record)
+
+
+def rows(connection: Connection, query: str, record: type[Row]) -> list[Row]:
+    """The rows of a query, in the transaction that is open."""
+    # Without parameters the text goes to the server unread: a % in it is no placeholder.
+    found = connection.execution_options(no_parameters=True).exec_driver_sql(query)
+    return [record(**row._mapping) for row in found]
+
+
+def prepare(connection: Connection, **settings: object) -> None:
+    """What such a transaction starts with."""
+    values = _LIMITS | {f"shardids.{name}": str(value) for name, value in settings.items()}
+    connection.execute(
+        text("""select set_config(name, value, true)
+                from unnest(:names ::text[], :values ::text[]) setting (name, value)"""),
+        {"names": list(values), "values": list(values.values())},
+    )
+
+
+def batches(items: Sequence[Item], size: int = BATCH) -> Iterator[Sequence[Item]]:
+    """The items, ``size`` at a time."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

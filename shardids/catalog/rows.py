@@ -1,0 +1,307 @@
+"""Reads and writes the catalog: the layout of a cluster, its nodes, and the placement of its shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, Engine, bindparam, text
+from sqlalchemy.engine import URL
+
+from shardids.catalog.connections import CONNECT_TIMEOUT_S, open_engine, parse_url, shown_url
+from shardids.catalog.topology import Node, Placement
+from shardids.errors import BadArgument, ClusterConflict, UnknownShard
+from shardids.ids.layout import Layout
+
+SCHEMA_PREFIX = "shard_"
+"""What schema names of shards start with, unless ``init`` says otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """What is fixed when a cluster is made."""
+
+    cluster: UUID
+    layout: Layout
+    shard_count: int
+    schema_prefix: str
+
+
+class Catalog:
+    """The catalog in one database. Every method is a transaction of its own.
+
+    Args:
+        url: URL of the database that holds, or will hold, schema ``shardids_catalog``.
+    """
+
+    def __init__(self, url: str | URL) -> None:
+        self.url = parse_url(url)
+        self.engine: Engine = open_engine(
+            self.url,
+            what="the catalog",
+            administrative=True,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            pool_size=1,
+        )
+
+    def close(self) -> None:
+        """Closes the catalog's connections."""
+        self.engine.dispose()
+
+    def describe(self) -> Description:
+        """The cluster's fixed properties.
+
+        Raises:
+            ClusterConflict: the database holds no catalog.
+        """
+        with self.engine.connect() as connection:
+            return describe_in(connection, self.url)
+
+    def placement(self) -> Placement:
+        """Which node holds which shard now; shards that are still being made are left out."""
+        # One statement, so one snapshot: the version belongs to just these rows.
+        rows = self._rows("""
+            select c.version, n.name, n.url, p.shard
+            from shardids_catalog.cluster c
+            left join shardids_catalog.node n on true
+            left join shardids_catalog.placement p on p.node = n.name and p.state = 'active'
+            order by n.name, p.shard""")
+        return Placement(
+            version=rows[0].version,
+            nodes={row.name: Node(name=row.name, url=row.url) for row in rows if row.name},
+            node_of={row.shard: row.name for row in rows if row.shard is not None},
+        )
+
+    def nodes(self) -> dict[str, Node]:
+        """The nodes by name."""
+        rows = self._rows("select name, url from shardids_catalog.node order by name")
+        return {row.name: Node(name=row.name, url=row.url) for row in rows}
+
+    def check_node(self, node: Node) -> None:
+        """Finds out whether a node can be entered, without entering it.
+
+        Raises:
+            ClusterConflict: the name is another database's.
+        """
+        there, url = self.nodes().get(node.name), shown_url(parse_url(node.url))
+        if there is not None and there.url != url:
+            raise ClusterConflict(
+                f'node "{node.name}" is {there.url} already, not {url}',
+                hint="Choose another name, or remove that node first.",
+            )
+
+    def add_node(self, node: Node) -> None:
+        """Enters a node, its URL without the password; entering it again is no error.
+
+        Raises:
+            ClusterConflict: the name is another database's.
+        """
+        if node.name not in self.nodes():
+            with self.engine.begin() as connection:
+                connection.execute(
+                    text("""
+                        insert into shardids_catalog.node (name, url) values (:name, :url)
+                        on conflict (name) do nothing"""),
+                    {"name": node.name, "url": shown_url(parse_url(node.url))},
+                )
+        self.check_node(node)
+
+    def existing_node(self, name: str) -> Node:
+        """A node by name.
+
+        Raises:
+            ClusterConflict: there is no such node.
+        """
+        nodes = self.nodes()
+        if name not in nodes:
+            raise unknown_node(name, nodes)
+        return nodes[name]
+
+    def point_node(self, node: Node) -> None:
+        """Gives a node that is there another URL, without its password."""
+        with self.engine.begin() as connection:
+            connection.execute(
+                text("update shardids_catalog.node set url = :url where name = :name"),
+                {"name": node.name, "url": shown_url(parse_url(node.url))},
+            )
+
+    def check_unused(self, name: str) -> None:
+        """Finds out whether a node can be removed, without removing it.
+
+        Raises:
+            ClusterConflict: there is no such node, or shards are placed on it, or it has a view over all.
+        """
+        if name not in (names := self._node_names()):
+            raise unknown_node(name, names)
+        held = self._rows("select count(*) from shardids_catalog.placement where node = :name", name=name)[0][
+            0
+        ]
+        if held:
+            raise ClusterConflict(
+                f'node "{name}" holds {held} shards', hint="Move them to other nodes first."
+            )
+        views = self._rows(
+            "select name from shardids_catalog.view where node = :node order by name", node=name
+        )
+        if views:
+            raise ClusterConflict(
+                f'node "{name}" has view "{views[0].name}" over all shards',
+                hint=f"To drop it: shardids view drop {views[0].name}",
+            )
+
+    def remove_node(self, name: str) -> None:
+        """Forgets a node. Raises as :meth:`check_unused` does."""
+        self.check_unused(name)
+        with self.engine.begin() as connection:
+            # The foreign key of placement stops what came in between.
+            connection.execute(text("delete from shardids_catalog.node where name = :name"), {"name": name})
+
+    def plan_shards(
+        self, shards: Iterable[int], node: str | None = None, *, dry_run: bool = False
+    ) -> dict[int, str]:
+        """Decides where shards go that have no place yet; returns all that are still to be made.
+
+        Shards that are placed keep their place. Without ``node`` each new one goes to the node that has
+        the fewest, in runs of neighbours. ``creating`` in the catalog tells the next caller, should
+        this one die, what is left to do.
+
+        Raises:
+            BadArgument: a shard that is not in the cluster.
+            ClusterConflict: no such node, or no node at all, or the shard has another place already.
+        """
+        wanted = sorted(set(shards))
+        count = self.describe().shard_count
+        outside = [shard for shard in wanted if not 0 <= shard < count]
+        if outside:
+            raise BadArgument(
+                f"there is no shard {outside[0]} in this cluster",
+                hint=f"Shards are numbered 0 to {count - 1}.",
+            )
+        with self.engine.connect() as connection, connection.begin() as transaction:
+            # Planners take turns: each sees what the one before has placed.
+            connection.execute(text("select 1 from shardids_catalog.cluster for update"))
+            loads = dict.fromkeys(self._node_names(), 0)
+            if node is not None and node not in loads:
+                raise unknown_node(node, list(loads))
+            if not loads:
+                raise ClusterConflict(
+                    "the cluster has no node yet",
+                    hint="To add one: shardids node add NAME --url postgresql://…",
+                )
+            placed = {
+                row.shard: row
+                for row in connection.execute(
+                    text("select shard, node, state from shardids_catalog.placement")
+                )
+            }
+            for row in placed.values():
+                loads[row.node] += 1
+                if node is not None and row.shard in wanted and row.node != node:
+                    raise ClusterConflict(
+                        f'shard {row.shard} is on node "{row.node}", not "{node}"',
+                        hint="A shard that exists can only be moved.",
+                    )
+            new = [shard for shard in wanted if shard not in placed]
+            plan = dict.fromkeys(new, node) if node else spread(new, loads)
+            if plan:
+                connection.execute(
+                    text("insert into shardids_catalog.placement (shard, node) values (:s, :n)"),
+                    [{"s": shard, "n": name} for shard, name in plan.items()],
+                )
+            if dry_run:
+                transaction.rollback()
+        unfinished = {
+            shard: placed[shard].node
+            for shard in wanted
+            if shard in placed and placed[shard].state == "creating"
+        }
+        return unfinished | {shard: str(name) for shard, name in plan.items()}
+
+    def mark_active(self, shards: Sequence[int]) -> None:
+        """Records that the shards' nodes have them."""
+        if not shards:
+            return
+        with self.engine.begin() as connection:
+            connection.execute(
+                text("""
+                    update shardids_catalog.placement set state = 'active'
+                    where shard in :shards and state = 'creating'""").bindparams(
+                    bindparam("shards", expanding=True)
+                ),
+                {"shards": list(shards)},
+            )
+
+    def node_of(self, shard: int) -> Node:
+        """The node that holds a shard.
+
+        Raises:
+            UnknownShard: no node holds it.
+        """
+        rows = self._rows(
+            """select n.name, n.url from shardids_catalog.placement p
+               join shardids_catalog.node n on n.name = p.node where p.shard = :shard""",
+            shard=shard,
+        )
+        if not rows:
+            raise UnknownShard(f"no node holds shard {shard}", hint="To make it: shardids shard create")
+        return Node(name=rows[0].name, url=rows[0].url)
+
+    def _node_names(self) -> list[str]:
+        return list(self.nodes())
+
+    def _rows(self, query: str, **parameters: object) -> Sequence[Any]:
+        with self.engine.connect() as connection:
+            return connection.execute(text(query), parameters).all()
+
+
+def place_shard(connection: Connection, shard: int, *, source: str, target: str) -> None:
+    """Places a shard on another node, in the connection's transaction: its commit is the switch.
+
+    Raises:
+        ClusterConflict: the shard is not placed on ``source``.
+    """
+    placed = connection.execute(
+        text("""
+            update shardids_catalog.placement set node = :target
+            where shard = :shard and node = :source and state = 'active'"""),
+        {"shard": shard, "source": source, "target": target},
+    )
+    if placed.rowcount != 1:
+        raise ClusterConflict(f'shard {shard} is not placed on node "{source}" any more')
+
+
+def describe_in(connection: Connection, url: URL) -> Description:
+    """What :meth:`Catalog.describe` gives, read in the connection's transaction."""
+    row = connection.execute(text("select * from shardids_catalog.cluster")).one_or_none()
+    if row is None:
+        raise ClusterConflict(
+            f"{shown_url(url)} holds a shardids catalog without a cluster",
+            hint="Its table shardids_catalog.cluster was emptied: restore it from a backup.",
+        )
+    bits = {name: getattr(row, name) for name in ("time_bits", "shard_bits", "sequence_bits")}
+    return Description(
+        cluster=row.id,
+        layout=Layout(epoch_ms=row.epoch_ms, name=row.layout_name, **bits),
+        shard_count=row.shard_count,
+        schema_prefix=row.schema_prefix,
+    )
+
+
+def spread(shards: Sequence[int], loads: dict[str, int]) -> dict[int, str]:
+    """Gives shards to nodes so that loads end as even as can be, neighbours staying together.
+
+    ``loads`` is how many shards each node holds already.
+    """
+    totals = dict(loads)
+    for _ in shards:
+        totals[min(totals, key=lambda name: (totals[name], name))] += 1
+    names = [name for name in sorted(totals) for _ in range(totals[name] - loads[name])]
+    return dict(zip(shards, names, strict=True))
+
+
+def unknown_node(name: str, names: Iterable[str]) -> ClusterConflict:
+    """The error for a node that is not in the catalog."""
+    there = ", ".join(f'"{n}"' for n in names) or "none yet"
+    return ClusterConflict(f'there is no node "{name}"', hint=f"Nodes: {there}.")

@@ -1,0 +1,196 @@
+"""Nodes, the placement of shards on them, and the hashing of keys to shards."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from hashlib import sha256
+from types import MappingProxyType
+from typing import Final
+from uuid import UUID
+
+from shardids.errors import BadArgument, UnknownShard, UnsupportedKey
+from shardids.ids.text import checked_integer
+
+_NODE_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,39}")
+_SCHEMA_PREFIX: Final = re.compile(r"[a-z_][a-z0-9_]{0,39}")
+_LAST_SHARD: Final = (1 << 16) - 1
+
+
+def validate_node_name(name: str) -> str:
+    """``name``, if a node may have it: 1 to 40 of A-Z, a-z, 0-9, ``_ - .``, a letter first.
+
+    Raises:
+        BadArgument: it may not; the message states the rule.
+    """
+    if not _NODE_NAME.fullmatch(name):
+        raise BadArgument(
+            f"{name!r} can't be a node's name: it takes 1 to 40 characters, first a letter (A-Z,"
+            " a-z), then letters, digits, '_', '-' and '.'"
+        )
+    return name
+
+
+def validate_schema_prefix(prefix: str) -> str:
+    """``prefix``, if schema names of shards may start with it.
+
+    It takes 1 to 40 of a-z, 0-9 and ``_``, no digit first. ``pg_`` belongs to PostgreSQL and
+    ``shardids`` to shardids.
+
+    Raises:
+        BadArgument: they may not; the message states the rule.
+    """
+    if not _SCHEMA_PREFIX.fullmatch(prefix):
+        raise BadArgument(
+            f"{prefix!r} can't be a schema prefix: it takes 1 to 40 characters, first a lower-case"
+            " letter (a-z) or '_', then lower-case letters, digits and '_'"
+        )
+    for reserved in ("pg_", "shardids"):
+        if prefix.startswith(reserved):
+            raise BadArgument(
+                f"{prefix!r} can't be a schema prefix: names that start with {reserved!r} are reserved"
+            )
+    return prefix
+
+
+@lru_cache(maxsize=_LAST_SHARD + 1, typed=True)
+def schema_name(prefix: str, shard: int) -> str:
+    """The schema of a shard: the prefix, then the number in at least four digits.
+
+    ``schema_name("shard_", 5)`` is ``shard_0005``.
+
+    Raises:
+        BadArgument: a prefix that is not allowed, or a shard not in 0 … 65535.
+    """
+    number = checked_integer("shard", shard, 0, _LAST_SHARD)
+    return f"{validate_schema_prefix(prefix)}{number:04d}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One PostgreSQL database that hosts shards. The URL may hold a password: repr omits it.
+
+    Raises:
+        BadArgument: a name that :func:`validate_node_name` refuses.
+    """
+
+    name: str
+    url: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        validate_node_name(self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where every shard lives, as the catalog had it at ``version``.
+
+    ``nodes`` holds nodes by name, ``node_of`` the name of the node of each shard. Both are copied
+    and can't be changed.
+
+    Raises:
+        BadArgument: a node under another name than its own, or a shard on a node not in ``nodes``.
+    """
+
+    version: int
+    nodes: Mapping[str, Node]
+    node_of: Mapping[int, str]
+
+    def __post_init__(self) -> None:
+        for name, node in self.nodes.items():
+            if node.name != name:
+                raise BadArgument(f"node {node.name!r} is placed under another name, {name!r}")
+        for shard, name in self.node_of.items():
+            if name not in self.nodes:
+                raise BadArgument(f"shard {shard} is on node {name!r}, which is not in the map")
+        object.__setattr__(self, "nodes", MappingProxyType(dict(self.nodes)))
+        object.__setattr__(self, "node_of", MappingProxyType(dict(self.node_of)))
+
+    def locate(self, shard: int) -> Node:
+        """The node that the shard lives on.
+
+        Raises:
+            UnknownShard: the shard is on none of the nodes.
+        """
+        try:
+            return self.nodes[self.node_of[shard]]
+        except KeyError:
+            raise UnknownShard(
+                f"shard {shard} is not in this cluster",
+                hint="List the shards with: shardids shard list",
+            ) from None
+
+
+def key_hash(key: object) -> int:
+    """The 64-bit number, 0 … 2^64 - 1, that a key hashes to, for ever and on every machine.
+
+    It is the first 8 bytes, big-endian, of the SHA-256 of the key's type and value:
+
+    ======== =============================================================================
+    type     bytes that are hashed
+    ======== =============================================================================
+    int      ``i:`` and the decimal digits, after a ``-`` if negative
+    str      ``s:`` and the UTF-8 bytes; not normalised: equal text in two Unicode forms is
+             two keys
+    bytes    ``b:`` and the bytes
+    UUID     ``u:`` and the 16 bytes, big-endian
+    ======== =============================================================================
+
+    Keys of different types differ: ``5`` and ``"5"`` are two keys. In SQL, where ``b`` stands for
+    the bytes that are hashed, this is the same number in its signed reading::
+
+        ('x' || encode(substr(sha256(b), 1, 8), 'hex'))::bit(64)::bigint
+
+    and these are the bytes, by the type of ``key``::
+
+        bigint   convert_to('i:' || key, 'UTF8')
+        text     convert_to('s:' || key, 'UTF8')
+        bytea    '\\x623a'::bytea || key
+        uuid     '\\x753a'::bytea || uuid_send(key)
+
+    Raises:
+        UnsupportedKey: a key of another type, bool included.
+        BadArgument: a str that has no UTF-8 form (lone surrogates), or an int too long to print.
+    """
+    return int.from_bytes(sha256(_canonical_bytes(key)).digest()[:8], "big")
+
+
+def shard_for_key(key: int | str | bytes | UUID, shard_count: int) -> int:
+    """The shard, 0 … ``shard_count`` - 1, that a key belongs to: :func:`key_hash` modulo the count.
+
+    Keys move to other shards when the count changes: fix it when the cluster is made. In SQL,
+    where ``h`` stands for the signed reading of the hash::
+
+        mod(h + CASE WHEN h < 0 THEN 18446744073709551616 ELSE 0 END, shard_count)
+
+    Raises:
+        UnsupportedKey: a key of another type, bool included.
+        BadArgument: a key that :func:`key_hash` refuses for its value, or a count below 1.
+    """
+    return key_hash(key) % checked_integer("shard_count", shard_count, 1, _LAST_SHARD + 1)
+
+
+def _canonical_bytes(key: object) -> bytes:
+    match key:
+        case bool():
+            pass
+        case int():
+            try:
+                return b"i:%d" % int(key)
+            except ValueError as error:
+                raise BadArgument(f"an integer key is too long: {error}") from None
+        case str():
+            try:
+                return b"s:" + str.encode(key, "utf-8")
+            except UnicodeEncodeError as error:
+                raise BadArgument(f"a key has no UTF-8 form: {error}") from None
+        case bytes():
+            return b"".join((b"b:", key))
+        case UUID():
+            return b"u:" + key.bytes
+    raise UnsupportedKey(
+        f"a key of type {type(key).__name__} has no stable hash:"
+        " a key must be an int, str, bytes or uuid.UUID"
+    )

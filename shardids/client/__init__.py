@@ -1,0 +1,1 @@
+"""What applications import: clusters, sessions, routing, retries and blocks of IDs."""

@@ -1,0 +1,211 @@
+"""The front door for asyncio applications: :class:`shardids.Cluster` with psycopg's async mode."""
+
+from __future__ import annotations
+
+from asyncio import Event, get_running_loop, timeout, to_thread
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from sqlalchemy import Engine
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
+
+from shardids.catalog.topology import Node, Placement
+from shardids.client import blocks
+from shardids.client.blocks import IdBlock
+from shardids.client.cluster import Cluster
+from shardids.client.retries import PATIENCE_S, Attempts
+from shardids.client.routing import FanOut, HomeSession, Key, RoutedSession, stay_home
+from shardids.errors import ShardidsError
+from shardids.ids.layout import DecodedId, Layout
+
+T = TypeVar("T")
+
+
+def _create_engine(url: URL, **options: Any) -> Engine:
+    return create_async_engine(url, **options).sync_engine
+
+
+async def _wait(attempts: Attempts, seconds: float) -> None:
+    """As :meth:`Attempts.wait` does, without a thread that sleeps."""
+    loop, changed = get_running_loop(), Event()
+
+    def tell() -> None:
+        with suppress(RuntimeError):  # The loop was closed meanwhile.
+            loop.call_soon_threadsafe(changed.set)
+
+    with attempts.watched(tell), suppress(TimeoutError):
+        async with timeout(seconds):
+            while not attempts.has_moved():
+                await changed.wait()
+                changed.clear()
+
+
+class AsyncCluster:
+    """A sharded cluster for one event loop; needs the extra ``shardids[asyncio]``.
+
+    It wraps a :class:`~shardids.Cluster` as SQLAlchemy's ``AsyncEngine`` wraps an ``Engine``: what asks no
+    server is an ordinary method, what does is awaited. The catalog is read, and listened to, in threads.
+
+    Attributes:
+        sync_cluster: what is wrapped. Its engines are those of the async driver, one a node: they can be
+            used inside ``run_sync`` only.
+    """
+
+    def __init__(self, sync_cluster: Cluster) -> None:
+        self.sync_cluster = sync_cluster
+
+    @classmethod
+    async def connect(cls, catalog_url: str | URL, *, listen: bool = True, **engine_options: Any) -> Self:
+        """Reads the catalog; see :meth:`shardids.Cluster.connect`, also for the errors.
+
+        ``engine_options`` go to :func:`sqlalchemy.ext.asyncio.create_async_engine` for each node.
+        """
+        options = {"create": _create_engine} | engine_options
+        return cls(await to_thread(Cluster.connect, catalog_url, listen=listen, **options))
+
+    async def close(self) -> None:
+        """Closes all connections."""
+        for engine in list(self.sync_cluster._engines.values()):
+            await AsyncEngine(engine).dispose()
+        await to_thread(self.sync_cluster.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def layout(self) -> Layout:
+        """See :attr:`shardids.Cluster.layout`."""
+        return self.sync_cluster.layout
+
+    @property
+    def shard_count(self) -> int:
+        """See :attr:`shardids.Cluster.shard_count`."""
+        return self.sync_cluster.shard_count
+
+    @property
+    def placement(self) -> Placement:
+        """See :attr:`shardids.Cluster.placement`."""
+        return self.sync_cluster.placement
+
+    async def refresh(self) -> bool:
+        """See :meth:`shardids.Cluster.refresh`."""
+        return await to_thread(self.sync_cluster.refresh)
+
+    def shard_for(self, key: Key) -> int:
+        """See :meth:`shardids.Cluster.shard_for`."""
+        return self.sync_cluster.shard_for(key)
+
+    def decode(self, id_: int) -> DecodedId:
+        """See :meth:`shardids.Cluster.decode`."""
+        return self.sync_cluster.decode(id_)
+
+    def shard_of(self, id_: int) -> int:
+        """See :meth:`shardids.Cluster.shard_of`."""
+        return self.sync_cluster.shard_of(id_)
+
+    def node_of(self, shard: int) -> Node:
+        """See :meth:`shardids.Cluster.node_of`."""
+        return self.sync_cluster.node_of(shard)
+
+    def schema_of(self, shard: int) -> str:
+        """See :meth:`shardids.Cluster.schema_of`."""
+        return self.sync_cluster.schema_of(shard)
+
+    def engine(self, node: Node) -> AsyncEngine:
+        """The engine, with its pool, of a node."""
+        return AsyncEngine(self.sync_cluster.engine(node))
+
+    def shard_engine(self, shard: int) -> AsyncEngine:
+        """The node's engine as seen from one shard: it shares the node's pool."""
+        return AsyncEngine(self.sync_cluster.shard_engine(shard))
+
+    def session(
+        self,
+        *,
+        key: Key | None = None,
+        id: int | None = None,  # noqa: A002 -- the field's word for it
+        shard: int | None = None,
+        **options: Any,
+    ) -> AsyncSession:
+        """A plain ``AsyncSession`` on one shard; see :meth:`shardids.Cluster.session`, also for the errors.
+
+        ``options`` go to :class:`sqlalchemy.ext.asyncio.AsyncSession`.
+        """
+        number = self.sync_cluster._pick(key, id, shard)
+        return self._session(number, self.node_of(number), options)
+
+    def sharded_session(self, *, fan_out: FanOut = "allow", **options: Any) -> AsyncSession:
+        """An ``AsyncSession`` over all shards; see :meth:`shardids.Cluster.sharded_session`.
+
+        ``options`` go to :class:`sqlalchemy.ext.asyncio.AsyncSession`.
+        """
+        return AsyncSession(
+            sync_session_class=RoutedSession, shards=self.sync_cluster, fan_out=fan_out, **options
+        )
+
+    def connection(self, shard: int) -> AsyncConnection:
+        """A Core connection on one shard, to be used with ``async with`` or ``await``."""
+        return self.shard_engine(shard).connect()
+
+    async def reserve(self, shard: int, count: int) -> IdBlock:
+        """Sets IDs of a shard aside; see :meth:`shardids.Cluster.reserve`, also for the errors."""
+        number = self.sync_cluster._checked(shard)
+        async with self.shard_engine(number).begin() as connection:
+            return await connection.run_sync(blocks.reserve, number, count, self.layout)
+
+    async def run(
+        self,
+        fn: Callable[[AsyncSession], Awaitable[T]],
+        *,
+        key: Key | None = None,
+        id: int | None = None,  # noqa: A002 -- the field's word for it
+        shard: int | None = None,
+        patience_s: float = PATIENCE_S,
+        **options: Any,
+    ) -> T:
+        """Awaits ``fn(session)`` in one transaction on one shard, commits, and returns what it returned.
+
+        It is run again where the shard has moved meanwhile, or is about to: ``fn`` may run several times. See
+        :meth:`shardids.Cluster.run`, also for the errors. ``options`` go to
+        :class:`sqlalchemy.ext.asyncio.AsyncSession`; ``expire_on_commit`` is false unless they say otherwise.
+        """
+        number = self.sync_cluster._pick(key, id, shard)
+        attempts = Attempts(self.sync_cluster._followed, number, patience_s)
+        while True:
+            try:
+                return await self._transaction(fn, number, attempts.next_node(), options)
+            except (ShardidsError, DBAPIError) as error:
+                pause_s = await to_thread(attempts.pause_after, error)
+            await _wait(attempts, pause_s)
+
+    async def _transaction(
+        self, fn: Callable[[AsyncSession], Awaitable[T]], shard: int, node: Node, options: dict[str, Any]
+    ) -> T:
+        options = {"expire_on_commit": False} | options
+        async with self._session(shard, node, options) as session, session.begin():
+            return await fn(session)
+
+    def _session(self, shard: int, node: Node, options: dict[str, Any]) -> AsyncSession:
+        engine = AsyncEngine(self.sync_cluster._shard_engine(shard, node))
+        if "sync_session_class" not in options:
+            home: dict[str, Any] = {
+                "sync_session_class": HomeSession,
+                "finder": self.sync_cluster,
+                "shard": shard,
+            }
+            return AsyncSession(engine, **home, **options)
+        session = AsyncSession(engine, **options)
+        stay_home(session.sync_session, self.sync_cluster, shard)
+        return session

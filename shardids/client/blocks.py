@@ -1,0 +1,95 @@
+"""Draws IDs over a connection, and blocks of IDs that cost no further round trip."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import overload
+
+from sqlalchemy import Connection, text
+
+from shardids.ids.layout import Layout
+from shardids.ids.text import checked_integer
+
+_MOST_RESERVED = 16_777_216
+"""The highest ``max_reserve`` that a node can be set to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdBlock(Sequence[int]):
+    """IDs that were set aside for the caller: consecutive ticks of one shard, in order.
+
+    A sequence of ints; iterating makes each ID when it is asked for. IDs that are not used are lost,
+    nothing more.
+
+    Attributes:
+        layout: the cluster's layout.
+        shard: the shard that issued them.
+        first_tick: the first tick, ``(ms since the epoch << sequence_bits) | sequence``.
+        size: how many.
+    """
+
+    layout: Layout
+    shard: int
+    first_tick: int
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[int]: ...
+    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self.size))]
+        position = range(self.size)[index]
+        ms, sequence = divmod(self.first_tick + position, self.layout.sequence_limit)
+        return self.layout.encode(ms=ms, shard=self.shard, sequence=sequence)
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(self._runs())
+
+    def __reversed__(self) -> Iterator[int]:
+        return (self[i] for i in range(self.size - 1, -1, -1))
+
+    def _runs(self) -> Iterator[range]:
+        """The IDs of one ms after another: within a ms they are consecutive integers."""
+        tick, end = self.first_tick, self.first_tick + self.size
+        while tick < end:
+            ms, sequence = divmod(tick, self.layout.sequence_limit)
+            length = min(end - tick, self.layout.sequence_limit - sequence)
+            first = self.layout.encode(ms=ms, shard=self.shard, sequence=sequence)
+            yield range(first, first + length)
+            tick += length
+
+
+def next_ids(connection: Connection, shard: int, count: int = 1) -> list[int]:
+    """Draws IDs of a shard that lives on the connection's node, in order.
+
+    Raises:
+        UnknownShard, ShardFenced, ShardMoved, CopyNotActivated, TooFarAhead, TimeExhausted: as they say.
+        BadArgument: ``count`` is below 1 or above the node's ``max_reserve``.
+    """
+    return list(reserve(connection, shard, count, layout_of(connection)))
+
+
+def reserve(connection: Connection, shard: int, count: int, layout: Layout) -> IdBlock:
+    """Sets ``count`` IDs of a shard aside, in one round trip. Raises as :func:`next_ids` does."""
+    size = checked_integer("the number of IDs", count, 1, _MOST_RESERVED)
+    first_tick: int = connection.execute(
+        text("select first_tick from shardids.reserve(:shard, :count)"),
+        {"shard": shard, "count": size},
+    ).scalar_one()
+    return IdBlock(layout=layout, shard=shard, first_tick=first_tick, size=size)
+
+
+def layout_of(connection: Connection) -> Layout:
+    """The layout of the connection's node."""
+    epoch_ms, time_bits, shard_bits, sequence_bits = connection.execute(
+        text("""select shardids.epoch_ms(), shardids.time_bits(), shardids.shard_bits(),
+                       shardids.sequence_bits()""")
+    ).one()
+    return Layout(epoch_ms=epoch_ms, time_bits=time_bits, shard_bits=shard_bits, sequence_bits=sequence_bits)

@@ -1,0 +1,289 @@
+"""The front door for applications: routing, sessions and IDs over all nodes of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Lock
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from shardids.catalog.connections import open_engine, parse_url, with_login_of
+from shardids.catalog.forks import in_child
+from shardids.catalog.rows import Catalog, Description
+from shardids.catalog.topology import Node, Placement, schema_name, shard_for_key
+from shardids.client import blocks
+from shardids.client.blocks import IdBlock
+from shardids.client.listener import FollowedPlacement
+from shardids.client.retries import PATIENCE_S, Attempts
+from shardids.client.routing import FanOut, HomeSession, Key, RoutedSession
+from shardids.errors import BadArgument, ShardidsError
+from shardids.ids.layout import DecodedId, Layout
+from shardids.ids.text import as_integer, shown
+
+T = TypeVar("T")
+
+
+class Cluster:
+    """A sharded cluster as its catalog describes it; safe to share between threads.
+
+    Open one with :meth:`connect`. It holds one engine, so one connection pool, per node, whatever the
+    number of shards. What it knows of the placement stays good when the catalog is down.
+
+    From the first use of the placement on, a thread with a connection of its own listens to the catalog, so
+    that a change is known here as soon as it is committed. After a fork the child makes its own connections.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        description: Description,
+        engine_options: dict[str, Any],
+        *,
+        listen: bool = True,
+    ) -> None:
+        self._catalog = catalog
+        self._description = description
+        self._engine_options = engine_options
+        self._followed = FollowedPlacement(catalog, listen=listen)
+        self._engines: dict[Node, Engine] = {}
+        self._new_lock()
+        in_child(self, Cluster._new_lock)
+
+    @classmethod
+    def connect(cls, catalog_url: str | URL, *, listen: bool = True, **engine_options: Any) -> Self:
+        """Reads the catalog at ``catalog_url``.
+
+        With ``listen=False`` a change of the placement is only found by :meth:`refresh` and :meth:`run`:
+        for short programs, and where PgBouncer in transaction mode, through which no notification comes,
+        is before the catalog.
+
+        ``engine_options`` (``pool_size``, ``echo``, ``connect_args`` …) go to
+        :func:`sqlalchemy.create_engine` for each node. Nodes are logged in to as the user of
+        ``catalog_url``, with its password or else that of ``PGPASSWORD`` or ``~/.pgpass``.
+
+        Raises:
+            ConnectionFailed: the catalog can't be reached.
+            ClusterConflict: the database holds no catalog.
+        """
+        catalog = Catalog(catalog_url)
+        try:
+            return cls(catalog, catalog.describe(), engine_options, listen=listen)
+        except BaseException:
+            catalog.close()
+            raise
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self._followed.close()
+        self._catalog.close()
+        with self._lock:
+            for engine in self._engines.values():
+                engine.dispose()
+            self._engines.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def layout(self) -> Layout:
+        """How the cluster's IDs are split."""
+        return self._description.layout
+
+    @property
+    def shard_count(self) -> int:
+        """The number of logical shards, which are 0 … shard_count - 1."""
+        return self._description.shard_count
+
+    @property
+    def placement(self) -> Placement:
+        """Which node holds which shard, as last read from the catalog."""
+        return self._followed.current
+
+    def refresh(self) -> bool:
+        """Reads the placement anew; returns whether it could.
+
+        With the catalog down the placement known so far stays, and a warning is logged.
+        """
+        return self._followed.try_refresh()
+
+    def shard_for(self, key: Key) -> int:
+        """The shard of a key: the same on every machine and in every version.
+
+        See :func:`shardids.catalog.topology.shard_for_key` for the hash.
+
+        Raises:
+            UnsupportedKey: a key of another type; ``bool`` and ``float`` among them.
+        """
+        return shard_for_key(key, self.shard_count)
+
+    def decode(self, id_: int) -> DecodedId:
+        """Time, shard of origin and sequence of an ID. Raises BadArgument if it can't be one."""
+        return self.layout.decode(id_)
+
+    def shard_of(self, id_: int) -> int:
+        """The shard in which an ID was born.
+
+        Raises:
+            BadArgument: it is no ID of this cluster.
+        """
+        return self._checked(self.layout.shard_of(id_))
+
+    def node_of(self, shard: int) -> Node:
+        """The node that holds a shard now.
+
+        Raises:
+            BadArgument: the number is not in the cluster.
+            UnknownShard: no node holds it yet.
+        """
+        return self.placement.locate(self._checked(shard))
+
+    def engine(self, node: Node) -> Engine:
+        """The engine, with its pool, of a node."""
+        with self._lock:
+            if node not in self._engines:
+                url = with_login_of(parse_url(node.url), self._catalog.url)
+                self._engines[node] = open_engine(url, what=f'node "{node.name}"', **self._engine_options)
+            return self._engines[node]
+
+    def session(
+        self,
+        *,
+        key: Key | None = None,
+        id: int | None = None,  # noqa: A002 -- the field's word for it
+        shard: int | None = None,
+        **options: Any,
+    ) -> Session:
+        """A plain SQLAlchemy session on one shard: of a key, of an ID's origin, or by number.
+
+        Models without a schema live in the shard's schema, through ``schema_translate_map``. ``options`` go
+        to :class:`sqlalchemy.orm.Session`. Nothing is connected before the first statement. A flush that
+        holds an object of another shard is refused before anything is written.
+
+        Raises:
+            BadArgument: not exactly one of ``key``, ``id`` and ``shard``, or a value out of range.
+            UnknownShard: no node holds the shard.
+        """
+        number = self._pick(key, id, shard)
+        return self._session(number, self.node_of(number), options)
+
+    def sharded_session(self, *, fan_out: FanOut = "allow", **options: Any) -> RoutedSession:
+        """A SQLAlchemy session over all shards, with one connection and one transaction a node.
+
+        Objects are written where their sharding key, their ID or their parents say. Statements go to the
+        shards that their criteria name, as ``User.id == …`` and ``User.name.in_([…])`` do; those that name
+        none ask all shards, or are refused with ``fan_out="error"``. ``options`` go to
+        :class:`sqlalchemy.orm.Session`. COMMIT is one node after another: a transaction that writes to two
+        is not atomic unless ``twophase=True``.
+        """
+        return RoutedSession(self, fan_out=fan_out, **options)
+
+    def run(
+        self,
+        fn: Callable[[Session], T],
+        *,
+        key: Key | None = None,
+        id: int | None = None,  # noqa: A002 -- the field's word for it
+        shard: int | None = None,
+        patience_s: float = PATIENCE_S,
+        **options: Any,
+    ) -> T:
+        """Calls ``fn(session)`` in one transaction on one shard, commits, and returns what ``fn`` returned.
+
+        When the shard turns out to be fenced, moved or gone, or the connection to its node is lost, the
+        placement is read anew. If the shard has another node since, the whole transaction is run again,
+        there. If it has moved by the word of its old node, and the catalog does not know the new one yet,
+        that is waited for, up to ``patience_s`` seconds in all; now and then the old node is tried, for a
+        move can be taken back. So ``fn`` may run several times: it should have no effects but those in
+        ``session``, and leave COMMIT to this method.
+
+        A connection that is lost during COMMIT is no reason to run again: the transaction may have been
+        committed.
+
+        ``options`` go to :class:`sqlalchemy.orm.Session`. Objects keep what was loaded after the commit
+        (``expire_on_commit=False``), so that ``fn`` can return them.
+
+        Raises:
+            BadArgument, UnknownShard: see :meth:`session`.
+            ConnectionFailed: the shard's node is still the same one.
+            ShardMoved: the same, after ``patience_s``.
+            ShardFenced: it is fenced, and no move of it is under way.
+            CommitUncertain: the connection was lost during COMMIT.
+        """
+        number = self._pick(key, id, shard)
+        attempts = Attempts(self._followed, number, patience_s)
+        while True:
+            try:
+                return self._transaction(fn, number, attempts.next_node(), options)
+            except (ShardidsError, DBAPIError) as error:
+                pause_s = attempts.pause_after(error)
+            attempts.wait(pause_s)
+
+    def connection(self, shard: int) -> Connection:
+        """A Core connection on one shard, with the same ``schema_translate_map``."""
+        return self.shard_engine(shard).connect()
+
+    def shard_engine(self, shard: int) -> Engine:
+        """The node's engine as seen from one shard: it shares the node's pool."""
+        return self._shard_engine(shard, self.node_of(shard))
+
+    def schema_of(self, shard: int) -> str:
+        """The name of a shard's schema."""
+        return schema_name(self._description.schema_prefix, shard)
+
+    def reserve(self, shard: int, count: int) -> IdBlock:
+        """Sets ``count`` IDs of a shard aside in one call; see :class:`shardids.client.blocks.IdBlock`.
+
+        Raises:
+            BadArgument: a count below 1 or above the node's ``max_reserve``.
+            ShardFenced, ShardMoved, TooFarAhead, TimeExhausted: as they say.
+        """
+        number = self._checked(shard)
+        with self.engine(self.node_of(number)).begin() as connection:
+            return blocks.reserve(connection, number, count, self.layout)
+
+    def _new_lock(self) -> None:
+        # Again in the child of a fork, where the old one may be held by a thread that is not there.
+        self._lock = Lock()
+
+    def _shard_engine(self, shard: int, node: Node) -> Engine:
+        schemas = {None: self.schema_of(shard)}
+        return self.engine(node).execution_options(schema_translate_map=schemas)
+
+    def _session(self, shard: int, node: Node, options: dict[str, Any]) -> Session:
+        return HomeSession(self._shard_engine(shard, node), finder=self, shard=shard, **options)
+
+    def _transaction(self, fn: Callable[[Session], T], shard: int, node: Node, options: dict[str, Any]) -> T:
+        options = {"expire_on_commit": False} | options
+        with self._session(shard, node, options) as session, session.begin():
+            return fn(session)
+
+    def _pick(self, key: Key | None, id_: int | None, shard: int | None) -> int:
+        if [key, id_, shard].count(None) != 2:
+            raise BadArgument("a session takes exactly one of key=, id= and shard=")
+        if key is not None:
+            return self.shard_for(key)
+        if id_ is not None:
+            return self.shard_of(id_)
+        return self._checked(shard)
+
+    def _checked(self, shard: int | None) -> int:
+        number = as_integer("a shard", shard)
+        if not 0 <= number < self.shard_count:
+            raise BadArgument(
+                f"there is no shard {shown(number)} in this cluster",
+                hint=f"Shards are numbered 0 to {self.shard_count - 1}.",
+            )
+        return number

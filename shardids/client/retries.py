@@ -1,0 +1,121 @@
+"""What ``run`` does when a shard's node refuses: look where the shard is, wait for it, or give up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from threading import TIMEOUT_MAX, Event
+from typing import NoReturn
+
+from sqlalchemy.exc import DBAPIError
+
+from shardids.catalog.connections import may_have_moved
+from shardids.catalog.topology import Node
+from shardids.client.listener import FollowedPlacement
+from shardids.errors import ShardFenced, ShardidsError, ShardMoved
+
+PATIENCE_S = 5.0
+"""How long a shard that has moved is waited for. Its cutover takes less than ``--max-pause``, 2 s if nobody
+says otherwise, and most of that before the old node refuses."""
+_FENCED_PATIENCE_S = 0.25
+"""How long one that is only fenced is waited for. A move's fence looks like that until it is committed."""
+_LEAST_READ_S = 1.0
+"""How long the catalog is waited for at least, though the patience be less or over."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+
+
+class Attempts:
+    """The attempts to run one transaction where a shard is.
+
+    For one thread, or task, which calls :meth:`next_node` and, after a failure, :meth:`pause_after` in turn.
+
+    Args:
+        followed: the placement.
+        shard: the shard.
+        patience_s: for how long, from the first refusal on, a shard that has moved is waited for; and for how
+            long the catalog, if it does not answer.
+    """
+
+    def __init__(self, followed: FollowedPlacement, shard: int, patience_s: float) -> None:
+        self._followed = followed
+        self._shard = shard
+        self._patience_s = patience_s
+        self._node: Node | None = None
+        self._refused_at: float | None = None
+        self._fenced_at: float | None = None
+        self._pause_s = _FIRST_PAUSE_S
+        self._could_read = True
+
+    def next_node(self) -> Node:
+        """The node to try now.
+
+        Raises:
+            UnknownShard: no node holds the shard.
+        """
+        self._node = None
+        self._node = self._followed.current.locate(self._shard)
+        return self._node
+
+    def pause_after(self, error: ShardidsError | DBAPIError) -> float:
+        """For how many seconds to wait for a new place of the shard before the next attempt.
+
+        Reads the catalog. It is 0 if the shard has another node by now.
+
+        Raises:
+            ShardidsError, DBAPIError: no further attempt is worth it; ``error``, with what was tried.
+        """
+        if not may_have_moved(error):
+            raise error
+        is_first = self._refused_at is None
+        self._refused_at = self._refused_at or time.monotonic()
+        left_s = self._refused_at + self._patience_s - time.monotonic()
+        self._could_read = self._followed.try_refresh(min(max(left_s, _LEAST_READ_S), TIMEOUT_MAX))
+        left_s = self._refused_at + self._patience_s - time.monotonic()
+        if self.has_moved() and (is_first or left_s > 0):
+            return 0.0
+        if not isinstance(error, ShardFenced):
+            raise error
+        left_s = min(left_s, self._left_of_a_fence_s(error))
+        if left_s <= 0:
+            self._give_up(error)
+        pause_s, self._pause_s = min(self._pause_s, left_s), min(self._pause_s * 2, _LONGEST_PAUSE_S)
+        return pause_s
+
+    def wait(self, seconds: float) -> None:
+        """Returns when the shard has another node than the one that was tried, or the time is over."""
+        until, changed = time.monotonic() + seconds, Event()
+        with self.watched(changed.set):
+            while not self.has_moved() and changed.wait(max(until - time.monotonic(), 0)):
+                changed.clear()
+
+    def watched(self, on_change: Callable[[], object]) -> AbstractContextManager[None]:
+        """Calls ``on_change``, in any thread, whenever the placement has changed during the block."""
+        return self._followed.watched(on_change)
+
+    def has_moved(self) -> bool:
+        """Whether the shard has another node than the one that was tried last."""
+        placement = self._followed.current
+        name = placement.node_of.get(self._shard)
+        return name is not None and placement.nodes[name] != self._node
+
+    def _left_of_a_fence_s(self, error: ShardFenced) -> float:
+        now = time.monotonic()
+        if isinstance(error, ShardMoved):
+            self._fenced_at = None
+            return float("inf")
+        self._fenced_at = self._fenced_at or now
+        return self._fenced_at + _FENCED_PATIENCE_S - now
+
+    def _give_up(self, error: ShardFenced) -> NoReturn:
+        if not isinstance(error, ShardMoved) or self._patience_s <= 0:
+            raise error
+        if not self._could_read:
+            raise ShardMoved(
+                f"{error.message}, but the catalog, which knows its place there, could not be read",
+                hint="Look whether the catalog's server is up and can be reached, then run it again.",
+            ) from error
+        raise ShardMoved(
+            f"{error.message}, but for {self._patience_s:g} s the catalog has not placed it there",
+            hint="Look whether its move was broken off, or takes longer: shardids shard moves",
+        ) from error

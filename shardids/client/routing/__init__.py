@@ -1,0 +1,12 @@
+"""Sessions over shards: which rows lie where, which shards a statement concerns, and one answer out of many.
+
+``models`` reads from mapped classes what tells a row's shard; ``criteria`` and ``placing`` use it for
+statements and objects. ``plans`` says how the answers of shards combine, ``fanout`` asks for them,
+``statements`` executes, and ``sessions`` is what :class:`shardids.Cluster` hands out.
+"""
+
+from shardids.client.routing.models import Key
+from shardids.client.routing.sessions import HomeSession, RoutedSession, stay_home
+from shardids.client.routing.statements import FanOut
+
+__all__ = ["FanOut", "HomeSession", "Key", "RoutedSession", "stay_home"]

@@ -1,0 +1,178 @@
+"""Asks several shards one question: one statement a node, the nodes at once, their rows merged."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import cache, partial
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
+
+from sqlalchemy import Connection
+from sqlalchemy.util import await_only, greenlet_spawn
+
+from shardids.client.routing.plans import KEY_NAME, Plan
+from shardids.client.routing.replay import STAND_IN, Capture, Replay, Row, prepare
+
+_ANY_SHARD = "shardids_any_shard"
+"""The schema that a statement is compiled with, to be replaced by each shard's."""
+
+_PARAMETER = re.compile(r"%%|%\((\w+)\)s")
+"""A parameter, its name the group, or a percent sign that stands for itself."""
+_MOST_THREADS = 32
+
+T = TypeVar("T")
+
+
+class Question(NamedTuple):
+    """What one shard is asked: compiled SQL, which questions may share, and the shard's schema."""
+
+    schema: str
+    compiled: Capture
+
+
+def compiled(connection: Connection, statement: Any, parameters: Any) -> Capture:
+    """A statement's SQL for any shard; nothing is sent. The engine's cache of compiled statements is used."""
+    prepare(connection.engine)
+    capture = Capture()
+    options = {STAND_IN: capture, "schema_translate_map": {None: _ANY_SHARD}}
+    connection.execute(statement, parameters, execution_options=options).close()
+    return capture
+
+
+def gather(plan: Plan, asked: Mapping[Connection, Sequence[Question]]) -> Replay:
+    """The answer of all shards, to be loaded as the result of the application's statement.
+
+    Args:
+        plan: how to combine the shards' rows.
+        asked: the questions, by the session's connection to the node that holds the shards.
+    """
+
+    parts = [
+        partial(_fetched, connection, *node_statement(plan, questions))
+        for connection, questions in asked.items()
+    ]
+    answers = _awaited(parts) if next(iter(asked)).dialect.is_async else together(parts)
+    description = answers[0][1]
+    places = {column[0]: place for place, column in enumerate(description)}
+    keys = [places[KEY_NAME.format(n)] for n in range(len(plan.keys))]
+    kept = [place for place in range(len(description)) if place not in keys]
+    rows = combined(plan, [rows for rows, _ in answers], keys)
+    if keys:
+        rows = [[row[place] for place in kept] for row in rows]
+    return Replay(rows, [description[place] for place in kept])
+
+
+def node_statement(plan: Plan, questions: Sequence[Question]) -> tuple[str, dict[str, Any]]:
+    """One statement, and its parameters, for all shards of a node: the branches, joined by UNION ALL."""
+    alike = len({id(question.compiled) for question in questions}) == 1
+    branches, parameters = _alike(questions) if alike else _unlike(questions)
+    if len(branches) == 1:
+        return branches[0], parameters
+    sql = "\nUNION ALL ".join(branches)
+    if plan.keys:
+        names = (key.sql(KEY_NAME.format(number)) for number, key in enumerate(plan.keys))
+        sql += f"\nORDER BY {', '.join(names)}"
+    if plan.limit is not None:
+        sql += f"\nLIMIT {plan.limit + plan.offset:d}"
+    return sql, parameters
+
+
+def _alike(questions: Sequence[Question]) -> tuple[list[str], dict[str, Any]]:
+    sql, parameters = _without_integers(questions[0].compiled)
+    before = f"{_ANY_SHARD}."
+    return [f"({sql.replace(before, f'{question.schema}.')})" for question in questions], parameters
+
+
+def _unlike(questions: Sequence[Question]) -> tuple[list[str], dict[str, Any]]:
+    """Branches whose parameters differ: each has its own names for them."""
+    branches: list[str] = []
+    parameters: dict[str, Any] = {}
+    for number, question in enumerate(questions):
+        sql, mine = _without_integers(question.compiled)
+        prefix = f"shard_{number}_"
+        sql = _PARAMETER.sub(lambda m, p=prefix: f"%({p}{m[1]})s" if m[1] else m[0], sql)  # type: ignore[misc]  # m is a match
+        branches.append(f"({sql.replace(f'{_ANY_SHARD}.', f'{question.schema}.')})")
+        parameters |= {f"{prefix}{name}": value for name, value in mine.items()}
+    return branches, parameters
+
+
+def _without_integers(compiled: Capture) -> tuple[str, dict[str, Any]]:
+    """The SQL with its integers written out, for the driver works by the parameter, and shards are many."""
+    integers = {name: value for name, value in compiled.parameters.items() if type(value) is int}
+    if not integers:
+        return compiled.sql, compiled.parameters
+    sql = _PARAMETER.sub(lambda m: f"({integers[m[1]]})" if m[1] in integers else m[0], compiled.sql)
+    return sql, {name: value for name, value in compiled.parameters.items() if name not in integers}
+
+
+def combined(plan: Plan, answers: Sequence[Sequence[Row]], keys: Sequence[int]) -> list[Row]:
+    """The rows of several answers, each in the plan's order, as one.
+
+    Args:
+        plan: says by what to merge and how many rows to keep.
+        answers: of the nodes, or of the shards.
+        keys: where in a row the plan's keys are.
+    """
+    if plan.folds:
+        columns = zip(*chain.from_iterable(answers), strict=True)
+        return [[_folded(fold, values) for fold, values in zip(plan.folds, columns, strict=True)]]
+
+    rows = list(chain.from_iterable(answers))
+    if len(answers) > 1:
+        # To sort what is made of sorted runs is to merge them.
+        for key, place in reversed(list(zip(plan.keys, keys, strict=True))):
+            key.sort(rows, place)
+    return rows[plan.offset : None if plan.limit is None else plan.offset + plan.limit]
+
+
+def together(parts: Sequence[Callable[[], T]]) -> list[T]:
+    """Does the parts at once, each in a thread, and returns what they do when the last is done.
+
+    Each part has a connection to itself, and nobody else uses it meanwhile. Raises the first part's error.
+    """
+    futures = [_threads().submit(part) for part in parts[1:]]
+    try:
+        first = parts[0]()
+    finally:
+        wait(futures)
+    return [first, *(future.result() for future in futures)]
+
+
+def _awaited(parts: Sequence[Callable[[], T]]) -> list[T]:
+    """The same in the event loop, each part in a greenlet, for the connections of an async driver."""
+
+    async def all_of_them() -> list[T | BaseException]:
+        return await asyncio.gather(*map(greenlet_spawn, parts), return_exceptions=True)
+
+    found: list[T] = []
+    for one in await_only(all_of_them()):
+        if isinstance(one, BaseException):
+            raise one
+        found.append(one)
+    return found
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="shardids")
+
+
+def _fetched(connection: Connection, sql: str, parameters: dict[str, Any]) -> tuple[list[Row], Any]:
+    if parameters:
+        result = connection.exec_driver_sql(sql, parameters)
+    else:
+        options = {"no_parameters": True}
+        result = connection.exec_driver_sql(sql.replace("%%", "%"), execution_options=options)
+    cursor: Any = result.cursor
+    try:
+        return cursor.fetchall(), cursor.description
+    finally:
+        result.close()
+
+
+def _folded(fold: Callable[[list[Any]], Any], values: Iterable[Any]) -> Any:
+    known = [value for value in values if value is not None]
+    return fold(known) if known else None

@@ -1,0 +1,189 @@
+"""What mapped classes say of where their rows live: IDs, the sharding key, foreign keys to either."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+from uuid import UUID
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Column, DefaultClause
+from sqlalchemy.orm import Mapper, RelationshipProperty
+
+from shardids.errors import BadArgument
+from shardids.ids.layout import Layout
+from shardids.models.columns import SHARDING_KEY, next_id
+
+Key = int | str | bytes | UUID
+"""What a row can be sharded by."""
+
+
+class ShardFinder(Protocol):
+    """Who knows the shards of IDs and keys: the cluster."""
+
+    @property
+    def layout(self) -> Layout:
+        """How IDs are split."""
+
+    @property
+    def shard_count(self) -> int:
+        """How many shards there are; they are numbered from 0."""
+
+    def shard_of(self, id_: int) -> int:
+        """The shard in which an ID was born."""
+
+    def shard_for(self, key: Key) -> int:
+        """The shard of a sharding key."""
+
+
+class Tells(Enum):
+    """How a column's value tells the shard of its row."""
+
+    BY_ID = "by ID"
+    BY_KEY = "by key"
+
+    def shard(self, value: Any, finder: ShardFinder) -> int:
+        """The shard that a value tells; raises what the finder raises."""
+        return finder.shard_of(value) if self is Tells.BY_ID else finder.shard_for(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What one mapped class says of the shard of its rows.
+
+    Attributes:
+        name: the class's name.
+        telling: attributes whose value tells the shard: IDs, the sharding key, foreign keys to them.
+        key: the attribute that is the model's own sharding key, if there is one.
+        relatives: relationships over foreign keys: both ends live in one shard.
+        streamed: those of them that are never in an object's ``__dict__`` (``write_only``, ``dynamic``).
+        of_interest: all attributes that can say something of the shard.
+        identity: how each part of the primary key tells the shard, if it does.
+    """
+
+    name: str
+    telling: tuple[tuple[str, Tells], ...]
+    key: str | None
+    relatives: tuple[str, ...]
+    streamed: tuple[str, ...]
+    of_interest: frozenset[str]
+    identity: tuple[Tells | None, ...]
+
+    @property
+    def located(self) -> bool:
+        """Whether the primary key alone tells the shard; it is then unique over all shards."""
+        return any(self.identity)
+
+    def shard_of_identity(self, identity: Sequence[Any], finder: ShardFinder) -> int | None:
+        """The shard of the row with this primary key, or ``None`` if that does not tell.
+
+        Raises:
+            BadArgument: an ID of no shard of this cluster.
+            UnsupportedKey: a key that has no hash.
+        """
+        for value, tells in zip(identity, self.identity, strict=True):
+            if tells is not None and value is not None:
+                return tells.shard(value, finder)
+        return None
+
+
+def require_located(mapper: Mapper[Any]) -> None:
+    """Refuses a model of whose rows two in different shards may have the same primary key.
+
+    Raises:
+        BadArgument: the primary key does not tell the shard.
+    """
+    facts = facts_of(mapper)
+    if not facts.located:
+        raise BadArgument(
+            f"the primary key of {facts.name} does not tell the shard of its rows: in a session over all"
+            " shards, two could not be told apart",
+            hint="Make primary_key(), the sharding key, or a foreign key to one of them part of the primary"
+            " key; or select columns instead of objects, or use cluster.session() on one shard.",
+        )
+
+
+_KNOWN: WeakKeyDictionary[Mapper[Any], ModelFacts] = WeakKeyDictionary()
+
+
+def facts_of(mapper: Mapper[Any]) -> ModelFacts:
+    """The facts of a mapped class.
+
+    Raises:
+        BadArgument: it has two sharding keys.
+    """
+    facts = _KNOWN.get(mapper)
+    if facts is None:
+        facts = _KNOWN[mapper] = _read(mapper)
+    return facts
+
+
+def _read(mapper: Mapper[Any]) -> ModelFacts:
+    name = mapper.class_.__name__
+    keys = [prop.key for prop in mapper.column_attrs if any(map(is_sharding_key, prop.columns))]
+    if len(keys) > 1:
+        raise BadArgument(
+            f"{name} has two sharding keys, {keys[0]} and {keys[1]}",
+            hint="A row lives in one shard: mark one column with sharding_key().",
+        )
+    telling = {
+        prop.key: tells
+        for prop in mapper.column_attrs
+        for column in prop.columns
+        if (tells := how_it_tells(column)) is not None
+    }
+    relatives = [prop for prop in mapper.relationships if _follows_foreign_key(prop)]
+    return ModelFacts(
+        name=name,
+        telling=tuple(telling.items()),
+        key=keys[0] if keys else None,
+        relatives=tuple(prop.key for prop in relatives),
+        streamed=tuple(prop.key for prop in relatives if prop.lazy in ("dynamic", "write_only")),
+        of_interest=frozenset((*telling, *(prop.key for prop in relatives))),
+        identity=tuple(map(how_it_tells, mapper.primary_key)),
+    )
+
+
+def is_sharding_key(column: object) -> bool:
+    """Whether a column was made by :func:`shardids.sharding_key`."""
+    return isinstance(column, Column) and bool(column.info.get(SHARDING_KEY))
+
+
+def how_it_tells(column: object) -> Tells | None:
+    """How the values of a table's column tell the shard of their rows.
+
+    A primary key that the shard fills does, a sharding key does, and so does a foreign key that leads to
+    either: it can't cross shards, so the row lives where the row is that it refers to.
+    """
+    if not isinstance(column, Column):
+        return None
+    for referred in _referred(column):
+        if is_sharding_key(referred):
+            return Tells.BY_KEY
+        default = referred.server_default
+        filled = isinstance(default, DefaultClause) and isinstance(default.arg, next_id)
+        if filled and referred.primary_key:
+            return Tells.BY_ID
+    return None
+
+
+def _referred(column: Column[Any]) -> Iterator[Column[Any]]:
+    """The column, and all that its foreign keys lead to."""
+    seen = {column}
+    todo = [column]
+    while todo:
+        here = todo.pop()
+        yield here
+        new = {key.column for key in here.foreign_keys} - seen
+        seen |= new
+        todo += new
+
+
+def _follows_foreign_key(prop: RelationshipProperty[Any]) -> bool:
+    pairs = [*prop.synchronize_pairs, *(prop.secondary_synchronize_pairs or ())]
+    return not prop.viewonly and any(
+        isinstance(here, Column) and isinstance(there, Column) and there.references(here)
+        for here, there in pairs
+    )

@@ -1,0 +1,270 @@
+"""Executes statements in several shards: SELECT, UPDATE, DELETE in all that are named, INSERT by rows."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal, Protocol
+
+from sqlalchemy import Connection, CursorResult, Engine, Result
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.engine.result import IteratorResult, SimpleResultMetaData
+from sqlalchemy.orm import Mapper, ORMExecuteState
+
+from shardids.catalog.topology import Node, Placement
+from shardids.client.routing.criteria import Named, narrowed
+from shardids.client.routing.fanout import Question, combined, compiled, gather
+from shardids.client.routing.models import ShardFinder, Tells, facts_of, how_it_tells, is_sharding_key
+from shardids.client.routing.placing import shown_value
+from shardids.client.routing.plans import Plan, check_subqueries, plan, tables_of
+from shardids.client.routing.replay import STAND_IN
+from shardids.errors import BadArgument, FanOutRefused, ShardidsError, WrongShard
+
+FanOut = Literal["allow", "error"]
+"""What becomes of a statement that names no shard: it asks all shards, or it is refused."""
+
+
+class Shards(ShardFinder, Protocol):
+    """What a session over all shards asks the cluster."""
+
+    @property
+    def placement(self) -> Placement:
+        """Which node holds which shard."""
+
+    def node_of(self, shard: int) -> Node:
+        """The node that holds a shard now."""
+
+    def engine(self, node: Node) -> Engine:
+        """The engine of a node."""
+
+    def schema_of(self, shard: int) -> str:
+        """The schema of a shard."""
+
+
+class Router(Protocol):
+    """What statements need of the session over all shards."""
+
+    shards: Shards
+    fan_out: FanOut
+
+    def node_connection(self, shard: int) -> Connection:
+        """The session's connection to the node that holds a shard, in its transaction."""
+
+    def options_of(self, shard: int) -> dict[str, Any]:
+        """The execution options that send a statement into a shard."""
+
+    def inserting(self, shard: int) -> AbstractContextManager[None]:
+        """While rows are inserted into one shard."""
+
+
+def execute(router: Router, context: ORMExecuteState, named: Named) -> Result[Any]:
+    """Executes a statement that is not a matter of a single shard.
+
+    Raises:
+        FanOutRefused: it names no shard, and the session asks only those that are named.
+        CannotCombine: the shards' answers to a SELECT can't be combined.
+        BadArgument: it can't be sent to several shards.
+    """
+    if not (context.is_select or context.is_update or context.is_delete):
+        raise BadArgument(
+            f"a {type(context.statement).__name__} names no shard",
+            hint='Name it: session.execute(statement, bind_arguments={"shard_id": number})',
+        )
+    if isinstance(context.parameters, Sequence):
+        raise BadArgument(
+            "UPDATE with a list of parameters can't be sent to several shards",
+            hint="Change the objects and flush, or execute one update().where() after another.",
+        )
+    shards = _asked(router, context, named)
+    if context.is_select:
+        return _select(router, context, named, shards)
+    check_subqueries(context.statement)
+    results = [_in_shard(router, context, context.statement, named, shard) for shard in shards]
+    return results[0].merge(*results[1:])
+
+
+def _asked(router: Router, context: ORMExecuteState, named: Named) -> list[int]:
+    if named.shards is not None:
+        return sorted(named.shards)
+    if router.fan_out == "error":
+        models = [mapper.class_.__name__ for mapper in context.all_mappers] or tables_of(context.statement)
+        raise FanOutRefused(
+            f"the statement on {', '.join(models)} names no shard, and this session does not ask all"
+            f" {router.shards.shard_count} of them",
+            hint=f"Say whose rows it is about: {_criteria(context)}; or name the shard:"
+            ' bind_arguments={"shard_id": number}.',
+        )
+    return sorted(router.shards.placement.node_of)
+
+
+def _criteria(context: ORMExecuteState) -> str:
+    """Criteria of the statement's models that would name a shard, as examples."""
+    examples = [
+        f"{mapper.class_.__name__}.{name} == …"
+        for mapper in context.all_mappers
+        for name, _ in facts_of(mapper).telling
+    ]
+    return ", ".join(examples) or "criteria on an ID or a sharding key"
+
+
+def _select(router: Router, context: ORMExecuteState, named: Named, shards: list[int]) -> Result[Any]:
+    by_node: dict[str, list[int]] = defaultdict(list)
+    node_of = router.shards.placement.node_of
+    for shard in shards:
+        # What is placed nowhere yet gets the cluster's error when its connection is asked for.
+        by_node[node_of.get(shard, "")].append(shard)
+    nodes = {router.node_connection(there[0]): there for there in by_node.values()}
+    how = plan(context.statement, context.parameters, several_nodes=len(nodes) > 1)
+    first = next(iter(nodes))
+    shared = None if named.lists else compiled(first, how.branch, context.parameters)
+    asked = {
+        connection: [
+            Question(
+                schema=router.shards.schema_of(shard),
+                compiled=shared or compiled(first, *narrowed(how.branch, context.parameters, named, shard)),
+            )
+            for shard in there
+        ]
+        for connection, there in nodes.items()
+    }
+    if how.locks or (how.limit is not None and asked[first][0].compiled.multiplies_rows):
+        return _one_by_one(router, context, named, shards)
+    replay = gather(how, asked)
+    return context.invoke_statement(
+        bind_arguments={"shard_id": shards[0]},
+        execution_options={STAND_IN: replay, **router.options_of(shards[0])},
+    )
+
+
+def _one_by_one(router: Router, context: ORMExecuteState, named: Named, shards: list[int]) -> Result[Any]:
+    """A SELECT that PostgreSQL does not take into a UNION, or whose objects are several rows each."""
+    how: Plan = plan(context.statement, context.parameters, several_nodes=len(shards) > 1)
+    results = [_in_shard(router, context, how.branch, named, shard).unique() for shard in shards]
+    names = list(results[0].keys())
+    width = len(names) - len(how.keys)
+    rows = combined(how, [result.all() for result in results], range(width, len(names)))
+    return IteratorResult(SimpleResultMetaData(names[:width]), iter([tuple(row)[:width] for row in rows]))
+
+
+def _in_shard(
+    router: Router, context: ORMExecuteState, statement: Any, named: Named, shard: int
+) -> Result[Any]:
+    mine, parameters = narrowed(statement, context.parameters, named, shard)
+    return context.invoke_statement(
+        mine,
+        parameters,
+        bind_arguments={"shard_id": shard},
+        execution_options={"_sa_shard_id": shard, **router.options_of(shard)},
+    )
+
+
+def check_assignments(context: ORMExecuteState) -> None:
+    """Refuses an UPDATE that sets a sharding key: its rows would be looked for in another shard.
+
+    Raises:
+        WrongShard: it does.
+    """
+    statement: Any = context.statement
+    keys = {column.key for column in statement.table.columns if is_sharding_key(column)}
+    mapper = context.bind_mapper
+    if isinstance(mapper, Mapper):
+        keys.add(facts_of(mapper).key or "")
+    # Like the parts of a SELECT, these have names for dialects only.
+    ordered = dict(getattr(statement, "_ordered_values", None) or ())
+    for column in (*(statement._values or ()), *ordered):
+        name = getattr(column, "key", column)
+        if name in keys:
+            raise WrongShard(
+                f"the sharding key {name} of {statement.table.name} is among what the UPDATE sets",
+                hint="A row can't leave its shard: insert another row, and delete this one.",
+            )
+
+
+# Rows that are inserted.
+
+
+def insert(router: Router, context: ORMExecuteState, home: int | None) -> Result[Any]:
+    """Inserts each row into its shard; into ``home`` if that is named beside the statement.
+
+    Raises:
+        WrongShard: a row of two shards, or not of ``home``.
+        BadArgument: nothing tells a row's shard, or an ID is of no shard of this cluster.
+        UnsupportedKey: a sharding key that has no hash.
+    """
+    by_shard: dict[int, list[int]] = defaultdict(list)
+    telling, name = _what_tells(context)
+    for number, row in enumerate(_rows(context)):
+        by_shard[_shard_of_row(row, telling, name, router.shards, home)].append(number)
+    given = context.parameters
+    results = []
+    for shard, numbers in by_shard.items():
+        mine = [given[n] for n in numbers] if isinstance(given, Sequence) else given
+        with router.inserting(shard):
+            options = context.local_execution_options
+            results.append(context.session.execute(context.statement, mine, execution_options=options))
+    if len(results) == 1:
+        return results[0]
+    if len(context.statement.exported_columns):  # type: ignore[attr-defined]  # of an INSERT: RETURNING
+        return _in_order_of(list(by_shard.values()), results)
+    return results[0].merge(*results[1:]) if isinstance(results[0], CursorResult) else results[0]
+
+
+def _in_order_of(numbers: list[list[int]], results: list[Result[Any]]) -> Result[Any]:
+    """The returned rows in the order of the rows that were given, where there is one for each."""
+    frozen = [result.freeze() for result in results]
+    rows = [row for one in frozen for row in one().all()]
+    order = [number for of_shard in numbers for number in of_shard]
+    if len(order) == len(rows):
+        rows = [row for _, row in sorted(zip(order, rows, strict=True), key=lambda pair: pair[0])]
+    return frozen[0].with_new_rows(rows)()
+
+
+def _rows(context: ORMExecuteState) -> Sequence[Mapping[str, Any]]:
+    given = context.parameters
+    if isinstance(given, Mapping) and given:
+        return [given]
+    if isinstance(given, Sequence) and given:
+        return given
+    # The dialect knows ON CONFLICT; nothing of what it writes but the values is used.
+    statement: Any = context.statement
+    return [statement.compile(dialect=postgresql.dialect()).params]  # type: ignore[no-untyped-call]  # there
+
+
+def _what_tells(context: ORMExecuteState) -> tuple[dict[str, Tells], str]:
+    """What of a row tells its shard: by the names of attributes and of columns; and the model's name."""
+    mapper = context.bind_mapper
+    table = context.statement.table  # type: ignore[attr-defined]  # of an INSERT
+    telling = {column.key: tells for column in table.columns if (tells := how_it_tells(column)) is not None}
+    if not isinstance(mapper, Mapper):
+        return telling, str(table.name)
+    facts = facts_of(mapper)
+    return telling | dict(facts.telling), facts.name
+
+
+def _shard_of_row(
+    row: Mapping[str, Any], telling: Mapping[str, Tells], name: str, finder: ShardFinder, home: int | None
+) -> int:
+    told = {} if home is None else {"bind_arguments": home}
+    for key, tells in telling.items():
+        value = row.get(key)
+        if value is not None:
+            try:
+                told[key] = tells.shard(value, finder)
+            except ShardidsError as error:
+                what = f"{key} {shown_value(value)} of a row of {name}: {error.message}"
+                raise type(error)(what, hint=error.hint) from None
+    shards = list(dict.fromkeys(told.values()))
+    if len(shards) == 1:
+        return shards[0]
+    said = ", ".join(f"{key} {shown_value(row.get(key))} names shard {shard}" for key, shard in told.items())
+    if shards:
+        raise WrongShard(
+            f"a row of {name} would belong to two shards: {said}",
+            hint="Foreign keys can't cross shards. Nothing was written.",
+        )
+    raise BadArgument(
+        f"nothing tells the shard of a row of {name}",
+        hint=f"Give one of {', '.join(telling) or 'sharding_key() or primary_key()'}, or name the shard:"
+        ' bind_arguments={"shard_id": number}.',
+    )

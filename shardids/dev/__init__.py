@@ -1,0 +1,1 @@
+"""Embedded servers, clusters of them to play with, and the demo."""

@@ -1,0 +1,359 @@
+"""How the bits of an ID are split, and what can be computed from that alone.
+
+An ID is ``(ms << (shard_bits + sequence_bits)) | (shard << sequence_bits) | sequence``, where
+``ms`` counts milliseconds since the layout's epoch, as a signed 64-bit integer (PostgreSQL's
+``bigint``). The database makes the IDs; this module reads them, and makes bounds for queries.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+from typing import Final
+
+from shardids.errors import BadArgument, TimeExhausted
+from shardids.ids.text import as_integer, checked_integer, shown, to_signed, to_unsigned
+
+_UNIX_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_UNIX_MS: Final = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z: datetime ends there
+_DEFAULT_EPOCH_MS: Final = 1_704_067_200_000  # 2024-01-01T00:00Z
+_WIDTHS: Final = (("time_bits", 30, 42), ("shard_bits", 1, 16), ("sequence_bits", 1, 22))
+_WRITTEN: Final = re.compile(r"([0-9]{1,2})-([0-9]{1,2})-([0-9]{1,2})(?:@([0-9]{1,15}))?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class DecodedId:
+    """What an ID, here in its signed reading, tells in its layout. :meth:`Layout.decode` makes it.
+
+    The parts are computed when they are asked for.
+    """
+
+    id: int
+    layout: Layout
+
+    def __repr__(self) -> str:
+        return (
+            f"DecodedId(id={self.id}, time={self.time.isoformat(timespec='milliseconds')},"
+            f" ms={self.ms}, shard={self.shard}, sequence={self.sequence})"
+        )
+
+    @property
+    def ms(self) -> int:
+        """The time of birth in milliseconds since the layout's epoch."""
+        layout = self.layout
+        ms = self.id >> (layout.shard_bits + layout.sequence_bits)
+        return ms & ((1 << layout.time_bits) - 1)
+
+    @property
+    def shard(self) -> int:
+        """The origin: where the row was born, not necessarily where it is stored today."""
+        return self.id >> self.layout.sequence_bits & (self.layout.shard_limit - 1)
+
+    @property
+    def sequence(self) -> int:
+        """Which of the shard's IDs of that millisecond it is, from 0."""
+        return self.id & (self.layout.sequence_limit - 1)
+
+    @property
+    def time(self) -> datetime:
+        """The time of birth in UTC, exact to the millisecond."""
+        return self.layout.time_at(self.ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdRange:
+    """Bounds, both included, for SQL: ``WHERE id BETWEEN first AND last``."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How 64 bits are split into time, shard and sequence; fixed when a cluster is made.
+
+    ``epoch_ms`` is milliseconds from 1970-01-01T00:00Z to the moment that the IDs count from.
+    Widths that sum to 64 use the sign bit: the later half of their IDs is negative. ``name`` is
+    for people; layouts are equal when their widths and epochs are.
+
+    Raises:
+        BadArgument: a width out of range (time 30 … 42, shard 1 … 16, sequence 1 … 22), a sum above
+            64, or an epoch before 1970 or so late that the time bits reach past the year 9999.
+    """
+
+    time_bits: int
+    shard_bits: int
+    sequence_bits: int
+    epoch_ms: int
+    name: str = field(default="custom", compare=False)
+
+    def __post_init__(self) -> None:
+        for name, lowest, highest in _WIDTHS:
+            self._check(name, lowest, highest)
+        if self.id_bits > 64:
+            raise BadArgument(
+                f"time, shard and sequence must take at most 64 bits, not {self.id_bits}"
+                f" ({self.time_bits} + {self.shard_bits} + {self.sequence_bits})"
+            )
+        # Every time of the layout must be a datetime: decoding relies on it.
+        self._check("epoch_ms", 0, _LAST_UNIX_MS - (1 << self.time_bits) + 1)
+
+    def _check(self, name: str, lowest: int, highest: int) -> None:
+        # Stores a plain int: shifting a numpy integer would overflow.
+        number = checked_integer(name, getattr(self, name), lowest, highest)
+        object.__setattr__(self, name, number)
+
+    @classmethod
+    def preset(cls, name: str) -> Layout:
+        """The layout of that name in :data:`PRESETS`.
+
+        Raises:
+            BadArgument: there is none; the message lists the names.
+        """
+        try:
+            return PRESETS[name]
+        except KeyError:
+            known = ", ".join(PRESETS)
+            raise BadArgument(f"{name!r} is no preset layout: the presets are {known}") from None
+
+    @classmethod
+    def parse(cls, text: str) -> Layout:
+        """The layout written as a preset's name, or as widths: ``41-12-10@1704067200000``.
+
+        The number after ``@`` is ``epoch_ms``; without it, the default layout's. Widths and epoch
+        of a preset give that preset, with its name. ``str(layout)`` writes this form.
+
+        Raises:
+            BadArgument: neither form, or no valid layout.
+        """
+        if text in PRESETS:
+            return PRESETS[text]
+        written = _WRITTEN.fullmatch(text)
+        if written is None:
+            raise BadArgument(
+                f"{text!r} is no layout",
+                hint=f"Write a preset ({', '.join(PRESETS)}), or the bits of time, shard and"
+                f" sequence and the epoch in Unix milliseconds: {DEFAULT}",
+            )
+        layout = cls(
+            time_bits=int(written[1]),
+            shard_bits=int(written[2]),
+            sequence_bits=int(written[3]),
+            epoch_ms=int(written[4] or _DEFAULT_EPOCH_MS),
+        )
+        return next((preset for preset in PRESETS.values() if preset == layout), layout)
+
+    def __str__(self) -> str:
+        return f"{self.time_bits}-{self.shard_bits}-{self.sequence_bits}@{self.epoch_ms}"
+
+    @property
+    def id_bits(self) -> int:
+        """Bits that the layout's IDs take, at most 64."""
+        return self.time_bits + self.shard_bits + self.sequence_bits
+
+    @property
+    def uses_sign_bit(self) -> bool:
+        """Whether IDs turn negative in the later half of the layout's time."""
+        return self.id_bits == 64
+
+    @property
+    def fits_javascript(self) -> bool:
+        """Whether every ID is a safe integer in JavaScript (at most 53 bits)."""
+        return self.id_bits <= 53
+
+    @property
+    def shard_limit(self) -> int:
+        """How many shards there can be; shard numbers are below it."""
+        return 1 << self.shard_bits
+
+    @property
+    def sequence_limit(self) -> int:
+        """How many IDs a shard has for each millisecond; sequence numbers are below it."""
+        return 1 << self.sequence_bits
+
+    @property
+    def first_time(self) -> datetime:
+        """The epoch, in UTC."""
+        return self.time_at(0)
+
+    @property
+    def last_time(self) -> datetime:
+        """The last millisecond that the time bits can hold, in UTC."""
+        return self.time_at((1 << self.time_bits) - 1)
+
+    @property
+    def negative_from(self) -> datetime | None:
+        """The time from which IDs are negative, in UTC; ``None`` if they never are."""
+        return self.time_at(1 << (self.time_bits - 1)) if self.uses_sign_bit else None
+
+    def time_at(self, ms: int) -> datetime:
+        """The time in UTC, ``ms`` milliseconds after the epoch.
+
+        Raises:
+            BadArgument: ``ms`` is not an integer, or negative.
+            TimeExhausted: ``ms`` is more than the time bits can hold.
+        """
+        return _UNIX_EPOCH + timedelta(milliseconds=self.epoch_ms + self._checked_ms(ms))
+
+    def encode(
+        self, *, at: datetime | None = None, ms: int | None = None, shard: int, sequence: int = 0
+    ) -> int:
+        """The ID, in its signed reading, of a time, a shard and a sequence number.
+
+        The time is either ``at``, an aware datetime that is rounded down to its millisecond, or
+        ``ms`` since the epoch. Only the database knows which IDs are taken: never insert an ID
+        that was made here.
+
+        Raises:
+            BadArgument: both times or none, a naive datetime, a time before the epoch, or a shard
+                or sequence number out of range.
+            TimeExhausted: a time past the last that the layout can hold.
+        """
+        if (at is None) == (ms is None):
+            raise BadArgument("give the time as either at or ms: exactly one of them")
+        ms = self._checked_ms(ms) if at is None else self._ms_of(at)
+        shard = self._checked_shard(shard)
+        sequence = checked_integer("sequence", sequence, 0, self.sequence_limit - 1)
+        return self._pack(ms, shard, sequence)
+
+    def decode(self, id_: int, /) -> DecodedId:
+        """The parts of an ID, given in its signed or its unsigned reading.
+
+        Raises:
+            BadArgument: not an integer, beyond 64 bits, or with bits set above the layout's (a
+                negative ID in a layout that does not use the sign bit, for one).
+        """
+        bits = to_unsigned(id_) if type(id_) is not int or id_ < 0 else id_
+        if bits >> self.id_bits:
+            raise self._foreign(bits)
+        return DecodedId(id=bits - (1 << 64) if bits >> 63 else bits, layout=self)
+
+    def shard_of(self, id_: int, /) -> int:
+        """The shard of an ID, quicker than by :meth:`decode`. Raises as that does."""
+        if type(id_) is not int or id_ >> self.id_bits:
+            return self.decode(id_).shard
+        return id_ >> self.sequence_bits & (1 << self.shard_bits) - 1
+
+    def min_id(self, at: datetime) -> int:
+        """The lowest ID that any shard can issue in the millisecond of ``at``.
+
+        Raises:
+            BadArgument: a naive datetime, or a time before the epoch.
+            TimeExhausted: a time past the last that the layout can hold.
+        """
+        return self._pack(self._ms_of(at), 0, 0)
+
+    def max_id(self, at: datetime) -> int:
+        """The highest ID that any shard can issue in that millisecond; raises as :meth:`min_id`."""
+        return self._pack(self._ms_of(at), self.shard_limit - 1, self.sequence_limit - 1)
+
+    def id_range(self, start: datetime, end: datetime, shard: int | None = None) -> IdRange:
+        """Bounds of all IDs born at ``start`` or later and before ``end``.
+
+        An ID is born at the beginning of its millisecond. Times that the layout can't hold count
+        as its first or its end. ``shard`` narrows the bounds to the first and the last ID of that
+        shard; those of other shards lie between them, so test ``shardids.shard_of(id)`` too.
+
+        Raises:
+            BadArgument: a naive datetime, a range that holds no millisecond of the layout (empty,
+                reversed, or outside of it), a shard out of range, or a range in which IDs turn
+                negative, which takes two ``BETWEEN``; the message names the time to split it at.
+        """
+        first_ms = self._first_ms_from(start)
+        after_ms = self._first_ms_from(end)
+        if first_ms >= after_ms:
+            raise BadArgument(
+                f"no ID can be born from {start.isoformat()} until before {end.isoformat()}:"
+                " the range is empty, reversed, or outside the layout's"
+                f" {self.first_time.isoformat()} … {self.last_time.isoformat()}"
+            )
+        negative_from = self.negative_from
+        if negative_from and first_ms < self._ms_of(negative_from) < after_ms:
+            turn = negative_from.isoformat()
+            raise BadArgument(
+                f"IDs turn negative at {turn}, so that one BETWEEN can't select this range",
+                hint=f"Split the range at {turn}.",
+            )
+        lowest, highest = 0, self.shard_limit - 1
+        if shard is not None:
+            lowest = highest = self._checked_shard(shard)
+        return IdRange(
+            first=self._pack(first_ms, lowest, 0),
+            last=self._pack(after_ms - 1, highest, self.sequence_limit - 1),
+        )
+
+    def _pack(self, ms: int, shard: int, sequence: int) -> int:
+        return to_signed(((ms << self.shard_bits | shard) << self.sequence_bits) | sequence)
+
+    def _checked_shard(self, shard: int) -> int:
+        return checked_integer("shard", shard, 0, self.shard_limit - 1)
+
+    def _ms_of(self, at: datetime) -> int:
+        ms = _unix_microseconds(at) // 1000 - self.epoch_ms
+        return self._checked_ms(ms, at.isoformat())
+
+    def _checked_ms(self, ms: object, named: str = "") -> int:
+        number = as_integer("ms", ms)
+        if 0 <= number < 1 << self.time_bits:
+            return number
+        named = named or f"ms {shown(number)}"
+        if number < 0:
+            epoch = self.first_time.isoformat()
+            raise BadArgument(f"{named} is before the layout's epoch, {epoch}")
+        raise TimeExhausted(
+            f"{named} is past {self.last_time.isoformat()}, the last that {self.time_bits} time bits can hold"
+        )
+
+    def _first_ms_from(self, at: datetime) -> int:
+        ms = -(-_unix_microseconds(at) // 1000) - self.epoch_ms
+        return min(max(ms, 0), 1 << self.time_bits)
+
+    def _foreign(self, bits: int) -> BadArgument:
+        if bits >> 63:  # here to_signed() raises for what is beyond 64 bits
+            return BadArgument(
+                f"ID {to_signed(bits)} is negative, but layout {self} leaves the sign bit zero"
+            )
+        return BadArgument(
+            f"ID {bits} takes {bits.bit_length()} bits, but layout {self} has only {self.id_bits}"
+        )
+
+
+def _unix_microseconds(at: datetime) -> int:
+    if not isinstance(at, datetime):
+        raise BadArgument(f"a time must be a datetime, not {type(at).__name__}")
+    if at.utcoffset() is None:
+        raise BadArgument(f"{at.isoformat()} has no time zone: a time must be an aware datetime")
+    # Integer arithmetic throughout: datetime.timestamp() is a float and rounds.
+    return (at - _UNIX_EPOCH) // timedelta(microseconds=1)
+
+
+DEFAULT: Final = Layout(
+    time_bits=41, shard_bits=12, sequence_bits=10, epoch_ms=_DEFAULT_EPOCH_MS, name="default"
+)
+"""4096 shards, 1024 IDs a millisecond and shard, never negative, until 2093."""
+
+INSTAGRAM: Final = Layout(
+    time_bits=41, shard_bits=13, sequence_bits=10, epoch_ms=1_314_220_021_721, name="instagram"
+)
+"""The published layout; its IDs turn negative in 2046. For compatibility only."""
+
+TWITTER: Final = Layout(
+    time_bits=41, shard_bits=10, sequence_bits=12, epoch_ms=1_288_834_974_657, name="twitter"
+)
+"""Twitter's snowflakes, with the worker number as the shard."""
+
+DISCORD: Final = Layout(
+    time_bits=42, shard_bits=10, sequence_bits=12, epoch_ms=1_420_070_400_000, name="discord"
+)
+"""Discord's snowflakes; they use the sign bit and turn negative in 2084."""
+
+JS53: Final = Layout(time_bits=41, shard_bits=6, sequence_bits=6, epoch_ms=_DEFAULT_EPOCH_MS, name="js53")
+"""64 shards, 64 IDs a millisecond and shard; every ID is a safe JavaScript number."""
+
+PRESETS: Final[Mapping[str, Layout]] = MappingProxyType(
+    {layout.name: layout for layout in (DEFAULT, INSTAGRAM, TWITTER, DISCORD, JS53)}
+)
+"""The layouts that have a name, by their names."""

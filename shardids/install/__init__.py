@@ -1,0 +1,1 @@
+"""shardids' own objects in databases: SQL files, Alembic trees, provisioning and upgrades."""

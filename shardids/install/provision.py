@@ -1,0 +1,301 @@
+"""Makes nodes and shards. Every step can be repeated: it finds what is done and does the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from datetime import datetime
+from uuid import uuid4
+
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.engine import URL
+
+from shardids.catalog.connections import open_engine, parse_url, require_create, shown_url, with_password_of
+from shardids.catalog.rows import SCHEMA_PREFIX, Catalog, Description, describe_in
+from shardids.catalog.topology import Node, validate_node_name, validate_schema_prefix
+from shardids.errors import ClusterConflict, StatementFailed, UnknownShard
+from shardids.ids.layout import Layout
+from shardids.install import trees
+
+_BATCH = 64
+"""Shards between two entries in the catalog: what a crash leaves to be looked at again."""
+
+
+def init(
+    catalog: Catalog,
+    layout: Layout,
+    shard_count: int,
+    schema_prefix: str = SCHEMA_PREFIX,
+    *,
+    dry_run: bool = False,
+) -> Description:
+    """Makes the catalog, or finds that it is there already with just this description.
+
+    With ``dry_run`` all is done and taken back.
+
+    Raises:
+        BadArgument: ``shard_count`` does not fit the layout, or a prefix that is not allowed.
+        ClusterConflict: there is a cluster with another description.
+    """
+    validate_schema_prefix(schema_prefix)
+    trees.check_shard_count(layout, shard_count)
+    settings = trees.layout_settings(layout, schema_prefix) | {
+        "cluster": str(uuid4()),
+        "shard_count": str(shard_count),
+    }
+    with catalog.engine.connect() as connection, connection.begin() as transaction:
+        require_create(connection, "the catalog")
+        trees.upgrade(connection, "catalog", settings)
+        there = describe_in(connection, catalog.url)
+        if dry_run:
+            transaction.rollback()
+    for what, wanted, found in (
+        ("layout", layout, there.layout),
+        ("number of shards", shard_count, there.shard_count),
+        ("schema prefix", schema_prefix, there.schema_prefix),
+    ):
+        if wanted != found:
+            raise ClusterConflict(
+                f"{shown_url(catalog.url)} holds a cluster whose {what} is {found}, not {wanted}",
+                hint="It is fixed for good. Use that cluster, or another database.",
+            )
+    return there
+
+
+def node_engine(node: Node, catalog_url: URL, *, connect_timeout_s: int | None = None) -> Engine:
+    """An engine with one connection to a node; ``connect_timeout_s`` as :func:`open_engine` has it."""
+    url = with_password_of(parse_url(node.url), catalog_url)
+    return open_engine(
+        url,
+        what=f'node "{node.name}"',
+        administrative=True,
+        connect_timeout_s=connect_timeout_s,
+        pool_size=1,
+    )
+
+
+def add_node(catalog: Catalog, name: str, url: str, *, dry_run: bool = False) -> None:
+    """Installs the engine in a database and enters it in the catalog as a node.
+
+    With ``dry_run`` all is done and taken back.
+
+    Raises:
+        ClusterConflict: the database is a node of another cluster, or another node of this one.
+        MissingPrivilege: the role may not create a schema there.
+        ConnectionFailed, UnsupportedServer, BadArgument: as they say.
+    """
+    description = catalog.describe()
+    node = Node(name=validate_node_name(name), url=url)
+    catalog.check_node(node)
+    settings = trees.layout_settings(description.layout, description.schema_prefix)
+    settings |= {"cluster": str(description.cluster), "node": name}
+    engine = node_engine(node, catalog.url)
+    try:
+        with engine.connect() as connection, connection.begin() as transaction:
+            require_create(connection, f'node "{name}"')
+            trees.upgrade(connection, "node", settings)
+            _check_claim(connection, name, description)
+            if dry_run:
+                transaction.rollback()
+            else:
+                # Before the engine is committed: a name that the catalog refuses leaves no engine behind.
+                catalog.add_node(node)
+    finally:
+        engine.dispose()
+
+
+def _check_claim(connection: Connection, name: str, description: Description) -> None:
+    claim = connection.execute(text("select name, cluster from shardids.node")).one()
+    if claim.cluster != description.cluster:
+        raise ClusterConflict(
+            f"that database is a node of another cluster ({claim.cluster})",
+            hint="A database holds the shards of one cluster. Use another database.",
+        )
+    if claim.name != name:
+        raise ClusterConflict(f'that database is node "{claim.name}" already', hint="A database is one node.")
+
+
+def remove_node(catalog: Catalog, name: str, *, dry_run: bool = False) -> None:
+    """Takes the engine out of a node that holds no shards, and forgets the node.
+
+    With ``dry_run`` the engine's removal is tried and taken back.
+
+    Raises:
+        ClusterConflict: there is no such node, or it holds shards.
+    """
+    catalog.check_unused(name)
+    engine = node_engine(catalog.nodes()[name], catalog.url)
+    try:
+        with engine.connect() as connection, connection.begin() as transaction:
+            description = catalog.describe()
+            settings = trees.layout_settings(description.layout, description.schema_prefix)
+            trees.downgrade(connection, "node", settings)
+            if dry_run:
+                transaction.rollback()
+    finally:
+        engine.dispose()
+    if not dry_run:
+        catalog.remove_node(name)
+
+
+def create_shards(
+    catalog: Catalog,
+    shards: Iterable[int],
+    *,
+    node: str | None = None,
+    furnish: Callable[[str, Sequence[int]], None] = lambda _node, _shards: None,
+    on_progress: Callable[[str, int], None] = lambda _node, _count: None,
+    on_plan: Callable[[dict[str, int]], None] = lambda _counts: None,
+) -> dict[int, str]:
+    """Makes those of the shards that do not exist, on all nodes at once, one connection a node.
+
+    Args:
+        catalog: where the shards are planned and recorded.
+        shards: their numbers.
+        node: the node for those that have no place yet; otherwise they are spread evenly.
+        furnish: called with a node and shards that were made on it, before the catalog has anybody sent
+            there; from several threads. It may be called again for shards that it has seen.
+        on_plan: called once with the number of shards to be made on each node.
+        on_progress: called with a node and the number of shards made since its last call, from several
+            threads.
+
+    Returns:
+        What was made: shard → node.
+
+    Raises:
+        BadArgument, ClusterConflict: see :meth:`Catalog.plan_shards`; nothing was made.
+        ShardidsError: a node failed. What was made before stays, and a repeated call makes the rest.
+    """
+    plan = catalog.plan_shards(shards, node)
+    per_node: dict[str, list[int]] = {}
+    for shard, name in plan.items():
+        per_node.setdefault(name, []).append(shard)
+    on_plan({name: len(numbers) for name, numbers in per_node.items()})
+    nodes = catalog.nodes()
+
+    def create_on(name: str) -> None:
+        engine = node_engine(nodes[name], catalog.url)
+        try:
+            with engine.connect() as connection:
+                for start in range(0, len(per_node[name]), _BATCH):
+                    batch = per_node[name][start : start + _BATCH]
+                    for shard in _missing(connection, batch):
+                        try:
+                            create_shard(connection, shard)
+                        except StatementFailed as error:
+                            message = f"shard {shard} can't be made on {error.message}"
+                            raise StatementFailed(message, hint=error.hint) from error
+                        on_progress(name, 1)
+                    furnish(name, batch)
+                    catalog.mark_active(batch)
+        finally:
+            engine.dispose()
+
+    with ThreadPoolExecutor(max_workers=max(1, len(per_node))) as pool:
+        for done in [pool.submit(create_on, name) for name in per_node]:
+            done.result()
+    return plan
+
+
+def _missing(connection: Connection, shards: Sequence[int]) -> list[int]:
+    there = set(connection.scalars(text("select id from shardids.shard")))
+    connection.rollback()
+    return [shard for shard in shards if shard not in there]
+
+
+def create_shard(connection: Connection, shard: int) -> None:
+    """Makes one shard's schema, generator and version table, and activates it, in one transaction.
+
+    Does nothing if it is there: whoever made it while this call waited for the lock has done the work.
+    """
+    with connection.begin():
+        connection.execute(text("select shardids.enter_shard(:shard)"), {"shard": shard})
+        # A statement of its own: its snapshot comes after the lock that enter_shard waited for.
+        there = connection.execute(
+            text("""select exists (select from shardids.shard where id = :shard),
+                           set_config('search_path', shardids.schema_of(:shard), true)"""),
+            {"shard": shard},
+        ).one()[0]
+        if not there:
+            raw = connection.execution_options(no_parameters=True)
+            raw.exec_driver_sql(trees.shard_sql())
+
+
+def inspect_shard(catalog: Catalog, shard: int) -> dict[str, object]:
+    """What the catalog and its node know of a shard, ready to be shown.
+
+    Raises:
+        UnknownShard: no node holds it, or the node that should does not.
+    """
+    node = catalog.node_of(shard)
+    engine = node_engine(node, catalog.url)
+    try:
+        with engine.connect() as connection:
+            row = connection.execute(
+                text("""
+                    select schema, state, moved_to, server, activated_at,
+                           shardids.time_of(shardids.id_of(
+                             (shardids.offset_ms(pg_sequence_last_value(id_offset))
+                              << shardids.sequence_bits())
+                             + pg_sequence_last_value(id_counter), id)) as last_id_time
+                    from shardids.shard where id = :shard"""),
+                {"shard": shard},
+            ).one_or_none()
+    finally:
+        engine.dispose()
+    if row is None:
+        raise UnknownShard(
+            f'the catalog places shard {shard} on node "{node.name}", which does not have it',
+            hint="Restore its schema on that node from a backup.",
+        )
+    facts = {"shard": shard, "node": node.name, "url": node.url} | row._asdict()
+    return {
+        name: value.isoformat() if isinstance(value, datetime) else value
+        for name, value in facts.items()
+        if value is not None
+    }
+
+
+def _require_role(connection: Connection, role: str, where: str) -> None:
+    there = text("select exists (select from pg_roles where rolname = :role)")
+    if not connection.execute(there, {"role": role}).scalar_one():
+        raise ClusterConflict(f'{where} has no role "{role}"', hint="Create it on every server first.")
+
+
+def grant(catalog: Catalog, role: str, shards: Iterable[int] | None = None, *, dry_run: bool = False) -> int:
+    """Lets a role read the catalog, and draw, reserve and decode on the shards (default: all).
+
+    Returns how many shards.
+
+    One transaction a node, committed when all have succeeded. With ``dry_run`` all is done and taken
+    back.
+
+    Raises:
+        ClusterConflict: a server has no such role; nothing was changed.
+    """
+    placement = catalog.placement()
+    wanted = sorted(placement.node_of) if shards is None else sorted(set(shards))
+    per_node: dict[str, list[int]] = {}
+    for shard in wanted:
+        per_node.setdefault(placement.locate(shard).name, []).append(shard)
+    with ExitStack() as stack:
+        transactions = []
+        reading = stack.enter_context(catalog.engine.connect())
+        transactions.append(reading.begin())
+        _require_role(reading, role, "the catalog's server")
+        reading.execute(text("select shardids_catalog.grant_usage(:role)"), {"role": role})
+        for name, numbers in per_node.items():
+            engine = node_engine(placement.nodes[name], catalog.url)
+            stack.callback(engine.dispose)
+            connection = stack.enter_context(engine.connect())
+            transactions.append(connection.begin())
+            _require_role(connection, role, f'node "{name}"')
+            connection.execute(
+                text("select shardids.grant_usage(shard, :role) from unnest(:shards) shard"),
+                {"shards": numbers, "role": role},
+            )
+        for transaction in transactions:
+            if not dry_run:
+                transaction.commit()
+    return len(wanted)

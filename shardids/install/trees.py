@@ -1,0 +1,244 @@
+"""Runs the three Alembic trees of shardids' own objects: ``catalog``, ``node`` and ``shard``.
+
+Each tree's ``env.py`` calls :func:`run_environment`, so that plain ``alembic`` and this module do the
+same. What varies reaches the SQL files as settings ``shardids.*`` of the transaction: from ``-x
+name=value`` with plain Alembic, from ``settings`` here.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Literal
+from uuid import UUID
+
+from alembic import command, context, op
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from alembic.script.revision import RevisionError
+from alembic.util import CommandError
+from sqlalchemy import Connection, column, func, select, table, text
+
+from shardids.catalog.connections import open_engine, parse_url
+from shardids.catalog.sqlfiles import data_folder, read_sql
+from shardids.catalog.topology import validate_node_name, validate_schema_prefix
+from shardids.errors import BadArgument, ClusterConflict, ShardidsError
+from shardids.ids.layout import Layout
+from shardids.migrate.environment import ONE_AT_A_TIME
+from shardids.migrate.models import OWN_VERSION_TABLE
+
+Tree = Literal["catalog", "node", "shard"]
+
+_SCHEMAS: Mapping[str, str] = {"catalog": "shardids_catalog", "node": "shardids"}
+_INSTALL_LOCK = 1936220518
+"""Advisory lock of one installer at a time in a database."""
+
+
+def upgrade(connection: Connection, tree: Tree, settings: Mapping[str, str]) -> None:
+    """Brings one target to the newest revision, in the connection's open transaction.
+
+    ``settings`` are what ``-x`` gives with plain Alembic (see migrations/README.md).
+    """
+    config = tree_config(tree)
+    config.attributes.update(connection=connection, settings=dict(settings))
+    with ONE_AT_A_TIME:
+        try:
+            command.upgrade(config, "head")
+        except (CommandError, RevisionError) as error:
+            raise ClusterConflict(
+                f"the {tree}'s version table names a revision that this shardids does not have: {error}",
+                hint="It was made by a newer shardids. Upgrade this one.",
+            ) from error
+
+
+def downgrade(connection: Connection, tree: Tree, settings: Mapping[str, str]) -> None:
+    """Takes the tree's objects away, in the connection's open transaction."""
+    config = tree_config(tree)
+    config.attributes.update(connection=connection, settings=dict(settings))
+    with ONE_AT_A_TIME:
+        command.downgrade(config, "base")
+
+
+def current(connection: Connection, tree: Tree) -> str:
+    """The revision that the catalog or a node is at, ``base`` before the first."""
+    versions = table(OWN_VERSION_TABLE, column("version_num"), schema=_SCHEMAS[tree])
+    revision: str | None = connection.scalar(select(func.max(versions.c.version_num)))
+    return revision or "base"
+
+
+@cache
+def head(tree: Tree) -> str:
+    """The newest revision of a tree."""
+    revision = ScriptDirectory.from_config(tree_config(tree)).get_current_head()
+    if revision is None:
+        raise BadArgument(f"the {tree} tree has no revisions")
+    return revision
+
+
+def shard_sql() -> str:
+    """The whole shard tree as SQL, the same for every shard.
+
+    It is to be run in a transaction that called ``shardids.enter_shard`` and set ``search_path`` to
+    the shard's schema.
+    """
+    return tree_sql("shard")
+
+
+@cache
+def tree_sql(tree: Tree) -> str:
+    """A whole tree as SQL, without the settings that its files read."""
+    buffer = io.StringIO()
+    config = tree_config(tree, output=buffer)
+    config.attributes.update(settings={}, bare=True)
+    with ONE_AT_A_TIME:
+        command.upgrade(config, "head", sql=True)
+    return buffer.getvalue()
+
+
+def layout_settings(layout: Layout, schema_prefix: str) -> dict[str, str]:
+    """The settings that ``engine/layout.v1.sql`` and ``catalog/catalog.v1.sql`` read."""
+    return {
+        "layout_name": layout.name,
+        "epoch_ms": str(layout.epoch_ms),
+        "time_bits": str(layout.time_bits),
+        "shard_bits": str(layout.shard_bits),
+        "sequence_bits": str(layout.sequence_bits),
+        "schema_prefix": schema_prefix,
+    }
+
+
+def run_sql(*names: str) -> None:
+    """Runs SQL files in the present migration, online or into the ``--sql`` output, just as they stand."""
+    migration = op.get_context()
+    for name in names:
+        sql = read_sql(name)
+        if migration.as_sql:
+            migration.impl.static_output(sql)
+        else:
+            connection = op.get_bind()
+            # Without parameters the text goes to the server unread: a % in it is no placeholder.
+            connection.execution_options(no_parameters=True).exec_driver_sql(sql)
+
+
+def run_environment(tree: Tree) -> None:
+    """The body of each tree's ``env.py``."""
+    settings: dict[str, str] | None = context.config.attributes.get("settings")
+    if settings is not None:
+        _run(tree, settings)
+        return
+    try:
+        _run(tree, _settings_from_x(tree))
+    except ShardidsError as error:
+        # Which Alembic's own command prints without a traceback.
+        raise CommandError(str(error)) from error
+
+
+def _run(tree: Tree, settings: Mapping[str, str]) -> None:
+    attributes = context.config.attributes
+    schema = _SCHEMAS.get(tree)
+    options: dict[str, Any] = {"version_table": OWN_VERSION_TABLE, "version_table_schema": schema}
+    preamble = [] if attributes.get("bare") else _preamble(schema, settings)
+    if context.is_offline_mode():
+        context.configure(dialect_name="postgresql", transactional_ddl=not attributes.get("bare"), **options)
+        _migrate(preamble)
+        return
+    connection: Connection | None = attributes.get("connection")
+    if connection is not None:
+        context.configure(connection=connection, **options)
+        _migrate(preamble)
+        return
+    arguments = context.get_x_argument(as_dictionary=True)
+    if "url" not in arguments:
+        raise BadArgument("which database? -x url=postgresql://…", hint="See migrations/README.md.")
+    engine = open_engine(parse_url(arguments["url"]), what=f"the {tree}", administrative=True)
+    try:
+        with engine.connect() as own, own.begin():
+            context.configure(connection=own, **options)
+            _migrate(preamble)
+    finally:
+        engine.dispose()
+
+
+def _migrate(preamble: list[str]) -> None:
+    with context.begin_transaction():
+        for statement in preamble:
+            context.execute(text(statement))
+        context.run_migrations()
+
+
+def _preamble(schema: str | None, settings: Mapping[str, str]) -> list[str]:
+    """What every transaction starts with: the installers' lock, the settings, the tree's schema."""
+    statements = [f"select pg_advisory_xact_lock({_INSTALL_LOCK})"] if schema else []
+    for name, value in settings.items():
+        if name != "shard":
+            quoted = value.replace("'", "''").replace(":", "\\:")
+            statements.append(f"select set_config('shardids.{name}', '{quoted}', true)")
+    if schema:
+        statements.append(f"create schema if not exists {schema}")
+    else:
+        shard = int(settings["shard"])
+        statements.append(f"select shardids.enter_shard({shard})")
+        statements.append(f"select set_config('search_path', shardids.schema_of({shard}), true)")
+    return statements
+
+
+_X_ARGUMENTS: Mapping[Tree, tuple[str, ...]] = {
+    "catalog": ("cluster", "shard_count"),
+    "node": ("cluster", "node"),
+    "shard": ("shard",),
+}
+
+
+def _settings_from_x(tree: Tree) -> dict[str, str]:
+    arguments = context.get_x_argument(as_dictionary=True)
+    required = _X_ARGUMENTS[tree]
+    missing = [name for name in required if name not in arguments]
+    if missing:
+        raise BadArgument(
+            "missing: " + ", ".join(f"-x {name}=…" for name in missing),
+            hint="See migrations/README.md.",
+        )
+    settings = {name: arguments[name] for name in required}
+    if tree == "shard":
+        settings["shard"] = str(_number("shard", settings["shard"]))
+        return settings
+    layout = Layout.parse(arguments.get("layout", "default"))
+    prefix = validate_schema_prefix(arguments.get("schema_prefix", "shard_"))
+    try:
+        UUID(settings["cluster"])
+    except ValueError:
+        raise BadArgument(f"-x cluster={settings['cluster']} is no UUID") from None
+    if tree == "node":
+        validate_node_name(settings["node"])
+    else:
+        check_shard_count(layout, _number("shard_count", settings["shard_count"]))
+    return settings | layout_settings(layout, prefix)
+
+
+def _number(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 9):
+        raise BadArgument(f"-x {name}={text} is no number of that kind")
+    return int(text)
+
+
+def check_shard_count(layout: Layout, shard_count: int) -> None:
+    """Refuses a number of shards that the layout has no room for.
+
+    Raises:
+        BadArgument: it is below 1 or above the layout's ``shard_limit``.
+    """
+    if not 1 <= shard_count <= layout.shard_limit:
+        raise BadArgument(
+            f"{shard_count} shards do not fit layout {layout}", hint=f"It takes 1 to {layout.shard_limit}."
+        )
+
+
+def tree_config(tree: Tree, output: io.StringIO | None = None) -> Config:
+    """Alembic's configuration for a tree; what it prints goes to ``output``."""
+    return Config(
+        str(data_folder("migrations") / "alembic.ini"),
+        ini_section=tree,
+        output_buffer=output if output is not None else io.StringIO(),
+        stdout=io.StringIO(),
+    )

@@ -1,0 +1,97 @@
+"""Pages of rows in the order of their IDs, without OFFSET: each page begins where another ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final, Generic, TypeVar
+
+from sqlalchemy import ColumnElement, Select
+from sqlalchemy.orm import InstrumentedAttribute
+
+from shardids.errors import BadArgument
+from shardids.ids.text import checked_integer
+
+Row = TypeVar("Row")
+
+MOST_ROWS: Final = 10_000
+"""The highest ``limit`` of a page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page(Generic[Row]):
+    """Some rows of a list, and how to ask for those around them.
+
+    Attributes:
+        items: the rows, in the order of the list whichever way the page was reached.
+        after: what to give as ``after`` for the page that follows; ``None`` if nothing does.
+        before: what to give as ``before`` for the page in front; ``None`` if this is the first.
+    """
+
+    items: list[Row]
+    after: int | None
+    before: int | None
+
+
+class PageQuery:
+    """The query for one page of a list that is sorted by ID::
+
+        query = PageQuery(select(Photo), Photo.id, limit=20, after=cursor)
+        page = query.page(session.scalars(query.statement))
+
+    ``statement`` is executed by the caller, in one shard or over several: it only has a condition on the ID,
+    an ORDER BY and a LIMIT more than the one that was given, of which it replaces ORDER BY, LIMIT and OFFSET.
+
+    Args:
+        statement: selects the list.
+        column: the ID by which it is sorted, unique in the list. Each row must have an attribute of that
+            name: select the model, or the column among others.
+        limit: how many rows make a page, 1 to 10,000.
+        after: begin behind this ID.
+        before: end in front of this ID. With neither it is the first page.
+        newest_first: whether the list is sorted from the highest ID to the lowest.
+
+    Raises:
+        BadArgument: both ``after`` and ``before``, one that is no ID, or a limit out of range.
+    """
+
+    def __init__(
+        self,
+        statement: Select[Any],
+        column: InstrumentedAttribute[int] | ColumnElement[int],
+        *,
+        limit: int,
+        after: int | None = None,
+        before: int | None = None,
+        newest_first: bool = False,
+    ) -> None:
+        if after is not None and before is not None:
+            raise BadArgument("a page is either after= an ID or before= one, not both")
+        self._limit = checked_integer("limit", limit, 1, MOST_ROWS)
+        self._is_first = after is None and before is None
+        self._is_backwards = before is not None
+        self._key = str(column.key)
+        rises = newest_first == self._is_backwards
+        cursor = before if after is None else after
+        if cursor is not None:
+            bound = checked_integer("after or before", cursor, -(1 << 63), (1 << 63) - 1)
+            statement = statement.where(column > bound if rises else column < bound)
+        order = column.asc() if rises else column.desc()
+        # One row more than the page tells whether there is another page.
+        self.statement = statement.order_by(None).order_by(order).offset(None).limit(self._limit + 1)
+
+    def page(self, rows: Iterable[Row]) -> Page[Row]:
+        """The page that the rows of :attr:`statement` make."""
+        found = list(islice(rows, self._limit + 1))
+        goes_on = len(found) > self._limit
+        items = found[: self._limit]
+        follows, precedes = goes_on, bool(items) and not self._is_first
+        if self._is_backwards:
+            items.reverse()
+            follows, precedes = precedes, goes_on
+        return Page(
+            items=items,
+            after=getattr(items[-1], self._key) if follows else None,
+            before=getattr(items[0], self._key) if precedes else None,
+        )
