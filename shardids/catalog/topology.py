@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
@@ -107,6 +107,17 @@ class Placement:
                 raise BadArgument(f"shard {shard} is on node {name!r}, which is not in the map")
         object.__setattr__(self, "nodes", MappingProxyType(dict(self.nodes)))
         object.__setattr__(self, "node_of", MappingProxyType(dict(self.node_of)))
+
+    def by_node(self, shards: Iterable[int] | None = None) -> dict[str, list[int]]:
+        """The shards, sorted, under the names of their nodes, sorted too; default: every placed shard.
+
+        Raises:
+            UnknownShard: a shard is on none of the nodes.
+        """
+        found: dict[str, list[int]] = {}
+        for shard in sorted(set(self.node_of if shards is None else shards)):
+            found.setdefault(self.locate(shard).name, []).append(shard)
+        return dict(sorted(found.items()))
 
     def locate(self, shard: int) -> Node:
         """The node that the shard lives on.

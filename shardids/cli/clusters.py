@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from shardids.catalog.notation import parse_shards
 from shardids.catalog.rows import SCHEMA_PREFIX, Catalog, unknown_node
 from shardids.catalog.topology import schema_name
 from shardids.cli import moves
@@ -20,7 +21,6 @@ from shardids.cli.common import (
     err,
     opened,
     out,
-    parse_shards,
     print_rows,
     print_warnings,
 )

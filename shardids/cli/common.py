@@ -98,26 +98,3 @@ def print_rows(rows: Sequence[Mapping[str, object]], *, as_json: bool, empty: st
     for row in rows:
         table.add_row(*(Text(str(value)) for value in row.values()))
     out.print(table)
-
-
-def parse_shards(text: str, shard_count: int) -> list[int]:
-    """``all`` or numbers and ranges: ``0-31,40``.
-
-    Raises:
-        BadArgument: it can't be read, or ranges run backwards.
-    """
-    if text == "all":
-        return list(range(shard_count))
-    shards: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        last = last if dash else first
-        if not (_NUMBER.fullmatch(first) and _NUMBER.fullmatch(last)):
-            raise BadArgument(f"{part!r} is no shard number or range", hint="For example: 0-31,40 or all")
-        if not int(first) <= int(last) < shard_count:
-            raise BadArgument(
-                f"{part!r} is no range of shards of this cluster",
-                hint=f"Shards are numbered 0 to {shard_count - 1}.",
-            )
-        shards.update(range(int(first), int(last) + 1))
-    return sorted(shards)

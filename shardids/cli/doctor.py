@@ -9,8 +9,9 @@ import typer
 from rich.text import Text
 
 from shardids import doctor
+from shardids.catalog.notation import shown_shards
 from shardids.cli.common import CatalogOption, JsonOption, err, opened, out, print_json, print_rows
-from shardids.doctor.findings import Finding, Severity, ranges
+from shardids.doctor.findings import Finding, Severity
 from shardids.doctor.samples import ShardingKey
 
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
@@ -72,7 +73,7 @@ def _as_json(report: doctor.Report) -> dict[str, object]:
 def _show(finding: Finding) -> None:
     head = Text.assemble((finding.severity, _STYLES[finding.severity]), " ", (finding.check, "bold"))
     where = [f'node "{node}"' for node in finding.nodes]
-    where += [f"shards {ranges(finding.shards)}"] if finding.shards else []
+    where += [f"shards {shown_shards(finding.shards)}"] if finding.shards else []
     where += [finding.thing] if finding.thing else []
     head.append("  " + ", ".join(where), "dim")
     out.print(head)

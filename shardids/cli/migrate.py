@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from shardids.catalog.notation import parse_duration_ms
 from shardids.cli import migrate_read
 from shardids.cli.common import (
     CatalogOption,
@@ -30,7 +31,6 @@ from shardids.cli.migrate_options import (
     StatementTimeoutOption,
     chosen,
     migration_of,
-    parse_duration_ms,
 )
 from shardids.cli.migrate_show import (
     Interruption,

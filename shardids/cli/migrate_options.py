@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from shardids.cli.common import opened, parse_shards
-from shardids.errors import BadArgument
+from shardids.catalog.notation import parse_shards
+from shardids.cli.common import opened
 from shardids.migrate.environment import Environment
 from shardids.migrate.migration import Migration
 
@@ -24,8 +23,6 @@ DirOption = Annotated[
 ShardsOption = Annotated[str | None, typer.Option(help="Only these: numbers and ranges, 0-31,40.")]
 NodesOption = Annotated[str | None, typer.Option(help="Only shards on these nodes: a,b.")]
 FOLDER = Path("migrations")
-_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)\s*(ms|s|min|h)?")
-_UNITS_MS = {"ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000}
 CanaryOption = Annotated[
     int, typer.Option(min=0, help="Shards that run first, alone; if one fails, none follows.")
 ]
@@ -46,19 +43,6 @@ GoOnOption = Annotated[
 ShowSqlOption = Annotated[
     bool, typer.Option("--show-sql", help="Print the SQL that is run, once for each starting point.")
 ]
-
-
-def parse_duration_ms(text: str) -> int:
-    """A duration as PostgreSQL writes it, in ms: ``2s``, ``500ms``, ``1min``; a bare number is seconds.
-
-    Raises:
-        BadArgument: it is none.
-    """
-    match = _DURATION.fullmatch(text.strip())
-    milliseconds = float(match[1]) * _UNITS_MS[match[2] or "s"] if match else -1.0
-    if not 0 <= milliseconds < 1 << 31:
-        raise BadArgument(f"{text!r} is no duration", hint="For example: 2s, 500ms, 1min; 0 is for ever.")
-    return round(milliseconds)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from shardids.catalog.notation import parse_duration_ms, shown_shards
 from shardids.cli.common import CatalogOption, JsonOption, err, out, print_json, print_rows
 from shardids.cli.migrate_options import (
     FOLDER,
@@ -17,14 +18,13 @@ from shardids.cli.migrate_options import (
     StatementTimeoutOption,
     chosen,
     migration_of,
-    parse_duration_ms,
 )
 from shardids.errors import BadArgument
 from shardids.migrate import scaffold
 from shardids.migrate.compiled import Compiler
 from shardids.migrate.environment import Environment, contract_of
 from shardids.migrate.lint import lint as squawk
-from shardids.migrate.plan import Start, shown_heads, shown_shards
+from shardids.migrate.plan import Start, shown_heads
 from shardids.migrate.script import write_scripts
 from shardids.migrate.statements import Limits
 from shardids.migrate.status import Standing, standing, unlike

@@ -15,10 +15,11 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
+from shardids.catalog.notation import shown_shards
 from shardids.cli.common import err, out, print_json, print_rows
 from shardids.migrate.lint import lint, squawk_path
 from shardids.migrate.migration import Prepared, positions_by_start
-from shardids.migrate.plan import Position, shown_heads, shown_shards
+from shardids.migrate.plan import Position, shown_heads
 from shardids.migrate.report import Outcome, Report
 from shardids.migrate.runner import Observer
 

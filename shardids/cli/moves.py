@@ -13,6 +13,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from shardids import mover, views
+from shardids.catalog.notation import parse_shards
 from shardids.catalog.rows import Catalog
 from shardids.cli.common import (
     CatalogOption,
@@ -21,7 +22,6 @@ from shardids.cli.common import (
     err,
     opened,
     out,
-    parse_shards,
     print_json,
     print_rows,
     print_warnings,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import typer
 
+from shardids.catalog.notation import parse_duration_ms, shown_shards
 from shardids.cli.common import CatalogOption, DryRunOption, err, opened, out, print_rows
-from shardids.cli.migrate_options import JobsOption, LockTimeoutOption, RetriesOption, parse_duration_ms
+from shardids.cli.migrate_options import JobsOption, LockTimeoutOption, RetriesOption
 from shardids.cli.migrate_show import Interruption, Progress
 from shardids.install import upgrade as own
 from shardids.migrate.locks import one_run
-from shardids.migrate.plan import shown_shards
 from shardids.migrate.runner import Settings
 from shardids.migrate.statements import Limits
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from shardids.catalog.notation import named_shards, shown_shards
 from shardids.catalog.topology import schema_name
 from shardids.doctor.facts import ClusterFacts
-from shardids.doctor.findings import Found, Severity, check, grouped, named_shards, ranges
+from shardids.doctor.findings import Found, Severity, check, grouped
 
 Thing = tuple[str, str]
 """Kind and name of an object, the same in all shards."""
@@ -86,7 +87,7 @@ def _remedy(
 ) -> str:
     lines = []
     if any(thing in _GENERATOR for thing, _ in missing):
-        lines.append(f"shardids grant {role} --shards {ranges(shards)}")
+        lines.append(f"shardids grant {role} --shards {shown_shards(shards)}")
     prefix = facts.description.schema_prefix
     for (kind, name), privileges in sorted(missing, key=_by_name):
         if (kind, name) not in _GENERATOR:

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.engine import URL
 
 from shardids.catalog.connections import open_engine, parse_url, with_password_of
+from shardids.catalog.locks import AdvisoryLock
 from shardids.catalog.queries import batches, prepare, read
 from shardids.catalog.rows import Catalog, Description
 from shardids.catalog.topology import Node
@@ -39,7 +40,6 @@ from shardids.doctor.samples import ShardingKey, sample_ids, sample_keys
 from shardids.errors import BadArgument, ShardidsError
 from shardids.views.state import View, read_sources, views_in
 
-_MOVERS_LOCK = 1936220520
 _ATTEMPTS = 3
 _CONNECT_TIMEOUT_S = 5
 _RATE_INTERVAL_S = 0.5
@@ -113,7 +113,7 @@ def _read_moves(connection: Connection) -> list[Move]:
                        and l.database = (select oid from pg_database where datname = current_database())
                    ) as is_running
             from shardids_catalog.move m where m.ended_at is null order by m.shard"""),
-        {"lock": _MOVERS_LOCK},
+        {"lock": AdvisoryLock.MOVE},
     )
     return [Move(**row._mapping) for row in found]
 

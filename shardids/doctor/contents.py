@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from shardids.catalog.notation import named_shards
 from shardids.doctor.facts import ClusterFacts, Sample
-from shardids.doctor.findings import Found, Severity, check, named_shards
+from shardids.doctor.findings import Found, Severity, check
 from shardids.views.state import stale_shards
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import groupby
 from typing import TypeVar
 
+from shardids.catalog.notation import shown_shards
 from shardids.doctor.facts import ClusterFacts
 
 
@@ -90,17 +90,6 @@ def check(name: str, severity: Severity, *, remedy: str) -> Callable[[Judge], Ch
     return named
 
 
-def ranges(numbers: Collection[int]) -> str:
-    """Numbers as commands take shards: ``0-3,7``."""
-
-    def runs() -> Iterator[str]:
-        for _, run in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
-            members = [number for _, number in run]
-            yield f"{members[0]}-{members[-1]}" if len(members) > 1 else str(members[0])
-
-    return ",".join(runs())
-
-
 def grouped(pairs: Iterable[tuple[Key, int]]) -> dict[Key, tuple[int, ...]]:
     """The shards that have the same to be said of them, sorted, by what that is."""
     groups: dict[Key, set[int]] = {}
@@ -112,16 +101,6 @@ def grouped(pairs: Iterable[tuple[Key, int]]) -> dict[Key, tuple[int, ...]]:
 def call(function: str, shards: Collection[int]) -> str:
     """SQL that calls a function of schema ``shardids`` for shards."""
     if len(shards) == 1:
-        return f"select shardids.{function}({ranges(shards)})"
+        return f"select shardids.{function}({shown_shards(shards)})"
     array = ",".join(map(str, sorted(shards)))
     return f"select shardids.{function}(shard) from unnest('{{{array}}}'::integer[]) shard"
-
-
-def named_shards(numbers: Collection[int]) -> str:
-    """``shard 5`` or ``shards 0-3,7``."""
-    return f"shard{'' if len(numbers) == 1 else 's'} {ranges(numbers)}"
-
-
-def named_nodes(names: Collection[str]) -> str:
-    """``node "a"`` or ``nodes "a", "b"``."""
-    return f"node{'' if len(names) == 1 else 's'} " + ", ".join(f'"{name}"' for name in names)

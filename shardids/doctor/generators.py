@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations
 
+from shardids.catalog.notation import named_shards
 from shardids.doctor.facts import ChangedFunction, ClusterFacts, Draws
-from shardids.doctor.findings import Found, Severity, check, grouped, named_shards
+from shardids.doctor.findings import Found, Severity, check, grouped
 from shardids.ids.layout import Layout
 from shardids.install import trees
 

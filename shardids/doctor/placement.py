@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardids.catalog.connections import parse_url, shown_url
+from shardids.catalog.notation import named_nodes, named_shards, shown_shards
 from shardids.doctor.facts import ClusterFacts, LocalShard
-from shardids.doctor.findings import Found, Severity, call, check, grouped, named_nodes, named_shards, ranges
+from shardids.doctor.findings import Found, Severity, call, check, grouped
 from shardids.errors import ConnectionFailed
 
 
@@ -155,7 +156,7 @@ def shard_misplaced(facts: ClusterFacts) -> Iterator[Found]:
     for names, shards in grouped(unknown).items():
         yield Found(
             what=f"{named_shards(shards)}: active on {named_nodes(names)}, and not in the catalog",
-            to_do=f"shardids shard create {ranges(shards)} --node {names[0]}",
+            to_do=f"shardids shard create {shown_shards(shards)} --node {names[0]}",
             nodes=names,
             shards=shards,
         )
@@ -188,7 +189,7 @@ def shard_unfinished(facts: ClusterFacts) -> Iterator[Found]:
     if shards:
         yield Found(
             what=f"{named_shards(shards)}: begun to be made, and not finished",
-            to_do=f"shardids shard create {ranges(shards)}",
+            to_do=f"shardids shard create {shown_shards(shards)}",
             shards=shards,
         )
 
@@ -269,7 +270,7 @@ def old_copy(facts: ClusterFacts) -> Iterator[Found]:
             yield Found(
                 what=f'{named_shards(old)}: node "{name}" keeps the old copy, stopped; the shard lives'
                 " elsewhere",
-                to_do=f"When it is not needed any more: shardids shard purge {ranges(old)}",
+                to_do=f"When it is not needed any more: shardids shard purge {shown_shards(old)}",
                 nodes=(name,),
                 shards=tuple(sorted(old)),
             )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from shardids.catalog.notation import named_shards, shown_shards
 from shardids.doctor.facts import ClusterFacts, KeyColumn
-from shardids.doctor.findings import Found, Severity, check, grouped, named_shards, ranges
+from shardids.doctor.findings import Found, Severity, check, grouped
 
 
 @check("primary-key-default", Severity.WARNING, remedy="Give it the shard's `next_id()` as its default.")
@@ -123,7 +124,7 @@ def revisions_apart(facts: ClusterFacts) -> Iterator[Found]:
             yield Found(
                 what=f"{named_shards(shards)}: at {_named(revisions)}; {len(at[usual])} shards are at"
                 f" {_named(usual)}",
-                to_do=f"Migrate all shards to one revision; these are behind or ahead: {ranges(shards)}",
+                to_do=f"Migrate all shards to one revision; these differ: {shown_shards(shards)}",
                 shards=shards,
                 thing="alembic_version",
             )

@@ -21,6 +21,7 @@ from alembic.util import CommandError
 from sqlalchemy import Connection, column, func, select, table, text
 
 from shardids.catalog.connections import open_engine, parse_url
+from shardids.catalog.locks import AdvisoryLock
 from shardids.catalog.sqlfiles import data_folder, read_sql
 from shardids.catalog.topology import validate_node_name, validate_schema_prefix
 from shardids.errors import BadArgument, ClusterConflict, ShardidsError
@@ -31,8 +32,6 @@ from shardids.migrate.models import OWN_VERSION_TABLE
 Tree = Literal["catalog", "node", "shard"]
 
 _SCHEMAS: Mapping[str, str] = {"catalog": "shardids_catalog", "node": "shardids"}
-_INSTALL_LOCK = 1936220518
-"""Advisory lock of one installer at a time in a database."""
 
 
 def upgrade(connection: Connection, tree: Tree, settings: Mapping[str, str]) -> None:
@@ -169,7 +168,7 @@ def _migrate(preamble: list[str]) -> None:
 
 def _preamble(schema: str | None, settings: Mapping[str, str]) -> list[str]:
     """What every transaction starts with: the installers' lock, the settings, the tree's schema."""
-    statements = [f"select pg_advisory_xact_lock({_INSTALL_LOCK})"] if schema else []
+    statements = [f"select pg_advisory_xact_lock({AdvisoryLock.INSTALL})"] if schema else []
     for name, value in settings.items():
         if name != "shard":
             quoted = value.replace("'", "''").replace(":", "\\:")

@@ -11,11 +11,10 @@ from datetime import UTC, datetime
 from sqlalchemy import Connection, text
 
 from shardids.catalog.connections import open_engine
+from shardids.catalog.locks import AdvisoryLock
 from shardids.catalog.rows import Catalog
 from shardids.errors import ClusterConflict
 
-RUN_LOCK = 1936220531
-"""Advisory lock, in the catalog's database, of the one run that changes shards."""
 _LONGEST_NAME = 63
 
 
@@ -35,7 +34,9 @@ def one_run(catalog: Catalog, what: str) -> Iterator[None]:
             connection.execute(
                 text("select set_config('application_name', :name, true)"), {"name": _session_name(what)}
             )
-            if not connection.scalar(text("select pg_try_advisory_xact_lock(:key)"), {"key": RUN_LOCK}):
+            if not connection.scalar(
+                text("select pg_try_advisory_xact_lock(:key)"), {"key": AdvisoryLock.MIGRATE_RUN}
+            ):
                 raise _held_by_another(connection)
             # Last, and without parameters: the portal of the statement before would keep its snapshot, and a
             # CREATE INDEX CONCURRENTLY in this database would wait for it until the end of the run.
@@ -62,7 +63,7 @@ def _held_by_another(connection: Connection) -> ClusterConflict:
             where l.locktype = 'advisory' and l.granted
               and l.classid = 0 and l.objid = :key and l.objsubid = 1
               and l.database = (select oid from pg_database where datname = current_database())"""),
-        {"key": RUN_LOCK},
+        {"key": AdvisoryLock.MIGRATE_RUN},
     ).first()
     who = "another session" if holder is None else f"{holder.application_name} (process {holder.pid})"
     return ClusterConflict(

@@ -9,12 +9,13 @@ from threading import Event
 
 from psycopg import sql
 
+from shardids.catalog.notation import shown_shards
 from shardids.catalog.rows import Catalog, unknown_node
 from shardids.catalog.topology import Placement
 from shardids.errors import BadArgument, ClusterConflict, ShardidsError
 from shardids.migrate.compiled import Compiled, Compiler
 from shardids.migrate.environment import Direction, Environment, contract_of
-from shardids.migrate.plan import Plan, Position, Route, Start, make_plan, shown_heads, shown_shards
+from shardids.migrate.plan import Plan, Position, Route, Start, make_plan, shown_heads
 from shardids.migrate.player import Player
 from shardids.migrate.report import Outcome, Report
 from shardids.migrate.runner import Observer, Run, Settings

@@ -96,14 +96,3 @@ def _one_of_each_in_turn(positions: list[Position]) -> list[Position]:
         turns[position.node] = turns.get(position.node, 0) + 1
         ranked.append((turns[position.node], position.node, position.shard, position))
     return [position for *_, position in sorted(ranked, key=lambda entry: entry[:3])]
-
-
-def shown_shards(shards: Iterable[int]) -> str:
-    """Shard numbers as ``--shards`` takes them: ``0-31,40``."""
-    runs: list[list[int]] = []
-    for shard in sorted(set(shards)):
-        if runs and shard == runs[-1][1] + 1:
-            runs[-1][1] = shard
-        else:
-            runs.append([shard, shard])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

@@ -8,15 +8,13 @@ from contextlib import contextmanager
 from alembic.runtime.migration import RevisionStep
 from sqlalchemy import Connection, Engine, text
 
+from shardids.catalog.locks import AdvisoryLock
 from shardids.errors import ClusterConflict, ShardBusy
 from shardids.migrate.compiled import Compiled, Part, Stage
 from shardids.migrate.environment import Direction, Environment
 from shardids.migrate.mend import if_still_needed, is_concurrent
 from shardids.migrate.plan import Heads, Position, Start
 from shardids.migrate.statements import Limits, enter, enter_session, mark
-
-LOCK_CLASS = 1936220530
-"""The advisory lock of a shard that is being migrated, as in migrate/migrate.v1.sql."""
 
 
 class Player:
@@ -88,7 +86,7 @@ class Player:
         It is tried, never waited for: a waiting statement has a snapshot, which CREATE INDEX CONCURRENTLY
         in the session that holds the lock would wait for in turn.
         """
-        lock = {"class": LOCK_CLASS, "shard": position.shard}
+        lock = {"class": AdvisoryLock.MIGRATE, "shard": position.shard}
         if not connection.scalar(text("select pg_try_advisory_lock(:class, :shard)"), lock):
             raise ShardBusy(
                 f'shard {position.shard} is being migrated by another session [node "{position.node}"]',

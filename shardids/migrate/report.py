@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from shardids.migrate.plan import Start, shown_heads, shown_shards
+from shardids.catalog.notation import shown_shards
+from shardids.migrate.plan import Start, shown_heads
 
 Status = Literal["done", "failed", "not started"]
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from shardids.catalog.notation import shown_shards
 from shardids.errors import BadArgument, ClusterConflict
 from shardids.migrate.compiled import Compiled, Compiler
 from shardids.migrate.environment import Direction
 from shardids.migrate.mend import is_concurrent
 from shardids.migrate.migration import Migration
-from shardids.migrate.plan import Heads, Position, shown_heads, shown_shards
+from shardids.migrate.plan import Heads, Position, shown_heads
 from shardids.migrate.statements import Limits, enter, enter_session, mark
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection, text
 
+from shardids.catalog.locks import AdvisoryLock
 from shardids.errors import ClusterConflict, MoveFailed, StatementFailed
 from shardids.mover.copying import LOCK_FAILURES, PATIENCE_S
 from shardids.mover.gate import LOCK_MS, PAUSE_BETWEEN_S, OnWait, release_offset, who_holds
@@ -192,15 +193,23 @@ def _shut_out_writers(source: Connection, watching: Connection, sides: Sides, ma
     # The server ends the transaction when this process hangs, and the writers with it.
     is_mine, *_ = source.execute(
         text("""
-            select pg_try_advisory_xact_lock(1936220517, :shard),
+            select pg_try_advisory_xact_lock(:schema_lock, :shard),
                    set_config('idle_in_transaction_session_timeout', :pause_ms, true),
                    set_config('lock_timeout', :lock_ms, true)"""),
-        {"shard": sides.shard, "pause_ms": str(round(max_pause_s * 1000)), "lock_ms": str(LOCK_MS)},
+        {
+            "schema_lock": AdvisoryLock.SHARD_SCHEMA,
+            "shard": sides.shard,
+            "pause_ms": str(round(max_pause_s * 1000)),
+            "lock_ms": str(LOCK_MS),
+        },
     ).one()
     if not is_mine:
         raise PutOff("a migration of the shard is running")
     try:
-        source.execute(text("select pg_advisory_xact_lock(1936220521, :shard)"), {"shard": sides.shard})
+        source.execute(
+            text("select pg_advisory_xact_lock(:class, :shard)"),
+            {"class": AdvisoryLock.WRITE_BARRIER, "shard": sides.shard},
+        )
     except StatementFailed as error:
         if error.sqlstate in LOCK_FAILURES:
             raise PutOff(who_holds(watching, sides)) from error

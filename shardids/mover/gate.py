@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection, text
 
+from shardids.catalog.locks import AdvisoryLock
 from shardids.errors import StatementFailed
 from shardids.mover.copying import LOCK_FAILURES, PATIENCE_S
 from shardids.mover.sides import Side, Sides
@@ -56,12 +57,12 @@ def who_holds(watching: Connection, sides: Sides) -> str:
             from pg_locks l join pg_stat_activity a on a.pid = l.pid
             where l.database = shardids.database() and l.granted and a.pid <> pg_backend_pid()
               and case l.locktype
-                  when 'advisory' then l.classid = 1936220521 and l.objid = :shard and l.objsubid = 2
+                  when 'advisory' then l.classid = :barrier and l.objid = :shard and l.objsubid = 2
                   when 'relation' then l.relation = any (shardids.tables_of(:shard))
                                        and l.mode not in ('AccessShareLock', 'RowShareLock')
                   end
             order by a.xact_start limit 1"""),
-        {"shard": sides.shard},
+        {"barrier": AdvisoryLock.WRITE_BARRIER, "shard": sides.shard},
     ).one_or_none()
     if oldest is None:
         return "somebody else was writing to it"

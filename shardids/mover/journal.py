@@ -11,6 +11,7 @@ from typing import Literal, Self
 from sqlalchemy import Connection, NullPool, text
 
 from shardids.catalog.connections import keep_commits, open_engine
+from shardids.catalog.locks import AdvisoryLock
 from shardids.catalog.rows import Catalog, place_shard
 from shardids.errors import ClusterConflict, MoveFailed
 
@@ -35,9 +36,6 @@ UNWRITTEN: Sequence[Step] = ("activate", "place")
 is repeated. They are part of the pause; the switch itself is written down in its own transaction."""
 
 Outcome = Literal["moved", "aborted"]
-
-_LOCK = 1936220520
-"""Advisory lock (_LOCK, shard) of the catalog: held by the one process that moves a shard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +89,8 @@ class Journal:
         with engine.connect() as connection:
             with connection.begin():
                 is_mine = connection.execute(
-                    text("select pg_try_advisory_lock(:class, :shard)"), {"class": _LOCK, "shard": shard}
+                    text("select pg_try_advisory_lock(:class, :shard)"),
+                    {"class": AdvisoryLock.MOVE, "shard": shard},
                 ).scalar_one()
             if not is_mine:
                 raise ClusterConflict(

@@ -18,6 +18,7 @@ from shardids.catalog.connections import (
     shown_url,
     with_password_of,
 )
+from shardids.catalog.locks import AdvisoryLock
 from shardids.catalog.queries import prepare, rows
 from shardids.catalog.rows import Catalog, unknown_node
 from shardids.catalog.sqlfiles import read_sql
@@ -40,8 +41,6 @@ from shardids.views.state import View, ViewSource, read_sources, stale_shards, v
 __all__ = ["View", "create", "drop", "follow_placement", "listed", "refresh", "refresh_all", "views_in"]
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}")
-_LOCK = 1936220522
-"""Advisory lock (_LOCK, 0) of a view's database: held by the one process that changes views there."""
 _LOCK_PATIENCE_S = 60.0
 """How long it is waited for: a refresh asks every node, and may wait for silent ones."""
 _LOCK_NOT_AVAILABLE = "55P03"
@@ -255,7 +254,7 @@ def _lock(home: Connection, where: str) -> None:
             text("select set_config('lock_timeout', :timeout, true)"),
             {"timeout": f"{_LOCK_PATIENCE_S * 1000:.0f}ms"},
         )
-        home.execute(text("select pg_advisory_xact_lock(:class, 0)"), {"class": _LOCK})
+        home.execute(text("select pg_advisory_xact_lock(:class, 0)"), {"class": AdvisoryLock.VIEWS})
     except StatementFailed as error:
         if error.sqlstate != _LOCK_NOT_AVAILABLE:
             raise

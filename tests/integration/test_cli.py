@@ -17,10 +17,10 @@ from sqlalchemy.engine import URL
 import shardids
 from shardids import Layout
 from shardids.catalog.connections import parse_url
+from shardids.catalog.notation import parse_shards
 from shardids.catalog.sqlfiles import data_folder
 from shardids.catalog.topology import Node
 from shardids.cli import app
-from shardids.cli.common import parse_shards
 from shardids.errors import BadArgument
 from shardids.ids.layout import DEFAULT
 from shardids.ids.text import to_text

@@ -18,13 +18,14 @@ import psycopg
 import pytest
 from sqlalchemy.engine import URL
 
+from shardids.catalog.locks import AdvisoryLock
 from shardids.cli import migrate_show
 from shardids.errors import StatementFailed
 from shardids.migrate.compiled import Part
 from shardids.migrate.environment import Environment
 from shardids.migrate.locks import one_run
 from shardids.migrate.migration import Migration
-from shardids.migrate.player import LOCK_CLASS, Player
+from shardids.migrate.player import Player
 from shardids.migrate.status import unlike
 from tests.clients import client_folder
 from tests.conftest import dsn, found_cluster
@@ -223,7 +224,7 @@ def test_a_shard_that_somebody_is_at(app: App) -> None:
     with catalog_at(app.url) as catalog:
         url = app.node_url(5, catalog)
     with psycopg.connect(dsn(url), autocommit=True, application_name="a DBA") as connection:
-        connection.execute("select pg_advisory_lock(%s, 5)", [LOCK_CLASS])
+        connection.execute("select pg_advisory_lock(%s, 5)", [AdvisoryLock.MIGRATE])
         ran = app("up", "--retries", "0", "--continue-on-error", "--json")
         (failed,) = [row for row in ran.json["shards"] if row["status"] == "failed"]
         assert failed["error"] == (

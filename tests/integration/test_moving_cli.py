@@ -92,7 +92,7 @@ def test_a_broken_off_move_is_told_and_taken_up(nodes: TwoNodes, run: Run) -> No
         (["1"], 2, "one of --to NODE, --back, --resume and --abort says what to do"),
         (["1", "--to", "b", "--back"], 2, "one of --to NODE"),
         (["--to", "b"], 2, "which shards?"),
-        (["99", "--to", "b"], 2, "'99' is no range of shards of this cluster"),
+        (["99", "--to", "b"], 2, "'99' is not a range of shards of this cluster"),
         (["1", "--to", "z"], 1, 'there is no node "z"'),
         (["2", "--to", "a"], 1, 'shard 2 is on node "a" already'),
         (["5", "--back"], 1, "shard 5 was never moved"),

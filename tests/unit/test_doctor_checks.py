@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 
 from shardids import Layout, doctor
+from shardids.catalog.notation import shown_shards
 from shardids.catalog.rows import Description
 from shardids.catalog.topology import Node
 from shardids.doctor.ask import moves_meanwhile
@@ -22,7 +23,7 @@ from shardids.doctor.facts import (
     Move,
     NodeFacts,
 )
-from shardids.doctor.findings import Severity, call, ranges
+from shardids.doctor.findings import Severity, call
 from shardids.doctor.generators import clocks_apart, tick_rate, ticks_ahead, years_left
 from shardids.ids.layout import DEFAULT
 
@@ -141,7 +142,7 @@ def test_years(layout: str, year: int, found: list[tuple[str, str]]) -> None:
 
 
 def test_words() -> None:
-    assert ranges([7, 0, 1, 2, 3, 9, 10]) == "0-3,7,9-10"
+    assert shown_shards([7, 0, 1, 2, 3, 9, 10]) == "0-3,7,9-10"
     assert call("fence", [5]) == "select shardids.fence(5)"
     assert call("fence", [6, 5]) == "select shardids.fence(shard) from unnest('{5,6}'::integer[]) shard"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shardids.cli.migrate_options import parse_duration_ms
+from shardids.catalog.notation import parse_duration_ms, shown_shards
 from shardids.errors import BadArgument
-from shardids.migrate.plan import Position, Route, Start, make_plan, shown_shards
+from shardids.migrate.plan import Position, Route, Start, make_plan
 from shardids.migrate.report import Outcome, Report
 
 
