@@ -18,8 +18,8 @@ from sqlalchemy.engine import URL
 
 from shardids import Cluster
 from tests.conftest import dsn
-from tests.integration import moving
-from tests.integration.cluster_support import connected, environment, sessions, until
+from tests.support import moves_by_hand
+from tests.support.clusters import connected, environment, sessions, until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -117,11 +117,11 @@ def test_the_photo_service_goes_on_while_a_shard_moves(
     shard = cluster.shard_of(int(ann["id"]))
     to = "b" if cluster.node_of(shard).name == "a" else "a"
 
-    tick = moving.fence(cluster_url, shard, to)
+    tick = moves_by_hand.fence(cluster_url, shard, to)
     answer = client.post(path, json={"caption": "meanwhile"})
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
-    moving.copy(cluster_url, shard, to, photos.Base.metadata, tick)
-    moving.place(cluster_url, shard, to)
+    moves_by_hand.copy(cluster_url, shard, to, photos.Base.metadata, tick)
+    moves_by_hand.place(cluster_url, shard, to)
     second = create(client, path, caption="after")
 
     assert client.get(path).json() == [first, second]

@@ -29,7 +29,7 @@ from shardids.compare.measuring import Measuring
 from shardids.compare.results import CASES, Comparison, SchemeResult
 from shardids.compare.sizes import CLIENTS, QUICK
 from shardids.errors import BadArgument, ShardidsError
-from tests.standbys import public_folder
+from tests.support.standbys import public_folder
 
 COMPARED = ("shardids", "sequence", "offsets", "tickets", "redis-blocks", "published", "snowflake", "ulid")
 PROGRAM = [sys.executable, "-c", "from shardids.cli import app; app()", "compare", "--quick"]

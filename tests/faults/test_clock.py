@@ -10,9 +10,8 @@ import numpy as np
 import psycopg
 import pytest
 
-from tests.faults.clock import Clock
 from tests.faults.conftest import Finish, Record
-from tests.faults.support import (
+from tests.support.faults import (
     LAYOUT,
     assert_refused,
     clock_ms,
@@ -22,6 +21,7 @@ from tests.faults.support import (
     scaled,
     until,
 )
+from tests.support.server_clock import Clock
 
 SESSIONS = 16
 EXHAUSTED_S = (LAYOUT.epoch_ms + (1 << LAYOUT.time_bits)) / 1000

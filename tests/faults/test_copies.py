@@ -11,12 +11,9 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from shardids.dev.embedded import EmbeddedServer
-from tests.clients import Dumper
-from tests.faults.clock import Clock
 from tests.faults.conftest import Finish, Record, make_database, make_node
-from tests.faults.recorder import Recorder
-from tests.faults.replicas import subscribe, unsubscribe
-from tests.faults.support import (
+from tests.support.client_programs import Dumper
+from tests.support.faults import (
     ALL_KINDS,
     SLOW_KINDS,
     assert_refused,
@@ -26,6 +23,9 @@ from tests.faults.support import (
     scaled,
     until,
 )
+from tests.support.recorder import Recorder
+from tests.support.replicas import subscribe, unsubscribe
+from tests.support.server_clock import Clock
 
 SESSIONS = scaled(4, 8)
 AHEAD_S = 3

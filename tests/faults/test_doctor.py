@@ -11,9 +11,9 @@ from shardids import doctor
 from shardids.catalog.rows import Catalog
 from shardids.dev.devcluster import found
 from shardids.dev.embedded import EmbeddedServer, temporary_server
-from tests.faults.clock import Clock
-from tests.faults.support import connect, scalar, until
-from tests.standbys import standby_of
+from tests.support.faults import connect, scalar, until
+from tests.support.server_clock import Clock
+from tests.support.standbys import standby_of
 
 
 def test_clocks_that_are_apart(clock: Clock) -> None:

@@ -8,8 +8,8 @@ from functools import partial
 import numpy as np
 
 from tests.faults.conftest import Finish, Record
-from tests.faults.recorder import Recorder
-from tests.faults.support import assert_refused, connect, draw, scalar, scaled, ticks_of, until
+from tests.support.faults import assert_refused, connect, draw, scalar, scaled, ticks_of, until
+from tests.support.recorder import Recorder
 
 SESSIONS = 16
 

@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 
 from tests.faults.conftest import Finish, Record
-from tests.faults.recorder import Session
-from tests.faults.support import connect, scalar, scaled, until
+from tests.support.faults import connect, scalar, scaled, until
+from tests.support.recorder import Session
 
 CANCELLED = "57014"
 TERMINATED = "57P01"

@@ -14,9 +14,9 @@ from shardids import AsyncCluster, Cluster, mover
 from shardids.dev.embedded import temporary_servers
 from shardids.errors import StatementFailed
 from shardids.mover.steps import Mover
-from tests.integration.application import TABLES, Application, Author, assert_each_write_once
-from tests.integration.cluster_support import until
-from tests.integration.moving_support import TwoNodes, two_nodes
+from tests.support.application import TABLES, Application, Author, assert_each_write_once
+from tests.support.clusters import until
+from tests.support.moves import TwoNodes, two_nodes
 
 WRITERS = 16
 

@@ -11,12 +11,12 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from shardids.dev.embedded import EmbeddedServer
-from tests.faults.clock import Clock
 from tests.faults.conftest import Finish, Record
-from tests.faults.recorder import Recorder
-from tests.faults.replicas import has_all_of, is_receiving, stop_receiving
-from tests.faults.support import SLOW_KINDS, connect, scalar, scaled, until
-from tests.standbys import standby_of
+from tests.support.faults import SLOW_KINDS, connect, scalar, scaled, until
+from tests.support.recorder import Recorder
+from tests.support.replicas import has_all_of, is_receiving, stop_receiving
+from tests.support.server_clock import Clock
+from tests.support.standbys import standby_of
 
 SESSIONS = 8
 AHEAD_S = 3

@@ -15,11 +15,11 @@ from shardids.dev.embedded import temporary_servers
 from shardids.errors import ClusterConflict, ConnectionFailed, MoveFailed, StatementFailed
 from shardids.mover.journal import LIVE
 from tests.faults.conftest import DURABLE, Report
-from tests.faults.support import connect, scalar, scaled, until
-from tests.integration.application import TABLES, Application, assert_each_write_once
-from tests.integration.cluster_support import Nursery, command
-from tests.integration.moving_support import TwoNodes, finish, killed_move, schema, two_nodes
-from tests.standbys import standby_of
+from tests.support.application import TABLES, Application, assert_each_write_once
+from tests.support.clusters import Nursery, command
+from tests.support.faults import connect, scalar, scaled, until
+from tests.support.moves import TwoNodes, finish, killed_move, schema, two_nodes
+from tests.support.standbys import standby_of
 
 SECONDS = scaled(25, 300)
 """How long it goes on, at least; a round takes about 20 s."""

@@ -26,9 +26,9 @@ from shardids.errors import (
     UnknownShard,
 )
 from tests.conftest import dsn
-from tests.integration import moving
-from tests.integration.cluster_support import connected, sessions, until
-from tests.integration.moving import SHARD, Base, Note, draw_at_commit, two_nodes, words_on
+from tests.support import moves_by_hand
+from tests.support.clusters import connected, sessions, until
+from tests.support.moves_by_hand import SHARD, Base, Note, draw_at_commit, two_nodes, words_on
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ def test_every_way_to_draw_says_that_the_shard_is_stopped(
             await cluster.run(lambda session: flush(session, 1), shard=SHARD, patience_s=0)
 
     draw_at_commit(nodes["a"])
-    moving.fence(nodes["catalog"], SHARD, moved_to)
+    moves_by_hand.fence(nodes["catalog"], SHARD, moved_to)
     run(test)
 
 
@@ -246,7 +246,7 @@ def test_run_goes_to_the_new_node(run: Callable[[Test], None], nodes: dict[str, 
         before = await cluster.run(Write("before"), shard=SHARD)
         with pytest.raises(IntegrityError):
             await cluster.run(Write("before"), shard=SHARD)
-        await asyncio.to_thread(moving.move_shard, nodes["catalog"], SHARD, "b", Base.metadata)
+        await asyncio.to_thread(moves_by_hand.move_shard, nodes["catalog"], SHARD, "b", Base.metadata)
         write = Write("after")
         after = await cluster.run(write, id=before.id)
         assert (write.calls, after.words) == (2, "after")
@@ -261,15 +261,15 @@ def test_run_goes_to_the_new_node(run: Callable[[Test], None], nodes: dict[str, 
 @pytest.mark.parametrize("listen", [True, False])
 def test_run_waits_for_the_new_place(nodes: dict[str, URL], listen: bool) -> None:
     async def main() -> None:
-        tick = moving.fence(nodes["catalog"], SHARD, "b")
-        moving.copy(nodes["catalog"], SHARD, "b", Base.metadata, tick)
+        tick = moves_by_hand.fence(nodes["catalog"], SHARD, "b")
+        moves_by_hand.copy(nodes["catalog"], SHARD, "b", Base.metadata, tick)
         async with await AsyncCluster.connect(nodes["catalog"], listen=listen) as cluster:
             with pytest.raises(ShardMoved, match=r"for 0\.1 s the catalog has not placed it there"):
                 await cluster.run(Write("too early"), shard=SHARD, patience_s=0.1)
             write = Write("in the end")
             writing = asyncio.create_task(cluster.run(write, shard=SHARD))
             await asyncio.sleep(0.5)
-            await asyncio.to_thread(moving.place, nodes["catalog"], SHARD, "b")
+            await asyncio.to_thread(moves_by_hand.place, nodes["catalog"], SHARD, "b")
             await writing
             assert 1 < write.calls < 10
 
@@ -300,7 +300,7 @@ def test_run_does_not_repeat_what_may_be_committed(
         calls.append(session)
         await flush(session, 1)
         pid = await session.scalar(text("select pg_backend_pid()"))
-        moving.move_shard(nodes["catalog"], SHARD, "b", Base.metadata)
+        moves_by_hand.move_shard(nodes["catalog"], SHARD, "b", Base.metadata)
         admin.execute("select pg_terminate_backend(%s, 5000)", [pid])
 
     async def test(cluster: AsyncCluster) -> None:
@@ -315,7 +315,7 @@ def test_a_change_is_heard(nodes: dict[str, URL]) -> None:
     async def main() -> None:
         async with await AsyncCluster.connect(nodes["catalog"]) as cluster, asyncio.timeout(10):
             assert cluster.node_of(SHARD).name == "a"
-            await asyncio.to_thread(moving.place, nodes["catalog"], SHARD, "b")
+            await asyncio.to_thread(moves_by_hand.place, nodes["catalog"], SHARD, "b")
             while cluster.node_of(SHARD).name != "b":
                 await asyncio.sleep(0.001)
 
@@ -336,7 +336,7 @@ def test_the_event_loop_goes_on_while_the_catalog_is_slow(
             await failing
         assert longest_s < 0.2
 
-    moving.fence(nodes["catalog"], SHARD, None)
+    moves_by_hand.fence(nodes["catalog"], SHARD, None)
     run(test)
 
 

@@ -11,8 +11,8 @@ from shardids import mover
 from shardids.dev.embedded import temporary_servers
 from shardids.errors import ClusterConflict, MoveFailed
 from shardids.mover import copying
-from tests.integration.cluster_support import Nursery, until
-from tests.integration.moving_support import (
+from tests.support.clusters import Nursery, until
+from tests.support.moves import (
     TwoNodes,
     Writers,
     assert_nothing_lost,

@@ -32,7 +32,7 @@ from shardids.errors import (
 from shardids.ids.layout import DEFAULT
 from shardids.install import provision
 from tests.conftest import BlankDatabases, MakeDatabase, dsn, found_cluster
-from tests.integration.cluster_support import catalog_at, connected, sessions, until
+from tests.support.clusters import catalog_at, connected, sessions, until
 
 Blank = Callable[[], URL]
 

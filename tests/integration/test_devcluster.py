@@ -18,7 +18,7 @@ from shardids import Cluster
 from shardids.dev import devcluster
 from shardids.dev.embedded import EmbeddedServer
 from shardids.errors import BadArgument, ClusterConflict
-from tests.integration.cluster_support import COMMAND, command, environment, processes_in, until
+from tests.support.clusters import COMMAND, command, environment, processes_in, until
 
 
 @pytest.fixture

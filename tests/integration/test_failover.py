@@ -15,9 +15,9 @@ from shardids.dev.embedded import temporary_servers
 from shardids.errors import ClusterConflict, ConnectionFailed, MoveRefused
 from shardids.mover import failover
 from tests.conftest import MakeDatabase, dsn, found_cluster
-from tests.integration.cluster_support import Nursery, catalog_at, command, connected, everything, until
-from tests.integration.moving_support import TwoNodes, finish, killed_move, two_nodes
-from tests.standbys import Standby, standby_of
+from tests.support.clusters import Nursery, catalog_at, command, connected, everything, until
+from tests.support.moves import TwoNodes, finish, killed_move, two_nodes
+from tests.support.standbys import Standby, standby_of
 
 PHOTOS = """
     create table {s}.photos (id bigint primary key default {s}.next_id(), title text);

@@ -23,7 +23,7 @@ from shardids.dev.embedded import EmbeddedServer, temporary_server
 from shardids.errors import TooFarAhead
 from shardids.install import trees
 from tests.conftest import MakeRole, dsn
-from tests.integration.support import (
+from tests.support.generator import (
     DEFAULT,
     PATIENCE_S,
     Ids,

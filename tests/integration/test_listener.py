@@ -23,7 +23,7 @@ from shardids.catalog.connections import open_engine
 from shardids.client.listener import PlacementListener
 from shardids.errors import ConnectionFailed
 from tests.conftest import MakeDatabase, dsn, found_cluster
-from tests.integration.cluster_support import catalog_at, connected, environment, sessions, until
+from tests.support.clusters import catalog_at, connected, environment, sessions, until
 
 LISTENING = (
     "select count(*) from pg_stat_activity where datname = %s and application_name = 'shardids listener'"

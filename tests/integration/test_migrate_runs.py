@@ -27,10 +27,10 @@ from shardids.migrate.locks import one_run
 from shardids.migrate.migration import Migration
 from shardids.migrate.player import Player
 from shardids.migrate.status import unlike
-from tests.clients import client_folder
 from tests.conftest import dsn, found_cluster
-from tests.integration.cluster_support import catalog_at, connected, until
-from tests.integration.migrate_support import App
+from tests.support.client_programs import client_folder
+from tests.support.clusters import catalog_at, connected, until
+from tests.support.migrations import App
 
 ALL = range(8)
 LONG = os.environ.get("SHARDIDS_FAULTS") == "long"

@@ -17,8 +17,8 @@ from shardids.errors import ClusterConflict, MoveFailed, MoveRefused
 from shardids.ids.layout import DEFAULT
 from shardids.install import provision
 from shardids.mover import Options, StepDone, Waiting
-from tests.integration.cluster_support import objects, until, whole_story
-from tests.integration.moving_support import (
+from tests.support.clusters import objects, until, whole_story
+from tests.support.moves import (
     TwoNodes,
     Writers,
     assert_nothing_lost,

@@ -33,7 +33,7 @@ from shardids.errors import (
 from shardids.ids.layout import DEFAULT
 from shardids.install import provision
 from tests.conftest import BlankDatabases, MakeDatabase, MakeRole, dsn, found_cluster
-from tests.integration.cluster_support import (
+from tests.support.clusters import (
     Nursery,
     catalog_at,
     connected,

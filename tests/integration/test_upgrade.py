@@ -18,7 +18,7 @@ from shardids.install.trees import head
 from shardids.migrate.locks import one_run
 from shardids.migrate.runner import Observer, Settings
 from tests.conftest import dsn, found_cluster
-from tests.integration.cluster_support import catalog_at, command, connected, everything, objects, until
+from tests.support.clusters import catalog_at, command, connected, everything, objects, until
 
 Blank = Callable[[], URL]
 RELEASES = sorted(

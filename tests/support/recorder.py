@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import psycopg
 
-from tests.faults.support import ALL_KINDS, LAYOUT, PATIENCE_S, Ids, draw, ticks_of, until
+from tests.support.faults import ALL_KINDS, LAYOUT, PATIENCE_S, Ids, draw, ticks_of, until
 
 CONNECTION_LOST = "connection lost"
 

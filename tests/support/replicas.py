@@ -7,8 +7,8 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from tests.faults.support import scalar, until
-from tests.standbys import with_password
+from tests.support.faults import scalar, until
+from tests.support.standbys import with_password
 
 
 def stop_receiving(standby: psycopg.Connection[Any]) -> None:
