@@ -19,7 +19,8 @@ from sqlalchemy.engine import URL
 from shardids import Cluster
 from tests.conftest import dsn
 from tests.support import moves_by_hand
-from tests.support.clusters import connected, environment, sessions, until
+from tests.support.clusters import connected, environment, sessions
+from tests.support.waiting import wait_for
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -54,7 +55,7 @@ def client(cluster_url: URL, photos: ModuleType, admin: psycopg.Connection) -> I
             last_words = process.stderr.read()
     assert "Application shutdown complete" in last_words
     assert "rror" not in last_words
-    until(lambda: sessions(admin, cluster_url) <= before, "the service's sessions end")
+    wait_for(lambda: sessions(admin, cluster_url) <= before, "the service's sessions end")
 
 
 def address(said: IO[str]) -> str:
@@ -125,7 +126,7 @@ def test_the_photo_service_goes_on_while_a_shard_moves(
     second = create(client, path, caption="after")
 
     assert client.get(path).json() == [first, second]
-    until(lambda: cluster.node_of(shard).name == to, "the move is heard")
+    wait_for(lambda: cluster.node_of(shard).name == to, "the move is heard")
     there = cluster.engine(cluster.node_of(shard)).url.database
     with connected(cluster_url.set(database=there)) as direct:
         found = direct.execute(

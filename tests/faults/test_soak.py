@@ -17,9 +17,10 @@ from shardids.mover.journal import LIVE
 from tests.faults.conftest import DURABLE, Report
 from tests.support.application import TABLES, Application, assert_each_write_once
 from tests.support.clusters import Nursery, command
-from tests.support.faults import connect, scalar, scaled, until
+from tests.support.faults import connect, scalar, scaled
 from tests.support.moves import TwoNodes, finish, killed_move, schema, two_nodes
 from tests.support.standbys import standby_of
+from tests.support.waiting import wait_for
 
 SECONDS = scaled(25, 300)
 """How long it goes on, at least; a round takes about 20 s."""
@@ -88,7 +89,7 @@ class Troubles:
             primary.execute("alter system set synchronous_standby_names = 'walreceiver'")
             primary.execute("select pg_reload_conf()")
             is_there = "select count(*) from pg_stat_replication where sync_state = 'sync'"
-            until(lambda: scalar(primary, is_there), "the standby is synchronous")
+            wait_for(lambda: scalar(primary, is_there), "the standby is synchronous")
 
     def lose(self, node: str) -> None:
         """The server is gone in the midst of a move; its standby takes over."""
@@ -156,7 +157,7 @@ def test_every_write_is_there_once_whatever_befalls(
             if time.monotonic() - began > SECONDS:
                 break
             troubles.protect("b")
-        until(lambda: writes_go_well(application), "all writers write again")
+        wait_for(lambda: writes_go_well(application), "all writers write again")
         application.stop()
         rows = assert_each_write_once(nodes, range(SHARDS), application.authors, cluster)
         assert_well(nodes)

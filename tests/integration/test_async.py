@@ -27,8 +27,9 @@ from shardids.errors import (
 )
 from tests.conftest import dsn
 from tests.support import moves_by_hand
-from tests.support.clusters import connected, sessions, until
+from tests.support.clusters import connected, sessions
 from tests.support.moves_by_hand import SHARD, Base, Note, draw_at_commit, two_nodes, words_on
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture
@@ -122,7 +123,7 @@ def test_a_connect_that_fails(blank_database: Callable[[], URL], admin: psycopg.
         asyncio.run(AsyncCluster.connect(url))
     with pytest.raises(ConnectionFailed, match="the catalog"):
         asyncio.run(AsyncCluster.connect("postgresql://127.0.0.1:1/none"))
-    until(lambda: not sessions(admin, url), "the session ends")
+    wait_for(lambda: not sessions(admin, url), "the session ends")
 
 
 def test_many_tasks_share_one_pool_a_node(
@@ -143,7 +144,7 @@ def test_many_tasks_share_one_pool_a_node(
         assert sessions(admin, nodes["a"]) == 3
 
     run(test, pool_size=3, max_overflow=0)
-    until(lambda: not sessions(admin, nodes["a"]), "no session is left")
+    wait_for(lambda: not sessions(admin, nodes["a"]), "no session is left")
 
 
 def test_no_session_setting_and_no_prepared_statement_is_ever_sent(run: Callable[[Test], None]) -> None:

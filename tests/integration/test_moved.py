@@ -26,8 +26,9 @@ from shardids.errors import (
 )
 from tests.conftest import dsn, found_cluster
 from tests.support import moves_by_hand
-from tests.support.clusters import catalog_at, connected, until
+from tests.support.clusters import catalog_at, connected
 from tests.support.moves_by_hand import SHARD, Base, Note, draw_at_commit, two_nodes, words_on
+from tests.support.waiting import wait_for
 
 Blank = Callable[[], URL]
 
@@ -308,7 +309,7 @@ def test_a_read_for_many_finds_what_was_committed_before_each_asked(
     with psycopg.connect(dsn(nodes["catalog"])) as holder, ThreadPoolExecutor(10) as pool:
         holder.execute("lock table shardids_catalog.placement in access exclusive mode")
         early = pool.submit(cluster.refresh)
-        until(lambda: admin.execute(reading, [name]).fetchone() == (1,), "a read is under way")
+        wait_for(lambda: admin.execute(reading, [name]).fetchone() == (1,), "a read is under way")
         holder.execute("update shardids_catalog.placement set node = 'b' where shard = %s", [SHARD])
         late = [pool.submit(cluster.refresh) for _ in range(9)]
         holder.commit()
