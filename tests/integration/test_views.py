@@ -18,7 +18,7 @@ from shardids.catalog.rows import Catalog
 from shardids.errors import BadArgument, ClusterConflict, ConnectionFailed, MissingPrivilege, StatementFailed
 from shardids.install import provision
 from tests.conftest import MakeRole, dsn, found_cluster
-from tests.integration.cluster_support import catalog_at, connected, contents, objects
+from tests.support.clusters import catalog_at, connected, contents, objects
 
 Blank = Callable[[], URL]
 Pair = tuple[URL, URL]
