@@ -20,7 +20,7 @@ from shardids.client.cluster import Cluster
 from shardids.client.retries import PATIENCE_S, Attempts
 from shardids.client.routing import FanOut, HomeSession, Key, RoutedSession, stay_home
 from shardids.errors import ShardidsError
-from shardids.ids.layout import DecodedId, Layout
+from shardids.ids import DecodedId, Layout
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from shardids.client.listener import FollowedPlacement
 from shardids.client.retries import PATIENCE_S, Attempts
 from shardids.client.routing import FanOut, HomeSession, Key, RoutedSession
 from shardids.errors import BadArgument, ShardidsError
-from shardids.ids.layout import DecodedId, Layout
+from shardids.ids import DecodedId, Layout
 from shardids.ids.text import as_integer, shown
 
 T = TypeVar("T")

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Final
 
 from shardids.errors import BadArgument, TimeExhausted
+from shardids.ids.decoded import DecodedId, IdRange
 from shardids.ids.text import as_integer, checked_integer, shown, to_signed, to_unsigned
 
 _UNIX_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -22,53 +23,6 @@ _LAST_UNIX_MS: Final = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z: datetime
 _DEFAULT_EPOCH_MS: Final = 1_704_067_200_000  # 2024-01-01T00:00Z
 _WIDTHS: Final = (("time_bits", 30, 42), ("shard_bits", 1, 16), ("sequence_bits", 1, 22))
 _WRITTEN: Final = re.compile(r"([0-9]{1,2})-([0-9]{1,2})-([0-9]{1,2})(?:@([0-9]{1,15}))?")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class DecodedId:
-    """What an ID, here in its signed reading, tells in its layout. :meth:`Layout.decode` makes it.
-
-    The parts are computed when they are asked for.
-    """
-
-    id: int
-    layout: Layout
-
-    def __repr__(self) -> str:
-        return (
-            f"DecodedId(id={self.id}, time={self.time.isoformat(timespec='milliseconds')},"
-            f" ms={self.ms}, shard={self.shard}, sequence={self.sequence})"
-        )
-
-    @property
-    def ms(self) -> int:
-        """The time of birth in milliseconds since the layout's epoch."""
-        layout = self.layout
-        ms = self.id >> (layout.shard_bits + layout.sequence_bits)
-        return ms & ((1 << layout.time_bits) - 1)
-
-    @property
-    def shard(self) -> int:
-        """The origin: where the row was born, not necessarily where it is stored today."""
-        return self.id >> self.layout.sequence_bits & (self.layout.shard_limit - 1)
-
-    @property
-    def sequence(self) -> int:
-        """Which of the shard's IDs of that millisecond it is, from 0."""
-        return self.id & (self.layout.sequence_limit - 1)
-
-    @property
-    def time(self) -> datetime:
-        """The time of birth in UTC, exact to the millisecond."""
-        return self.layout.time_at(self.ms)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IdRange:
-    """Bounds, both included, for SQL: ``WHERE id BETWEEN first AND last``."""
-
-    first: int
-    last: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

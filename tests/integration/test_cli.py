@@ -26,7 +26,7 @@ from shardids.ids.layout import DEFAULT
 from shardids.ids.text import to_text
 from shardids.install import provision
 from tests.conftest import BlankDatabases, MakeRole, dsn, found_cluster
-from tests.integration.cluster_support import catalog_at, command, connected, everything
+from tests.support.clusters import catalog_at, command, connected, everything
 
 Blank = Callable[[], URL]
 

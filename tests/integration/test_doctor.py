@@ -18,7 +18,7 @@ from shardids.doctor.samples import ShardingKey
 from shardids.errors import BadArgument
 from shardids.install import provision
 from tests.conftest import MakeRole, dsn, found_cluster
-from tests.integration.cluster_support import catalog_at, connected, everything
+from tests.support.clusters import catalog_at, connected, everything
 
 Blank = Callable[[], URL]
 Pair = tuple[URL, URL]

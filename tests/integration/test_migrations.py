@@ -27,7 +27,7 @@ from shardids.install import provision, trees
 from shardids.install.provision import add_node, create_shard, inspect_shard
 from shardids.install.trees import Tree
 from tests.conftest import CLUSTER, dsn
-from tests.integration.cluster_support import catalog_at, connected, contents, environment, objects
+from tests.support.clusters import catalog_at, connected, contents, environment, objects
 
 Blank = Callable[[], URL]
 Objects = list[tuple[str, str, str]]

@@ -14,7 +14,7 @@ from shardids.cli import app
 from shardids.dev.embedded import temporary_servers
 from shardids.errors import BadArgument, MoveRefused, StatementFailed
 from shardids.install import provision
-from tests.integration.moving_support import TwoNodes, two_nodes
+from tests.support.moves import TwoNodes, two_nodes
 
 TABLE = """
     create table {s}.photos (id bigint primary key default {s}.next_id(), title text);

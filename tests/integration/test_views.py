@@ -20,7 +20,7 @@ from shardids.errors import BadArgument, ClusterConflict, ConnectionFailed, Miss
 from shardids.install import provision
 from shardids.views import database
 from tests.conftest import MakeRole, dsn, found_cluster
-from tests.integration.cluster_support import catalog_at, connected, contents, objects
+from tests.support.clusters import catalog_at, connected, contents, objects
 
 Blank = Callable[[], URL]
 Pair = tuple[URL, URL]
