@@ -458,7 +458,7 @@ def test_views_by_commands(run: Run, cluster_url: URL) -> None:
     assert "create or replace view" in dry.out
     assert str(cluster_url.password) not in dry.out
     assert everything(cluster_url) == before
-    assert run("view", "list", "--catalog", catalog).err.startswith("No view yet")
+    assert run("view", "list", "--catalog", catalog).err.startswith("No views yet")
     made = run("view", "create", *words)
     assert (made.code, made.err) == (0, "")
     assert made.out.startswith('View "logs" made: ')
