@@ -13,7 +13,7 @@ from shardids.cli.common import CatalogOption, JsonOption, opened, out, print_js
 from shardids.cli.picture import bit_picture
 from shardids.client.cluster import Cluster
 from shardids.errors import BadArgument
-from shardids.ids.layout import DecodedId, Layout
+from shardids.ids import DecodedId, Layout
 from shardids.ids.text import parse_id, to_decimal, to_text
 
 app = typer.Typer(help="Take IDs apart, put them together, draw them.", no_args_is_help=True)

@@ -16,8 +16,8 @@ from shardids.baselines import SCHEMES, Column, Key, Scheme, Servers, scheme_of
 from shardids.baselines.flake128 import FlakeSource
 from shardids.catalog import sqlfiles
 from shardids.errors import BadArgument, ClockMovedBack, ConnectionFailed, MissingLibrary, UnsupportedServer
-from tests.baselines.baselines_support import FakeClock
 from tests.conftest import dsn
+from tests.support.fake_clock import FakeClock
 
 CLIENTS = 6
 DRAWS = 300

@@ -1,4 +1,4 @@
-"""What each version installs: the dump ``VERSION/database.sql``, which the tests of ``shardids upgrade`` upgrade.
+"""What each version installs: the dump ``VERSION/database.sql``, which a test brings to the present version.
 
 Until a version is released its dump follows the code: ``python -m tests.releases VERSION`` writes it. With
 ``--release``, once, the version is frozen: ``VERSION/SHA256SUMS`` holds the sums of the dump and of all SQL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,8 @@ def test_nothing_of_a_released_version_has_changed(version: str) -> None:
 def test_a_version_that_the_changelog_dates_is_frozen() -> None:
     changelog = (Path(__file__).parents[2] / "CHANGELOG.md").read_text(encoding="utf-8")
     for version in REVISIONS:
-        dated = any(
-            line.startswith(f"## [{version}.0]") or line.startswith(f"## {version}.0 - ")
-            for line in changelog.splitlines()
-        )
+        released = rf"^## \[?{re.escape(version)}\.0\b.*[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}"
+        dated = re.search(released, changelog, re.MULTILINE)
         assert not dated or is_released(version), f"python -m tests.releases {version} --release"
 
 
