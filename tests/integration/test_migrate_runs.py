@@ -276,7 +276,7 @@ def test_an_interruption_finishes_the_shards_that_run(app: App) -> None:
 
 
 def test_a_second_interruption_ends_the_run_at_once(app: App) -> None:
-    app.add("one", 'op.execute("create table t (); select pg_sleep(1.5)")')
+    app.add("one", 'op.execute("create table t (); select pg_sleep(4)")')
     run = app.start("up", "--shards", "0-1")
     assert run.stderr is not None
     wait_for(lambda: _asleep(app), "the first shard is at it")
@@ -385,11 +385,7 @@ def test_a_contract_waits_until_every_shard_is_past_its_expand(app: App) -> None
     ran = app("up", "--shards", "0-5")
     assert (ran.code, "Stopped before three, a contract" in ran.err) == (0, True), ran
     ran = app("up", "--contract", "--shards", "0-3")
-    assert (ran.code, "2 of the shards are not past revision two" in ran.err, "6-7" in ran.err) == (
-        1,
-        True,
-        True,
-    ), ran
+    assert (ran.code, "shards 6-7: not past revision two" in ran.err) == (1, True), ran
     app.up()
     assert set(app.revisions().values()) == {("two",)}
     assert app("up", "--contract").code == 0

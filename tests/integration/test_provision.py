@@ -478,7 +478,7 @@ def test_a_database_is_one_node_of_one_cluster(made: Pair, catalog: Catalog, bla
     other = blank_database()
     before = everything(*made)
     for dry_run in (True, False):
-        with pytest.raises(ClusterConflict, match='node "b" already'):
+        with pytest.raises(ClusterConflict, match='already node "b"'):
             provision.add_node(catalog, "c", dsn(made[1]), dry_run=dry_run)
         with pytest.raises(ClusterConflict, match=r'node "b" is postgresql.* already, not postgresql'):
             provision.add_node(catalog, "b", dsn(other), dry_run=dry_run)

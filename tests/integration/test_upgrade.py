@@ -96,7 +96,7 @@ def test_a_released_version_becomes_this_one(old: URL, blank_database: Blank) ->
         assert objects(old, schema) == objects(fresh, schema)
     after = everything(old)
     again = upgrade(old)
-    assert (again.returncode, again.stdout) == (0, "Nothing to do: all is up to date\n")
+    assert (again.returncode, again.stdout) == (0, "Nothing to do: everything is up to date\n")
     assert everything(old) == after
 
 
@@ -118,7 +118,7 @@ def test_one_upgrade_at_a_time_and_none_of_what_is_newer(old: URL) -> None:
         connection.execute("update shardids.shardids_version set version_num = 'node_9999'")
     newer = upgrade(old)
     assert (newer.returncode, newer.stdout) == (1, "")
-    assert "a newer shardids" in newer.stderr
+    assert "A newer shardids" in newer.stderr
 
 
 def test_the_shards_are_upgraded_by_the_same_machine(
