@@ -11,7 +11,8 @@ import typer
 from shardids.baselines import SCHEMES
 from shardids.baselines.multimaster import HEADROOM, Finding, Step
 from shardids.baselines.multimaster.fleet import Fleet, parse_fleet
-from shardids.cli.common import DryRunOption, JsonOption, err, out, print_json, print_rows
+from shardids.cli.common import DryRunOption, JsonOption, print_json
+from shardids.cli.output import err, out, print_rows
 from shardids.errors import ClusterConflict
 
 app = typer.Typer(help="The key schemes that shardids is compared with.", no_args_is_help=True)

@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from shardids.cli.common import JsonOption, err, out
+from shardids.cli.common import JsonOption
+from shardids.cli.output import err, out
 from shardids.compare import report, store, table
 from shardids.compare.results import Comparison
 from shardids.compare.run import compare as measure
