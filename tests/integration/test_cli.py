@@ -196,7 +196,9 @@ def test_ids_that_cannot_be_put_together(run: Run) -> None:
         assert ran.code in {1, 2}
         refused(ran, ran.code, words)
     refused(
-        run("id", "encode", "--shard", "1", "--time", "now", "--layout", "41-12"), 2, "'41-12' is no layout"
+        run("id", "encode", "--shard", "1", "--time", "now", "--layout", "41-12"),
+        2,
+        "'41-12' is not a layout",
     )
 
 
@@ -592,7 +594,7 @@ def test_results_go_to_stdout_and_messages_to_stderr(home: str) -> None:
     # Bytes that are no text, and a message that has them.
     wrong = command("id", "decode", stdin="\udcff\n")
     assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr.startswith("Error: '\\udcff' is no text form of an ID")
+    assert wrong.stderr.startswith("Error: '\\udcff' is not the text form of an ID")
     assert "Traceback" not in wrong.stderr
 
 
