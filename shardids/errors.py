@@ -1,17 +1,17 @@
-"""Every error that shardids raises on purpose: one root, and one class per SQLSTATE of class ``SI``.
+"""Every error that shardids raises on purpose: one root, and one class for each SQLSTATE of class ``SI``.
 
-The database raises the ``SI`` states itself (``sql/``); :func:`from_database` turns one into the
-exception of this module, message and hint untouched, so that Python and psql users read the same words.
+The database raises the ``SI`` states itself (``sql/``). :func:`from_database` turns each into the exception
+of this module and keeps message and hint, so that users of Python and of psql read the same words.
 """
 
 from __future__ import annotations
 
 
 class ShardidsError(Exception):
-    """Root of all errors raised by shardids.
+    """Root of all errors that shardids raises.
 
-    ``message`` says what is wrong, with the thing, the shard and the node; ``hint`` says what to do
-    next, and may be empty. ``sqlstate`` is the PostgreSQL error code where there is one.
+    ``message`` says what is wrong, and names the thing, the shard and the node; ``hint`` says what to do
+    next, and may be empty. ``sqlstate`` is the PostgreSQL error code, if there is one.
     """
 
     sqlstate: str | None = None
@@ -23,21 +23,21 @@ class ShardidsError(Exception):
 
 
 class BadArgument(ShardidsError, ValueError):
-    """A value that can't be used: out of range, of the wrong form, or unknown. Nothing was changed."""
+    """A value that cannot be used: out of range, malformed or unknown. Nothing was changed."""
 
     sqlstate = "SI007"
 
 
 class WrongShard(BadArgument):
-    """An object, or a row, that would belong to two shards, or not to the session's. Nothing was written."""
+    """An object or row of two shards, or of another shard than the session's. Nothing was written."""
 
 
 class FanOutRefused(BadArgument):
-    """A statement that names no shard, in a session that does not ask all. It was not executed."""
+    """A statement that names no shard, in a session that may not ask all shards. It was not executed."""
 
 
 class CannotCombine(BadArgument):
-    """A statement whose answers from several shards can't be made one. It was not executed."""
+    """A statement whose answers from several shards cannot be combined into one. It was not executed."""
 
 
 class UnsupportedKey(ShardidsError, TypeError):
@@ -51,7 +51,7 @@ class UnknownShard(ShardidsError, LookupError):
 
 
 class ShardFenced(ShardidsError):
-    """The shard is stopped: it issues no IDs until it is activated."""
+    """The shard is fenced: it issues no IDs until it is activated."""
 
     sqlstate = "SI002"
 
@@ -75,37 +75,37 @@ class TooFarAhead(ShardidsError):
 
 
 class TimeExhausted(ShardidsError):
-    """The layout's time bits can't express the present time any more."""
+    """The layout's time bits can no longer express the current time."""
 
     sqlstate = "SI006"
 
 
 class ShardBusy(ShardidsError):
-    """Another session migrates the shard."""
+    """Another session is migrating the shard."""
 
     sqlstate = "SI008"
 
 
 class RevisionChanged(ShardidsError):
-    """The shard is at another revision than the migration was made for; nothing was changed."""
+    """The shard is not at the revision that the migration starts from. Nothing was changed."""
 
     sqlstate = "SI009"
 
 
 class ConnectionFailed(ShardidsError):
-    """A server can't be reached or refuses the login. The message never holds a password."""
+    """A server cannot be reached, or refuses the login. The message never holds a password."""
 
 
 class CommitUncertain(ConnectionFailed):
-    """The connection was lost while the transaction was ended: a COMMIT may have been carried out, or not."""
+    """The connection was lost during COMMIT or ROLLBACK: it is unknown whether the transaction committed."""
 
 
 class MissingPrivilege(ShardidsError):
-    """The role that was used lacks a privilege; the message says which role and what."""
+    """The role lacks a privilege; the message names the role and the privilege."""
 
 
 class StatementFailed(ShardidsError):
-    """A statement of shardids' own failed; the message says on which server and what PostgreSQL said."""
+    """A statement of shardids itself failed; the message names the server and quotes PostgreSQL."""
 
     def __init__(self, message: str, *, hint: str = "", sqlstate: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -113,55 +113,46 @@ class StatementFailed(ShardidsError):
 
 
 class UnsupportedServer(ShardidsError):
-    """The server is older than the oldest supported PostgreSQL, or can't be written to."""
+    """The server is older than the oldest supported PostgreSQL, or is read-only."""
 
 
 class ClusterConflict(ShardidsError):
-    """What was asked contradicts what the cluster already is. Nothing was changed."""
+    """The request contradicts the state of the cluster. Nothing was changed."""
 
 
 class MoveRefused(ShardidsError):
-    """A shard can't be moved as things are. The message gives every reason; nothing was changed."""
+    """A shard cannot be moved in its present state. The message gives every reason. Nothing was changed."""
 
 
 class MoveFailed(ShardidsError):
-    """A move of a shard stopped on its way. Its journal knows where: it can be resumed or aborted."""
+    """A move stopped halfway. Its journal records the step: it can be resumed or aborted."""
 
 
 class ServerStartFailed(ShardidsError):
-    """A throw-away server could not be made or started."""
+    """A temporary server could not be created or started."""
 
 
 class MissingLibrary(ShardidsError, ImportError):
-    """A library of an extra is not installed; the hint says how to install it."""
+    """An optional library is not installed; the hint says how to install it."""
 
 
 class ClockMovedBack(ShardidsError):
-    """The clock shows less than it did, by more than the generator may wait for. Nothing was issued."""
+    """The clock stepped back by more than the generator may wait. Nothing was issued."""
 
 
 class LeaseLost(ShardidsError):
-    """A worker number is not, or no longer, the generator's own. Nothing was issued."""
+    """The generator does not hold, or no longer holds, its worker number. Nothing was issued."""
 
 
 BY_SQLSTATE: dict[str, type[ShardidsError]] = {
-    cls.sqlstate: cls
-    for cls in (
-        UnknownShard,
-        ShardFenced,
-        ShardMoved,
-        CopyNotActivated,
-        TooFarAhead,
-        TimeExhausted,
-        BadArgument,
-        ShardBusy,
-        RevisionChanged,
-    )
-    if cls.sqlstate is not None
+    cls.__dict__["sqlstate"]: cls
+    for cls in list(globals().values())
+    if isinstance(cls, type) and issubclass(cls, ShardidsError) and cls.__dict__.get("sqlstate")
 }
+"""The class of each SQLSTATE: the one that names the state itself, not those that inherit it."""
 
 
 def from_database(sqlstate: str | None, message: str, hint: str = "") -> ShardidsError | None:
-    """The exception for an error that the database raised, or ``None`` if the state is not ours."""
+    """Returns the exception for an error that the database raised; ``None`` if it is not of class SI."""
     cls = BY_SQLSTATE.get(sqlstate or "")
     return cls(message, hint=hint) if cls else None

@@ -1,1 +1,55 @@
-"""The catalog of a cluster: its rows, the topology they describe, and connections to what they name."""
+"""The catalog of a cluster, and connections to the servers it names.
+
+``topology`` has nodes, the placement and the hashing of keys, and knows no database. ``rows`` reads and
+writes the catalog's tables, ``connections`` opens engines and translates errors, ``nodes`` asks all nodes at
+once, ``queries`` and ``sqlfiles`` run the files of ``sql/``. ``locks`` lists the advisory locks, ``notation``
+writes and parses shard ranges and durations, ``forks`` renews what the child of a fork must not share.
+"""
+
+from typing import TYPE_CHECKING
+
+from shardids._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from shardids.catalog.nodes import Answers, Nodes
+    from shardids.catalog.rows import Catalog, Description
+    from shardids.catalog.topology import (
+        Node,
+        Placement,
+        key_hash,
+        schema_name,
+        shard_for_key,
+        validate_node_name,
+        validate_schema_prefix,
+    )
+
+__all__ = [
+    "Answers",
+    "Catalog",
+    "Description",
+    "Node",
+    "Nodes",
+    "Placement",
+    "key_hash",
+    "schema_name",
+    "shard_for_key",
+    "validate_node_name",
+    "validate_schema_prefix",
+]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Answers": "shardids.catalog.nodes",
+        "Catalog": "shardids.catalog.rows",
+        "Description": "shardids.catalog.rows",
+        "Node": "shardids.catalog.topology",
+        "Nodes": "shardids.catalog.nodes",
+        "Placement": "shardids.catalog.topology",
+        "key_hash": "shardids.catalog.topology",
+        "schema_name": "shardids.catalog.topology",
+        "shard_for_key": "shardids.catalog.topology",
+        "validate_node_name": "shardids.catalog.topology",
+        "validate_schema_prefix": "shardids.catalog.topology",
+    },
+)

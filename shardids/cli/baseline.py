@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from shardids.cli.common import DryRunOption, JsonOption, err, out, print_json, print_rows
+from shardids.cli.common import DryRunOption, JsonOption, print_json
+from shardids.cli.output import err, out, print_rows
 from shardids.compare.schemes import SCHEMES
 from shardids.errors import ClusterConflict
 from shardids.multimaster import HEADROOM, OffsetFinding, OffsetStep

@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from shardids.cli.common import JsonOption, err, out
+from shardids.cli.common import JsonOption
+from shardids.cli.output import err, out
 from shardids.compare import store
 from shardids.compare.report import page, table
 from shardids.compare.results import Comparison

@@ -6,7 +6,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from shardids.ids.layout import DecodedId, Layout
+from shardids.ids import DecodedId, Layout
 from shardids.ids.text import to_text, to_unsigned
 
 STYLES = {"unused": "dim", "time": "cyan", "shard": "magenta", "sequence": "yellow"}

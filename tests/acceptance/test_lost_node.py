@@ -18,7 +18,7 @@ from shardids.dev.embedded import find_binaries, temporary_servers
 from shardids.errors import ClusterConflict
 from shardids.mover import failover
 from tests.acceptance.test_tutorial import Reader
-from tests.standbys import standby_of
+from tests.support.standbys import standby_of
 
 DRILL = Path(__file__).parents[2] / "docs" / "how-to" / "lost-node.md"
 SHARDS = 64

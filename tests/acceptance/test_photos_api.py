@@ -18,8 +18,9 @@ from sqlalchemy.engine import URL
 
 from shardids import Cluster
 from tests.conftest import dsn
-from tests.integration import moving
-from tests.integration.cluster_support import connected, environment, sessions, until
+from tests.support import moves_by_hand
+from tests.support.clusters import connected, environment, sessions
+from tests.support.waiting import wait_for
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -54,7 +55,7 @@ def client(cluster_url: URL, photos: ModuleType, admin: psycopg.Connection) -> I
             last_words = process.stderr.read()
     assert "Application shutdown complete" in last_words
     assert "rror" not in last_words
-    until(lambda: sessions(admin, cluster_url) <= before, "the service's sessions end")
+    wait_for(lambda: sessions(admin, cluster_url) <= before, "the service's sessions end")
 
 
 def address(said: IO[str]) -> str:
@@ -117,15 +118,15 @@ def test_the_photo_service_goes_on_while_a_shard_moves(
     shard = cluster.shard_of(int(ann["id"]))
     to = "b" if cluster.node_of(shard).name == "a" else "a"
 
-    tick = moving.fence(cluster_url, shard, to)
+    tick = moves_by_hand.fence(cluster_url, shard, to)
     answer = client.post(path, json={"caption": "meanwhile"})
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
-    moving.copy(cluster_url, shard, to, photos.Base.metadata, tick)
-    moving.place(cluster_url, shard, to)
+    moves_by_hand.copy(cluster_url, shard, to, photos.Base.metadata, tick)
+    moves_by_hand.place(cluster_url, shard, to)
     second = create(client, path, caption="after")
 
     assert client.get(path).json() == [first, second]
-    until(lambda: cluster.node_of(shard).name == to, "the move is heard")
+    wait_for(lambda: cluster.node_of(shard).name == to, "the move is heard")
     there = cluster.engine(cluster.node_of(shard)).url.database
     with connected(cluster_url.set(database=there)) as direct:
         found = direct.execute(

@@ -17,8 +17,8 @@ from shardids.compare.schemes.snowflake import MOST_WAITED_MS, Rollback, Snowfla
 from shardids.dev.embedded import temporary_server
 from shardids.errors import BadArgument, ClockMovedBack, LeaseLost, TimeExhausted
 from shardids.ids.layout import TWITTER, Layout
-from tests.baselines.baselines_support import FakeClock
 from tests.conftest import dsn
+from tests.support.fake_clock import FakeClock
 
 START_MS = 1_800_000_000_000
 LASTS_MS = 30_000

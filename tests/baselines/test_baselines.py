@@ -16,8 +16,8 @@ from shardids.catalog import sqlfiles
 from shardids.compare.schemes import SCHEMES, Key, KeyColumn, Scheme, Servers, scheme_of
 from shardids.compare.schemes.uuids import FlakeSource
 from shardids.errors import BadArgument, ClockMovedBack, ConnectionFailed, MissingLibrary, UnsupportedServer
-from tests.baselines.baselines_support import FakeClock
 from tests.conftest import dsn
+from tests.support.fake_clock import FakeClock
 
 CLIENTS = 6
 DRAWS = 300

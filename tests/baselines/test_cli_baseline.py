@@ -11,7 +11,7 @@ from click.testing import Result
 from sqlalchemy.engine import URL
 from typer.testing import CliRunner
 
-from shardids.cli import app, common
+from shardids.cli import app, output
 from shardids.compare.schemes import SCHEMES
 from tests.conftest import dsn
 
@@ -20,7 +20,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setattr(common.out, "width", 250)
+    monkeypatch.setattr(output.out, "width", 250)
     return lambda *words: CliRunner().invoke(app, ["baseline", *words])
 
 

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import sysconfig
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,7 +29,8 @@ from shardids.compare.testbed import clients as client_module
 from shardids.compare.testbed import faketime
 from shardids.compare.testbed.clients import Clients, client_processes
 from shardids.errors import BadArgument, ShardidsError
-from tests.standbys import public_folder
+from tests.support.standbys import public_folder
+from tests.support.waiting import wait_for
 
 COMPARED = ("shardids", "sequence", "offsets", "tickets", "redis-blocks", "published", "snowflake", "ulid")
 PROGRAM = [sys.executable, "-c", "from shardids.cli import app; app()", "compare", "--quick"]
@@ -283,14 +283,16 @@ def test_nothing_is_left_of_a_run_that_was_ended(home: Path, signum: signal.Sign
         stderr=subprocess.PIPE,
     )
     with process:
-        until(lambda: len(processes(str(home))) >= servers, "servers run" if servers < 20 else "clients draw")
+        wait_for(
+            lambda: len(processes(str(home))) >= servers, "servers run" if servers < 20 else "clients draw"
+        )
         (os.killpg if signum == signal.SIGINT else os.kill)(process.pid, signum)
         _, told = process.communicate(timeout=60)
     assert process.returncode == (130 if signum == signal.SIGINT else -signum)
     assert b"Traceback" not in told
-    until(lambda: not processes(str(home)), "servers are gone")
-    until(lambda: not list(home.iterdir()), "their folders are gone")
-    until(lambda: not group(process.pid), "clients are gone")
+    wait_for(lambda: not processes(str(home)), "servers are gone")
+    wait_for(lambda: not list(home.iterdir()), "their folders are gone")
+    wait_for(lambda: not group(process.pid), "clients are gone")
 
 
 def processes(mark: str) -> list[str]:
@@ -313,10 +315,3 @@ def group(pgid: int) -> list[str]:
         ["ps", "-o", "args=", "-g", str(pgid)], capture_output=True, text=True, check=False
     )
     return [line for line in listed.stdout.splitlines() if "defunct" not in line]
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)

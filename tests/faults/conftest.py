@@ -12,10 +12,10 @@ from psycopg import sql
 from shardids.catalog.rows import Catalog
 from shardids.dev.embedded import EmbeddedServer, temporary_server
 from shardids.install import provision
-from tests.faults.clock import Clock
-from tests.faults.recorder import Recorder
-from tests.faults.support import LAYOUT, connect
-from tests.standbys import public_folder
+from tests.support.faults import LAYOUT, connect
+from tests.support.recorder import Recorder
+from tests.support.server_clock import Clock
+from tests.support.standbys import public_folder
 
 DURABLE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
 COLUMNS = {"next_id()": ("one", "many", "default"), "next_ids(n)": ("block",), "reserve(n)": ("reserve",)}

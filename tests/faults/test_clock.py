@@ -10,9 +10,8 @@ import numpy as np
 import psycopg
 import pytest
 
-from tests.faults.clock import Clock
 from tests.faults.conftest import Finish, Record
-from tests.faults.support import (
+from tests.support.faults import (
     LAYOUT,
     assert_refused,
     clock_ms,
@@ -20,8 +19,9 @@ from tests.faults.support import (
     draw,
     scalar,
     scaled,
-    until,
 )
+from tests.support.server_clock import Clock
+from tests.support.waiting import wait_for
 
 SESSIONS = 16
 EXHAUSTED_S = (LAYOUT.epoch_ms + (1 << LAYOUT.time_bits)) / 1000
@@ -37,7 +37,7 @@ def test_a_clock_that_is_stepped_under_load(
         recorder.await_ids()
         for ahead_s in (-5, 0, -3600, 0, 3600, 0, -3600, 3600, 0):
             clock.set(ahead_s)
-            until(partial(is_ahead, admin, ahead_s), f"the server's clock is stepped by {ahead_s} s")
+            wait_for(partial(is_ahead, admin, ahead_s), f"the server's clock is stepped by {ahead_s} s")
             recorder.await_ids()
             time.sleep(scaled(0.0, 1.0))
     clock.swing(scaled(4.0, 20.0), steps=scaled(400, 4000))
@@ -60,7 +60,7 @@ def test_ticks_too_far_ahead_wait_for_the_clock(
     recorder.await_ids()
     clock.set(0)
     with connect(faked_node) as connection:
-        until(lambda: recorder.refusals()["SI005"] >= SESSIONS, "draws are refused")
+        wait_for(lambda: recorder.refusals()["SI005"] >= SESSIONS, "draws are refused")
         with pytest.raises(psycopg.Error, match=r"would issue IDs 360\d{4} ms ahead of the clock") as refused:
             draw(connection.cursor(binary=True), "one", 1)
         assert refused.value.sqlstate == "SI005"
@@ -78,7 +78,7 @@ def test_sessions_that_draw_across_the_end_of_time(
     clock.set(EXHAUSTED_S - time.time() - scaled(3.0, 8.0))
     recorder.start(SESSIONS)
     recorder.await_ids()
-    until(lambda: all(one.refusals for one in recorder.sessions), "the layout's time ends")
+    wait_for(lambda: all(one.refusals for one in recorder.sessions), "the layout's time ends")
     clock.set(EXHAUSTED_S - time.time() + 60)
     exhausted = recorder.next_phase()
     with connect(faked_node) as connection:

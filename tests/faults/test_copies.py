@@ -11,12 +11,9 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from shardids.dev.embedded import EmbeddedServer
-from tests.clients import Dumper
-from tests.faults.clock import Clock
 from tests.faults.conftest import Finish, Record, make_database, make_node
-from tests.faults.recorder import Recorder
-from tests.faults.replicas import subscribe, unsubscribe
-from tests.faults.support import (
+from tests.support.client_programs import Dumper
+from tests.support.faults import (
     ALL_KINDS,
     SLOW_KINDS,
     assert_refused,
@@ -24,8 +21,11 @@ from tests.faults.support import (
     end_sessions,
     scalar,
     scaled,
-    until,
 )
+from tests.support.recorder import Recorder
+from tests.support.replicas import subscribe, unsubscribe
+from tests.support.server_clock import Clock
+from tests.support.waiting import wait_for
 
 SESSIONS = scaled(4, 8)
 AHEAD_S = 3
@@ -78,7 +78,7 @@ def test_a_subscriber_refuses_until_it_is_activated(
         high_water = -1
         if high_water_is_told:
             high_water = scalar(original, "select shardids.fence(0)")
-            until(lambda: is_fenced(copy), "the row is replicated")
+            wait_for(lambda: is_fenced(copy), "the row is replicated")
             assert_refused(copy, "SI002", "shard 0 is fenced")
         unsubscribe(original, copy)
         take_over(recorder, empty_database, high_water)

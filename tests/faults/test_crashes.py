@@ -17,8 +17,8 @@ import pytest
 
 from shardids.dev.embedded import EmbeddedServer
 from tests.faults.conftest import Finish, Record
-from tests.faults.recorder import Recorder, Session
-from tests.faults.support import LAYOUT, Ids, clock_ms, connect, draw, scalar, scaled, ticks_of
+from tests.support.faults import LAYOUT, Ids, clock_ms, connect, draw, scalar, scaled, ticks_of
+from tests.support.recorder import Recorder, Session
 
 CRASHES = scaled(3, 20)
 

@@ -11,9 +11,10 @@ from shardids import doctor
 from shardids.catalog.rows import Catalog
 from shardids.dev.devcluster import found
 from shardids.dev.embedded import EmbeddedServer, temporary_server
-from tests.faults.clock import Clock
-from tests.faults.support import connect, scalar, until
-from tests.standbys import standby_of
+from tests.support.faults import connect, scalar
+from tests.support.server_clock import Clock
+from tests.support.standbys import standby_of
+from tests.support.waiting import wait_for
 
 
 def test_clocks_that_are_apart(clock: Clock) -> None:
@@ -60,7 +61,7 @@ def test_a_standby_in_place_of_its_primary(own_server: EmbeddedServer) -> None:
             url = copy.url()
             primary.execute("update shardids_catalog.node set url = %s", [url])
             there = "select count(*) from shardids_catalog.node where url = %s"
-            until(lambda: scalar(standby, there, url), "the standby has it")
+            wait_for(lambda: scalar(standby, there, url), "the standby has it")
             (finding,) = doctor.examine(catalog).findings
             assert (finding.check, finding.nodes) == ("node-read-only", ("a",))
             standby.execute("select pg_promote()")

@@ -8,8 +8,9 @@ from functools import partial
 import numpy as np
 
 from tests.faults.conftest import Finish, Record
-from tests.faults.recorder import Recorder
-from tests.faults.support import assert_refused, connect, draw, scalar, scaled, ticks_of, until
+from tests.support.faults import assert_refused, connect, draw, scalar, scaled, ticks_of
+from tests.support.recorder import Recorder
+from tests.support.waiting import wait_for
 
 SESSIONS = 16
 
@@ -25,7 +26,7 @@ def test_a_fenced_shard_issues_nothing_and_goes_on_above(node: str, record: Reco
             high_water = scalar(admin, "select shardids.fence(0)")
             fenced = recorder.next_phase()
             assert_refused(admin, "SI002", "shard 0 is fenced")
-            until(partial(all_refused, recorder, fenced), "all sessions are refused")
+            wait_for(partial(all_refused, recorder, fenced), "all sessions are refused")
             active = recorder.next_phase()
             admin.execute("select shardids.activate(0)")
             fences.append((fenced, active, high_water))

@@ -10,8 +10,9 @@ from typing import Any
 import psycopg
 
 from tests.faults.conftest import Finish, Record
-from tests.faults.recorder import Session
-from tests.faults.support import connect, scalar, scaled, until
+from tests.support.faults import connect, scalar, scaled
+from tests.support.recorder import Session
+from tests.support.waiting import wait_for
 
 CANCELLED = "57014"
 TERMINATED = "57P01"
@@ -30,7 +31,7 @@ def test_sessions_that_are_cancelled_and_terminated_at_random(
     undisturbed = record(node)
     with connect(node) as admin:
         noticed = interrupt(admin, recorder.sessions[:SESSIONS])
-        until(lambda: all(one.refusals for one in recorder.sessions), "statements take longer than they may")
+        wait_for(lambda: all(one.refusals for one in recorder.sessions), "each session is refused")
         undisturbed.start(1)
         undisturbed.await_ids()
         with recorder.paused(), undisturbed.paused():

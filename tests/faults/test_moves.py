@@ -14,9 +14,9 @@ from shardids.dev.embedded import temporary_servers
 from shardids.errors import ClusterConflict
 from shardids.mover.journal import LIVE
 from tests.faults.conftest import DURABLE, Report
-from tests.faults.support import scaled
-from tests.integration.cluster_support import Nursery
-from tests.integration.moving_support import (
+from tests.support.clusters import Nursery
+from tests.support.faults import scaled
+from tests.support.moves import (
     TwoNodes,
     Writers,
     assert_nothing_lost,

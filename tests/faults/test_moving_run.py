@@ -14,9 +14,9 @@ from shardids import AsyncCluster, Cluster, mover
 from shardids.dev.embedded import temporary_servers
 from shardids.errors import StatementFailed
 from shardids.mover.steps import Mover
-from tests.integration.application import TABLES, Application, Author, assert_each_write_once
-from tests.integration.cluster_support import until
-from tests.integration.moving_support import TwoNodes, two_nodes
+from tests.support.application import TABLES, Application, Author, assert_each_write_once
+from tests.support.moves import TwoNodes, two_nodes
+from tests.support.waiting import wait_for
 
 WRITERS = 16
 
@@ -45,7 +45,7 @@ def await_writes(application: Application) -> None:
         application.raise_failures()
         return application.writes >= before + WRITERS
 
-    until(there_are, "the writers write")
+    wait_for(there_are, "the writers write")
 
 
 @pytest.mark.parametrize(

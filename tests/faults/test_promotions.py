@@ -11,12 +11,13 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from shardids.dev.embedded import EmbeddedServer
-from tests.faults.clock import Clock
 from tests.faults.conftest import Finish, Record
-from tests.faults.recorder import Recorder
-from tests.faults.replicas import has_all_of, is_receiving, stop_receiving
-from tests.faults.support import SLOW_KINDS, connect, scalar, scaled, until
-from tests.standbys import standby_of
+from tests.support.faults import SLOW_KINDS, connect, scalar, scaled
+from tests.support.recorder import Recorder
+from tests.support.replicas import has_all_of, is_receiving, stop_receiving
+from tests.support.server_clock import Clock
+from tests.support.standbys import standby_of
+from tests.support.waiting import wait_for
 
 SESSIONS = 8
 AHEAD_S = 3
@@ -47,7 +48,7 @@ def test_a_standby_promoted_without_the_last_wal(
     recorder = record(pair.primary_url)
     recorder.start(SESSIONS, kinds=SLOW_KINDS)
     recorder.await_ids()
-    until(lambda: is_receiving(pair.standby), "the standby receives WAL")
+    wait_for(lambda: is_receiving(pair.standby), "the standby receives WAL")
     time.sleep(scaled(0.3, 2.0))
     stop_receiving(pair.standby)
     draw_what_is_lost(recorder, pair.server)
@@ -66,7 +67,7 @@ def test_a_standby_promoted_without_a_draw_of_the_last_minute(
         scalar(pair.primary, "select shardids.fence(0)")
     if heard == "an activation":
         pair.primary.execute("select shardids.activate(0)")
-    until(lambda: has_all_of(pair.standby, pair.primary), "the standby has it all")
+    wait_for(lambda: has_all_of(pair.standby, pair.primary), "the standby has it all")
     stop_receiving(pair.standby)
     if heard == "a fence":
         pair.primary.execute("select shardids.activate(0)")
@@ -85,7 +86,7 @@ def draw_what_is_lost(recorder: Recorder, server: EmbeddedServer) -> None:
     server.kill()
     # Sessions under way outlive the postmaster for a moment.
     dead = recorder.next_phase()
-    until(
+    wait_for(
         lambda: all(one.refusals and one.refusals[-1].asked.phase >= dead for one in recorder.sessions),
         "the sessions have lost the primary",
     )

@@ -15,11 +15,12 @@ from shardids.dev.embedded import temporary_servers
 from shardids.errors import ClusterConflict, ConnectionFailed, MoveFailed, StatementFailed
 from shardids.mover.journal import LIVE
 from tests.faults.conftest import DURABLE, Report
-from tests.faults.support import connect, scalar, scaled, until
-from tests.integration.application import TABLES, Application, assert_each_write_once
-from tests.integration.cluster_support import Nursery, command
-from tests.integration.moving_support import TwoNodes, finish, killed_move, schema, two_nodes
-from tests.standbys import standby_of
+from tests.support.application import TABLES, Application, assert_each_write_once
+from tests.support.clusters import Nursery, command
+from tests.support.faults import connect, scalar, scaled
+from tests.support.moves import TwoNodes, finish, killed_move, schema, two_nodes
+from tests.support.standbys import standby_of
+from tests.support.waiting import wait_for
 
 SECONDS = scaled(25, 300)
 """How long it goes on, at least; a round takes about 20 s."""
@@ -88,7 +89,7 @@ class Troubles:
             primary.execute("alter system set synchronous_standby_names = 'walreceiver'")
             primary.execute("select pg_reload_conf()")
             is_there = "select count(*) from pg_stat_replication where sync_state = 'sync'"
-            until(lambda: scalar(primary, is_there), "the standby is synchronous")
+            wait_for(lambda: scalar(primary, is_there), "the standby is synchronous")
 
     def lose(self, node: str) -> None:
         """The server is gone in the midst of a move; its standby takes over."""
@@ -156,7 +157,7 @@ def test_every_write_is_there_once_whatever_befalls(
             if time.monotonic() - began > SECONDS:
                 break
             troubles.protect("b")
-        until(lambda: writes_go_well(application), "all writers write again")
+        wait_for(lambda: writes_go_well(application), "all writers write again")
         application.stop()
         rows = assert_each_write_once(nodes, range(SHARDS), application.authors, cluster)
         assert_well(nodes)

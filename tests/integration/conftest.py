@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy.engine import URL
 
 from tests.conftest import dsn
-from tests.integration.migrate_support import App
+from tests.support.migrations import App
 
 
 @pytest.fixture

@@ -26,9 +26,10 @@ from shardids.errors import (
     UnknownShard,
 )
 from tests.conftest import dsn
-from tests.integration import moving
-from tests.integration.cluster_support import connected, sessions, until
-from tests.integration.moving import SHARD, Base, Note, draw_at_commit, two_nodes, words_on
+from tests.support import moves_by_hand
+from tests.support.clusters import connected, sessions
+from tests.support.moves_by_hand import SHARD, Base, Note, draw_at_commit, two_nodes, words_on
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture
@@ -122,7 +123,7 @@ def test_a_connect_that_fails(blank_database: Callable[[], URL], admin: psycopg.
         asyncio.run(AsyncCluster.connect(url))
     with pytest.raises(ConnectionFailed, match="the catalog"):
         asyncio.run(AsyncCluster.connect("postgresql://127.0.0.1:1/none"))
-    until(lambda: not sessions(admin, url), "the session ends")
+    wait_for(lambda: not sessions(admin, url), "the session ends")
 
 
 def test_many_tasks_share_one_pool_a_node(
@@ -143,7 +144,7 @@ def test_many_tasks_share_one_pool_a_node(
         assert sessions(admin, nodes["a"]) == 3
 
     run(test, pool_size=3, max_overflow=0)
-    until(lambda: not sessions(admin, nodes["a"]), "no session is left")
+    wait_for(lambda: not sessions(admin, nodes["a"]), "no session is left")
 
 
 def test_no_session_setting_and_no_prepared_statement_is_ever_sent(run: Callable[[Test], None]) -> None:
@@ -222,7 +223,7 @@ def test_every_way_to_draw_says_that_the_shard_is_stopped(
             await cluster.run(lambda session: flush(session, 1), shard=SHARD, patience_s=0)
 
     draw_at_commit(nodes["a"])
-    moving.fence(nodes["catalog"], SHARD, moved_to)
+    moves_by_hand.fence(nodes["catalog"], SHARD, moved_to)
     run(test)
 
 
@@ -246,7 +247,7 @@ def test_run_goes_to_the_new_node(run: Callable[[Test], None], nodes: dict[str, 
         before = await cluster.run(Write("before"), shard=SHARD)
         with pytest.raises(IntegrityError):
             await cluster.run(Write("before"), shard=SHARD)
-        await asyncio.to_thread(moving.move_shard, nodes["catalog"], SHARD, "b", Base.metadata)
+        await asyncio.to_thread(moves_by_hand.move_shard, nodes["catalog"], SHARD, "b", Base.metadata)
         write = Write("after")
         after = await cluster.run(write, id=before.id)
         assert (write.calls, after.words) == (2, "after")
@@ -261,15 +262,15 @@ def test_run_goes_to_the_new_node(run: Callable[[Test], None], nodes: dict[str, 
 @pytest.mark.parametrize("listen", [True, False])
 def test_run_waits_for_the_new_place(nodes: dict[str, URL], listen: bool) -> None:
     async def main() -> None:
-        tick = moving.fence(nodes["catalog"], SHARD, "b")
-        moving.copy(nodes["catalog"], SHARD, "b", Base.metadata, tick)
+        tick = moves_by_hand.fence(nodes["catalog"], SHARD, "b")
+        moves_by_hand.copy(nodes["catalog"], SHARD, "b", Base.metadata, tick)
         async with await AsyncCluster.connect(nodes["catalog"], listen=listen) as cluster:
-            with pytest.raises(ShardMoved, match=r"for 0\.1 s the catalog has not placed it there"):
+            with pytest.raises(ShardMoved, match=r"the catalog has not shown that for 0\.1 s"):
                 await cluster.run(Write("too early"), shard=SHARD, patience_s=0.1)
             write = Write("in the end")
             writing = asyncio.create_task(cluster.run(write, shard=SHARD))
             await asyncio.sleep(0.5)
-            await asyncio.to_thread(moving.place, nodes["catalog"], SHARD, "b")
+            await asyncio.to_thread(moves_by_hand.place, nodes["catalog"], SHARD, "b")
             await writing
             assert 1 < write.calls < 10
 
@@ -300,7 +301,7 @@ def test_run_does_not_repeat_what_may_be_committed(
         calls.append(session)
         await flush(session, 1)
         pid = await session.scalar(text("select pg_backend_pid()"))
-        moving.move_shard(nodes["catalog"], SHARD, "b", Base.metadata)
+        moves_by_hand.move_shard(nodes["catalog"], SHARD, "b", Base.metadata)
         admin.execute("select pg_terminate_backend(%s, 5000)", [pid])
 
     async def test(cluster: AsyncCluster) -> None:
@@ -315,7 +316,7 @@ def test_a_change_is_heard(nodes: dict[str, URL]) -> None:
     async def main() -> None:
         async with await AsyncCluster.connect(nodes["catalog"]) as cluster, asyncio.timeout(10):
             assert cluster.node_of(SHARD).name == "a"
-            await asyncio.to_thread(moving.place, nodes["catalog"], SHARD, "b")
+            await asyncio.to_thread(moves_by_hand.place, nodes["catalog"], SHARD, "b")
             while cluster.node_of(SHARD).name != "b":
                 await asyncio.sleep(0.001)
 
@@ -336,7 +337,7 @@ def test_the_event_loop_goes_on_while_the_catalog_is_slow(
             await failing
         assert longest_s < 0.2
 
-    moving.fence(nodes["catalog"], SHARD, None)
+    moves_by_hand.fence(nodes["catalog"], SHARD, None)
     run(test)
 
 

@@ -11,8 +11,8 @@ from shardids import mover
 from shardids.dev.embedded import temporary_servers
 from shardids.errors import ClusterConflict, MoveFailed
 from shardids.mover import copying
-from tests.integration.cluster_support import Nursery, until
-from tests.integration.moving_support import (
+from tests.support.clusters import Nursery
+from tests.support.moves import (
     TwoNodes,
     Writers,
     assert_nothing_lost,
@@ -22,6 +22,7 @@ from tests.integration.moving_support import (
     schema,
     two_nodes,
 )
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +133,7 @@ def test_a_slot_that_the_source_gave_up_is_not_waited_for(nodes: TwoNodes) -> No
 
     def give_up(event: mover.Event) -> None:
         if event == mover.StepDone(shard=shard, step="publish"):
-            until(lambda: lost_slot(source), "the slot is lost")
+            wait_for(lambda: lost_slot(source), "the slot is lost")
 
     with nodes.connected("a") as source:
         source.execute("alter system set max_slot_wal_keep_size = '1MB'")

@@ -32,7 +32,8 @@ from shardids.errors import (
 from shardids.ids.layout import DEFAULT
 from shardids.install import provision
 from tests.conftest import BlankDatabases, MakeDatabase, dsn, found_cluster
-from tests.integration.cluster_support import catalog_at, connected, sessions, until
+from tests.support.clusters import catalog_at, connected, sessions
+from tests.support.waiting import wait_for
 
 Blank = Callable[[], URL]
 
@@ -282,7 +283,7 @@ def test_one_engine_and_one_pool_a_node(home: URL, admin: psycopg.Connection) ->
         for connection in held:
             connection.close()
         assert pool.checkedout() == 0
-    until(lambda: admin.execute(counting, [tag]).fetchone() == (0,), "no connection is left")
+    wait_for(lambda: admin.execute(counting, [tag]).fetchone() == (0,), "no connection is left")
 
 
 def test_no_session_setting_is_ever_sent(shared: Cluster) -> None:
@@ -316,14 +317,14 @@ def test_closing_leaves_no_connection(cluster_url: URL, admin: psycopg.Connectio
     cluster.close()
     cluster.close()
     for url in (cluster_url, other):
-        until(lambda url=url: not sessions(admin, url), "the sessions end")
+        wait_for(lambda url=url: not sessions(admin, url), "the sessions end")
 
 
 def test_a_connect_that_fails_leaves_no_connection(blank_database: Blank, admin: psycopg.Connection) -> None:
     url = blank_database()
     with pytest.raises(ClusterConflict, match="holds no shardids catalog"):
         Cluster.connect(url)
-    until(lambda: not sessions(admin, url), "the session ends")
+    wait_for(lambda: not sessions(admin, url), "the session ends")
 
 
 def test_threads_share_a_cluster(shared: Cluster) -> None:

@@ -11,9 +11,9 @@ import psycopg
 import pytest
 from sqlalchemy.engine import URL
 
-from tests.clients import Dumper
 from tests.conftest import MakeDatabase, dsn
-from tests.integration.support import (
+from tests.support.client_programs import Dumper
+from tests.support.generator import (
     DEFAULT,
     advisory_locks,
     connect,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shardids.ids.layout import PRESETS, Layout
 from tests.conftest import BlankDatabases, dsn
-from tests.integration.support import connect, install, row
+from tests.support.generator import connect, install, row
 
 Db = psycopg.Connection[Any]
 

@@ -18,7 +18,8 @@ from shardids import Cluster
 from shardids.dev import devcluster
 from shardids.dev.embedded import EmbeddedServer
 from shardids.errors import BadArgument, ClusterConflict
-from tests.integration.cluster_support import COMMAND, command, environment, processes_in, until
+from tests.support.clusters import COMMAND, command, environment, processes_in
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture
@@ -167,10 +168,10 @@ def test_an_interrupted_demo_leaves_nothing(folder: Path, signum: signal.Signals
         while "logical shards" not in demo.stdout.readline():
             assert demo.poll() is None
     else:
-        until(lambda: len(list(folder.rglob("postmaster.pid"))) == 2, f"the demo is {moment}")
+        wait_for(lambda: len(list(folder.rglob("postmaster.pid"))) == 2, f"the demo is {moment}")
     demo.send_signal(signum)
     _, errors = demo.communicate(timeout=60)
     assert demo.returncode == 1
     assert "Interrupted" in errors
     assert "Traceback" not in errors
-    until(lambda: not processes_in(folder) and not list(folder.iterdir()), "nothing is left")
+    wait_for(lambda: not processes_in(folder) and not list(folder.iterdir()), "nothing is left")

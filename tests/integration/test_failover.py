@@ -15,9 +15,10 @@ from shardids.dev.embedded import temporary_servers
 from shardids.errors import ClusterConflict, ConnectionFailed, MoveRefused
 from shardids.mover import failover
 from tests.conftest import MakeDatabase, dsn, found_cluster
-from tests.integration.cluster_support import Nursery, catalog_at, command, connected, everything, until
-from tests.integration.moving_support import TwoNodes, finish, killed_move, two_nodes
-from tests.standbys import Standby, standby_of
+from tests.support.clusters import Nursery, catalog_at, command, connected, everything
+from tests.support.moves import TwoNodes, finish, killed_move, two_nodes
+from tests.support.standbys import Standby, standby_of
+from tests.support.waiting import wait_for
 
 PHOTOS = """
     create table {s}.photos (id bigint primary key default {s}.next_id(), title text);
@@ -48,11 +49,11 @@ def deafen(nodes: TwoNodes, standby: Standby) -> None:
     ):
         written = primary.execute("select pg_current_wal_flush_lsn()::text").fetchone()
         has_it = "select pg_last_wal_replay_lsn() >= %s::pg_lsn"
-        until(lambda: connection.execute(has_it, written).fetchone() == (True,), "the standby has it all")
+        wait_for(lambda: connection.execute(has_it, written).fetchone() == (True,), "the standby has it all")
         connection.execute("alter system set primary_conninfo = ''")
         connection.execute("select pg_reload_conf()")
         receivers = "select count(*) from pg_stat_wal_receiver"
-        until(lambda: connection.execute(receivers).fetchone() == (0,), "the standby hears no more")
+        wait_for(lambda: connection.execute(receivers).fetchone() == (0,), "the standby hears no more")
 
 
 def test_a_shard_that_had_moved_away_unnoticed_is_stopped_there(nodes: TwoNodes) -> None:
@@ -188,7 +189,7 @@ def test_a_node_that_was_lost_when_a_shard_had_just_stopped_there(
         with nodes.connected("b") as primary, psycopg.connect(standby.url(), autocommit=True) as copy:
             has_it = "select pg_last_wal_replay_lsn() >= %s::pg_lsn"
             written = primary.execute("select pg_current_wal_flush_lsn()::text").fetchone()
-            until(lambda: copy.execute(has_it, written).fetchone() == (True,), "the standby has it all")
+            wait_for(lambda: copy.execute(has_it, written).fetchone() == (True,), "the standby has it all")
             nodes.servers["b"].kill()
             copy.execute("select pg_promote()")
         nodes.servers["b"] = standby

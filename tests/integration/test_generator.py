@@ -23,9 +23,8 @@ from shardids.dev.embedded import EmbeddedServer, temporary_server
 from shardids.errors import TooFarAhead
 from shardids.install import trees
 from tests.conftest import MakeRole, dsn
-from tests.integration.support import (
+from tests.support.generator import (
     DEFAULT,
-    PATIENCE_S,
     Ids,
     advisory_locks,
     at_once,
@@ -42,8 +41,8 @@ from tests.integration.support import (
     run_ahead,
     scalar,
     ticks,
-    until,
 )
+from tests.support.waiting import PATIENCE_S, wait_for
 
 Db = psycopg.Connection[Any]
 MakeNode = Callable[..., str]
@@ -413,7 +412,7 @@ def test_a_fence_stops_a_statement_that_is_under_way(db: Db, node: str) -> None:
             "select count(shard_0005.next_id()) from generate_series(1, 9999) a, generate_series(1, 9999) b"
         )
         running = pool.submit(drawing.execute, endless)
-        until(lambda: counter(db) > before + 1000)
+        wait_for(lambda: counter(db) > before + 1000, "the statement draws")
         db.execute("select shardids.fence(5)")
         with refused("SI002"):
             running.result(PATIENCE_S)
@@ -618,7 +617,7 @@ def test_statements_cancelled_at_any_point_leave_no_lock_and_lose_no_order(db: D
                 "select count((shardids.reserve(5, 1 + 0 * n)).first_tick) from generate_series(1, 10000) n"
             )
             running = pool.submit(other.execute, endless)
-            until(lambda: advisory_locks(db))
+            wait_for(lambda: advisory_locks(db), "the statement holds the lock")
             if number % 2:
                 db.execute("select pg_cancel_backend(%s)", [other.info.backend_pid])
             else:
@@ -840,7 +839,7 @@ def begin_another_life(server: EmbeddedServer, how: str, observer: Db, working: 
     if how == "kill of one backend":
         postmaster = server.pid
         os.kill(working.info.backend_pid, signal.SIGKILL)
-        until(lambda: is_cut_off(observer))
+        wait_for(lambda: is_cut_off(observer), "the server ends all sessions")
         assert server.pid == postmaster
     else:
         server.restart("fast" if how == "restart" else "immediate")
@@ -866,7 +865,7 @@ def reconnect(url: str) -> Db:
             return False
         return True
 
-    until(connected)
+    wait_for(connected, "the server answers")
     return found[0]
 
 

@@ -23,7 +23,8 @@ from shardids.catalog.connections import open_engine
 from shardids.client.listener import PlacementListener
 from shardids.errors import ConnectionFailed
 from tests.conftest import MakeDatabase, dsn, found_cluster
-from tests.integration.cluster_support import catalog_at, connected, environment, sessions, until
+from tests.support.clusters import catalog_at, connected, environment, sessions
+from tests.support.waiting import wait_for
 
 LISTENING = (
     "select count(*) from pg_stat_activity where datname = %s and application_name = 'shardids listener'"
@@ -50,7 +51,9 @@ def cluster(url: URL, admin: psycopg.Connection) -> Iterator[Cluster]:
 
 def start(cluster: Cluster, admin: psycopg.Connection, url: URL) -> None:
     assert cluster.node_of(2).name == "a"
-    until(lambda: admin.execute(LISTENING, [url.database]).fetchone() == (1,), "the catalog is listened to")
+    wait_for(
+        lambda: admin.execute(LISTENING, [url.database]).fetchone() == (1,), "the catalog is listened to"
+    )
 
 
 def place(url: URL, node: str) -> None:
@@ -119,7 +122,7 @@ def test_a_change_of_another_process_is_seen_within_100_ms(cluster: Cluster, url
             node = "ba"[turn % 2]
             process.stdin.write(f"{node}\n")
             process.stdin.flush()
-            until(lambda node=node: cluster.node_of(2).name == node, "the change is seen")
+            wait_for(lambda node=node: cluster.node_of(2).name == node, "the change is seen")
             seen_at = time.time()
             late_s.append(seen_at - float(process.stdout.readline()))
         process.stdin.close()
@@ -138,7 +141,7 @@ def test_it_sleeps_until_something_is_notified(cluster: Cluster, url: URL, admin
         return admin.execute(asked).fetchall(), [line for line in wakings if "ctxt_switches" in line]
 
     place(url, "b")
-    until(lambda: cluster.node_of(2).name == "b", "the change is seen")
+    wait_for(lambda: cluster.node_of(2).name == "b", "the change is seen")
     time.sleep(0.1)
     before = activity()
     time.sleep(0.5)
@@ -158,7 +161,7 @@ def test_it_starts_with_the_first_use_and_ends_with_close(
         with soon(0.5):
             cluster.close()
         assert threads() == []
-    until(lambda: not sessions(admin, url), "no session is left")
+    wait_for(lambda: not sessions(admin, url), "no session is left")
     with Cluster.connect(url, listen=False) as deaf:
         deaf.reserve(2, 1)
         place(url, "b")
@@ -171,7 +174,7 @@ def test_it_starts_with_the_first_use_and_ends_with_close(
 @pytest.fixture
 def nobody_listens() -> None:
     gc.collect()
-    until(lambda: not threads(), "no thread of another test is left")
+    wait_for(lambda: not threads(), "no thread of another test is left")
 
 
 def test_it_ends_with_a_cluster_that_is_forgotten(
@@ -182,7 +185,7 @@ def test_it_ends_with_a_cluster_that_is_forgotten(
     catalog = cluster._catalog
     del cluster
     gc.collect()
-    until(lambda: not threads(), "the thread ends")
+    wait_for(lambda: not threads(), "the thread ends")
     catalog.close()
 
 
@@ -217,12 +220,12 @@ def test_it_comes_back_with_the_catalog(
                 assert cluster.node_of(2).name != turn
             finally:
                 admin.execute(f"alter database {hidden} rename to {name}")
-            until(lambda turn=turn: cluster.node_of(2).name == turn, "the change is seen")
+            wait_for(lambda turn=turn: cluster.node_of(2).name == turn, "the change is seen")
             warned = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
             assert len(warned) == 1
-            assert "not heard until the catalog answers" in warned[0]
+            assert "missed until the catalog answers" in warned[0]
         place(url, "a")
-        until(lambda: cluster.node_of(2).name == "a", "it listens again")
+        wait_for(lambda: cluster.node_of(2).name == "a", "it listens again")
 
 
 def test_close_does_not_wait_for_a_catalog_that_is_gone(
@@ -254,7 +257,7 @@ def test_close_does_not_wait_for_a_server_that_is_silent() -> None:
         with soon(2):
             listener.close()
         connecting.close()
-    until(lambda: not threads(), "the thread ends")
+    wait_for(lambda: not threads(), "the thread ends")
 
 
 @pytest.mark.parametrize(("query", "connect_timeout_s"), [({}, 2), ({"connect_timeout": "2"}, 60)])
@@ -271,7 +274,7 @@ def test_notifications_of_anybody_do_no_harm(cluster: Cluster, url: URL) -> None
         for payload in ("", "junk", "-1", "9" * 30):
             direct.execute("select pg_notify('shardids_placement', %s)", [payload])
     place(url, "b")
-    until(lambda: cluster.node_of(2).name == "b", "the change is seen")
+    wait_for(lambda: cluster.node_of(2).name == "b", "the change is seen")
 
 
 def test_a_role_that_may_only_use_the_cluster_listens(
@@ -283,7 +286,7 @@ def test_a_role_that_may_only_use_the_cluster_listens(
     with Cluster.connect(role.set(database=url.database)) as cluster:
         start(cluster, admin, url)
         place(url, "b")
-        until(lambda: cluster.node_of(2).name == "b", "the change is seen")
+        wait_for(lambda: cluster.node_of(2).name == "b", "the change is seen")
     with connected(url) as direct:
         direct.execute(f'drop owned by "{role.username}"')
 

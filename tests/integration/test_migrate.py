@@ -16,8 +16,8 @@ from shardids.install import provision
 from shardids.migrate.compiled import Compiled, Compiler
 from shardids.migrate.plan import Route
 from tests.conftest import dsn
-from tests.integration.cluster_support import catalog_at, connected, contents
-from tests.integration.migrate_support import App
+from tests.support.clusters import catalog_at, connected, contents
+from tests.support.migrations import App
 
 Blank = Callable[[], URL]
 ALL = range(8)

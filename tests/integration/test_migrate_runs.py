@@ -27,10 +27,11 @@ from shardids.migrate.locks import one_run
 from shardids.migrate.migration import Migration
 from shardids.migrate.player import Player
 from shardids.migrate.status import unlike
-from tests.clients import client_folder
 from tests.conftest import dsn, found_cluster
-from tests.integration.cluster_support import catalog_at, connected, until
-from tests.integration.migrate_support import App
+from tests.support.client_programs import client_folder
+from tests.support.clusters import catalog_at, connected
+from tests.support.migrations import App
+from tests.support.waiting import wait_for
 
 ALL = range(8)
 LONG = os.environ.get("SHARDIDS_FAULTS") == "long"
@@ -263,7 +264,7 @@ SLOW = """op.execute("create table t (); select pg_sleep(0.1)")"""
 def test_an_interruption_finishes_the_shards_that_run(app: App) -> None:
     app.add("one", SLOW)
     run = app.start("up", "--json")
-    until(lambda: any(app.revisions().values()), "the first shard is done")
+    wait_for(lambda: any(app.revisions().values()), "the first shard is done")
     run.send_signal(signal.SIGINT)
     out, err = run.communicate(timeout=30)
     assert run.returncode == 1, err
@@ -282,7 +283,7 @@ def test_a_second_interruption_breaks_off_at_once(app: App) -> None:
     app.add("one", 'op.execute("create table t (); select pg_sleep(1.5)")')
     run = app.start("up", "--shards", "0-1")
     assert run.stderr is not None
-    until(lambda: _asleep(app), "the first shard is at it")
+    wait_for(lambda: _asleep(app), "the first shard is at it")
     run.send_signal(signal.SIGINT)
     assert run.stderr.readline().startswith("Stopping")
     run.send_signal(signal.SIGINT)

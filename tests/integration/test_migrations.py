@@ -27,7 +27,7 @@ from shardids.install import provision, trees
 from shardids.install.provision import add_node, create_shard, inspect_shard
 from shardids.install.trees import Tree
 from tests.conftest import CLUSTER, dsn
-from tests.integration.cluster_support import catalog_at, connected, contents, environment, objects
+from tests.support.clusters import catalog_at, connected, contents, environment, objects
 
 Blank = Callable[[], URL]
 Objects = list[tuple[str, str, str]]
@@ -229,7 +229,7 @@ def test_a_shard_is_the_same_however_it_was_made(
         ("shard", {}, ["-x shard=…"]),
         ("shard", {"shard": "7"}, ["-x url=postgresql://…"]),
         ("shard", {"shard": "-7"}, ["-x shard=-7"]),
-        ("node", {"cluster": CLUSTER, "node": "a", "layout": "nonesuch"}, ["'nonesuch' is no layout"]),
+        ("node", {"cluster": CLUSTER, "node": "a", "layout": "nonesuch"}, ["'nonesuch' is not a layout"]),
         ("node", {"cluster": CLUSTER, "node": "a b"}, ["'a b' can't be a node's name"]),
         ("node", {"cluster": "mine", "node": "a"}, ["-x cluster=mine"]),
         (

@@ -25,9 +25,10 @@ from shardids.errors import (
     UnknownShard,
 )
 from tests.conftest import dsn, found_cluster
-from tests.integration import moving
-from tests.integration.cluster_support import catalog_at, connected, until
-from tests.integration.moving import SHARD, Base, Note, draw_at_commit, two_nodes, words_on
+from tests.support import moves_by_hand
+from tests.support.clusters import catalog_at, connected
+from tests.support.moves_by_hand import SHARD, Base, Note, draw_at_commit, two_nodes, words_on
+from tests.support.waiting import wait_for
 
 Blank = Callable[[], URL]
 
@@ -45,7 +46,7 @@ def cluster(nodes: dict[str, URL]) -> Iterator[Cluster]:
 
 
 def move(nodes: dict[str, URL], to: str = "b") -> None:
-    moving.move_shard(nodes["catalog"], SHARD, to, Base.metadata)
+    moves_by_hand.move_shard(nodes["catalog"], SHARD, to, Base.metadata)
 
 
 class Write:
@@ -97,7 +98,7 @@ def test_every_way_to_draw_says_that_the_shard_is_stopped(
     cluster: Cluster, nodes: dict[str, URL], moved_to: str | None, kind: type[ShardFenced]
 ) -> None:
     draw_at_commit(nodes["a"])
-    moving.fence(nodes["catalog"], SHARD, moved_to)
+    moves_by_hand.fence(nodes["catalog"], SHARD, moved_to)
     for way, draw in DRAWS.items():
         with cluster.session(shard=SHARD) as session:
             with pytest.raises(ShardFenced) as caught:
@@ -186,7 +187,7 @@ def test_run_goes_to_the_new_node(cluster: Cluster, nodes: dict[str, URL]) -> No
 def test_run_goes_to_the_new_node_when_the_old_copy_is_gone(cluster: Cluster, nodes: dict[str, URL]) -> None:
     cluster.run(Write("before"), shard=SHARD)
     move(nodes)
-    moving.drop(nodes["catalog"], SHARD, "a")
+    moves_by_hand.drop(nodes["catalog"], SHARD, "a")
     assert cluster.run(lambda session: session.scalars(select(Note.words)).all(), shard=SHARD) == ["before"]
 
 
@@ -221,12 +222,12 @@ def test_run_goes_on_when_a_node_that_is_down_is_replaced(nodes: dict[str, URL],
     move(nodes)
     with catalog_at(nodes["catalog"]) as catalog:
         catalog.add_node(Node(name="c", url="postgresql://127.0.0.1:1/down"))
-        moving.place(nodes["catalog"], SHARD, "c")
+        moves_by_hand.place(nodes["catalog"], SHARD, "c")
         with Cluster.connect(nodes["catalog"], listen=False) as cluster:
             with pytest.raises(ConnectionFailed, match='node "c"'):
                 cluster.run(Write("too early"), shard=SHARD)
             if cure == "another node":
-                moving.place(nodes["catalog"], SHARD, "b")
+                moves_by_hand.place(nodes["catalog"], SHARD, "b")
             else:
                 with connected(nodes["catalog"]) as connection:
                     connection.execute(
@@ -241,14 +242,14 @@ def test_run_goes_on_when_a_node_that_is_down_is_replaced(nodes: dict[str, URL],
     ("moved_to", "patience_s", "words"),
     [
         (None, 30, "is fenced and issues no IDs"),
-        ("b", 0.6, r'has moved to node "b" .*for 0\.6 s the catalog has not placed it there\n.*shard moves'),
+        ("b", 0.6, r'has moved to node "b" .*the catalog has not shown that for 0\.6 s\n.*shard moves'),
         ("b", 0, 'has moved to node "b"'),
     ],
 )
 def test_run_gives_up_while_the_shard_has_no_new_node(
     cluster: Cluster, nodes: dict[str, URL], moved_to: str | None, patience_s: float, words: str
 ) -> None:
-    moving.fence(nodes["catalog"], SHARD, moved_to)
+    moves_by_hand.fence(nodes["catalog"], SHARD, moved_to)
     write, began = Write("refused"), time.monotonic()
     with pytest.raises(ShardFenced, match=words) as caught:
         cluster.run(write, shard=SHARD, patience_s=patience_s)
@@ -260,13 +261,13 @@ def test_run_gives_up_while_the_shard_has_no_new_node(
     assert words_on(nodes["a"]) == []
 
 
-COULD_NOT_BE_READ = r'has moved to node "b" .*the catalog, which knows its place there, could not be read'
+COULD_NOT_BE_READ = r'has moved to node "b" .*the catalog, which has its new node, could not be read'
 
 
 def test_run_says_that_the_catalog_is_down(
     cluster: Cluster, nodes: dict[str, URL], admin: psycopg.Connection
 ) -> None:
-    moving.fence(nodes["catalog"], SHARD, "b")
+    moves_by_hand.fence(nodes["catalog"], SHARD, "b")
     name = str(nodes["catalog"].database)
     admin.execute(f"alter database {name} allow_connections false")
     try:
@@ -282,7 +283,7 @@ def test_run_says_that_the_catalog_is_down(
 def test_run_is_patient_no_longer_with_a_catalog_that_hangs(
     cluster: Cluster, nodes: dict[str, URL], admin: psycopg.Connection
 ) -> None:
-    moving.fence(nodes["catalog"], SHARD, "b")
+    moves_by_hand.fence(nodes["catalog"], SHARD, "b")
     clients = 20
 
     def refused_after_s(number: int) -> float:
@@ -308,7 +309,7 @@ def test_a_read_for_many_finds_what_was_committed_before_each_asked(
     with psycopg.connect(dsn(nodes["catalog"])) as holder, ThreadPoolExecutor(10) as pool:
         holder.execute("lock table shardids_catalog.placement in access exclusive mode")
         early = pool.submit(cluster.refresh)
-        until(lambda: admin.execute(reading, [name]).fetchone() == (1,), "a read is under way")
+        wait_for(lambda: admin.execute(reading, [name]).fetchone() == (1,), "a read is under way")
         holder.execute("update shardids_catalog.placement set node = 'b' where shard = %s", [SHARD])
         late = [pool.submit(cluster.refresh) for _ in range(9)]
         holder.commit()
@@ -321,7 +322,7 @@ def test_watchers_are_told_of_newer_placements_only(cluster: Cluster, nodes: dic
     with cluster._followed.watched(lambda: told.append(cluster.placement.version)):
         assert cluster.refresh()
         assert told == []
-        moving.place(nodes["catalog"], SHARD, "b")
+        moves_by_hand.place(nodes["catalog"], SHARD, "b")
         assert cluster.refresh()
         assert told == [cluster.placement.version]
         assert cluster.refresh()
@@ -330,9 +331,9 @@ def test_watchers_are_told_of_newer_placements_only(cluster: Cluster, nodes: dic
 
 @pytest.mark.parametrize("listen", [True, False])
 def test_run_waits_for_the_new_place(nodes: dict[str, URL], listen: bool) -> None:
-    tick = moving.fence(nodes["catalog"], SHARD, "b")
-    moving.copy(nodes["catalog"], SHARD, "b", Base.metadata, tick)
-    placing = Timer(0.5, moving.place, [nodes["catalog"], SHARD, "b"])
+    tick = moves_by_hand.fence(nodes["catalog"], SHARD, "b")
+    moves_by_hand.copy(nodes["catalog"], SHARD, "b", Base.metadata, tick)
+    placing = Timer(0.5, moves_by_hand.place, [nodes["catalog"], SHARD, "b"])
     placing.start()
     with Cluster.connect(nodes["catalog"], listen=listen) as cluster:
         write = Write("in the end")
@@ -348,7 +349,7 @@ def test_run_goes_on_where_it_was_when_a_move_is_taken_back(cluster: Cluster, no
         with connected(nodes["a"]) as direct:
             direct.execute("select shardids.activate(%s)", [SHARD])
 
-    moving.fence(nodes["catalog"], SHARD, "b")
+    moves_by_hand.fence(nodes["catalog"], SHARD, "b")
     taking_back = Timer(0.3, take_back)
     taking_back.start()
     cluster.run(Write("at home"), shard=SHARD)

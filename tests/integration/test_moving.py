@@ -17,14 +17,15 @@ from shardids.errors import ClusterConflict, MoveFailed, MoveRefused
 from shardids.ids.layout import DEFAULT
 from shardids.install import provision
 from shardids.mover import Options, StepDone, Waiting
-from tests.integration.cluster_support import objects, until, whole_story
-from tests.integration.moving_support import (
+from tests.support.clusters import objects, whole_story
+from tests.support.moves import (
     TwoNodes,
     Writers,
     assert_nothing_lost,
     schema,
     two_nodes,
 )
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +172,7 @@ def test_rows_that_were_copied_later_wait_for_those_that_they_refer_to(nodes: Tw
                 copied = """select count(*) from pg_subscription_rel
                             where srrelid = any (%s::regclass[]) and srsubstate = 'r'"""
                 tables = [f"{s}.users", f"{s}.notes"]
-                until(lambda: watching.execute(copied, [tables]).fetchone() == (2,), "users are copied")
+                wait_for(lambda: watching.execute(copied, [tables]).fetchone() == (2,), "users are copied")
                 watching.execute(f"""
                     create function public.slow() returns trigger language plpgsql as
                       $$ begin perform pg_sleep(0.2); return new; end $$;

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from shardids.cli import app
 from shardids.dev.embedded import temporary_servers
-from tests.integration.cluster_support import Nursery
-from tests.integration.moving_support import (
+from tests.support.clusters import Nursery
+from tests.support.moves import (
     TwoNodes,
     assert_one_home,
     killed_move,

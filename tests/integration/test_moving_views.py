@@ -14,7 +14,7 @@ from shardids.cli import app
 from shardids.dev.embedded import temporary_servers
 from shardids.errors import BadArgument, MoveRefused, StatementFailed
 from shardids.install import provision
-from tests.integration.moving_support import TwoNodes, two_nodes
+from tests.support.moves import TwoNodes, two_nodes
 
 TABLE = """
     create table {s}.photos (id bigint primary key default {s}.next_id(), title text);
@@ -94,7 +94,7 @@ def test_a_view_that_can_not_be_refreshed_does_not_fail_the_move(nodes: TwoNodes
     assert moved.exit_code == 0
     assert json.loads(moved.stdout)[0]["outcome"] == "moved"
     assert 'Warning: view "photos" on node "a" still reads shards where they were: ' in moved.stderr
-    assert "when that is mended: shardids view refresh photos" in moved.stderr
+    assert "when that is repaired: shardids view refresh photos" in moved.stderr
     # It would go with the copy that it reads.
     with pytest.raises(
         StatementFailed, match=r"view shardids_views\.photos still reads the old copy of shard 0"

@@ -11,7 +11,7 @@ from psycopg import sql
 from sqlalchemy.engine import URL
 
 from tests.conftest import BlankDatabases, MakeRole, dsn
-from tests.integration.support import (
+from tests.support.generator import (
     DEFAULT,
     advisory_locks,
     connect,

@@ -33,7 +33,7 @@ from shardids.errors import (
 from shardids.ids.layout import DEFAULT
 from shardids.install import provision
 from tests.conftest import BlankDatabases, MakeDatabase, MakeRole, dsn, found_cluster
-from tests.integration.cluster_support import (
+from tests.support.clusters import (
     Nursery,
     catalog_at,
     connected,
@@ -42,9 +42,9 @@ from tests.integration.cluster_support import (
     objects,
     sessions,
     shards_there,
-    until,
     whole_story,
 )
+from tests.support.waiting import wait_for
 
 Blank = Callable[[], URL]
 Pair = tuple[URL, URL]
@@ -349,7 +349,7 @@ def test_one_name_for_two_databases_at_once(pair: Pair, blank_database: Blank) -
         waiting = """select count(*) = 2 from pg_stat_activity
                      where datname = current_database() and wait_event_type = 'Lock'"""
         with connected(home) as watcher:
-            until(lambda: watcher.execute(waiting).fetchone() == (True,), "both wait for the catalog")
+            wait_for(lambda: watcher.execute(waiting).fetchone() == (True,), "both wait for the catalog")
         blocker.execute("commit")
         ended = [one.result() for one in adding]
     (error,) = [one for one in ended if one is not None]
@@ -388,7 +388,7 @@ catalog.close()
         time.sleep(chance.uniform(0.02, 0.1))
         os.kill(child, signal.SIGKILL)
         for url in pair:
-            until(lambda url=url: not sessions(admin, url), "the sessions of the killed one end")
+            wait_for(lambda url=url: not sessions(admin, url), "the sessions of the killed one end")
         there.append(len(shards_there(pair[0])) + len(shards_there(pair[1])))
         with catalog_at(pair[0]) as catalog:
             active = set(catalog.placement().node_of)
@@ -595,7 +595,7 @@ def test_a_server_that_is_refused_is_left_at_once(
         with pytest.raises(UnsupportedServer, match=r"the catalog runs PostgreSQL \d+; shardids needs 99"):
             Cluster.connect(made[0])
     assert [str(warning.message) for warning in warned] == []
-    until(lambda: not sessions(admin, made[0]), "the session ends")
+    wait_for(lambda: not sessions(admin, made[0]), "the session ends")
 
 
 def test_a_database_that_cannot_be_written(make_database: MakeDatabase, admin: psycopg.Connection) -> None:

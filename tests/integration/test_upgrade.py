@@ -18,7 +18,8 @@ from shardids.install.trees import head
 from shardids.migrate.locks import one_run
 from shardids.migrate.runner import Observer, Settings
 from tests.conftest import dsn, found_cluster
-from tests.integration.cluster_support import catalog_at, command, connected, everything, objects, until
+from tests.support.clusters import catalog_at, command, connected, everything, objects
+from tests.support.waiting import wait_for
 
 Blank = Callable[[], URL]
 RELEASES = sorted(
@@ -58,7 +59,7 @@ def test_a_released_version_becomes_this_one(old: URL, blank_database: Blank) ->
 
     thread = Thread(target=application)
     thread.start()
-    until(lambda: drawn, "the application runs")
+    wait_for(lambda: drawn, "the application runs")
     before = objects(old)
     planned = upgrade(old, "--dry-run")
     assert (planned.returncode, objects(old)) == (0, before)
@@ -69,7 +70,7 @@ def test_a_released_version_becomes_this_one(old: URL, blank_database: Blank) ->
     assert (done.returncode, done.stderr) == (0, ""), done
     assert done.stdout == f"Upgraded node a to {head('node')}\n"
     count = len(drawn)
-    until(lambda: len(drawn) > count, "the application still runs")
+    wait_for(lambda: len(drawn) > count, "the application still runs")
     ended.set()
     thread.join()
     with connected(old) as connection:

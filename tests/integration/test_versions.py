@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from tests.conftest import MakeRole, dsn
-from tests.integration.support import connect, scalar
+from tests.support.generator import connect, scalar
 
 Db = psycopg.Connection[Any]
 

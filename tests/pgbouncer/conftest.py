@@ -10,7 +10,7 @@ import pytest
 from markdown_it import MarkdownIt
 from sqlalchemy.engine import URL
 
-from tests.pgbouncer.launcher import PgBouncer, running
+from tests.support.pgbouncer import PgBouncer, running
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "pgbouncer.md"
 

@@ -10,7 +10,7 @@ from sqlalchemy.engine import URL
 from tests.conftest import BlankDatabases
 from tests.integration.test_bulk_inserts import *  # noqa: F403 -- pytest collects here what it finds there
 from tests.integration.test_bulk_inserts import make_home
-from tests.pgbouncer.launcher import PgBouncer
+from tests.support.pgbouncer import PgBouncer
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 from shardids import Cluster, primary_key
 from tests.conftest import BlankDatabases, found_cluster
-from tests.pgbouncer.launcher import PgBouncer
+from tests.support.pgbouncer import PgBouncer
 
 SHARDS = 8
 CLIENTS = 50

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,7 +14,6 @@ from shardids import Layout
 
 LAYOUT = Layout.preset("default")
 LONG = os.environ.get("SHARDIDS_FAULTS", "short") == "long"
-PATIENCE_S = 60.0
 ALL_KINDS = ("one", "many", "many", "many", "block", "reserve")
 SLOW_KINDS = ("one", "many", "many", "block")
 """Ways to draw that take a shard ahead of the clock by less than safety_margin in a few seconds."""
@@ -63,14 +60,6 @@ def draw(cursor: psycopg.Cursor[Any], kind: str, size: int, shard: int = 0) -> I
 
 def _integers(row: tuple[bytes]) -> Ids:
     return np.frombuffer(row[0], dtype=">i8").astype(np.int64)
-
-
-def until(true: Callable[[], object], what: str) -> None:
-    """Asks again and again until the answer is true."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline, f"it did not come about that {what}"
-        time.sleep(0.005)
 
 
 def connect(url: str) -> psycopg.Connection[Any]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,9 @@ from sqlalchemy.engine import URL
 
 from shardids.catalog.rows import Catalog
 from tests.conftest import dsn
+from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 20.0
 COMMAND = "from shardids.cli import app; app()"
 
 
@@ -39,14 +38,6 @@ def connected(url: URL) -> Iterator[psycopg.Connection[Any]]:
     """An autocommit connection, closed afterwards."""
     with psycopg.connect(dsn(url), autocommit=True, client_encoding="utf8") as connection:
         yield connection
-
-
-def until(true: Callable[[], object], what: str) -> None:
-    """Asks again and again until the answer is true."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline, f"it did not come about that {what}"
-        time.sleep(0.005)
 
 
 def sessions(admin: psycopg.Connection[Any], url: URL) -> int:

@@ -12,7 +12,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from shardids import Cluster, primary_key
 from shardids.install import provision
 from tests.conftest import dsn, found_cluster
-from tests.integration.cluster_support import catalog_at, connected
+from tests.support.clusters import catalog_at, connected
 
 SHARD = 2
 """On node a at first, and to be moved to b."""

@@ -7,15 +7,16 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from tests.faults.support import scalar, until
-from tests.standbys import with_password
+from tests.support.faults import scalar
+from tests.support.standbys import with_password
+from tests.support.waiting import wait_for
 
 
 def stop_receiving(standby: psycopg.Connection[Any]) -> None:
     """From here on the standby hears nothing of the primary."""
     standby.execute("alter system set primary_conninfo = ''")
     standby.execute("select pg_reload_conf()")
-    until(lambda: not is_receiving(standby), "the standby receives no more WAL")
+    wait_for(lambda: not is_receiving(standby), "the standby receives no more WAL")
 
 
 def is_receiving(standby: psycopg.Connection[Any]) -> bool:
@@ -36,7 +37,7 @@ def subscribe(original: psycopg.Connection[Any], copy: psycopg.Connection[Any], 
         )
     )
     pending = "select count(*) from pg_subscription_rel where srsubstate <> 'r'"
-    until(lambda: scalar(copy, pending) == 0, "all tables are copied")
+    wait_for(lambda: scalar(copy, pending) == 0, "all tables are copied")
 
 
 def unsubscribe(original: psycopg.Connection[Any], copy: psycopg.Connection[Any]) -> None:
@@ -45,5 +46,5 @@ def unsubscribe(original: psycopg.Connection[Any], copy: psycopg.Connection[Any]
     copy.execute("alter subscription copied set (slot_name = none)")
     copy.execute("drop subscription copied")
     slots = "select slot_name from pg_replication_slots where database = current_database() and not active"
-    until(lambda: scalar(original, f"select count(*) from ({slots}) s") == 1, "the subscriber is gone")
+    wait_for(lambda: scalar(original, f"select count(*) from ({slots}) s") == 1, "the subscriber is gone")
     original.execute(f"select pg_drop_replication_slot(slot_name) from ({slots}) s")

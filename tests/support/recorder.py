@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import psycopg
 
-from tests.faults.support import ALL_KINDS, LAYOUT, PATIENCE_S, Ids, draw, ticks_of, until
+from tests.support.faults import ALL_KINDS, LAYOUT, Ids, draw, ticks_of
+from tests.support.waiting import PATIENCE_S, wait_for
 
 CONNECTION_LOST = "connection lost"
 
@@ -160,7 +161,7 @@ class Recorder:
     def paused(self) -> Iterator[None]:
         """No statement is under way in the block; the sessions stay connected."""
         self.pausing = True
-        until(lambda: all(one.is_waiting or not one.is_alive() for one in self.sessions), "sessions pause")
+        wait_for(lambda: all(one.is_waiting or not one.is_alive() for one in self.sessions), "sessions pause")
         yield
         self.pausing = False
 
@@ -200,7 +201,7 @@ class Recorder:
                 sum(bool(s.batches) and s.batches[-1].asked.phase >= phase for s in self.sessions) >= wanted
             )
 
-        until(have_some, "the sessions receive IDs")
+        wait_for(have_some, "the sessions receive IDs")
 
     def raise_failures(self) -> None:
         for session in self.sessions:

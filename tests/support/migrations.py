@@ -19,7 +19,7 @@ from shardids.cli import app
 from shardids.migrate.environment import Environment
 from shardids.migrate.migration import Migration
 from tests.conftest import dsn
-from tests.integration.cluster_support import COMMAND, catalog_at, connected, environment
+from tests.support.clusters import COMMAND, catalog_at, connected, environment
 
 ENV = "from shardids.migrate import run_environment\n\nrun_environment()\n"
 REVISION = '''\

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,10 +20,10 @@ from sqlalchemy.engine import URL
 
 from shardids import Layout
 from shardids.install import trees
+from tests.support.waiting import PATIENCE_S, wait_for
 
 DEFAULT = Layout.preset("default")
 CLUSTER = "00000000-0000-4000-8000-000000000001"
-PATIENCE_S = 20.0
 GATE = 4711
 """The advisory lock at which a paused function waits."""
 
@@ -116,14 +115,6 @@ def at_once(count: int, work: Callable[[int], Result]) -> list[Result]:
         return [future.result() for future in [pool.submit(work, number) for number in range(count)]]
 
 
-def until(true: Callable[[], object]) -> None:
-    """Asks again and again until the answer is true."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.002)
-
-
 def advisory_locks(connection: psycopg.Connection[Any]) -> int:
     """How many advisory locks there are in this database."""
     return scalar(
@@ -171,7 +162,7 @@ def paused(
     with ThreadPoolExecutor(1) as pool:
         working = pool.submit(work, session)
         try:
-            until(lambda: working.done() or waiting_at_gate(owner))
+            wait_for(lambda: working.done() or waiting_at_gate(owner), "the session waits at the gate")
             assert not working.done(), working.result()
             yield go_on
         finally:

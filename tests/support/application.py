@@ -14,7 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from shardids import Cluster, primary_key
 from shardids.errors import CommitUncertain, ConnectionFailed, ShardMoved
-from tests.integration.moving_support import TwoNodes, schema
+from tests.support.moves import TwoNodes, schema
 
 TABLES = """
     create table {s}.users (

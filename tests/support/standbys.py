@@ -18,7 +18,7 @@ from shardids.dev.embedded.binaries import server_account, usable_binaries
 from shardids.dev.embedded.home import free_port
 from shardids.dev.embedded.postmaster import STOP_STEPS, Postmaster
 from shardids.dev.embedded.watchdog import QUICK_STEPS, Watchdog
-from tests.clients import client_folder
+from tests.support.client_programs import client_folder
 
 
 class Server(Protocol):

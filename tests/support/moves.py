@@ -18,7 +18,7 @@ from shardids.catalog.rows import Catalog
 from shardids.dev.devcluster import found
 from shardids.dev.embedded import EmbeddedServer
 from shardids.errors import ClusterConflict
-from tests.integration.cluster_support import Nursery
+from tests.support.clusters import Nursery
 
 APPLICATION = """
     create type {s}.mood as enum ('low', 'high');
