@@ -6,9 +6,10 @@ import typer
 
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.notation import parse_duration_ms, shown_shards
-from shardids.cli.common import CatalogOption, DryRunOption, err, opened, out, print_rows
+from shardids.cli.common import CatalogOption, DryRunOption, opened
 from shardids.cli.migrate_options import JobsOption, LockTimeoutOption, RetriesOption
 from shardids.cli.migrate_show import Interruption, Progress
+from shardids.cli.output import err, out, print_rows
 from shardids.install.upgrade import targets
 from shardids.install.upgrade import upgrade as upgrade_objects
 from shardids.migrate.player import Limits
