@@ -14,16 +14,8 @@ from shardids.catalog.notation import parse_shards
 from shardids.catalog.rows import SCHEMA_PREFIX, Catalog, unknown_node
 from shardids.catalog.topology import schema_name
 from shardids.cli import moves
-from shardids.cli.common import (
-    CatalogOption,
-    DryRunOption,
-    JsonOption,
-    err,
-    opened,
-    out,
-    print_rows,
-    print_warnings,
-)
+from shardids.cli.common import CatalogOption, DryRunOption, JsonOption, opened
+from shardids.cli.output import err, out, print_rows, print_warnings
 from shardids.ids.layout import Layout
 from shardids.install import provision
 from shardids.migrate.environment import Environment
@@ -220,3 +212,9 @@ def grant(
         numbers = None if shards == "all" else parse_shards(shards, there.describe().shard_count)
         count = provision.grant(there, role, numbers, dry_run=dry_run)
     out.print(f'{"Would grant" if dry_run else "Granted"} use of {count} shards to "{role}"')
+
+
+shard_app.command("move")(moves.move_shards)
+shard_app.command("moves")(moves.list_moves)
+shard_app.command("purge")(moves.purge_shards)
+node_app.command("drain")(moves.drain_node)

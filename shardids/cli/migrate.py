@@ -10,13 +10,7 @@ import typer
 
 from shardids.catalog.notation import parse_duration_ms
 from shardids.cli import migrate_read
-from shardids.cli.common import (
-    CatalogOption,
-    DryRunOption,
-    JsonOption,
-    err,
-    out,
-)
+from shardids.cli.common import CatalogOption, DryRunOption, JsonOption
 from shardids.cli.migrate_options import (
     FOLDER,
     CanaryOption,
@@ -40,6 +34,7 @@ from shardids.cli.migrate_show import (
     print_report,
     print_sql,
 )
+from shardids.cli.output import err, out
 from shardids.errors import BadArgument
 from shardids.migrate import scaffold
 from shardids.migrate.environment import Environment

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from shardids.catalog.notation import parse_duration_ms, shown_shards
-from shardids.cli.common import CatalogOption, JsonOption, err, out, print_json, print_rows
+from shardids.cli.common import CatalogOption, JsonOption, print_json
 from shardids.cli.migrate_options import (
     FOLDER,
     DirOption,
@@ -19,6 +19,7 @@ from shardids.cli.migrate_options import (
     chosen,
     migration_of,
 )
+from shardids.cli.output import err, out, print_rows
 from shardids.errors import BadArgument
 from shardids.migrate import scaffold
 from shardids.migrate.compiled import Compiler

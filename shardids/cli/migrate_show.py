@@ -16,7 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as Bars
 
 from shardids.catalog.notation import shown_shards
-from shardids.cli.common import err, out, print_json, print_rows
+from shardids.cli.common import print_json
+from shardids.cli.output import err, out, print_rows
 from shardids.migrate.lint import lint, squawk_path
 from shardids.migrate.migration import Prepared, positions_by_start
 from shardids.migrate.plan import Position, shown_heads

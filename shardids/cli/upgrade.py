@@ -5,9 +5,10 @@ from __future__ import annotations
 import typer
 
 from shardids.catalog.notation import parse_duration_ms, shown_shards
-from shardids.cli.common import CatalogOption, DryRunOption, err, opened, out, print_rows
+from shardids.cli.common import CatalogOption, DryRunOption, opened
 from shardids.cli.migrate_options import JobsOption, LockTimeoutOption, RetriesOption
 from shardids.cli.migrate_show import Interruption, Progress
+from shardids.cli.output import err, out, print_rows
 from shardids.install import upgrade as own
 from shardids.migrate.locks import one_run
 from shardids.migrate.runner import Settings
