@@ -49,7 +49,7 @@ class Answers(Generic[T]):
     failures: Mapping[str, ShardidsError]
 
     def all(self) -> Mapping[str, T]:
-        """The results, when every node has one.
+        """Returns the results, when every node has one.
 
         Raises:
             ShardidsError: the failure of the first node, by name, that failed.
@@ -98,7 +98,7 @@ class Nodes(Mapping[str, Engine]):
         self._lock = Lock()
 
     def __getitem__(self, name: str) -> Engine:
-        """The engine of a node.
+        """Returns the engine of a node.
 
         Raises:
             ClusterConflict: there is no such node.
