@@ -26,8 +26,8 @@ class SchemaObject:
     """An object with the same definition in several shards: one row of ``catalog/objects.v1.sql``.
 
     ``kind`` is ``table``, ``column``, ``constraint``, ``owner``, ``grants``, ``comment`` or another. In
-    ``name`` and ``definition``, ``{shard}`` stands for the shard's schema, ``{owner}`` for the owner of schema
-    ``shardids``.
+    ``name`` and ``definition``, ``{shard}`` stands for the shard's schema, and ``{owner}`` for the owner of
+    schema ``shardids``.
     """
 
     kind: str
