@@ -156,6 +156,7 @@ class Nodes(Mapping[str, Engine]):
             administrative=True,
             connect_timeout_s=self._connect_timeout_s,
             pool_size=self._connections,
+            pool_pre_ping=True,
             max_overflow=0,
             connect_args={**_KEEPALIVES, "application_name": self._application_name},
         )
