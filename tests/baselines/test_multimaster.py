@@ -10,15 +10,15 @@ import psycopg
 import pytest
 from sqlalchemy.engine import URL
 
-from shardids.baselines.multimaster import (
-    Finding,
+from shardids.errors import BadArgument, ClusterConflict, ConnectionFailed, StatementFailed
+from shardids.multimaster import (
     Master,
+    OffsetFinding,
     carry_out,
     make_plan,
     read_masters,
     verify,
 )
-from shardids.errors import BadArgument, ClusterConflict, ConnectionFailed, StatementFailed
 from tests.conftest import dsn
 
 TABLES = """
@@ -253,7 +253,7 @@ def test_refusals(make_masters: MakeMasters) -> None:
 
 def test_findings_say_what_to_do(make_masters: MakeMasters) -> None:
     masters = make_masters(2, "create table photo (id bigint generated always as identity)")
-    assert verify(read_masters(masters))[0] == Finding(
+    assert verify(read_masters(masters))[0] == OffsetFinding(
         master="a",
         column="public.photo.id",
         problem="no-offset",

@@ -1945,16 +1945,16 @@ COMMENT ON COLUMN shardids_catalog.view.node IS 'The node that has the view, if 
 -- Name: COLUMN view.url; Type: COMMENT; Schema: shardids_catalog; Owner: -
 --
 
-COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, if it is no node; without a password';
+COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, if that is not a node; without a password';
 
 
 --
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382741430172385282);
-INSERT INTO shard_0000.kept VALUES (382741430201745412);
-INSERT INTO shard_0000.kept VALUES (382741430201745413);
+INSERT INTO shard_0000.kept VALUES (382742620796878850);
+INSERT INTO shard_0000.kept VALUES (382742620805267460);
+INSERT INTO shard_0000.kept VALUES (382742620805267461);
 
 
 --
@@ -1982,8 +1982,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710840096656357341/5', 1, 7755629566890082304, '2026-11-22 03:57:47.84198+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710840096656357341/5', 1, 7755629566890082304, '2026-11-22 03:57:47.890367+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710841326894391369/5', 1, 5085214890184933376, '2026-11-22 04:02:31.763354+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710841326894391369/5', 1, 5085214890184933376, '2026-11-22 04:02:31.783774+00', NULL);
 
 
 --
@@ -1997,7 +1997,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 03:57:47.46456+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 04:02:31.548733+00');
 
 
 --
@@ -2010,7 +2010,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 03:57:47.915083+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 04:02:31.795845+00');
 
 
 --
@@ -2045,7 +2045,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 5, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 7755629658142750256, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 5085214981437885190, true);
 
 
 --
