@@ -150,7 +150,7 @@ begin
     from pg_proc p
     where p.pronamespace = 'shardids'::regnamespace
       and p.proname not in ('fence', 'stop', 'safe_tick', 'log_offset', 'activate', 'grant_usage', 'revoke_usage', 'enter_shard', 'tables_of',
-                            'pass_gate', 'gate', 'gate_all', 'ungated', 'ungate', 'release', 'adopt', 'take_rows', 'drop_copy',
+                            'pass_barrier', 'add_barrier', 'add_barriers', 'without_barrier', 'drop_barriers', 'release', 'enter_moved', 'take_rows', 'drop_copy',
                             'publish', 'subscribe', 'try_subscribing', 'create_subscription', 'unsubscribe', 'sequences_of', 'digest', 'database', 'lock_tables', 'analyze'));
   execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer) to %2$I', schema, role);
   execute format('grant usage on sequence %I.id_counter to %I', schema, role);
