@@ -143,9 +143,6 @@ def _read(session: PostgreSqlSession, offset: int, masters: int, schemas: Sequen
 
 def _counter(session: PostgreSqlSession, row: dict[str, Any], offset: int, masters: int) -> Counter:
     table, column = sql.Identifier(row["schema"], row["table"]), sql.Identifier(row["column"])
-    sequence = None
-    if row["sequence"] is not None:
-        sequence = _sequence(session, row)
     ((highest, highest_own),) = session.rows(
         sql.SQL(
             "select (select max({column})::bigint from {table}),"
@@ -154,6 +151,8 @@ def _counter(session: PostgreSqlSession, row: dict[str, Any], offset: int, maste
         ).format(column=column, table=table),
         (masters, offset, masters),
     )
+    # After the table: a row that it holds has drawn its value by then, so a sequence in use is never behind.
+    sequence = _sequence(session, row) if row["sequence"] is not None else None
     return Counter(
         schema=row["schema"],
         table=row["table"],
