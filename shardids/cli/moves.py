@@ -23,7 +23,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|min)?")
 _UNITS = {"ms": 0.001, "s": 1.0, None: 1.0, "min": 60.0}
 
 ShardsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="SHARD…", help="Numbers and ranges, 0-31,40, or all.")
+    list[str] | None, typer.Argument(metavar="SHARD...", help="Numbers and ranges, 0-31,40, or all.")
 ]
 MaxPauseOption = Annotated[
     str, typer.Option(metavar="TIME", help="How long a shard may take no writes: 500ms, 2s.")
