@@ -49,9 +49,7 @@ def _context(layout: str | None, catalog: str | None) -> tuple[Layout, Placement
 def decode(
     ids: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="ID...", help="Decimal, 0x hex, or 13 characters of base 32; - or none: stdin."
-        ),
+        typer.Argument(metavar="ID", help="Decimal, 0x hex, or 13 characters of base 32; - or none: stdin."),
     ] = None,
     layout: LayoutOption = None,
     catalog: OptionalCatalog = None,
