@@ -12,7 +12,13 @@ from shardids.catalog.sqlfiles import read_sql
 BATCH = 256
 """How many shards one transaction reads: it holds a lock on each relation until it ends."""
 
-_LIMITS = {"search_path": "pg_catalog, pg_temp", "lock_timeout": "2s", "statement_timeout": "60s"}
+_LIMITS = {
+    "search_path": "pg_catalog, pg_temp",
+    "lock_timeout": "2s",
+    "statement_timeout": "60s",
+    # Compiling a query over the server's catalogs takes longer than running it.
+    "jit": "off",
+}
 
 Row = TypeVar("Row")
 Item = TypeVar("Item")

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from shardids import views
-from shardids.cli.common import CatalogOption, DryRunOption, JsonOption, opened, out, print_rows
+from shardids.cli.common import CatalogOption, DryRunOption, JsonOption, opened
+from shardids.cli.output import out, print_rows
 
 app = typer.Typer(help="A table of all shards as one view, by postgres_fdw.", no_args_is_help=True)
 

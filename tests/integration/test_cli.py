@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
-import click
 import pytest
 import typer.main
 from sqlalchemy.engine import URL
@@ -461,7 +461,7 @@ def test_views_by_commands(run: Run, cluster_url: URL) -> None:
     assert run("view", "list", "--catalog", catalog).err.startswith("No views yet")
     made = run("view", "create", *words)
     assert (made.code, made.err) == (0, "")
-    assert made.out.startswith('View "logs" made: ')
+    assert made.out.startswith('View "logs" created: ')
     assert run("view", "refresh", "--catalog", catalog).out == 'View "logs" is up to date\n'
     listed = run("view", "list", "--catalog", catalog, "--json")
     assert listed.json == [{"view": "logs", "table": "logs", "id": "id", "on": "a", "shards": 8, "stale": 0}]
@@ -501,12 +501,10 @@ def test_the_sql_files(run: Run) -> None:
 # Help.
 
 
-def commands(
-    command: click.Command, path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     yield path, command
-    for name, child in getattr(command, "commands", {}).items():
-        yield from commands(child, (*path, name))
+    for name in getattr(command, "commands", {}):
+        yield from commands(command.get_command(typer.Context(command), name), (*path, name))
 
 
 ALL = dict(commands(typer.main.get_command(app)))

