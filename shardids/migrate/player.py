@@ -216,7 +216,8 @@ class Player:
         connection = self._connection()
         connection.exec_driver_sql(enter_session(shard, self._limits, waits=False))
         connection.commit()
-        connection.execution_options(isolation_level="READ COMMITTED")
+        # Options stay on the connection: statements of Alembic's, compiled for parameters, write % as %%.
+        connection.execution_options(isolation_level="READ COMMITTED", no_parameters=False)
         # Its own version table first: another of that name in the shared schema would be taken for it.
         opening = self._enter(shard, heads) + (compiled.preface if heads is None else "")
 
@@ -228,7 +229,7 @@ class Player:
             self._environment.run(
                 work,
                 connection=connection,
-                opening=lambda: self._send(opening),
+                opening=lambda: connection.exec_driver_sql(opening),
             )
         finally:
             connection.rollback()

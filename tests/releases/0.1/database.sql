@@ -2068,9 +2068,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382744641398636546);
-INSERT INTO shard_0000.kept VALUES (382744641398636547);
-INSERT INTO shard_0000.kept VALUES (382744641398636548);
+INSERT INTO shard_0000.kept VALUES (382750310071795714);
+INSERT INTO shard_0000.kept VALUES (382750310130515972);
+INSERT INTO shard_0000.kept VALUES (382750310130515973);
 
 
 --
@@ -2098,8 +2098,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710843397005593385/5/16533', 1, 3537287236229791744, '755', '2026-11-22 04:10:33.48033+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710843397005593385/5/16533', 1, 3537287236229791744, '756', '2026-11-22 04:10:33.514194+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710849196146256283/5/16533', 1, 7953110651331674112, '755', '2026-11-22 04:33:04.898437+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710849196146256283/5/16533', 1, 7953110651331674112, '756', '2026-11-22 04:33:04.962563+00', NULL);
 
 
 --
@@ -2113,7 +2113,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 04:10:33.179305+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 04:33:04.535908+00');
 
 
 --
@@ -2126,7 +2126,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 04:10:33.535765+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 04:33:05.019079+00');
 
 
 --
@@ -2154,14 +2154,14 @@ INSERT INTO shardids_catalog.shardids_version VALUES ('catalog_0001');
 -- Name: id_counter; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
+SELECT pg_catalog.setval('shard_0000.id_counter', 5, true);
 
 
 --
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3537287327483225305, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 7953110742586459204, true);
 
 
 --
@@ -2175,7 +2175,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 3537287327483225257, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 7953110742586459074, true);
 
 
 --
