@@ -74,6 +74,7 @@ class Draws:
 
     ``drawn`` is the value of its counter, ``clock_ms`` its server's clock in milliseconds since the epoch.
     ``has_drawn``: at least once since it was activated. No tick up to ``high_water_tick`` is issued again.
+    ``is_fenced``: its sequences say so, whatever its row says.
     """
 
     shard: int
@@ -82,6 +83,7 @@ class Draws:
     clock_ms: int
     high_water_tick: int = -1
     has_drawn: bool = True
+    is_fenced: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
