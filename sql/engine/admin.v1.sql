@@ -151,7 +151,8 @@ begin
     where p.pronamespace = 'shardids'::regnamespace
       and p.proname not in ('fence', 'stop', 'safe_tick', 'log_offset', 'activate', 'grant_usage', 'revoke_usage', 'enter_shard', 'tables_of',
                             'pass_barrier', 'add_barrier', 'add_barriers', 'without_barrier', 'drop_barriers', 'release', 'enter_moved', 'take_rows', 'drop_copy',
-                            'publish', 'subscribe', 'try_subscribing', 'create_subscription', 'unsubscribe', 'sequences_of', 'digest', 'database', 'lock_tables', 'analyze'));
+                            'publish', 'subscribe', 'try_subscribing', 'create_subscription', 'unsubscribe', 'sequences_of', 'digest', 'database', 'lock_tables', 'analyze',
+                            'objects_of', 'dependents_of', 'schema_version', 'barrier_holders'));
   execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer) to %2$I', schema, role);
   execute format('grant usage on sequence %I.id_counter to %I', schema, role);
   execute format('grant select on sequence %I.id_offset to %I', schema, role);
