@@ -20,7 +20,7 @@ begin
     perform shardids.refuse('SI005', shard, ahead_ms);
   end if;
   perform shardids.fence(shard);
-  execute format('drop function %1$I.next_id(), %1$I.next_ids(integer)', schema);
+  execute format('drop function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.reserve(regclass, integer)', schema);
   execute format('drop sequence %1$I.id_counter, %1$I.id_offset', schema);
   delete from shardids.shard s where s.id = shard;
 end
