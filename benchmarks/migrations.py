@@ -20,9 +20,8 @@ from shardids.dev.embedded import EmbeddedServer, temporary_servers
 from shardids.ids.layout import DEFAULT
 from shardids.install import provision
 from shardids.migrate.environment import Environment
-from shardids.migrate.locks import one_run
 from shardids.migrate.migration import Migration
-from shardids.migrate.runner import Observer, Settings
+from shardids.migrate.runner import Observer, RunSettings, one_run
 
 SHARDS = 1000
 MANY_SHARDS = 4096
@@ -120,10 +119,9 @@ class Bench:
 
     def run(self) -> None:
         """What ``migrate up`` does, in this process."""
-        with one_run(self.catalog, "benchmark"):
-            migration = self.migration()
+        with one_run(self.catalog, "benchmark"), self.migration() as migration:
             prepared = migration.prepare("head", "up", migration.choose())
-            report = migration.run(prepared, Settings(), Observer(), Event())
+            report = migration.run(prepared, RunSettings(), Observer(), Event())
         if not report.succeeded:
             raise RuntimeError("the migration failed")
 

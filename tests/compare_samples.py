@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from shardids.baselines import SCHEMES, About
 from shardids.compare.results import (
     CASES,
     Comparison,
@@ -24,6 +23,7 @@ from shardids.compare.results import (
     Storage,
     Told,
 )
+from shardids.compare.schemes import SCHEMES, About
 
 NODES = 3
 ROWS = 1_000_000

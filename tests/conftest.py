@@ -1,4 +1,4 @@
-"""Real servers for the tests. Which one: see :func:`server_url`; a missing server fails the run."""
+"""Databases, roles and clusters on a real server; if there is no server, the run fails."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -14,11 +13,12 @@ from psycopg import sql
 from sqlalchemy.engine import URL
 
 from shardids import Cluster, Layout
-from shardids.catalog.connections import open_engine, parse_url
+from shardids.catalog.connections import open_engine
 from shardids.catalog.rows import Catalog
 from shardids.ids.layout import DEFAULT
 from shardids.install import provision, trees
 from shardids.install.provision import create_shard
+from tests.support.servers import server_for_tests
 
 CLUSTER = "00000000-0000-4000-8000-000000000001"
 """The cluster that the ``node`` fixture's databases belong to."""
@@ -26,39 +26,8 @@ CLUSTER = "00000000-0000-4000-8000-000000000001"
 
 @pytest.fixture(scope="session")
 def server_url() -> Iterator[URL]:
-    """A server on which databases can be made: ``SHARDIDS_TEST_DSN`` if set, else a container of
-    ``SHARDIDS_TEST_IMAGE`` when a Docker daemon answers, else an embedded server."""
-    dsn = os.environ.get("SHARDIDS_TEST_DSN")
-    if dsn:
-        yield parse_url(dsn)
-    elif docker_answers():
-        from testcontainers.postgres import PostgresContainer
-
-        image = os.environ.get("SHARDIDS_TEST_IMAGE", "postgres:18")
-        with PostgresContainer(image, driver="psycopg") as container:
-            yield parse_url(container.get_connection_url())
-    else:
-        from shardids.dev.embedded import temporary_server
-
-        with temporary_server() as server:
-            yield parse_url(server.url())
-
-
-def docker_answers() -> bool:
-    """Whether a Docker daemon is there to be asked."""
-    import docker
-
-    host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
-    # Asking for it anyway leaks a socket in docker-py, and with it a ResourceWarning.
-    if host.startswith("unix://") and not Path(host.removeprefix("unix://")).is_socket():
-        return False
-    client = docker.from_env(timeout=5, version="1.44")
-    try:
-        return bool(client.ping())
-    except (docker.errors.DockerException, OSError):
-        return False
-    finally:
-        client.close()
+    with server_for_tests() as url:
+        yield url
 
 
 def dsn(url: URL) -> str:

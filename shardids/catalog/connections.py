@@ -36,20 +36,20 @@ OLDEST_SERVER = 14
 """The oldest major version of PostgreSQL that is supported."""
 
 CONNECT_TIMEOUT_S = 10
-"""How long others should be kept waiting for a server that does not answer; psycopg waits 130 s."""
+"""How long to try each address of a server that does not answer; psycopg's default is 130 s."""
 
 
 def parse_url(url: str | URL) -> URL:
-    """A PostgreSQL URL, to be used with psycopg. ``postgres://`` and ``postgresql://`` both do.
+    """Parses a PostgreSQL URL for psycopg. ``postgres://`` and ``postgresql://`` are both accepted.
 
     Raises:
-        BadArgument: it can't be read, or names another database or driver. Its password is not shown.
+        BadArgument: it is malformed, or names another database or driver. The message never has its password.
     """
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
         raise BadArgument(
-            "the database URL can't be read",
+            "the database URL is malformed",
             hint="It looks like this: postgresql://user@host:5432/database",
         ) from None
     if parsed.drivername not in ("postgres", "postgresql", "postgresql+psycopg"):
@@ -65,7 +65,7 @@ def parse_url(url: str | URL) -> URL:
 
 
 def shown_url(url: URL) -> str:
-    """The URL as a user types it, without driver and passwords: fit to be printed and stored."""
+    """Returns the URL as a user types it, without driver or passwords, fit to be printed and stored."""
     secrets = [name for name in url.query if "password" in name.lower()]
     bare = url.difference_update_query(secrets)
     return URL.create(
@@ -82,15 +82,17 @@ def open_engine(
     create: Callable[..., Engine] = create_engine,
     **options: Any,
 ) -> Engine:
-    """An engine whose errors say which server (``what``: ``the catalog`` or ``node "a"``) and are ours.
+    """Returns an engine whose errors are shardids' own and name the server.
+
+    ``what`` is that name: ``the catalog`` or ``node "a"``.
 
     No statement is prepared on the server unless ``options`` say so, which keeps PgBouncer in
     transaction mode safe. Nothing is connected yet. The child of a fork makes its own connections.
 
-    ``administrative``: for shardids' own statements, of which every failure becomes a ShardidsError,
-    and which count on READ COMMITTED. Without it only those that shardids defines do, and a missing
-    connection; the rest stay SQLAlchemy's. Names without a schema are PostgreSQL's own in such statements:
-    see :func:`_pin_search_path`.
+    ``administrative``: for shardids' own statements, which run under READ COMMITTED. Every failure becomes a
+    ShardidsError; otherwise only lost connections and the errors that shardids defines do, and the rest stay
+    SQLAlchemy's.
+    In such sessions names without a schema are PostgreSQL's own: see :func:`_pin_search_path`.
 
     ``connect_timeout_s``: how long each of the server's addresses is tried, unless the URL or
     ``PGCONNECT_TIMEOUT`` says it.
@@ -179,15 +181,15 @@ def _leave_connections_to_the_parent(engine: Engine) -> None:
 
 
 def _ended_a_transaction(context: ExceptionContext) -> bool:
-    """Whether COMMIT or ROLLBACK failed: they reach the driver without a statement."""
+    """Returns whether COMMIT or ROLLBACK failed: they reach the driver without a statement."""
     nothing_executed = context.statement is None and context.execution_context is None
     return context.connection is not None and nothing_executed
 
 
 def may_have_moved(error: BaseException) -> bool:
-    """Whether an error is one that a shard's old node gives, or a node that is gone.
+    """Returns whether an error may mean that the shard has moved, or that its node is gone.
 
-    Certain is also that nothing was committed: :class:`CommitUncertain` is none of them.
+    After such an error nothing was committed; :class:`CommitUncertain` is therefore not among them.
     """
     if isinstance(error, DBAPIError):
         # What is left when the old node's copy of the schema is dropped.
@@ -202,9 +204,9 @@ def may_have_moved(error: BaseException) -> bool:
 
 
 def keep_commits(engine: Engine) -> None:
-    """Lets every COMMIT of an engine be on the server's disk when it returns, whatever the server's default.
+    """Makes every COMMIT of an engine wait for the server's disk, whatever ``synchronous_commit`` is there.
 
-    For sessions of their own: behind a pooler in transaction mode a setting reaches other sessions.
+    Only for direct connections: behind a pooler in transaction mode the setting reaches other sessions.
     """
 
     @event.listens_for(engine, "connect")
@@ -214,7 +216,7 @@ def keep_commits(engine: Engine) -> None:
 
 
 def keep_out_of_logs(connection: Connection) -> None:
-    """Keeps passwords in the transaction's next statements out of the server's log, where the role may."""
+    """Keeps passwords in the transaction's next statements out of the server's log, if the role may."""
     for setting, value in (
         ("log_statement", "none"),
         ("log_min_duration_statement", "-1"),
@@ -240,7 +242,7 @@ def check_version(server_version: int, *, what: str) -> None:
 
 
 def translate(error: psycopg.Error, *, what: str, url: URL) -> ShardidsError | None:
-    """The shardids exception for a driver's error, or ``None`` where the driver's own is best."""
+    """Returns the shardids exception for a driver's error; ``None`` if the driver's own is better."""
     diag = error.diag
     ours = from_database(error.sqlstate, diag.message_primary or "", diag.message_hint or "")
     if ours is not None:
@@ -266,7 +268,7 @@ def _is_of_the_connection(error: psycopg.Error) -> bool:
 
 
 def statement_failed(error: psycopg.Error, what: str, url: URL) -> ShardidsError:
-    """The shardids exception for a statement of shardids' own that failed on a server."""
+    """Returns the exception for a statement of shardids itself that failed on a server."""
     diag = error.diag
     message, hint = diag.message_primary or str(error), diag.message_hint or ""
     if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
@@ -283,23 +285,23 @@ def statement_failed(error: psycopg.Error, what: str, url: URL) -> ShardidsError
 
 
 def role_of(url: URL) -> str:
-    """The role that a connection logs in as: that of the URL, else libpq's default."""
+    """Returns the role that a connection logs in as: the URL's, else libpq's default."""
     default = next(d.val for d in psycopg.pq.Conninfo.get_defaults() if d.keyword == b"user")
     return url.username or (default or b"?").decode()
 
 
 def _reason(error: psycopg.Error) -> str:
-    """What libpq says went wrong, without its account of where it tried."""
+    """Returns what libpq says went wrong, without its account of where it tried."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     failures = [line for line in lines if "failed: " in line] or lines or [type(error).__name__]
     return failures[-1].rpartition("failed: ")[2].removeprefix("FATAL:").strip()
 
 
 def with_password_of(url: URL, other: URL) -> URL:
-    """``url`` with the password of ``other`` if it has none itself and the user is the same.
+    """Returns ``url`` with the password of ``other`` if it has none itself and the user is the same.
 
-    The catalog stores no passwords; where all servers share one account, the catalog's URL brings the
-    password, otherwise ``~/.pgpass`` or ``PGPASSWORD`` does.
+    The catalog stores no passwords. If all servers share one account, the password of the catalog's URL is
+    used; otherwise ``~/.pgpass`` or ``PGPASSWORD`` supplies it.
     """
     if url.password is None and other.password is not None and url.username == other.username:
         return url.set(password=str(other.password))
@@ -307,9 +309,9 @@ def with_password_of(url: URL, other: URL) -> URL:
 
 
 def with_login_of(url: URL, other: URL) -> URL:
-    """``url`` with the user and password of ``other``, where that names a user.
+    """Returns ``url`` with the user and password of ``other`` if that names a user.
 
-    An application logs in to the nodes as it does to the catalog, not as the DBA who entered them.
+    An application logs in to the nodes as it does to the catalog, not as the DBA who added them.
     """
     if other.username is None or other.username == url.username:
         return with_password_of(url, other)
@@ -317,10 +319,10 @@ def with_login_of(url: URL, other: URL) -> URL:
 
 
 def require_create(connection: Connection, what: str) -> None:
-    """Refuses early, and in words, what CREATE SCHEMA would refuse.
+    """Checks that the role may create a schema in the database.
 
     Raises:
-        MissingPrivilege: the role may not create a schema in the database.
+        MissingPrivilege: it may not; the message has the GRANT that helps.
     """
     role, database, allowed = connection.execute(
         text("""select current_user, current_database(),

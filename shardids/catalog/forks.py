@@ -1,4 +1,4 @@
-"""What the child of a fork does before it uses anything that it shares with its parent."""
+"""Renews, in the child of a fork, what it must not share with its parent: locks and connections."""
 
 from __future__ import annotations
 

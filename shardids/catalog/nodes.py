@@ -49,7 +49,7 @@ class Answers(Generic[T]):
     failures: Mapping[str, ShardidsError]
 
     def all(self) -> Mapping[str, T]:
-        """The results, when every node has one.
+        """Returns the results, when every node has one.
 
         Raises:
             ShardidsError: the failure of the first node, by name, that failed.
@@ -98,7 +98,7 @@ class Nodes(Mapping[str, Engine]):
         self._lock = Lock()
 
     def __getitem__(self, name: str) -> Engine:
-        """The engine of a node.
+        """Returns the engine of a node.
 
         Raises:
             ClusterConflict: there is no such node.
@@ -150,15 +150,33 @@ class Nodes(Mapping[str, Engine]):
         return Answers(results=results, failures=failures)
 
     def _open(self, node: Node) -> Engine:
-        engine = open_engine(
+        engine = administrative_engine(
             with_password_of(parse_url(node.url), self._login),
             what=f'node "{node.name}"',
-            administrative=True,
+            application_name=self._application_name,
+            connections=self._connections,
             connect_timeout_s=self._connect_timeout_s,
-            pool_size=self._connections,
-            max_overflow=0,
-            connect_args={**_KEEPALIVES, "application_name": self._application_name},
         )
         if self._durable:
             keep_commits(engine)
         return engine.execution_options(isolation_level="AUTOCOMMIT") if self._autocommit else engine
+
+
+def administrative_engine(
+    url: URL,
+    *,
+    what: str,
+    application_name: str = "shardids",
+    connections: int = 1,
+    connect_timeout_s: int = CONNECT_TIMEOUT_S,
+) -> Engine:
+    """An engine as :class:`Nodes` opens them, to any database; errors call it ``what``."""
+    return open_engine(
+        url,
+        what=what,
+        administrative=True,
+        connect_timeout_s=connect_timeout_s,
+        pool_size=connections,
+        max_overflow=0,
+        connect_args={**_KEEPALIVES, "application_name": application_name},
+    )

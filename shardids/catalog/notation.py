@@ -15,7 +15,7 @@ _UNITS_MS: Final = {"ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000}
 
 
 def shown_shards(shards: Iterable[int]) -> str:
-    """Shard numbers as ``--shards`` takes them: ``0-31,40``. Each counts once, in whatever order."""
+    """Returns shard numbers as ``--shards`` takes them: ``0-31,40``, sorted and without duplicates."""
 
     def runs() -> Iterator[str]:
         for _, run in groupby(enumerate(sorted(set(shards))), lambda pair: pair[1] - pair[0]):
@@ -26,17 +26,17 @@ def shown_shards(shards: Iterable[int]) -> str:
 
 
 def named_shards(shards: Collection[int]) -> str:
-    """``shard 5`` or ``shards 0-3,7``."""
+    """Returns ``shard 5`` or ``shards 0-3,7``."""
     return f"shard{'' if len(set(shards)) == 1 else 's'} {shown_shards(shards)}"
 
 
 def named_nodes(names: Collection[str]) -> str:
-    """``node "a"`` or ``nodes "a", "b"``."""
+    """Returns ``node "a"`` or ``nodes "a", "b"``."""
     return f"node{'' if len(names) == 1 else 's'} " + ", ".join(f'"{name}"' for name in names)
 
 
 def parse_shards(text: str, shard_count: int) -> list[int]:
-    """Shard numbers, sorted, from ``0-31,40`` or ``all``.
+    """Parses shard numbers, ``0-31,40`` or ``all``, and returns them sorted.
 
     Raises:
         BadArgument: the text is not such a list, or names a shard outside 0 to ``shard_count`` - 1.
@@ -59,10 +59,10 @@ def parse_shards(text: str, shard_count: int) -> list[int]:
 
 
 def parse_duration_ms(text: str) -> int:
-    """A duration as PostgreSQL writes it, in ms: ``2s``, ``500ms``, ``1min``; a bare number is seconds.
+    """Parses a duration, ``2s``, ``500ms`` or ``1min``, and returns it in ms; a bare number is seconds.
 
     Raises:
-        BadArgument: it is none.
+        BadArgument: the text is not a duration.
     """
     match = _DURATION.fullmatch(text.strip())
     milliseconds = float(match[1]) * _UNITS_MS[match[2] or "s"] if match else -1.0

@@ -1,4 +1,4 @@
-"""Runs queries that are files of ``sql/``: each in a transaction of its own, that waits for no lock long."""
+"""Runs the queries in ``sql/``, each in its own transaction with short lock and statement timeouts."""
 
 from __future__ import annotations
 
@@ -10,30 +10,36 @@ from sqlalchemy import Connection, text
 from shardids.catalog.sqlfiles import read_sql
 
 BATCH = 256
-"""Shards of which one transaction reads relations: it holds a lock on each until it ends."""
+"""How many shards one transaction reads: it holds a lock on each relation until it ends."""
 
-_LIMITS = {"search_path": "pg_catalog, pg_temp", "lock_timeout": "2s", "statement_timeout": "60s"}
+_LIMITS = {
+    "search_path": "pg_catalog, pg_temp",
+    "lock_timeout": "2s",
+    "statement_timeout": "60s",
+    # Compiling a query over the server's catalogs takes longer than running it.
+    "jit": "off",
+}
 
 Row = TypeVar("Row")
 Item = TypeVar("Item")
 
 
 def read(connection: Connection, file: str, record: type[Row], **settings: object) -> list[Row]:
-    """The rows of a file of ``sql/``. ``settings`` are those that it reads, without ``shardids.``."""
+    """Runs a file of ``sql/`` and returns its rows. ``settings``: those it reads, without ``shardids.``."""
     with connection.begin():
         prepare(connection, **settings)
         return rows(connection, read_sql(file), record)
 
 
 def rows(connection: Connection, query: str, record: type[Row]) -> list[Row]:
-    """The rows of a query, in the transaction that is open."""
-    # Without parameters the text goes to the server unread: a % in it is no placeholder.
+    """Runs a query in the open transaction and returns its rows."""
+    # Without parameters the text goes to the server unread: a % in it is not a placeholder.
     found = connection.execution_options(no_parameters=True).exec_driver_sql(query)
     return [record(**row._mapping) for row in found]
 
 
 def prepare(connection: Connection, **settings: object) -> None:
-    """What such a transaction starts with."""
+    """Sets timeouts, ``search_path`` and the query's settings for the open transaction."""
     values = _LIMITS | {f"shardids.{name}": str(value) for name, value in settings.items()}
     connection.execute(
         text("""select set_config(name, value, true)
@@ -43,6 +49,6 @@ def prepare(connection: Connection, **settings: object) -> None:
 
 
 def batches(items: Sequence[Item], size: int = BATCH) -> Iterator[Sequence[Item]]:
-    """The items, ``size`` at a time."""
+    """Yields the items, ``size`` at a time."""
     for start in range(0, len(items), size):
         yield items[start : start + size]

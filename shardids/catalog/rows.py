@@ -16,12 +16,12 @@ from shardids.errors import BadArgument, ClusterConflict, UnknownShard
 from shardids.ids.layout import Layout
 
 SCHEMA_PREFIX = "shard_"
-"""What schema names of shards start with, unless ``init`` says otherwise."""
+"""The default prefix of shards' schema names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What is fixed when a cluster is made."""
+    """The properties that are fixed when a cluster is made."""
 
     cluster: UUID
     layout: Layout
@@ -30,7 +30,7 @@ class Description:
 
 
 class Catalog:
-    """The catalog in one database. Every method is a transaction of its own.
+    """The catalog in one database. Every method runs in its own transaction.
 
     Args:
         url: URL of the database that holds, or will hold, schema ``shardids_catalog``.
@@ -51,7 +51,7 @@ class Catalog:
         self.engine.dispose()
 
     def describe(self) -> Description:
-        """The cluster's fixed properties.
+        """Returns the cluster's fixed properties.
 
         Raises:
             ClusterConflict: the database holds no catalog.
@@ -60,7 +60,7 @@ class Catalog:
             return describe_in(connection, self.url)
 
     def placement(self) -> Placement:
-        """Which node holds which shard now; shards that are still being made are left out."""
+        """Returns which node holds which shard now; shards that are still being created are left out."""
         # One statement, so one snapshot: the version belongs to just these rows.
         rows = self._rows("""
             select c.version, n.name, n.url, p.shard
@@ -75,15 +75,15 @@ class Catalog:
         )
 
     def nodes(self) -> dict[str, Node]:
-        """The nodes by name."""
+        """Returns the nodes by name."""
         rows = self._rows("select name, url from shardids_catalog.node order by name")
         return {row.name: Node(name=row.name, url=row.url) for row in rows}
 
     def check_node(self, node: Node) -> None:
-        """Finds out whether a node can be entered, without entering it.
+        """Checks that a node can be added, without adding it.
 
         Raises:
-            ClusterConflict: the name is another database's.
+            ClusterConflict: another database has this name.
         """
         there, url = self.nodes().get(node.name), shown_url(parse_url(node.url))
         if there is not None and there.url != url:
@@ -93,10 +93,10 @@ class Catalog:
             )
 
     def add_node(self, node: Node) -> None:
-        """Enters a node, its URL without the password; entering it again is no error.
+        """Adds a node, its URL without the password. Calls are idempotent.
 
         Raises:
-            ClusterConflict: the name is another database's.
+            ClusterConflict: another database has this name.
         """
         if node.name not in self.nodes():
             with self.engine.begin() as connection:
@@ -109,7 +109,7 @@ class Catalog:
         self.check_node(node)
 
     def existing_node(self, name: str) -> Node:
-        """A node by name.
+        """Returns a node by name.
 
         Raises:
             ClusterConflict: there is no such node.
@@ -120,7 +120,7 @@ class Catalog:
         return nodes[name]
 
     def point_node(self, node: Node) -> None:
-        """Gives a node that is there another URL, without its password."""
+        """Changes the URL of an existing node; its password is left out."""
         with self.engine.begin() as connection:
             connection.execute(
                 text("update shardids_catalog.node set url = :url where name = :name"),
@@ -128,10 +128,10 @@ class Catalog:
             )
 
     def check_unused(self, name: str) -> None:
-        """Finds out whether a node can be removed, without removing it.
+        """Checks that a node can be removed, without removing it.
 
         Raises:
-            ClusterConflict: there is no such node, or shards are placed on it, or it has a view over all.
+            ClusterConflict: there is no such node, or it holds shards or a view over all shards.
         """
         if name not in (names := self._node_names()):
             raise unknown_node(name, names)
@@ -155,21 +155,21 @@ class Catalog:
         """Forgets a node. Raises as :meth:`check_unused` does."""
         self.check_unused(name)
         with self.engine.begin() as connection:
-            # The foreign key of placement stops what came in between.
+            # The foreign key of placement refuses shards that were placed in between.
             connection.execute(text("delete from shardids_catalog.node where name = :name"), {"name": name})
 
     def plan_shards(
         self, shards: Iterable[int], node: str | None = None, *, dry_run: bool = False
     ) -> dict[int, str]:
-        """Decides where shards go that have no place yet; returns all that are still to be made.
+        """Places shards that have no node yet, and returns all that are still to be created.
 
-        Shards that are placed keep their place. Without ``node`` each new one goes to the node that has
-        the fewest, in runs of neighbours. ``creating`` in the catalog tells the next caller, should
-        this one die, what is left to do.
+        Shards that are placed stay where they are. Without ``node``, new shards go to the nodes that have the
+        fewest, in runs of neighbours. Their state ``creating`` in the catalog tells the next caller what is
+        left to do if this one fails.
 
         Raises:
             BadArgument: a shard that is not in the cluster.
-            ClusterConflict: no such node, or no node at all, or the shard has another place already.
+            ClusterConflict: no such node, or no node at all, or the shard is on another node.
         """
         wanted = sorted(set(shards))
         count = self.describe().shard_count
@@ -180,7 +180,7 @@ class Catalog:
                 hint=f"Shards are numbered 0 to {count - 1}.",
             )
         with self.engine.connect() as connection, connection.begin() as transaction:
-            # Planners take turns: each sees what the one before has placed.
+            # Planners take turns: each sees what the previous one placed.
             connection.execute(text("select 1 from shardids_catalog.cluster for update"))
             loads = dict.fromkeys(self._node_names(), 0)
             if node is not None and node not in loads:
@@ -220,7 +220,7 @@ class Catalog:
         return unfinished | {shard: str(name) for shard, name in plan.items()}
 
     def mark_active(self, shards: Sequence[int]) -> None:
-        """Records that the shards' nodes have them."""
+        """Records that the shards have been created on their nodes."""
         if not shards:
             return
         with self.engine.begin() as connection:
@@ -234,7 +234,7 @@ class Catalog:
             )
 
     def node_of(self, shard: int) -> Node:
-        """The node that holds a shard.
+        """Returns the node that holds a shard.
 
         Raises:
             UnknownShard: no node holds it.
@@ -273,7 +273,7 @@ def place_shard(connection: Connection, shard: int, *, source: str, target: str)
 
 
 def describe_in(connection: Connection, url: URL) -> Description:
-    """What :meth:`Catalog.describe` gives, read in the connection's transaction."""
+    """Returns what :meth:`Catalog.describe` does, read in the connection's transaction."""
     row = connection.execute(text("select * from shardids_catalog.cluster")).one_or_none()
     if row is None:
         raise ClusterConflict(
@@ -290,7 +290,7 @@ def describe_in(connection: Connection, url: URL) -> Description:
 
 
 def spread(shards: Sequence[int], loads: dict[str, int]) -> dict[int, str]:
-    """Gives shards to nodes so that loads end as even as can be, neighbours staying together.
+    """Assigns shards to nodes so that loads are as even as possible and neighbours stay together.
 
     ``loads`` is how many shards each node holds already.
     """
@@ -302,6 +302,6 @@ def spread(shards: Sequence[int], loads: dict[str, int]) -> dict[int, str]:
 
 
 def unknown_node(name: str, names: Iterable[str]) -> ClusterConflict:
-    """The error for a node that is not in the catalog."""
+    """Returns the error for a node that is not in the catalog."""
     there = ", ".join(f'"{n}"' for n in names) or "none yet"
     return ClusterConflict(f'there is no node "{name}"', hint=f"Nodes: {there}.")

@@ -11,7 +11,7 @@ _PACKAGE = Path(__file__).parent.parent
 
 
 def data_folder(name: str) -> Path:
-    """The folder ``sql``, ``migrations`` or ``examples`` that belongs to this installation."""
+    """Returns the folder ``sql``, ``migrations`` or ``examples`` that belongs to this installation."""
     in_wheel = _PACKAGE / "_data" / name
     return in_wheel if in_wheel.is_dir() else _PACKAGE.parent / name
 
@@ -24,10 +24,10 @@ def sql_names() -> list[str]:
 
 @cache
 def read_sql(name: str) -> str:
-    """The text of an SQL file. ``name`` is ``<folder>/<file>``; ``.sql`` may be left out.
+    """Returns the text of an SQL file. ``name`` is ``<folder>/<file>``; ``.sql`` may be left out.
 
     Raises:
-        BadArgument: there is no such file; the message lists those that there are.
+        BadArgument: there is no such file; the message lists the files.
     """
     names = sql_names()
     file_name = name if name.endswith(".sql") else f"{name}.sql"

@@ -20,10 +20,10 @@ _LAST_SHARD: Final = (1 << 16) - 1
 
 
 def validate_node_name(name: str) -> str:
-    """``name``, if a node may have it: 1 to 40 of A-Z, a-z, 0-9, ``_ - .``, a letter first.
+    """Returns ``name`` if a node may have it: 1 to 40 of A-Z, a-z, 0-9, ``_ - .``, a letter first.
 
     Raises:
-        BadArgument: it may not; the message states the rule.
+        BadArgument: a node may not have it; the message states the rule.
     """
     if not _NODE_NAME.fullmatch(name):
         raise BadArgument(
@@ -34,13 +34,13 @@ def validate_node_name(name: str) -> str:
 
 
 def validate_schema_prefix(prefix: str) -> str:
-    """``prefix``, if schema names of shards may start with it.
+    """Returns ``prefix`` if schema names of shards may start with it.
 
     It takes 1 to 40 of a-z, 0-9 and ``_``, no digit first. ``pg_`` belongs to PostgreSQL and
     ``shardids`` to shardids.
 
     Raises:
-        BadArgument: they may not; the message states the rule.
+        BadArgument: it is not allowed; the message states the rule.
     """
     if not _SCHEMA_PREFIX.fullmatch(prefix):
         raise BadArgument(
@@ -57,7 +57,7 @@ def validate_schema_prefix(prefix: str) -> str:
 
 @lru_cache(maxsize=_LAST_SHARD + 1, typed=True)
 def schema_name(prefix: str, shard: int) -> str:
-    """The schema of a shard: the prefix, then the number in at least four digits.
+    """Returns the schema of a shard: the prefix, then the number in at least four digits.
 
     ``schema_name("shard_", 5)`` is ``shard_0005``.
 
@@ -109,7 +109,7 @@ class Placement:
         object.__setattr__(self, "node_of", MappingProxyType(dict(self.node_of)))
 
     def by_node(self, shards: Iterable[int] | None = None) -> dict[str, list[int]]:
-        """The shards, sorted, under the names of their nodes, sorted too; default: every placed shard.
+        """Groups shards by the name of their node, both sorted; default: every placed shard.
 
         Raises:
             UnknownShard: a shard is on none of the nodes.
@@ -120,7 +120,7 @@ class Placement:
         return dict(sorted(found.items()))
 
     def locate(self, shard: int) -> Node:
-        """The node that the shard lives on.
+        """Returns the node that the shard lives on.
 
         Raises:
             UnknownShard: the shard is on none of the nodes.
@@ -135,7 +135,7 @@ class Placement:
 
 
 def key_hash(key: object) -> int:
-    """The 64-bit number, 0 … 2^64 - 1, that a key hashes to, for ever and on every machine.
+    """Returns the 64-bit number, 0 … 2^64 - 1, that a key hashes to, on every machine and in every version.
 
     It is the first 8 bytes, big-endian, of the SHA-256 of the key's type and value:
 
@@ -169,7 +169,7 @@ def key_hash(key: object) -> int:
 
 
 def shard_for_key(key: int | str | bytes | UUID, shard_count: int) -> int:
-    """The shard, 0 … ``shard_count`` - 1, that a key belongs to: :func:`key_hash` modulo the count.
+    """Returns the shard, 0 … ``shard_count`` - 1, that a key belongs to: :func:`key_hash` modulo the count.
 
     Keys move to other shards when the count changes: fix it when the cluster is made. In SQL,
     where ``h`` stands for the signed reading of the hash::

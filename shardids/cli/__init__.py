@@ -1,16 +1,58 @@
-"""The command ``shardids``: parses, calls, prints; nothing else."""
+"""The command ``shardids``: each command parses its arguments, calls the package and prints the result.
+
+``COMMANDS`` lists all commands. The module of a command is imported when that command is used.
+"""
 
 from typing import Annotated
 
 import typer
 
 import shardids
-from shardids.cli import baseline, clusters, compare, dev, doctor, ids, migrate, moves, sql, upgrade, views
 from shardids.cli.common import ErrorsAsMessages
+from shardids.cli.lazy import Entry, LazyGroup
+
+COMMANDS = {
+    "init": Entry("clusters:init", "Make the catalog of a new cluster. Repeating it is no error."),
+    "grant": Entry(
+        "clusters:grant", "Let an application role draw IDs: draw, reserve and decode, nothing else."
+    ),
+    "upgrade": Entry(
+        "upgrade:upgrade",
+        "Bring shardids' own objects to this version: the catalog, the nodes, then the shards.",
+    ),
+    "doctor": Entry(
+        "doctor:examine",
+        "Say what is wrong with the cluster, where, and what to do. Changes nothing; exit 3 if something is.",
+    ),
+    "rebalance": Entry(
+        "moves:rebalance", "Move shards, one after another, until all nodes carry about the same."
+    ),
+    "compare": Entry(
+        "compare:compare",
+        "Measure all key schemes side by side, on servers of this machine that are started for it.",
+    ),
+    "demo": Entry(
+        "dev:demo", "Two servers, 64 shards, 6,000 rows through SQLAlchemy, and what their IDs say."
+    ),
+    "node": Entry("clusters:node_app", "The PostgreSQL databases that hold shards."),
+    "shard": Entry("clusters:shard_app", "The logical shards."),
+    "migrate": Entry("migrate:app", "Change the tables of every shard, with Alembic."),
+    "view": Entry("views:app", "A table of all shards as one view, by postgres_fdw."),
+    "id": Entry("ids:app", "Take IDs apart, put them together, draw them."),
+    "sql": Entry("sql:app", "Read the SQL that shardids installs."),
+    "dev": Entry("dev:app", "A cluster of embedded servers in a folder, to play with."),
+    "baseline": Entry("baseline:app", "The key schemes that shardids is compared with."),
+}
+"""Commands and groups of commands, in the order of ``--help``."""
+
+
+class _Shardids(ErrorsAsMessages, LazyGroup):
+    entries = COMMANDS
+
 
 app = typer.Typer(
     name="shardids",
-    cls=ErrorsAsMessages,
+    cls=_Shardids,
     help="64-bit IDs born inside PostgreSQL shards, and the cluster around them.",
     no_args_is_help=True,
     add_completion=False,
@@ -34,24 +76,3 @@ def _main(
     ] = False,
 ) -> None:
     pass
-
-
-app.command("init")(clusters.init)
-app.command("grant")(clusters.grant)
-app.command("upgrade")(upgrade.upgrade)
-app.command("doctor")(doctor.examine)
-clusters.shard_app.command("move")(moves.move_shards)
-clusters.shard_app.command("moves")(moves.list_moves)
-clusters.shard_app.command("purge")(moves.purge_shards)
-clusters.node_app.command("drain")(moves.drain_node)
-app.command("rebalance")(moves.rebalance)
-app.add_typer(clusters.node_app, name="node")
-app.add_typer(clusters.shard_app, name="shard")
-app.add_typer(migrate.app, name="migrate")
-app.add_typer(views.app, name="view")
-app.add_typer(ids.app, name="id")
-app.add_typer(sql.app, name="sql")
-app.add_typer(dev.app, name="dev")
-app.add_typer(baseline.app, name="baseline")
-app.command("compare")(compare.compare)
-app.command("demo")(dev.demo)

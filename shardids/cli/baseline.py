@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
-from shardids.baselines import SCHEMES
-from shardids.baselines.multimaster import HEADROOM, Finding, Step
-from shardids.baselines.multimaster.fleet import Fleet, parse_fleet
-from shardids.cli.common import DryRunOption, JsonOption, err, out, print_json, print_rows
+from shardids.cli.common import DryRunOption, JsonOption, print_json
+from shardids.cli.output import err, out, print_rows
+from shardids.compare.schemes import SCHEMES
 from shardids.errors import ClusterConflict
+from shardids.multimaster import HEADROOM, OffsetFinding, OffsetStep
+from shardids.multimaster.fleet import Fleet, parse_fleet
 
 app = typer.Typer(help="The key schemes that shardids is compared with.", no_args_is_help=True)
 multimaster_app = typer.Typer(
@@ -122,7 +123,7 @@ def grow(
     _carry_out(fleet, dry_run=dry_run, as_json=as_json)
 
 
-def _refuse_faults(findings: Sequence[Finding]) -> None:
+def _refuse_faults(findings: Sequence[OffsetFinding]) -> None:
     # A plan would work from any state; but whoever does not know of a fault should not add masters to it.
     serious = [finding for finding in findings if finding.problem != "no-sequence"]
     if serious:
@@ -149,11 +150,11 @@ def _carry_out(fleet: Fleet, *, dry_run: bool, as_json: bool) -> None:
         err.print(f'{finding.column} on master "{finding.master}": {finding.detail}', markup=False)
 
 
-def _say(step: Step) -> None:
+def _say(step: OffsetStep) -> None:
     err.print(f'{step.phase} on master "{step.master}": {step.column}', markup=False)
 
 
-def _print_steps(steps: Sequence[Step], *, as_json: bool) -> None:
+def _print_steps(steps: Sequence[OffsetStep], *, as_json: bool) -> None:
     print_rows(
         [asdict(step) for step in steps],
         as_json=as_json,

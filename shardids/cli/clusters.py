@@ -14,20 +14,12 @@ from shardids.catalog.notation import parse_shards
 from shardids.catalog.rows import SCHEMA_PREFIX, Catalog, unknown_node
 from shardids.catalog.topology import schema_name
 from shardids.cli import moves
-from shardids.cli.common import (
-    CatalogOption,
-    DryRunOption,
-    JsonOption,
-    err,
-    opened,
-    out,
-    print_rows,
-    print_warnings,
-)
+from shardids.cli.common import CatalogOption, DryRunOption, JsonOption, opened
+from shardids.cli.output import err, out, print_rows, print_warnings
 from shardids.ids.layout import Layout
 from shardids.install import provision
 from shardids.migrate.environment import Environment
-from shardids.migrate.newborn import Furnish, furnisher
+from shardids.migrate.new_shards import MigrateNew, migrator_of_new_shards
 from shardids.mover import failover
 
 node_app = typer.Typer(help="The PostgreSQL databases that hold shards.", no_args_is_help=True)
@@ -143,8 +135,10 @@ def create_shards(
             made = there.plan_shards(numbers, node, dry_run=True)
         else:
             with ExitStack() as stack:
-                furnish = None if environment is None else stack.enter_context(furnisher(there, environment))
-                made = _create_with_progress(there, numbers, node, furnish)
+                migrate: MigrateNew | None = None
+                if environment is not None:
+                    migrate = stack.enter_context(migrator_of_new_shards(there, environment))
+                made = _create_with_progress(there, numbers, node, migrate)
     done = "Would make" if dry_run else "Made"
     for name, count in sorted(Counter(made.values()).items()):
         out.print(f'{done} {count} shards on node "{name}"')
@@ -153,7 +147,7 @@ def create_shards(
 
 
 def _create_with_progress(
-    there: Catalog, shards: list[int], node: str | None, furnish: Furnish | None
+    there: Catalog, shards: list[int], node: str | None, migrate: MigrateNew | None
 ) -> dict[int, str]:
     columns = (
         TextColumn("node {task.description}"),
@@ -172,7 +166,7 @@ def _create_with_progress(
             there,
             shards,
             node=node,
-            furnish=furnish or (lambda _node, _shards: None),
+            migrate=migrate or (lambda _node, _shards: None),
             on_plan=plan,
             on_progress=lambda name, count: progress.advance(tasks[name], count),
         )
@@ -220,3 +214,9 @@ def grant(
         numbers = None if shards == "all" else parse_shards(shards, there.describe().shard_count)
         count = provision.grant(there, role, numbers, dry_run=dry_run)
     out.print(f'{"Would grant" if dry_run else "Granted"} use of {count} shards to "{role}"')
+
+
+shard_app.command("move")(moves.move_shards)
+shard_app.command("moves")(moves.list_moves)
+shard_app.command("purge")(moves.purge_shards)
+node_app.command("drain")(moves.drain_node)

@@ -10,8 +10,10 @@ from typing import Annotated
 
 import typer
 
-from shardids.cli.common import JsonOption, err, out
-from shardids.compare import report, store, table
+from shardids.cli.common import JsonOption
+from shardids.cli.output import err, out
+from shardids.compare import store
+from shardids.compare.report import page, table
 from shardids.compare.results import Comparison
 from shardids.compare.run import compare as measure
 from shardids.errors import BadArgument
@@ -49,7 +51,7 @@ def compare(
     for file in files:
         _check_writable(file)
     if html is not None:
-        report.check_libraries()
+        page.check_libraries()
     if as_json or load is not None:
         store.check_libraries()
     comparison = _loaded(load) if load else _measured(schemes, quick=quick)
@@ -58,7 +60,7 @@ def compare(
     else:
         table.print_table(comparison, out)
     if html is not None:
-        html.write_text(report.html(comparison), encoding="utf-8")
+        html.write_text(page.html(comparison), encoding="utf-8")
     if markdown is not None:
         markdown.write_text(table.markdown(comparison), encoding="utf-8")
     for file in files:

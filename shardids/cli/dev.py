@@ -13,7 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from shardids.cli.common import DryRunOption, JsonOption, err, out, print_rows
+from shardids.cli.common import DryRunOption, JsonOption
+from shardids.cli.output import err, out, print_rows
 from shardids.cli.picture import bit_picture
 from shardids.dev import devcluster
 from shardids.dev.demo import PHOTOS_EACH, SHARDS, USERS, Demo, ShardRows, running

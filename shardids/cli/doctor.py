@@ -10,7 +10,8 @@ from rich.text import Text
 
 from shardids import doctor
 from shardids.catalog.notation import shown_shards
-from shardids.cli.common import CatalogOption, JsonOption, err, opened, out, print_json, print_rows
+from shardids.cli.common import CatalogOption, JsonOption, opened, print_json
+from shardids.cli.output import err, out, print_rows
 from shardids.doctor.findings import Finding, Severity
 from shardids.doctor.samples import ShardingKey
 

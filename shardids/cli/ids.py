@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardids.catalog.topology import Placement
-from shardids.cli.common import CatalogOption, JsonOption, opened, out, print_json
-from shardids.cli.picture import bit_picture
-from shardids.client.cluster import Cluster
+from shardids.cli.common import CatalogOption, JsonOption, opened, print_json
 from shardids.errors import BadArgument
 from shardids.ids import DecodedId, Layout
 from shardids.ids.text import parse_id, to_decimal, to_text
+
+if TYPE_CHECKING:
+    from shardids.catalog.topology import Placement
 
 app = typer.Typer(help="Take IDs apart, put them together, draw them.", no_args_is_help=True)
 
@@ -66,11 +66,18 @@ def decode(
     if as_json:
         print_json([_as_json(one, placement) for one in decoded])
         return
+    _print_pictures(decoded, used, placement)
+
+
+def _print_pictures(decoded: list[DecodedId], layout: Layout, placement: Placement | None) -> None:
+    from shardids.cli.output import out
+    from shardids.cli.picture import bit_picture
+
     for number, one in enumerate(decoded):
         if number:
             out.print()
         node = _node(one, placement)
-        out.print(bit_picture(one, used, f'on node "{node}" now' if node else ""))
+        out.print(bit_picture(one, layout, f'on node "{node}" now' if node else ""))
 
 
 def _node(decoded: DecodedId, placement: Placement | None) -> str | None:
@@ -130,6 +137,8 @@ def next_ids(
     count: Annotated[int, typer.Option("-n", help="How many.")] = 1,
 ) -> None:
     """Draw IDs from a shard, one a line."""
+    from shardids.client.cluster import Cluster
+
     with Cluster.connect(catalog, listen=False) as cluster:
         for id_ in cluster.reserve(shard, count):
             typer.echo(id_)

@@ -1,4 +1,4 @@
-"""``shardids migrate``: writes revisions, and runs them over all shards."""
+"""``shardids migrate``: write revisions, and run them on all shards."""
 
 from __future__ import annotations
 
@@ -10,18 +10,12 @@ import typer
 
 from shardids.catalog.notation import parse_duration_ms
 from shardids.cli import migrate_read
-from shardids.cli.common import (
-    CatalogOption,
-    DryRunOption,
-    JsonOption,
-    err,
-    out,
-)
+from shardids.cli.common import CatalogOption, DryRunOption, JsonOption
 from shardids.cli.migrate_options import (
     FOLDER,
     CanaryOption,
+    ContinueOption,
     DirOption,
-    GoOnOption,
     JobsOption,
     LockTimeoutOption,
     NodesOption,
@@ -35,18 +29,18 @@ from shardids.cli.migrate_options import (
 from shardids.cli.migrate_show import (
     Interruption,
     Progress,
-    print_findings,
     print_plan,
     print_report,
     print_sql,
+    print_warnings_of_squawk,
 )
+from shardids.cli.output import err, out
 from shardids.errors import BadArgument
 from shardids.migrate import scaffold
 from shardids.migrate.environment import Environment
-from shardids.migrate.locks import one_run
-from shardids.migrate.migration import Migration, Prepared
-from shardids.migrate.runner import Settings
-from shardids.migrate.statements import Limits
+from shardids.migrate.migration import Migration, PreparedRun
+from shardids.migrate.player import Limits
+from shardids.migrate.runner import RunSettings, one_run
 
 app = typer.Typer(help="Change the tables of every shard, with Alembic.", no_args_is_help=True)
 
@@ -64,12 +58,12 @@ def init(
         str, typer.Option(metavar="PACKAGE.MODULE:BASE", help="The models: a declarative base, or metadata.")
     ],
     message: Annotated[
-        str, typer.Option("--message", "-m", help="What the first revision is called.")
+        str, typer.Option("--message", "-m", help="The message of the first revision.")
     ] = "the models",
 ) -> None:
-    """Make an Alembic environment, with a first revision that makes the models' tables."""
+    """Create an Alembic environment with a first revision that creates the models' tables."""
     path = scaffold.init(folder, models, message)
-    out.print(f"Made {folder} with its first revision, {path.name}", markup=False)
+    out.print(f"Created {folder} with its first revision, {path.name}", markup=False)
     err.print(f"Read it, and run it on all shards: shardids migrate up --dir {folder}", markup=False)
 
 
@@ -78,9 +72,9 @@ def revision(
     message: Annotated[str, typer.Option("--message", "-m", help="What the revision does, in a few words.")],
     folder: DirOption = FOLDER,
     autogenerate: Annotated[
-        bool, typer.Option("--autogenerate", help="Write down what the models and a shard differ in.")
+        bool, typer.Option("--autogenerate", help="Write the differences between the models and a shard.")
     ] = False,
-    merge: Annotated[bool, typer.Option("--merge", help="Unite several heads.")] = False,
+    merge: Annotated[bool, typer.Option("--merge", help="Merge several heads.")] = False,
     shard: Annotated[int | None, typer.Option(help="The shard to compare with (default: the first).")] = None,
     catalog: Annotated[
         str | None,
@@ -99,7 +93,7 @@ def revision(
         with migration_of(catalog, folder) as migration:
             reference = migration.choose()[0] if shard is None else migration.choose([shard])[0]
             path = scaffold.autogenerate(migration, message, reference)
-    out.print(f"Made {path}", markup=False)
+    out.print(f"Created {path}", markup=False)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -114,28 +108,30 @@ def up(
     jobs: JobsOption = 1,
     canary: CanaryOption = 1,
     contract: Annotated[
-        bool, typer.Option("--contract", help="Also run revisions that are marked as a contract.")
+        bool, typer.Option("--contract", help="Also run revisions that are marked as contracts.")
     ] = False,
     dry_run: DryRunOption = False,
     show_sql: ShowSqlOption = False,
     lock_timeout: LockTimeoutOption = "2s",
     statement_timeout: StatementTimeoutOption = "0",
     retries: RetriesOption = 5,
-    go_on: GoOnOption = False,
+    continue_on_error: ContinueOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Bring shards to the newest revision, or to REV. A shard that is there costs nothing."""
-    settings = _settings(jobs, retries, go_on, lock_timeout, statement_timeout)
+    """Bring shards to the newest revision, or to REV. A shard that is already there costs nothing."""
+    settings = _settings(jobs, retries, continue_on_error, lock_timeout, statement_timeout)
     with migration_of(catalog, folder) as migration:
         numbers = chosen(migration, shards, nodes)
-        prepared = migration.prepare(target, "up", numbers, canaries=canary, contract=contract, go_on=go_on)
+        prepared = migration.prepare(
+            target, "up", numbers, canaries=canary, contract=contract, continue_on_error=continue_on_error
+        )
         words = ["shardids", "migrate", "up", *([] if target == "head" else [target])]
         words += _words(folder, settings, canary) + (["--contract"] if contract else [])
         _carry_out(migration, prepared, settings, words, dry_run=dry_run, show_sql=show_sql, as_json=as_json)
         if prepared.held_back and not as_json:
             err.print(
-                f"Stopped before {prepared.held_back}, a contract. Once no application uses what it takes"
-                " away: shardids migrate up --contract",
+                f"Stopped before {prepared.held_back}, a contract. Once no application uses what it drops:"
+                " shardids migrate up --contract",
                 markup=False,
             )
 
@@ -154,14 +150,16 @@ def down(
     lock_timeout: LockTimeoutOption = "2s",
     statement_timeout: StatementTimeoutOption = "0",
     retries: RetriesOption = 5,
-    go_on: GoOnOption = False,
+    continue_on_error: ContinueOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Take shards back to REV, by default the one before the newest that any of them is at."""
-    settings = _settings(jobs, retries, go_on, lock_timeout, statement_timeout)
+    """Undo revisions down to REV; by default one, counted from the newest that any shard is at."""
+    settings = _settings(jobs, retries, continue_on_error, lock_timeout, statement_timeout)
     with migration_of(catalog, folder) as migration:
         numbers = chosen(migration, shards, nodes)
-        prepared = migration.prepare(target, "down", numbers, canaries=canary, go_on=go_on)
+        prepared = migration.prepare(
+            target, "down", numbers, canaries=canary, continue_on_error=continue_on_error
+        )
         words = ["shardids", "migrate", "down", target, *_words(folder, settings, canary)]
         _carry_out(migration, prepared, settings, words, dry_run=dry_run, show_sql=show_sql, as_json=as_json)
 
@@ -174,28 +172,32 @@ def stamp(
     shards: ShardsOption = None,
     nodes: NodesOption = None,
     dry_run: DryRunOption = False,
-    go_on: GoOnOption = False,
+    continue_on_error: ContinueOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write down that shards are at REV, without running anything."""
-    settings = Settings(continue_on_error=go_on)
+    """Record that shards are at REV, without running anything."""
+    settings = RunSettings(continue_on_error=continue_on_error)
     with migration_of(catalog, folder) as migration:
-        prepared = migration.prepare_stamp(revision, chosen(migration, shards, nodes), go_on=go_on)
+        prepared = migration.prepare_stamp(
+            revision, chosen(migration, shards, nodes), continue_on_error=continue_on_error
+        )
         words = ["shardids", "migrate", "stamp", revision, *_words(folder, settings, None)]
         _carry_out(migration, prepared, settings, words, dry_run=dry_run, show_sql=False, as_json=as_json)
 
 
-def _settings(jobs: int, retries: int, go_on: bool, lock_timeout: str, statement_timeout: str) -> Settings:
+def _settings(
+    jobs: int, retries: int, continue_on_error: bool, lock_timeout: str, statement_timeout: str
+) -> RunSettings:
     limits = Limits(
         lock_timeout_ms=parse_duration_ms(lock_timeout),
         statement_timeout_ms=parse_duration_ms(statement_timeout),
     )
-    return Settings(jobs=jobs, retries=retries, continue_on_error=go_on, limits=limits)
+    return RunSettings(jobs=jobs, retries=retries, continue_on_error=continue_on_error, limits=limits)
 
 
-def _words(folder: Path, settings: Settings, canary: int | None) -> list[str]:
-    """The options that a command that tries again is to have."""
-    default = Settings()
+def _words(folder: Path, settings: RunSettings, canary: int | None) -> list[str]:
+    """Returns the options that a retry command needs."""
+    default = RunSettings()
     words = [] if folder == FOLDER or "SHARDIDS_MIGRATIONS" in os.environ else ["--dir", str(folder)]
     for option, value, usual in (
         ("--jobs", settings.jobs, default.jobs),
@@ -213,19 +215,19 @@ def _words(folder: Path, settings: Settings, canary: int | None) -> list[str]:
 
 def _carry_out(
     migration: Migration,
-    prepared: Prepared,
-    settings: Settings,
+    prepared: PreparedRun,
+    settings: RunSettings,
     words: list[str],
     *,
     dry_run: bool,
     show_sql: bool,
     as_json: bool,
 ) -> None:
-    """Runs what was prepared and reports; exit 1 unless every shard is where it was to be."""
+    """Carries out the prepared run and reports; exits with 1 unless every shard reached the target."""
     if show_sql:
         print_sql(prepared)
     if prepared.direction == "up" and not as_json:
-        print_findings(prepared)
+        print_warnings_of_squawk(prepared)
     if dry_run:
         print_plan(prepared, as_json=as_json)
         return

@@ -1,4 +1,4 @@
-"""Commands of ``shardids migrate`` that change nothing: status, history, check and sql."""
+"""The commands of ``shardids migrate`` that change nothing: status, history, check, sql and lint."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from shardids.catalog.notation import parse_duration_ms, shown_shards
-from shardids.cli.common import CatalogOption, JsonOption, err, out, print_json, print_rows
+from shardids.cli.common import CatalogOption, JsonOption, print_json
 from shardids.cli.migrate_options import (
     FOLDER,
     DirOption,
@@ -19,15 +19,16 @@ from shardids.cli.migrate_options import (
     chosen,
     migration_of,
 )
+from shardids.cli.output import err, out, print_rows
 from shardids.errors import BadArgument
 from shardids.migrate import scaffold
 from shardids.migrate.compiled import Compiler
 from shardids.migrate.environment import Environment, contract_of
 from shardids.migrate.lint import lint as squawk
 from shardids.migrate.plan import Start, shown_heads
+from shardids.migrate.player import Limits
 from shardids.migrate.script import write_scripts
-from shardids.migrate.statements import Limits
-from shardids.migrate.status import Standing, standing, unlike
+from shardids.migrate.status import Standing, compare_with_code, unlike
 
 
 def status(
@@ -37,9 +38,9 @@ def status(
     nodes: NodesOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how many shards are at which revision, which lag behind, and what is still to be run."""
+    """Show how many shards are at which revision, which lag behind, and which revisions are pending."""
     with migration_of(catalog, folder) as migration:
-        found = standing(migration, chosen(migration, shards, nodes))
+        found = compare_with_code(migration.environment, migration.state(chosen(migration, shards, nodes)))
     rows = [
         {"node": node, "revision": shown_heads(heads), "shards": count}
         for (node, heads), count in found.counts.items()
@@ -98,7 +99,7 @@ def history(folder: DirOption = FOLDER, as_json: JsonOption = False) -> None:
         }
         for script in environment.script.walk_revisions()
     ]
-    print_rows(rows, as_json=as_json, empty="No revision yet. To make one: shardids migrate revision -m …")
+    print_rows(rows, as_json=as_json, empty="No revision yet. To write one: shardids migrate revision -m …")
 
 
 def check(
@@ -108,11 +109,11 @@ def check(
     every: Annotated[bool, typer.Option("--all", help="Also compare every shard with that one.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare the models with a shard, and with --all every shard with it. Exit 3 if they differ."""
+    """Compare the models with a shard, and with --all that shard with every other. Exit 3 if they differ."""
     with migration_of(catalog, folder) as migration:
         reference = migration.choose(None if shard is None else [shard])[0]
         lines = scaffold.drift(migration, reference)
-        others = unlike(migration, reference, migration.choose()) if every else []
+        others = unlike(migration.nodes, migration.placement, reference, migration.choose()) if every else []
     rows: list[dict[str, object]] = [
         {"shard": reference, "node": migration.placement.node_of[reference], "difference": line}
         for line in lines
@@ -129,17 +130,17 @@ def check(
 
 def sql(
     catalog: CatalogOption,
-    between: Annotated[str, typer.Argument(metavar="FROM:TO", help="Two revisions; base and head will do.")],
+    between: Annotated[str, typer.Argument(metavar="FROM:TO", help="Two revisions, for example base:head.")],
     folder: DirOption = FOLDER,
     to: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Write NODE.sql there, one a node.")
+        Path | None, typer.Option("--out", metavar="DIR", help="Write one file a node there, NODE.sql.")
     ] = None,
     shards: ShardsOption = None,
     nodes: NodesOption = None,
     lock_timeout: LockTimeoutOption = "2s",
     statement_timeout: StatementTimeoutOption = "0",
 ) -> None:
-    """Write SQL for psql, one file a node, that takes the shards at FROM to TO and counts as applied."""
+    """Write SQL for psql, one file a node, that takes the shards at FROM to TO and records it."""
     limits = Limits(
         lock_timeout_ms=parse_duration_ms(lock_timeout),
         statement_timeout_ms=parse_duration_ms(statement_timeout),
@@ -172,15 +173,13 @@ def lint(
     folder: DirOption = FOLDER,
     as_json: JsonOption = False,
 ) -> None:
-    """Look through the SQL of revisions for what is not safe under load. Exit 3 if something is found."""
+    """Check the SQL of revisions for what is not safe under load. Exit 3 if something is found."""
     environment = Environment.at(folder)
     start, target = _between(environment, between)
     heads: Start = None if start == "base" else (start,)
     compiled = Compiler(environment, "up").compile(environment.route(heads, target, "up"))
     if compiled.reason:
-        raise BadArgument(
-            f"there is no SQL to look through: {compiled.reason}", hint="Name a range without it."
-        )
+        raise BadArgument(f"there is no SQL to check: {compiled.reason}", hint="Name a range without it.")
     findings = squawk(compiled)
     print_rows([finding.row() for finding in findings], as_json=as_json, empty="Nothing found")
     if findings:
@@ -194,6 +193,6 @@ def _between(environment: Environment, between: str | None) -> tuple[str, str]:
     start, colon, target = between.partition(":")
     if not (start and colon and target):
         raise BadArgument(
-            f"{between!r} is no range of revisions", hint="For example: base:head, or 8bb6aa:head"
+            f"{between!r} is not a range of revisions", hint="For example: base:head, or 8bb6aa:head"
         )
     return environment.target(start, "up"), environment.target(target, "up")

@@ -1,4 +1,4 @@
-"""How ``shardids migrate`` shows its work: progress, plan and report."""
+"""How ``shardids migrate`` shows a run: progress, plan and report."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as Bars
 
 from shardids.catalog.notation import shown_shards
-from shardids.cli.common import err, out, print_json, print_rows
+from shardids.cli.common import print_json
+from shardids.cli.output import err, out, print_rows
 from shardids.migrate.lint import lint, squawk_path
-from shardids.migrate.migration import Prepared, positions_by_start
-from shardids.migrate.plan import Position, shown_heads
-from shardids.migrate.report import Outcome, Report
+from shardids.migrate.migration import PreparedRun
+from shardids.migrate.plan import Outcome, Position, RunReport, shards_by_start, shown_heads
 from shardids.migrate.runner import Observer
 
 _MOST_ROWS = 50
-"""Shards that a table lists one by one; above that, only those that stand out."""
+"""How many shards a table lists one by one; more are grouped."""
 _LINE_EVERY_S = 5.0
 
 
 class Interruption:
-    """Turns the first Ctrl-C, or SIGTERM, into a wish to stop; the second one ends the process at once.
+    """Turns the first Ctrl-C, or SIGTERM, into a request to stop; the second ends the process at once.
 
-    That is safe, as kill -9 is: a server takes back what its client did not live to commit.
+    That is as safe as kill -9: servers roll back what was not committed.
     """
 
     def __init__(self) -> None:
@@ -40,15 +40,17 @@ class Interruption:
 
     def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._wish)
+            self._before[number] = signal.signal(number, self._request)
         return self
 
-    def _wish(self, _number: int, _frame: FrameType | None) -> None:
+    def _request(self, _number: int, _frame: FrameType | None) -> None:
         if self.stop.is_set():
-            err.print("Broken off. The next run goes on.")
+            err.print("Interrupted. Run again to continue.")
             os._exit(1)
         self.stop.set()
-        err.print("Stopping: the shards that run are finished, no other is begun. Again to break off.")
+        err.print(
+            "Stopping: finishing the shards that run, beginning no others. Ctrl-C again to end at once."
+        )
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
@@ -56,7 +58,7 @@ class Interruption:
 
 
 class Progress(Observer):
-    """How far each node is: bars on a terminal, else a line now and then."""
+    """Shows how far each node is: bars on a terminal, else a line every few seconds."""
 
     def __init__(self) -> None:
         self._bars = Bars(
@@ -99,7 +101,7 @@ class Progress(Observer):
             self._show(position.node)
 
     def retried(self, position: Position, attempt: int, error: str) -> None:
-        """Says why there will be another attempt."""
+        """Shows why a shard is tried again."""
         self._bars.console.print(f"shard {position.shard}: attempt {attempt}: {error}", markup=False)
 
     def ended(self, outcome: Outcome) -> None:
@@ -133,10 +135,10 @@ class Progress(Observer):
                 )
 
 
-def print_plan(prepared: Prepared, *, as_json: bool) -> None:
-    """Says which shards would be taken from where to where, and how."""
+def print_plan(prepared: PreparedRun, *, as_json: bool) -> None:
+    """Shows which shards would go from which revision to which, and how."""
     rows: list[dict[str, object]] = []
-    for start, shards in positions_by_start(prepared.plan.pending).items():
+    for start, shards in shards_by_start(prepared.plan.pending).items():
         compiled = prepared.compiler.compile(prepared.plan.routes[start])
         rows.append(
             {
@@ -162,8 +164,8 @@ def print_plan(prepared: Prepared, *, as_json: bool) -> None:
     print_rows(rows, as_json=as_json, empty="Nothing to do")
 
 
-def print_sql(prepared: Prepared) -> None:
-    """Prints what each shard is sent, once for each starting point."""
+def print_sql(prepared: PreparedRun) -> None:
+    """Prints the SQL that shards are sent, once for each starting point."""
     for compiled in prepared.compiled():
         route = compiled.route
         typer.echo(f"-- from {shown_heads(route.start)} to {shown_heads(route.end)}: {compiled.way}")
@@ -177,18 +179,18 @@ def print_sql(prepared: Prepared) -> None:
                 typer.echo()
 
 
-def print_findings(prepared: Prepared) -> None:
-    """Warns of what is not safe under load, where squawk is installed to find it."""
+def print_warnings_of_squawk(prepared: PreparedRun) -> None:
+    """Warns about what is not safe under load, if squawk is installed."""
     if squawk_path() is None:
         return
-    findings = {finding: None for compiled in prepared.compiled() for finding in lint(compiled)}
-    for finding in findings:
-        err.print(f"[yellow]Warning:[/] revision {finding.revision}: ", end="")
-        err.print(f"{finding.message} {finding.instead} ({finding.rule})", markup=False)
+    warnings = {warning: None for compiled in prepared.compiled() for warning in lint(compiled)}
+    for warning in warnings:
+        err.print(f"[yellow]Warning:[/] revision {warning.revision}: ", end="")
+        err.print(f"{warning.message} {warning.instead} ({warning.rule})", markup=False)
 
 
-def print_report(report: Report, prepared: Prepared, words: Sequence[str], *, as_json: bool) -> None:
-    """Ends a run: a row for each shard, or for shards that are alike, and how to try again."""
+def print_report(report: RunReport, prepared: PreparedRun, words: Sequence[str], *, as_json: bool) -> None:
+    """Shows what a run did, a row for each shard or group of shards, and the command to retry."""
     retry = "" if report.succeeded else report.retry_command(words)
     if as_json:
         print_json(
@@ -200,7 +202,7 @@ def print_report(report: Report, prepared: Prepared, words: Sequence[str], *, as
         )
         return
     if not report.outcomes:
-        out.print(f"Nothing to do: {len(prepared.plan.settled)} shards are there")
+        out.print(f"Nothing to do: {len(prepared.plan.settled)} shards are at the target")
         return
     rows = [outcome.row() for outcome in report.outcomes]
     print_rows(rows if len(rows) <= _MOST_ROWS else _grouped(report.outcomes), as_json=False, empty="")
@@ -214,7 +216,7 @@ def print_report(report: Report, prepared: Prepared, words: Sequence[str], *, as
 
 
 def _grouped(outcomes: Sequence[Outcome]) -> list[dict[str, object]]:
-    """A row for the shards of a node that went the same way, and one for each error."""
+    """Returns a row for the shards of a node with the same outcome, and one for each error."""
     groups: dict[tuple[object, ...], list[Outcome]] = {}
     for one in outcomes:
         error = one.error.replace(f"shard {one.shard} ", "").replace(f" {one.shard} ", " ")

@@ -15,17 +15,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from shardids import mover, views
 from shardids.catalog.notation import parse_shards
 from shardids.catalog.rows import Catalog
-from shardids.cli.common import (
-    CatalogOption,
-    DryRunOption,
-    JsonOption,
-    err,
-    opened,
-    out,
-    print_json,
-    print_rows,
-    print_warnings,
-)
+from shardids.cli.common import CatalogOption, DryRunOption, JsonOption, opened, print_json
+from shardids.cli.output import err, out, print_rows, print_warnings
 from shardids.errors import BadArgument
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|min)?")

@@ -1,17 +1,19 @@
-"""``shardids upgrade``: shardids' own objects, after a new version of it was installed."""
+"""``shardids upgrade``: bring shardids' own objects to the version that is installed."""
 
 from __future__ import annotations
 
 import typer
 
+from shardids.catalog.nodes import Nodes
 from shardids.catalog.notation import parse_duration_ms, shown_shards
-from shardids.cli.common import CatalogOption, DryRunOption, err, opened, out, print_rows
+from shardids.cli.common import CatalogOption, DryRunOption, opened
 from shardids.cli.migrate_options import JobsOption, LockTimeoutOption, RetriesOption
 from shardids.cli.migrate_show import Interruption, Progress
-from shardids.install import upgrade as own
-from shardids.migrate.locks import one_run
-from shardids.migrate.runner import Settings
-from shardids.migrate.statements import Limits
+from shardids.cli.output import err, out, print_rows
+from shardids.install.upgrade import targets
+from shardids.install.upgrade import upgrade as upgrade_objects
+from shardids.migrate.player import Limits
+from shardids.migrate.runner import RunSettings, one_run
 
 
 def upgrade(
@@ -22,20 +24,22 @@ def upgrade(
     dry_run: DryRunOption = False,
 ) -> None:
     """Bring shardids' own objects to this version: the catalog, the nodes, then the shards."""
-    settings = Settings(
+    settings = RunSettings(
         jobs=jobs, retries=retries, limits=Limits(lock_timeout_ms=parse_duration_ms(lock_timeout))
     )
     with opened(catalog) as there:
         if dry_run:
+            with Nodes(there.nodes(), there.url) as nodes:
+                found = targets(there, nodes)
             rows = [
                 {"what": target.tree, "name": target.name, "from": target.revision, "to": target.newest}
-                for target in own.targets(there)
+                for target in found
                 if not target.is_current
             ]
             print_rows(rows, as_json=False, empty="The catalog and the nodes are up to date")
             return
         with one_run(there, "upgrade"), Interruption() as interruption, Progress() as progress:
-            done = own.upgrade(
+            done = upgrade_objects(
                 there,
                 settings,
                 progress,
@@ -50,7 +54,7 @@ def upgrade(
     if changed:
         out.print(f"Upgraded {len(changed)} shards: {shown_shards(one.shard for one in changed)}")
     if not done.shards.succeeded or done.shards.interrupted:
-        err.print("To do what is left, run it again: shardids upgrade")
+        err.print("To continue, run it again: shardids upgrade")
         raise typer.Exit(1)
     if not changed and all(target.is_current for target in done.targets):
-        out.print("Nothing to do: all is up to date")
+        out.print("Nothing to do: everything is up to date")

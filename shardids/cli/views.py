@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from shardids import views
-from shardids.cli.common import CatalogOption, DryRunOption, JsonOption, opened, out, print_rows
+from shardids.cli.common import CatalogOption, DryRunOption, JsonOption, opened
+from shardids.cli.output import out, print_rows
 
 app = typer.Typer(help="A table of all shards as one view, by postgres_fdw.", no_args_is_help=True)
 
@@ -15,7 +16,7 @@ StorePasswordOption = Annotated[
     bool,
     typer.Option(
         "--store-password",
-        help="Store the nodes' passwords in the user mappings: needed where the view's owner is no"
+        help="Store the nodes' passwords in the user mappings; needed unless the view's owner is a"
         " superuser.",
     ),
 ]
@@ -28,17 +29,17 @@ def create(
     catalog: CatalogOption,
     table: Annotated[str, typer.Option(help="The table's name in every shard.")],
     id_column: Annotated[
-        str, typer.Option("--id", help="Its column with IDs of the shard that the row is in.")
+        str, typer.Option("--id", help="The column whose IDs belong to the row's shard.")
     ] = "id",
-    on: Annotated[str | None, typer.Option(help="The node that is to have the view.")] = None,
+    on: Annotated[str | None, typer.Option(help="The node to create the view on.")] = None,
     url: Annotated[
         str | None,
-        typer.Option(help="The database that is to have it, if no node is; its password is not kept."),
+        typer.Option(help="The database to create it in, if not on a node; its password is not stored."),
     ] = None,
     store_password: StorePasswordOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Make a view over a table of all shards, for reading. Repeating it brings it up to date."""
+    """Create a read-only view over a table of all shards, or bring it up to date."""
     with opened(catalog) as there:
         done = views.create(
             there,
@@ -50,16 +51,16 @@ def create(
             store_password=store_password,
             dry_run=dry_run,
         )
-    _report(name, done, dry_run, "made")
+    _report(name, done, dry_run, "created")
 
 
 @app.command("list")
 def list_views(catalog: CatalogOption, as_json: JsonOption = False) -> None:
-    """The views, where they are, and how many shards each does not read where they are now."""
+    """List the views, where they are, and how many shards each does not read from their owner."""
     with opened(catalog) as there:
         rows = views.listed(there)
     print_rows(
-        rows, as_json=as_json, empty="No view yet. To make one: shardids view create NAME --table TABLE"
+        rows, as_json=as_json, empty="No views yet. To create one: shardids view create NAME --table TABLE"
     )
 
 
@@ -70,7 +71,7 @@ def refresh(
     store_password: StorePasswordOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Make a view read every shard where it is now, with the columns that the table has now."""
+    """Make a view read every shard from its owner, with the columns that the table has now."""
     with opened(catalog) as there:
         if name is None:
             done = views.refresh_all(there, store_password=store_password, dry_run=dry_run)

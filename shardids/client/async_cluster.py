@@ -1,4 +1,4 @@
-"""The front door for asyncio applications: :class:`shardids.Cluster` with psycopg's async mode."""
+""":class:`shardids.Cluster` for asyncio, with psycopg's async mode."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shardids.client import blocks
 from shardids.client.blocks import IdBlock
 from shardids.client.cluster import Cluster
 from shardids.client.retries import PATIENCE_S, Attempts
-from shardids.client.routing import FanOut, HomeSession, Key, RoutedSession, stay_home
+from shardids.client.routing import FanOut, Key, RoutedSession, ShardSession, session_class
 from shardids.errors import ShardidsError
 from shardids.ids import DecodedId, Layout
 
@@ -29,12 +29,19 @@ def _create_engine(url: URL, **options: Any) -> Engine:
     return create_async_engine(url, **options).sync_engine
 
 
+def _async_session(ours: Any, options: dict[str, Any], **own: Any) -> AsyncSession:
+    """Returns an ``AsyncSession``, or one of ``class_``, around a session of shardids."""
+    class_: type[AsyncSession] = options.pop("class_", AsyncSession)
+    theirs: Any = options.pop("sync_session_class", class_.sync_session_class)
+    return class_(sync_session_class=session_class(ours, theirs), **own, **options)
+
+
 async def _wait(attempts: Attempts, seconds: float) -> None:
-    """As :meth:`Attempts.wait` does, without a thread that sleeps."""
+    """Waits as :meth:`Attempts.wait` does, without blocking a thread."""
     loop, changed = get_running_loop(), Event()
 
     def tell() -> None:
-        with suppress(RuntimeError):  # The loop was closed meanwhile.
+        with suppress(RuntimeError):  # The loop has been closed.
             loop.call_soon_threadsafe(changed.set)
 
     with attempts.watched(tell), suppress(TimeoutError):
@@ -47,8 +54,8 @@ async def _wait(attempts: Attempts, seconds: float) -> None:
 class AsyncCluster:
     """A sharded cluster for one event loop; needs the extra ``shardids[asyncio]``.
 
-    It wraps a :class:`~shardids.Cluster` as SQLAlchemy's ``AsyncEngine`` wraps an ``Engine``: what asks no
-    server is an ordinary method, what does is awaited. The catalog is read, and listened to, in threads.
+    It wraps a :class:`~shardids.Cluster` as SQLAlchemy's ``AsyncEngine`` wraps an ``Engine``: methods that
+    ask a server are awaited, the others are not. The catalog is read, and listened to, in threads.
 
     Attributes:
         sync_cluster: what is wrapped. Its engines are those of the async driver, one a node: they can be
@@ -124,11 +131,11 @@ class AsyncCluster:
         return self.sync_cluster.schema_of(shard)
 
     def engine(self, node: Node) -> AsyncEngine:
-        """The engine, with its pool, of a node."""
+        """Returns the engine, with its pool, of a node."""
         return AsyncEngine(self.sync_cluster.engine(node))
 
     def shard_engine(self, shard: int) -> AsyncEngine:
-        """The node's engine as seen from one shard: it shares the node's pool."""
+        """Returns the node's engine as seen from one shard: it shares the node's pool."""
         return AsyncEngine(self.sync_cluster.shard_engine(shard))
 
     def session(
@@ -139,7 +146,7 @@ class AsyncCluster:
         shard: int | None = None,
         **options: Any,
     ) -> AsyncSession:
-        """A plain ``AsyncSession`` on one shard; see :meth:`shardids.Cluster.session`, also for the errors.
+        """Returns an ``AsyncSession`` on one shard, as :meth:`shardids.Cluster.session` does.
 
         ``options`` go to :class:`sqlalchemy.ext.asyncio.AsyncSession`.
         """
@@ -147,16 +154,14 @@ class AsyncCluster:
         return self._session(number, self.node_of(number), options)
 
     def sharded_session(self, *, fan_out: FanOut = "allow", **options: Any) -> AsyncSession:
-        """An ``AsyncSession`` over all shards; see :meth:`shardids.Cluster.sharded_session`.
+        """Returns an ``AsyncSession`` over all shards; see :meth:`shardids.Cluster.sharded_session`.
 
         ``options`` go to :class:`sqlalchemy.ext.asyncio.AsyncSession`.
         """
-        return AsyncSession(
-            sync_session_class=RoutedSession, shards=self.sync_cluster, fan_out=fan_out, **options
-        )
+        return _async_session(RoutedSession, options, shards=self.sync_cluster, fan_out=fan_out)
 
     def connection(self, shard: int) -> AsyncConnection:
-        """A Core connection on one shard, to be used with ``async with`` or ``await``."""
+        """Returns a Core connection on one shard, to be used with ``async with`` or ``await``."""
         return self.shard_engine(shard).connect()
 
     async def reserve(self, shard: int, count: int) -> IdBlock:
@@ -177,7 +182,7 @@ class AsyncCluster:
     ) -> T:
         """Awaits ``fn(session)`` in one transaction on one shard, commits, and returns what it returned.
 
-        It is run again where the shard has moved meanwhile, or is about to: ``fn`` may run several times. See
+        If the shard has moved, or is about to, the transaction is repeated: ``fn`` may run several times. See
         :meth:`shardids.Cluster.run`, also for the errors. ``options`` go to
         :class:`sqlalchemy.ext.asyncio.AsyncSession`; ``expire_on_commit`` is false unless they say otherwise.
         """
@@ -199,13 +204,4 @@ class AsyncCluster:
 
     def _session(self, shard: int, node: Node, options: dict[str, Any]) -> AsyncSession:
         engine = AsyncEngine(self.sync_cluster._shard_engine(shard, node))
-        if "sync_session_class" not in options:
-            home: dict[str, Any] = {
-                "sync_session_class": HomeSession,
-                "finder": self.sync_cluster,
-                "shard": shard,
-            }
-            return AsyncSession(engine, **home, **options)
-        session = AsyncSession(engine, **options)
-        stay_home(session.sync_session, self.sync_cluster, shard)
-        return session
+        return _async_session(ShardSession, options, bind=engine, finder=self.sync_cluster, shard=shard)

@@ -1,4 +1,4 @@
-"""Draws IDs over a connection, and blocks of IDs that cost no further round trip."""
+"""Draws IDs over a connection, one by one or in blocks that need no further round trip."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ _MOST_RESERVED = 16_777_216
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdBlock(Sequence[int]):
-    """IDs that were set aside for the caller: consecutive ticks of one shard, in order.
+    """IDs reserved for the caller: consecutive ticks of one shard, in order.
 
-    A sequence of ints; iterating makes each ID when it is asked for. IDs that are not used are lost,
-    nothing more.
+    A sequence of ints that makes each ID when it is asked for. Unused IDs are lost, which is harmless.
 
     Attributes:
         layout: the cluster's layout.
@@ -56,7 +55,7 @@ class IdBlock(Sequence[int]):
         return (self[i] for i in range(self.size - 1, -1, -1))
 
     def _runs(self) -> Iterator[range]:
-        """The IDs of one ms after another: within a ms they are consecutive integers."""
+        """Yields the IDs of each ms in turn: within a ms they are consecutive integers."""
         tick, end = self.first_tick, self.first_tick + self.size
         while tick < end:
             ms, sequence = divmod(tick, self.layout.sequence_limit)
@@ -70,14 +69,14 @@ def next_ids(connection: Connection, shard: int, count: int = 1) -> list[int]:
     """Draws IDs of a shard that lives on the connection's node, in order.
 
     Raises:
-        UnknownShard, ShardFenced, ShardMoved, CopyNotActivated, TooFarAhead, TimeExhausted: as they say.
+        UnknownShard, ShardFenced, ShardMoved, CopyNotActivated, TooFarAhead, TimeExhausted: see the classes.
         BadArgument: ``count`` is below 1 or above the node's ``max_reserve``.
     """
     return list(reserve(connection, shard, count, layout_of(connection)))
 
 
 def reserve(connection: Connection, shard: int, count: int, layout: Layout) -> IdBlock:
-    """Sets ``count`` IDs of a shard aside, in one round trip. Raises as :func:`next_ids` does."""
+    """Reserves ``count`` IDs of a shard in one round trip. Raises what :func:`next_ids` does."""
     size = checked_integer("the number of IDs", count, 1, _MOST_RESERVED)
     first_tick: int = connection.execute(
         text("select first_tick from shardids.reserve(:shard, :count)"),
@@ -87,7 +86,7 @@ def reserve(connection: Connection, shard: int, count: int, layout: Layout) -> I
 
 
 def layout_of(connection: Connection) -> Layout:
-    """The layout of the connection's node."""
+    """Returns the layout of the connection's node."""
     epoch_ms, time_bits, shard_bits, sequence_bits = connection.execute(
         text("""select shardids.epoch_ms(), shardids.time_bits(), shardids.shard_bits(),
                        shardids.sequence_bits()""")

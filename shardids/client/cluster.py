@@ -1,4 +1,4 @@
-"""The front door for applications: routing, sessions and IDs over all nodes of a cluster."""
+"""Sessions, routing and IDs over all nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shardids.client import blocks
 from shardids.client.blocks import IdBlock
 from shardids.client.listener import FollowedPlacement
 from shardids.client.retries import PATIENCE_S, Attempts
-from shardids.client.routing import FanOut, HomeSession, Key, RoutedSession
+from shardids.client.routing import FanOut, Key, RoutedSession, ShardSession, session_class
 from shardids.errors import BadArgument, ShardidsError
 from shardids.ids import DecodedId, Layout
 from shardids.ids.text import as_integer, shown
@@ -32,10 +32,10 @@ class Cluster:
     """A sharded cluster as its catalog describes it; safe to share between threads.
 
     Open one with :meth:`connect`. It holds one engine, so one connection pool, per node, whatever the
-    number of shards. What it knows of the placement stays good when the catalog is down.
+    number of shards. It keeps routing by the placement it knows while the catalog is down.
 
-    From the first use of the placement on, a thread with a connection of its own listens to the catalog, so
-    that a change is known here as soon as it is committed. After a fork the child makes its own connections.
+    From the first use of the placement on, a thread listens to the catalog over its own connection, so that a
+    change is known as soon as it is committed. After a fork the child makes its own connections.
     """
 
     def __init__(
@@ -58,16 +58,15 @@ class Cluster:
     def connect(cls, catalog_url: str | URL, *, listen: bool = True, **engine_options: Any) -> Self:
         """Reads the catalog at ``catalog_url``.
 
-        With ``listen=False`` a change of the placement is only found by :meth:`refresh` and :meth:`run`:
-        for short programs, and where PgBouncer in transaction mode, through which no notification comes,
-        is before the catalog.
+        With ``listen=False`` only :meth:`refresh` and :meth:`run` notice a change of the placement: for short
+        programs, and for catalogs behind PgBouncer in transaction mode, which drops notifications.
 
         ``engine_options`` (``pool_size``, ``echo``, ``connect_args`` …) go to
-        :func:`sqlalchemy.create_engine` for each node. Nodes are logged in to as the user of
-        ``catalog_url``, with its password or else that of ``PGPASSWORD`` or ``~/.pgpass``.
+        :func:`sqlalchemy.create_engine` for each node. The nodes are logged in to as the
+        user of ``catalog_url``, with its password or else that of ``PGPASSWORD`` or ``~/.pgpass``.
 
         Raises:
-            ConnectionFailed: the catalog can't be reached.
+            ConnectionFailed: the catalog cannot be reached.
             ClusterConflict: the database holds no catalog.
         """
         catalog = Catalog(catalog_url)
@@ -113,14 +112,14 @@ class Cluster:
         return self._followed.current
 
     def refresh(self) -> bool:
-        """Reads the placement anew; returns whether it could.
+        """Reads the placement again; returns whether it could.
 
-        With the catalog down the placement known so far stays, and a warning is logged.
+        If the catalog is down, the known placement stays in use and a warning is logged.
         """
         return self._followed.try_refresh()
 
     def shard_for(self, key: Key) -> int:
-        """The shard of a key: the same on every machine and in every version.
+        """Returns the shard of a key: the same on every machine and in every version.
 
         See :func:`shardids.catalog.topology.shard_for_key` for the hash.
 
@@ -130,19 +129,19 @@ class Cluster:
         return shard_for_key(key, self.shard_count)
 
     def decode(self, id_: int) -> DecodedId:
-        """Time, shard of origin and sequence of an ID. Raises BadArgument if it can't be one."""
+        """Returns the time, the origin and the sequence of an ID. Raises BadArgument if it cannot be one."""
         return self.layout.decode(id_)
 
     def shard_of(self, id_: int) -> int:
-        """The shard in which an ID was born.
+        """Returns the shard in which an ID was born.
 
         Raises:
-            BadArgument: it is no ID of this cluster.
+            BadArgument: it is not an ID of this cluster.
         """
         return self._checked(self.layout.shard_of(id_))
 
     def node_of(self, shard: int) -> Node:
-        """The node that holds a shard now.
+        """Returns the node that holds a shard now.
 
         Raises:
             BadArgument: the number is not in the cluster.
@@ -151,7 +150,7 @@ class Cluster:
         return self.placement.locate(self._checked(shard))
 
     def engine(self, node: Node) -> Engine:
-        """The engine, with its pool, of a node."""
+        """Returns the engine, with its pool, of a node."""
         with self._lock:
             if node not in self._engines:
                 url = with_login_of(parse_url(node.url), self._catalog.url)
@@ -166,11 +165,12 @@ class Cluster:
         shard: int | None = None,
         **options: Any,
     ) -> Session:
-        """A plain SQLAlchemy session on one shard: of a key, of an ID's origin, or by number.
+        """Returns a plain SQLAlchemy session on one shard: of a key, of an ID's origin, or by number.
 
         Models without a schema live in the shard's schema, through ``schema_translate_map``. ``options`` go
-        to :class:`sqlalchemy.orm.Session`. Nothing is connected before the first statement. A flush that
-        holds an object of another shard is refused before anything is written.
+        to :class:`sqlalchemy.orm.Session`, or to ``class_``, a class of yours derived from it.
+        Nothing is connected before the first statement. An object of another shard is refused before anything
+        is written.
 
         Raises:
             BadArgument: not exactly one of ``key``, ``id`` and ``shard``, or a value out of range.
@@ -180,15 +180,17 @@ class Cluster:
         return self._session(number, self.node_of(number), options)
 
     def sharded_session(self, *, fan_out: FanOut = "allow", **options: Any) -> RoutedSession:
-        """A SQLAlchemy session over all shards, with one connection and one transaction a node.
+        """Returns a SQLAlchemy session over all shards, with one connection and one transaction a node.
 
         Objects are written where their sharding key, their ID or their parents say. Statements go to the
         shards that their criteria name, as ``User.id == …`` and ``User.name.in_([…])`` do; those that name
         none ask all shards, or are refused with ``fan_out="error"``. ``options`` go to
-        :class:`sqlalchemy.orm.Session`. COMMIT is one node after another: a transaction that writes to two
-        is not atomic unless ``twophase=True``.
+        :class:`sqlalchemy.orm.Session`, or to ``class_``, a class of yours derived from it. COMMIT is
+        one node after another: a transaction that writes to two is not atomic unless ``twophase=True``.
         """
-        return RoutedSession(self, fan_out=fan_out, **options)
+        made: Any = session_class(RoutedSession, options.pop("class_", None))
+        session: RoutedSession = made(self, fan_out=fan_out, **options)
+        return session
 
     def run(
         self,
@@ -202,24 +204,22 @@ class Cluster:
     ) -> T:
         """Calls ``fn(session)`` in one transaction on one shard, commits, and returns what ``fn`` returned.
 
-        When the shard turns out to be fenced, moved or gone, or the connection to its node is lost, the
-        placement is read anew. If the shard has another node since, the whole transaction is run again,
-        there. If it has moved by the word of its old node, and the catalog does not know the new one yet,
-        that is waited for, up to ``patience_s`` seconds in all; now and then the old node is tried, for a
-        move can be taken back. So ``fn`` may run several times: it should have no effects but those in
-        ``session``, and leave COMMIT to this method.
+        When the shard is fenced, has moved or is gone, or the connection to its node is lost, this reads the
+        placement again and repeats the whole transaction on the shard's new owner. If the old node reports a
+        move that the catalog does not show yet, it waits up to ``patience_s`` seconds in all, and now and
+        then tries the old node, since a move can be aborted. ``fn`` may therefore run several times: it
+        should have no effects but those in ``session``, and leave COMMIT to this method.
 
-        A connection that is lost during COMMIT is no reason to run again: the transaction may have been
-        committed.
+        A connection lost during COMMIT is not retried: the transaction may have been committed.
 
         ``options`` go to :class:`sqlalchemy.orm.Session`. Objects keep what was loaded after the commit
         (``expire_on_commit=False``), so that ``fn`` can return them.
 
         Raises:
             BadArgument, UnknownShard: see :meth:`session`.
-            ConnectionFailed: the shard's node is still the same one.
-            ShardMoved: the same, after ``patience_s``.
-            ShardFenced: it is fenced, and no move of it is under way.
+            ConnectionFailed: the node cannot be reached, and the shard is still on it.
+            ShardMoved: the catalog still shows the old node after ``patience_s``.
+            ShardFenced: the shard is fenced and is not being moved.
             CommitUncertain: the connection was lost during COMMIT.
         """
         number = self._pick(key, id, shard)
@@ -232,15 +232,15 @@ class Cluster:
             attempts.wait(pause_s)
 
     def connection(self, shard: int) -> Connection:
-        """A Core connection on one shard, with the same ``schema_translate_map``."""
+        """Returns a Core connection on one shard, with the same ``schema_translate_map``."""
         return self.shard_engine(shard).connect()
 
     def shard_engine(self, shard: int) -> Engine:
-        """The node's engine as seen from one shard: it shares the node's pool."""
+        """Returns the node's engine as seen from one shard: it shares the node's pool."""
         return self._shard_engine(shard, self.node_of(shard))
 
     def schema_of(self, shard: int) -> str:
-        """The name of a shard's schema."""
+        """Returns the name of a shard's schema."""
         return schema_name(self._description.schema_prefix, shard)
 
     def reserve(self, shard: int, count: int) -> IdBlock:
@@ -255,7 +255,7 @@ class Cluster:
             return blocks.reserve(connection, number, count, self.layout)
 
     def _new_lock(self) -> None:
-        # Again in the child of a fork, where the old one may be held by a thread that is not there.
+        # Also in the child of a fork, where a thread that does not exist there may hold the old one.
         self._lock = Lock()
 
     def _shard_engine(self, shard: int, node: Node) -> Engine:
@@ -263,7 +263,9 @@ class Cluster:
         return self.engine(node).execution_options(schema_translate_map=schemas)
 
     def _session(self, shard: int, node: Node, options: dict[str, Any]) -> Session:
-        return HomeSession(self._shard_engine(shard, node), finder=self, shard=shard, **options)
+        made: Any = session_class(ShardSession, options.pop("class_", None))
+        session: Session = made(self._shard_engine(shard, node), finder=self, shard=shard, **options)
+        return session
 
     def _transaction(self, fn: Callable[[Session], T], shard: int, node: Node, options: dict[str, Any]) -> T:
         options = {"expire_on_commit": False} | options

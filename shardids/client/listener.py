@@ -1,4 +1,4 @@
-"""Keeps the placement that is known up with the catalog's, by LISTEN: no polling."""
+"""Keeps the known placement current by LISTEN on the catalog, without polling."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from shardids.errors import ShardidsError
 log = logging.getLogger(__name__)
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 30.0
-"""Upper ends of the random wait before the first and the last of the attempts to reconnect."""
+"""Upper bounds of the random wait before the first attempt to reconnect, and before late ones."""
 
 _CLOSING_S = 1.0
-"""How long :meth:`PlacementListener.close` waits for a thread that is just connecting."""
+"""How long :meth:`PlacementListener.close` waits for a thread that is connecting."""
 
 _LONGEST_READ_S = 10.0
-"""How long the next read of the placement waits for one that hangs, before it goes on without it."""
+"""How long a read of the placement waits for the previous one before it overtakes it."""
 
 _CONNECT_ARGS = {
     "application_name": "shardids listener",
@@ -49,11 +49,11 @@ _CONNECT_ARGS = {
 
 
 class FollowedPlacement:
-    """The placement as last read. From the first time that it is asked for on, a thread keeps it current.
+    """The placement as last read. From its first use on, a thread keeps it current.
 
     Args:
         catalog: where it is read.
-        listen: whether to follow it; if not, :meth:`refresh` alone reads it anew.
+        listen: whether to follow it; otherwise only :meth:`refresh` reads it again.
     """
 
     _next: Future[None] | None
@@ -76,11 +76,11 @@ class FollowedPlacement:
         return self._placement
 
     def refresh(self) -> None:
-        """Reads it anew. Raises ShardidsError if that can't be done; what was read last stays."""
+        """Reads it again. Raises ShardidsError if that fails; the last placement stays."""
         placement = self._catalog.placement()
         with self._lock:
             is_newer = placement.version > self._placement.version
-            # Two readers may come back in the other order.
+            # Two readers may return in the opposite order.
             if placement.version >= self._placement.version:
                 self._placement = placement
             watchers = list(self._watchers) if is_newer else []
@@ -88,9 +88,9 @@ class FollowedPlacement:
             tell()
 
     def try_refresh(self, patience_s: float | None = None) -> bool:
-        """Reads it anew; returns whether it could, in ``patience_s`` seconds. If not, a warning is logged.
+        """Reads it again within ``patience_s`` seconds; returns whether it could, and logs a warning if not.
 
-        However many threads ask at once, one read is under way, and one more waits for all who asked since.
+        However many threads ask at once, one read runs, and one more is queued for all that asked since.
         """
         try:
             self._next_read().result(patience_s)
@@ -102,11 +102,11 @@ class FollowedPlacement:
             reason = "the catalog has not answered in time"
         else:
             return True
-        log.warning("shardids: routing goes on with what is known: %s", reason)
+        log.warning("shardids: routing continues with the known placement: %s", reason)
         return False
 
     def _next_read(self) -> Future[None]:
-        """A read that has not begun yet: it finds all that was committed before this call."""
+        """Returns a read that has not begun yet: it finds all that was committed before this call."""
         with self._lock:
             if self._next is not None:
                 return self._next
@@ -115,7 +115,7 @@ class FollowedPlacement:
         try:
             reading.start()
         except RuntimeError:
-            # The interpreter is about to exit.
+            # The interpreter is exiting.
             self._read(read)
         return read
 
@@ -125,7 +125,7 @@ class FollowedPlacement:
             self._running, self._next = read, None
         try:
             self.refresh()
-        except BaseException as error:  # noqa: BLE001 -- who asked gets it
+        except BaseException as error:  # noqa: BLE001 -- passed on to the caller
             read.set_exception(error)
         else:
             read.set_result(None)
@@ -142,12 +142,12 @@ class FollowedPlacement:
                 self._watchers.remove(on_change)
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Stops the thread."""
         if self._listener:
             self._listener.close()
 
     def _reset(self) -> None:
-        # Again in the child of a fork, where the old lock may be held by a thread that is not there.
+        # Also in the child of a fork, where a thread that does not exist there may hold the old lock.
         self._lock = Lock()
         self._watchers: list[Callable[[], object]] = []
         self._next = None
@@ -156,14 +156,14 @@ class FollowedPlacement:
 
 
 class PlacementListener:
-    """A daemon thread with one connection to the catalog, asleep until a change is notified.
+    """A daemon thread with one connection to the catalog, which sleeps until it is notified of a change.
 
     It calls ``on_change`` whenever it has connected and after every notification. When the connection is
-    lost, or ``on_change`` raises, it connects again, after waits that are random and grow up to 30 s.
+    lost or ``on_change`` raises, it reconnects after random waits that grow to 30 s.
 
     Args:
         catalog_url: the catalog, not through a pooler in transaction mode: LISTEN needs its own session.
-        on_change: a bound method; it is called in the thread. Its object is held weakly.
+        on_change: a bound method, called in the thread. Its object is held weakly.
     """
 
     def __init__(self, catalog_url: URL, on_change: Callable[[], object]) -> None:
@@ -183,7 +183,7 @@ class PlacementListener:
         in_child(self, PlacementListener._reset)
 
     def _reset(self) -> None:
-        # Again in the child of a fork, where the thread is not.
+        # Also in the child of a fork, which does not have the thread.
         self._lock = Lock()
         self._closing = Event()
         self._thread = None
@@ -192,7 +192,7 @@ class PlacementListener:
         self._bell = None
 
     def start(self) -> None:
-        """Starts the thread if it was not started yet. Returns at once."""
+        """Starts the thread unless it was started before. Returns at once."""
         if self._thread is None:
             with self._lock:
                 if self._thread is None and not self._closing.is_set():
@@ -203,12 +203,12 @@ class PlacementListener:
                     self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread and its connection, for good; within a second, even if it is just connecting."""
+        """Stops the thread and its connection for good, within a second even while it is connecting."""
         self._closing.set()
         with self._lock:
             thread, bell, self._bell = self._thread, self._bell, None
         if bell is not None:
-            # Closing alone would not be heard while the child of a fork holds a copy.
+            # Closing alone has no effect while the child of a fork holds a copy.
             bell.shutdown(socket.SHUT_RDWR)
             bell.close()
         if thread is not None and thread is not current_thread():
@@ -226,7 +226,7 @@ class PlacementListener:
             for attempt in attempts:
                 with attempt, self._listening() as connection:
                     if self._tell():
-                        # The waits grow with this number: they begin anew.
+                        # The waits grow with this number: start over.
                         attempt.retry_state.attempt_number = 1
                         self._follow(connection, ear)
 
@@ -235,12 +235,12 @@ class PlacementListener:
         with self._engine.connect() as connection:
             connection.execution_options(isolation_level="AUTOCOMMIT")
             connection.exec_driver_sql("listen shardids_placement")
-            # What is no transaction is not rolled back when the connection is lost.
+            # Outside a transaction, nothing is rolled back when the connection is lost.
             connection.commit()
             yield cast(psycopg.Connection, connection.connection.driver_connection)
 
     def _follow(self, connection: psycopg.Connection, ear: socket.socket) -> None:
-        """Passes notifications on until ``ear`` or the last who could be told is closed."""
+        """Passes notifications on until ``ear`` is closed or the object of ``on_change`` is gone."""
         with selectors.DefaultSelector() as selector:
             selector.register(ear, selectors.EVENT_READ)
             selector.register(connection, selectors.EVENT_READ)
@@ -253,8 +253,8 @@ class PlacementListener:
                     return
 
     def _tell(self) -> bool:
-        """Returns whether there was somebody to be told."""
-        # A reference in a frame that sleeps would keep the object alive.
+        """Calls ``on_change``; returns whether its object still exists."""
+        # A reference in a sleeping frame would keep the object alive.
         on_change = self._on_change()
         if on_change is None:
             return False
@@ -265,4 +265,4 @@ class PlacementListener:
 def _log_loss(state: RetryCallState) -> None:
     reason, _, _ = str(state.outcome and state.outcome.exception()).partition("\n")
     level = logging.WARNING if state.attempt_number == 1 else logging.DEBUG
-    log.log(level, "shardids: changes of the placement are not heard until the catalog answers: %s", reason)
+    log.log(level, "shardids: changes of the placement are missed until the catalog answers: %s", reason)

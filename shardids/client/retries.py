@@ -1,4 +1,4 @@
-"""What ``run`` does when a shard's node refuses: look where the shard is, wait for it, or give up."""
+"""Decides what ``run`` does when a shard's node refuses: retry on its new owner, wait, or give up."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from shardids.client.listener import FollowedPlacement
 from shardids.errors import ShardFenced, ShardidsError, ShardMoved
 
 PATIENCE_S = 5.0
-"""How long a shard that has moved is waited for. Its cutover takes less than ``--max-pause``, 2 s if nobody
-says otherwise, and most of that before the old node refuses."""
+"""How long to wait for a shard that has moved. Its cutover takes less than ``--max-pause``, by default 2 s,
+most of it before the old node refuses."""
 _FENCED_PATIENCE_S = 0.25
-"""How long one that is only fenced is waited for. A move's fence looks like that until it is committed."""
+"""How long to wait for a shard that is only fenced, as one in a cutover seems until that is committed."""
 _LEAST_READ_S = 1.0
-"""How long the catalog is waited for at least, though the patience be less or over."""
+"""How long to wait for the catalog at least, even if the patience is shorter or used up."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
 
 class Attempts:
-    """The attempts to run one transaction where a shard is.
+    """The attempts to run one transaction on the owner of a shard.
 
-    For one thread, or task, which calls :meth:`next_node` and, after a failure, :meth:`pause_after` in turn.
+    For one thread or task, which calls :meth:`next_node` and, after a failure, :meth:`pause_after` in turn.
 
     Args:
         followed: the placement.
         shard: the shard.
-        patience_s: for how long, from the first refusal on, a shard that has moved is waited for; and for how
-            long the catalog, if it does not answer.
+        patience_s: how long to wait, from the first refusal on, for a shard that has moved, and for a catalog
+            that does not answer.
     """
 
     def __init__(self, followed: FollowedPlacement, shard: int, patience_s: float) -> None:
@@ -48,7 +48,7 @@ class Attempts:
         self._could_read = True
 
     def next_node(self) -> Node:
-        """The node to try now.
+        """Returns the node to try now.
 
         Raises:
             UnknownShard: no node holds the shard.
@@ -58,12 +58,12 @@ class Attempts:
         return self._node
 
     def pause_after(self, error: ShardidsError | DBAPIError) -> float:
-        """For how many seconds to wait for a new place of the shard before the next attempt.
+        """Returns how many seconds to wait before the next attempt: 0 if the shard has a new owner.
 
-        Reads the catalog. It is 0 if the shard has another node by now.
+        Reads the catalog.
 
         Raises:
-            ShardidsError, DBAPIError: no further attempt is worth it; ``error``, with what was tried.
+            ShardidsError, DBAPIError: ``error``, with what was tried, if another attempt cannot help.
         """
         if not may_have_moved(error):
             raise error
@@ -83,7 +83,7 @@ class Attempts:
         return pause_s
 
     def wait(self, seconds: float) -> None:
-        """Returns when the shard has another node than the one that was tried, or the time is over."""
+        """Waits until the shard has another node than the one that was tried, or the time has passed."""
         until, changed = time.monotonic() + seconds, Event()
         with self.watched(changed.set):
             while not self.has_moved() and changed.wait(max(until - time.monotonic(), 0)):
@@ -94,7 +94,7 @@ class Attempts:
         return self._followed.watched(on_change)
 
     def has_moved(self) -> bool:
-        """Whether the shard has another node than the one that was tried last."""
+        """Returns whether the shard has another node than the one that was tried last."""
         placement = self._followed.current
         name = placement.node_of.get(self._shard)
         return name is not None and placement.nodes[name] != self._node
@@ -112,10 +112,10 @@ class Attempts:
             raise error
         if not self._could_read:
             raise ShardMoved(
-                f"{error.message}, but the catalog, which knows its place there, could not be read",
-                hint="Look whether the catalog's server is up and can be reached, then run it again.",
+                f"{error.message}, but the catalog, which has its new node, could not be read",
+                hint="Check that the catalog's server is up and reachable, then run it again.",
             ) from error
         raise ShardMoved(
-            f"{error.message}, but for {self._patience_s:g} s the catalog has not placed it there",
-            hint="Look whether its move was broken off, or takes longer: shardids shard moves",
+            f"{error.message}, but the catalog has not shown that for {self._patience_s:g} s",
+            hint="Check whether its move was interrupted or takes longer: shardids shard moves",
         ) from error

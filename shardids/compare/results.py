@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from shardids.baselines import About
+from shardids.compare.schemes import About
 
 FORMAT = 1
 """Number of the JSON's form; it rises when a field changes its meaning."""
@@ -248,7 +248,7 @@ class Comparison:
     """A whole run.
 
     Attributes:
-        schemes: those that were measured, in the order of :data:`shardids.baselines.SCHEMES`.
+        schemes: those that were measured, in the order of :data:`shardids.compare.schemes.SCHEMES`.
         left_out: why a scheme was not, by its name.
     """
 

@@ -8,16 +8,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
-from shardids.baselines import SCHEMES, Scheme, Servers, scheme_of
-from shardids.compare.clients import client_processes
-from shardids.compare.clocks import measure_clocks
-from shardids.compare.conditions import machine, versions
-from shardids.compare.draws import measure_draws
-from shardids.compare.duplicates import at_full_speed
-from shardids.compare.faults import ONE_SERVER, Faults, measure_faults
-from shardids.compare.inserts import measure_inserts
-from shardids.compare.measuring import FAILURES, Measuring, in_words
-from shardids.compare.order import measure_order
+from shardids.compare.measures.draws import measure_draws
+from shardids.compare.measures.duplicates import at_full_speed, measure_clocks
+from shardids.compare.measures.faults import ONE_SERVER, Faults, measure_faults
+from shardids.compare.measures.inserts import measure_inserts
+from shardids.compare.measures.measuring import FAILURES, Measuring, in_words
+from shardids.compare.measures.order import measure_order
+from shardids.compare.measures.sizes import CLIENTS, FULL, QUICK
+from shardids.compare.measures.storage import measure_storage
 from shardids.compare.results import (
     CASES,
     Comparison,
@@ -30,9 +28,10 @@ from shardids.compare.results import (
     Storage,
     Told,
 )
-from shardids.compare.sizes import CLIENTS, FULL, QUICK
-from shardids.compare.stage import Stage, check_disk, stage_for
-from shardids.compare.storage import measure_storage
+from shardids.compare.schemes import SCHEMES, Scheme, Servers, scheme_of
+from shardids.compare.testbed.clients import client_processes
+from shardids.compare.testbed.conditions import machine, versions
+from shardids.compare.testbed.stage import Stage, check_disk, stage_for
 from shardids.errors import UnsupportedServer
 
 _WRAPS: Final = (

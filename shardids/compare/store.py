@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardids.baselines.scheme import library
 from shardids.compare.results import FORMAT, Comparison
+from shardids.compare.schemes.scheme import library
 from shardids.errors import BadArgument
 
 _MADE_BY = "Make one with: shardids compare --json"

@@ -1,6 +1,8 @@
-"""What is wrong with a cluster: facts gathered from all nodes at once, and checks that judge them.
+"""Examines a cluster: :mod:`~shardids.doctor.ask` gathers facts from all nodes at once, checks judge them.
 
-:func:`examine` asks and judges. Nothing is changed, and nothing is installed.
+Facts are plain records (:mod:`~shardids.doctor.facts`). Each check is a pure function of them, in the module
+of what it is about: placement, generators, tables, leftovers, access, contents. :func:`examine` changes
+nothing and installs nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ _WORST_FIRST = list(Severity)
 class Report:
     """What an examination found, the worst first.
 
-    ``checks`` are the names of the checks that ran, ``seconds`` how long all of it took.
+    ``checks`` are the names of the checks that ran, ``seconds`` is how long the examination took.
     """
 
     facts: ClusterFacts
@@ -44,7 +46,7 @@ class Report:
 
     @property
     def is_well(self) -> bool:
-        """Whether nothing is wrong: what was found, if anything, is only information."""
+        """Whether nothing is wrong: there are no findings but informational ones."""
         return all(finding.severity is Severity.INFO for finding in self.findings)
 
 
@@ -56,8 +58,8 @@ def examine(
     ``keys`` are the columns by whose hash rows are placed.
 
     Raises:
-        BadArgument: there is no check of such a name, or no such column, or its type can't be hashed.
-        ConnectionFailed, ClusterConflict: the catalog can't be read. A node that can't be is a finding.
+        BadArgument: there is no such check or column, or the column's type cannot be hashed.
+        ConnectionFailed, ClusterConflict: the catalog cannot be read. A node that cannot is a finding.
     """
     begun = time.monotonic()
     checks = _chosen(names)

@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from psycopg import sql
 from sqlalchemy import Connection, Engine, text
-from sqlalchemy.engine import URL
 
-from shardids.catalog.connections import open_engine, parse_url, with_password_of
+from shardids.catalog.connections import parse_url, with_password_of
 from shardids.catalog.locks import AdvisoryLock
+from shardids.catalog.nodes import Nodes, administrative_engine
 from shardids.catalog.queries import batches, prepare, read
-from shardids.catalog.rows import Catalog, Description
+from shardids.catalog.rows import Catalog, Description, describe_in
 from shardids.catalog.topology import Node
 from shardids.doctor.clock import LocalClock
 from shardids.doctor.engine import changed_functions
@@ -40,18 +40,19 @@ from shardids.doctor.samples import ShardingKey, sample_ids, sample_keys
 from shardids.errors import BadArgument, ShardidsError
 from shardids.views.state import View, read_sources, views_in
 
-_ATTEMPTS = 3
-_CONNECT_TIMEOUT_S = 5
-_RATE_INTERVAL_S = 0.5
-"""The least time between the two looks from which a shard's ticks per second are computed."""
+_ATTEMPTS: Final = 3
+_NAME: Final = "shardids doctor"
+_CONNECT_TIMEOUT_S: Final = 5
+_RATE_INTERVAL_S: Final = 0.5
+"""The shortest time between the two readings from which a shard's ticks per second are computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What is asked beside the usual.
+    """What to ask beside the usual.
 
-    ``rates``: look twice at how far the shards' generators are, half a second apart at least. ``keys``:
-    columns by whose hash rows are placed.
+    ``rates``: read the shards' generators twice, at least half a second apart. ``keys``: columns by whose
+    hash rows are placed.
     """
 
     rates: bool = True
@@ -59,10 +60,11 @@ class Wishes:
 
 
 def ask(catalog: Catalog, wishes: Wishes) -> ClusterFacts:
-    """Facts of a cluster. A node that can't be asked is a fact, too.
+    """Gathers the facts of a cluster. A node that cannot be asked is a fact, too.
 
     Raises:
-        ConnectionFailed, ClusterConflict: the catalog can't be read.
+        BadArgument: a column of ``wishes.keys`` has a type that cannot be hashed.
+        ConnectionFailed, ClusterConflict: the catalog cannot be read.
     """
     for attempt in range(_ATTEMPTS):
         version, facts = _ask_once(catalog, wishes)
@@ -73,21 +75,27 @@ def ask(catalog: Catalog, wishes: Wishes) -> ClusterFacts:
 
 
 def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[int, ClusterFacts]:
-    description = catalog.describe()
-    with catalog.engine.connect() as connection:
+    with catalog.engine.connect() as connection, connection.begin():
+        prepare(connection)
         version = connection.scalar(text("select version from shardids_catalog.cluster"))
+        description = describe_in(connection, catalog.url)
         revisions = connection.scalars(
             text("select version_num from shardids_catalog.shardids_version")
         ).all()
+        found = connection.execute(text("select name, url from shardids_catalog.node order by name"))
+        there = {row.name: Node(name=row.name, url=row.url) for row in found}
         placed = connection.execute(text("select shard, node, state from shardids_catalog.placement")).all()
         moves = _read_moves(connection)
-    nodes = catalog.nodes()
+        views = views_in(connection)
     clock = LocalClock()
-    with ThreadPoolExecutor(max_workers=max(1, len(nodes))) as pool:
-        viewed = [pool.submit(_ask_view, catalog, view, description) for view in views_in(catalog)]
-        asked = [pool.submit(_ask_node, catalog, node, clock, wishes, description) for node in nodes.values()]
-        answers = dict(zip(nodes, (one.result() for one in asked), strict=True))
-    with catalog.engine.connect() as connection:
+    with (
+        Nodes(there, catalog.url, application_name=_NAME, connect_timeout_s=_CONNECT_TIMEOUT_S) as nodes,
+        ThreadPoolExecutor(max_workers=max(1, len(views))) as pool,
+    ):
+        viewed = [pool.submit(_ask_view, catalog, view, description) for view in views]
+        asked = nodes.each(lambda name, node: _ask_node(there[name], node, clock, wishes, description))
+    with catalog.engine.connect() as connection, connection.begin():
+        prepare(connection)
         moves = moves_meanwhile(moves, _read_moves(connection))
     return version, ClusterFacts(
         at=datetime.now(UTC),
@@ -96,12 +104,12 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[int, ClusterFacts]:
         placed={row.shard: Placed(node=row.node, state=row.state) for row in placed},
         moves=moves,
         views=[one.result() for one in viewed],
-        nodes=answers,
+        nodes=asked.all(),
     )
 
 
 def _read_moves(connection: Connection) -> list[Move]:
-    """The moves that are not over; whoever is at work on one holds an advisory lock of the shard's number."""
+    """The open moves; the process that runs one holds an advisory lock with the shard's number."""
     if connection.scalar(text("select to_regclass('shardids_catalog.move') is null")):
         return []
     found = connection.execute(
@@ -119,22 +127,22 @@ def _read_moves(connection: Connection) -> list[Move]:
 
 
 def moves_meanwhile(before: Sequence[Move], after: Sequence[Move]) -> list[Move]:
-    """The moves that were not over at some time between two looks; one that ended was at work."""
+    """The moves that were open at some time between two readings; one that ended was running."""
     later = {move.shard: move for move in after}
     ended = [replace(move, is_running=True) for move in before if move.shard not in later]
     return [*ended, *after]
 
 
 def _version(catalog: Catalog) -> int:
-    with catalog.engine.connect() as connection:
+    with catalog.engine.connect() as connection, connection.begin():
+        prepare(connection)
         return int(connection.scalar(text("select version from shardids_catalog.cluster")) or 0)
 
 
 def _ask_node(
-    catalog: Catalog, node: Node, clock: LocalClock, wishes: Wishes, description: Description
+    node: Node, engine: Engine, clock: LocalClock, wishes: Wishes, description: Description
 ) -> NodeFacts:
-    url = with_password_of(parse_url(node.url), catalog.url)
-    engine = _engine(url, f'node "{node.name}"')
+    """What a node says, as far as it answers."""
     known: dict[str, Any] = {}
     try:
         with engine.connect() as connection:
@@ -144,8 +152,6 @@ def _ask_node(
         raise
     except ShardidsError as error:
         known["error"] = error
-    finally:
-        engine.dispose()
     return NodeFacts(node=node, **known)
 
 
@@ -153,8 +159,12 @@ def _ask_view(catalog: Catalog, view: View, description: Description) -> ViewFac
     """A view that is on a node is asked for there, with the rest."""
     if view.url is None:
         return ViewFacts(view=view)
-    url = with_password_of(parse_url(view.url), catalog.url)
-    engine = _engine(url, f'the database of view "{view.name}"')
+    engine = administrative_engine(
+        with_password_of(parse_url(view.url), catalog.url),
+        what=f'the database of view "{view.name}"',
+        application_name=_NAME,
+        connect_timeout_s=_CONNECT_TIMEOUT_S,
+    )
     try:
         with engine.connect() as connection:
             return ViewFacts(view=view, sources=read_sources(connection, description.schema_prefix))
@@ -162,11 +172,6 @@ def _ask_view(catalog: Catalog, view: View, description: Description) -> ViewFac
         return ViewFacts(view=view, error=error)
     finally:
         engine.dispose()
-
-
-def _engine(url: URL, what: str) -> Engine:
-    limits = {"connect_timeout": _CONNECT_TIMEOUT_S}
-    return open_engine(url, what=what, administrative=True, pool_size=1, connect_args=limits)
 
 
 def _node_facts(

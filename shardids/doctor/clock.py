@@ -12,9 +12,9 @@ _ROUND_TRIPS = 8
 
 
 class LocalClock:
-    """This machine's clock, read once: what it shows later is counted on from there, so it never steps.
+    """This machine's clock, read once and counted on from there, so that it never steps.
 
-    The clocks of several servers are compared through one such clock, whose own error thus cancels out.
+    The clocks of several servers are compared with one such clock, so its own error cancels out.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class LocalClock:
         self._begun = time.monotonic()
 
     def compare(self, connection: Connection) -> ClockSample:
-        """The best of several measures: that of the shortest round trip."""
+        """Returns the best of several measurements: that of the shortest round trip."""
         with connection.begin():
             samples = [self._compare_once(connection) for _ in range(_ROUND_TRIPS)]
         return min(samples, key=lambda sample: sample.error_s)

@@ -1,4 +1,4 @@
-"""Checks of rows, whether they are in the right shard, and of views over all shards."""
+"""Checks that rows are in the right shard, and that views read every shard from its owner."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _found(node: str, samples: list[Sample], why: str, to_do: str) -> Found:
 
 @check("row-in-wrong-shard", Severity.WARNING, remedy="Move the rows to the shard that their IDs name.")
 def row_in_wrong_shard(facts: ClusterFacts) -> Iterator[Found]:
-    """Rows whose ID was born in another shard (sampled): a session opened by the ID does not find them."""
+    """Rows whose ID was drawn in another shard (sampled): a session opened by the ID does not find them."""
     for node, samples in _misplaced(facts, "id"):
         table, column = samples[0].table_name, samples[0].column_name
         yield _found(
@@ -52,7 +52,7 @@ def row_in_wrong_shard(facts: ClusterFacts) -> Iterator[Found]:
 
 @check("key-in-wrong-shard", Severity.ERROR, remedy="Move the rows to the shard that their key hashes to.")
 def key_in_wrong_shard(facts: ClusterFacts) -> Iterator[Found]:
-    """Rows whose key hashes to another shard (sampled; with `--key table.column`): it does not find them."""
+    """Rows whose key hashes to another shard (sampled; with `--key table.column`): routing misses them."""
     for node, samples in _misplaced(facts, "key"):
         yield _found(
             node,
@@ -64,25 +64,25 @@ def key_in_wrong_shard(facts: ClusterFacts) -> Iterator[Found]:
 
 @check("view-stale", Severity.WARNING, remedy="`shardids view refresh`.")
 def view_stale(facts: ClusterFacts) -> Iterator[Found]:
-    """A view over all shards that does not read each where it is now, or that is gone."""
+    """A view over all shards that is gone, or does not read every shard from its owner."""
     node_of = {shard: placed.node for shard, placed in facts.placed.items() if placed.state == "active"}
     nodes = {name: node.node for name, node in facts.nodes.items()}
     for one in facts.views:
         view = one.view
-        home = facts.nodes[view.node] if view.node else None
-        error = home.error if home else one.error
+        node = facts.nodes[view.node] if view.node else None
+        error = node.error if node else one.error
         to_do = f"shardids view refresh {view.name}"
         if error is not None:
-            if home is None:
-                what = f'view "{view.name}" can\'t be looked at: {error.message}'
+            if node is None:
+                what = f'view "{view.name}" can\'t be read: {error.message}'
                 yield Found(what=what, to_do=error.hint or to_do, thing=view.name)
             continue
-        sources = home.view_sources if home else one.sources
+        sources = node.view_sources if node else one.sources
         stale = stale_shards(view, sources, node_of, nodes)
         if stale:
             yield Found(
-                what=f'view "{view.name}" on {view.where} does not read {named_shards(stale)} where the'
-                " catalog places them",
+                what=f'view "{view.name}" on {view.where} does not read {named_shards(stale)} from their'
+                " owners",
                 to_do=to_do,
                 nodes=(view.node,) if view.node else (),
                 shards=tuple(stale),

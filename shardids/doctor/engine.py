@@ -1,4 +1,4 @@
-"""The engine as it is installed against the engine as this shardids would install it."""
+"""Compares the engine that is installed with the one that this shardids would install."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _STATEMENT = re.compile(
     r"|drop function (?:if exists )?shardids\.[^;]*;)",
     re.MULTILINE | re.DOTALL,
 )
-"""A statement of the node tree that makes or drops a function, outside of DO blocks."""
+"""A statement of the node tree that creates or drops a function, outside of DO blocks."""
 _NAME = re.compile(r"\bfunction (?:if exists )?shardids\.")
 
 
 def reference_sql() -> str:
-    """SQL that makes the engine's functions in ``pg_temp``; what they call is the installed engine."""
+    """Returns SQL that creates the engine's functions in ``pg_temp``; they call the installed engine."""
     statements = _STATEMENT.findall(trees.tree_sql("node"))
     return "\n".join(
         _NAME.sub(lambda name: name[0].replace("shardids.", "pg_temp."), statement, count=1)
@@ -30,9 +30,9 @@ def reference_sql() -> str:
 
 
 def changed_functions(connection: Connection, installed: Installation) -> list[ChangedFunction]:
-    """Functions of the engine that are missing, strange, or not what the files say.
+    """Returns the engine's functions that are missing, unknown, or differ from the files.
 
-    Empty for an engine of another revision, and where nothing can be made to compare it with.
+    Empty for an engine of another revision, and where nothing can be created to compare it with.
     """
     if installed.revisions != [trees.head("node")] or installed.is_standby or installed.is_read_only:
         return []

@@ -1,4 +1,4 @@
-"""What was seen of a cluster at one moment: plain records, which the checks judge."""
+"""The facts of a cluster at one moment: plain records, which the checks judge."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ClockSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installation:
-    """A node's own account of itself: one row of ``doctor/node.v1.sql``."""
+    """What a node says of itself: the row of ``doctor/node.v1.sql``."""
 
     name: str
     cluster: UUID
@@ -108,9 +108,9 @@ class KeyColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignKey:
-    """A foreign key that can't be right, the same in several shards: a row of ``doctor/foreign_keys.v1.sql``.
+    """A foreign key that is wrong, the same in several shards: a row of ``doctor/foreign_keys.v1.sql``.
 
-    ``target_schema`` is ``None`` where it refers to the shard's own.
+    ``target_schema`` is ``None`` where that is the shard's own.
     """
 
     table_name: str
@@ -134,7 +134,7 @@ class InvalidIndex:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftover:
-    """Something that a move makes and takes away again: one row of ``doctor/leftovers.v1.sql``.
+    """Something that a move creates and drops: one row of ``doctor/leftovers.v1.sql``.
 
     ``kind``: ``slot``, ``publication``, ``subscription``, ``gate`` of a table, or ``shut gate``.
     ``kept_bytes`` is the WAL that a slot keeps.
@@ -162,7 +162,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathTrap:
-    """Something that leads unqualified names astray: one row of ``doctor/paths.v1.sql``.
+    """Something that makes an unqualified name mean the wrong object: one row of ``doctor/paths.v1.sql``.
 
     ``kind``: ``setting`` of a role (or of the database, without a name), ``table`` or ``function``.
     """
@@ -175,7 +175,7 @@ class PathTrap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Rows of a table that were looked at in one shard, and how many of them belong to another.
+    """Rows of a table that were sampled in one shard, and how many of them belong to another.
 
     ``said_by``: ``id``, the shard of birth, or ``key``, the hash of the sharding key. ``example`` is a wrong
     one, which belongs to shard ``belongs_to``.
@@ -193,7 +193,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """One node. ``error`` says why not all of it could be asked; then what follows may be missing."""
+    """One node. With an ``error``, which says why not all could be read, any of the rest may be missing."""
 
     node: Node
     error: ShardidsError | None = None
@@ -224,7 +224,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A move that is not over. ``is_running``: some process is at work on it."""
+    """An open move. ``is_running``: a process is working on it."""
 
     shard: int
     source: str
@@ -235,7 +235,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewFacts:
-    """A view over all shards in a database that is no node: where it reads them, or why it can't be asked."""
+    """A view in a database that is not a node: where it reads each shard, or why it cannot be read."""
 
     view: View
     sources: Sequence[ViewSource] = ()
@@ -256,10 +256,10 @@ class ClusterFacts:
 
     @property
     def moving(self) -> frozenset[int]:
-        """The shards with a move that is not over: the catalog and the nodes need not agree on them."""
+        """The shards with an open move: the catalog and the nodes need not agree on them."""
         return frozenset(move.shard for move in self.moves)
 
     def is_settled(self, shard: int, node: str) -> bool:
-        """Whether the catalog places the shard on the node, and no move of it is under way."""
+        """Whether the node owns the shard, and no move of it is open."""
         placed = self.placed.get(shard)
         return placed is not None and placed.node == node and shard not in self.moving

@@ -12,7 +12,7 @@ from shardids.doctor.facts import ClusterFacts
 
 
 class Severity(StrEnum):
-    """How bad a finding is; ``info`` is nothing wrong."""
+    """How bad a finding is; at ``info`` nothing is wrong."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -21,10 +21,10 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What a check sees. ``severity`` is the check's own unless it is said here.
+    """What a check returns. ``severity`` is the check's own unless it is given here.
 
-    ``what`` says it in words, with the numbers; ``to_do`` can be pasted into a shell or psql, or says what
-    to do. ``nodes``, ``shards`` and ``thing`` say where: ``thing`` is an object's name, without the schema if
+    ``what`` is a sentence with the figures; ``to_do`` can be pasted into a shell or psql, or says what to
+    do. ``nodes``, ``shards`` and ``thing`` say where: ``thing`` is an object's name, without the schema if
     it is the same in several shards.
     """
 
@@ -38,7 +38,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What a check saw, with the check's name: see :class:`Found`."""
+    """What a check found, with the check's name: see :class:`Found`."""
 
     check: str
     severity: Severity
@@ -67,7 +67,7 @@ class Check:
     judge: Judge
 
     def findings(self, facts: ClusterFacts) -> Iterator[Finding]:
-        """What it finds in a cluster."""
+        """Yields what it finds in a cluster."""
         for found in self.judge(facts):
             yield Finding(
                 check=self.name,
@@ -81,7 +81,7 @@ class Check:
 
 
 def check(name: str, severity: Severity, *, remedy: str) -> Callable[[Judge], Check]:
-    """Makes a function a :class:`Check`; its docstring says what it finds."""
+    """Turns a function into a :class:`Check`; its docstring says what it finds."""
 
     def named(judge: Judge) -> Check:
         finds = " ".join((judge.__doc__ or "").split())
@@ -91,7 +91,7 @@ def check(name: str, severity: Severity, *, remedy: str) -> Callable[[Judge], Ch
 
 
 def grouped(pairs: Iterable[tuple[Key, int]]) -> dict[Key, tuple[int, ...]]:
-    """The shards that have the same to be said of them, sorted, by what that is."""
+    """Groups shards by key; the shards of each are sorted."""
     groups: dict[Key, set[int]] = {}
     for key, shard in pairs:
         groups.setdefault(key, set()).add(shard)
@@ -99,7 +99,7 @@ def grouped(pairs: Iterable[tuple[Key, int]]) -> dict[Key, tuple[int, ...]]:
 
 
 def call(function: str, shards: Collection[int]) -> str:
-    """SQL that calls a function of schema ``shardids`` for shards."""
+    """Returns SQL that calls a function of schema ``shardids`` for shards."""
     if len(shards) == 1:
         return f"select shardids.{function}({shown_shards(shards)})"
     array = ",".join(map(str, sorted(shards)))

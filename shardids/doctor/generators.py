@@ -1,4 +1,4 @@
-"""Checks of what makes IDs: the layout, the engine's revision, clocks and ticks."""
+"""Checks of the generator: the layout, the engine, clocks and ticks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of what moves leave behind."""
+"""Checks for what interrupted moves leave behind."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from shardids.doctor.findings import Found, Severity, check
 _MIB = 1 << 20
 
 
-@check("move-broken-off", Severity.ERROR, remedy="`shardids shard move --resume` or `--abort`.")
-def move_broken_off(facts: ClusterFacts) -> Iterator[Found]:
-    """A move that was begun and that no process is at work on: it was killed."""
+@check("move-interrupted", Severity.ERROR, remedy="`shardids shard move --resume` or `--abort`.")
+def move_interrupted(facts: ClusterFacts) -> Iterator[Found]:
+    """An open move that no process is working on: it was interrupted."""
     for move in facts.moves:
         if not move.is_running:
             yield Found(
                 what=f'the move of shard {move.shard} from node "{move.source}" to node "{move.target}"'
-                f' stopped in step "{move.step}"; nobody is at work on it',
+                f' was interrupted in step "{move.step}"',
                 to_do=f"shardids shard move {move.shard} --resume\nOr: shardids shard move {move.shard}"
                 " --abort",
                 nodes=(move.source, move.target),
@@ -27,7 +27,7 @@ def move_broken_off(facts: ClusterFacts) -> Iterator[Found]:
 
 
 def _left_behind(facts: ClusterFacts, kind: str) -> Iterator[tuple[str, Leftover]]:
-    """What no move needs that is under way from or to the node."""
+    """What belongs to no open move from or to the node."""
     busy = {name for move in facts.moves for name in (move.source, move.target)}
     for name, node in facts.nodes.items():
         for leftover in node.leftovers:
@@ -37,11 +37,11 @@ def _left_behind(facts: ClusterFacts, kind: str) -> Iterator[tuple[str, Leftover
 
 @check("leftover-slot", Severity.WARNING, remedy="Drop it: it keeps WAL until the disk is full.")
 def leftover_slot(facts: ClusterFacts) -> Iterator[Found]:
-    """A replication slot of a move that is over."""
+    """A replication slot of a move that has ended."""
     for name, slot in _left_behind(facts, "slot"):
         kept = f"; it keeps {slot.kept_bytes / _MIB:,.1f} MiB of WAL" if slot.kept_bytes is not None else ""
         yield Found(
-            what=f'replication slot {slot.name} of node "{name}" belongs to no move that is under way{kept}',
+            what=f'replication slot {slot.name} of node "{name}" belongs to no open move{kept}',
             to_do=f"select pg_drop_replication_slot('{slot.name}');",
             nodes=(name,),
             thing=slot.name,
@@ -50,10 +50,10 @@ def leftover_slot(facts: ClusterFacts) -> Iterator[Found]:
 
 @check("leftover-publication", Severity.WARNING, remedy="Drop it.")
 def leftover_publication(facts: ClusterFacts) -> Iterator[Found]:
-    """A publication of a move that is over."""
+    """A publication of a move that has ended."""
     for name, publication in _left_behind(facts, "publication"):
         yield Found(
-            what=f'publication {publication.name} of node "{name}" belongs to no move that is under way',
+            what=f'publication {publication.name} of node "{name}" belongs to no open move',
             to_do=f'drop publication "{publication.name}";',
             nodes=(name,),
             thing=publication.name,
@@ -62,11 +62,11 @@ def leftover_publication(facts: ClusterFacts) -> Iterator[Found]:
 
 @check("leftover-subscription", Severity.WARNING, remedy="Drop it: it may overwrite rows of the shard.")
 def leftover_subscription(facts: ClusterFacts) -> Iterator[Found]:
-    """A subscription of a move that is over."""
+    """A subscription of a move that has ended."""
     for name, subscription in _left_behind(facts, "subscription"):
         quoted = f'"{subscription.name}"'
         yield Found(
-            what=f'subscription {subscription.name} of node "{name}" belongs to no move that is under way',
+            what=f'subscription {subscription.name} of node "{name}" belongs to no open move',
             to_do=f"alter subscription {quoted} disable;\nalter subscription {quoted} set (slot_name ="
             f" none);\ndrop subscription {quoted};",
             nodes=(name,),
@@ -98,5 +98,5 @@ def writes_rejected(facts: ClusterFacts) -> Iterator[Found]:
                 )
 
 
-CHECKS = (move_broken_off, leftover_slot, leftover_publication, leftover_subscription, writes_rejected)
+CHECKS = (move_interrupted, leftover_slot, leftover_publication, leftover_subscription, writes_rejected)
 """All checks of this module."""

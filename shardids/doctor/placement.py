@@ -1,4 +1,4 @@
-"""Checks of where shards are: what the catalog says against what the nodes have."""
+"""Checks of where shards are: the catalog's placement against what the nodes have."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def node_unread(facts: ClusterFacts) -> Iterator[Found]:
 
 @check("node-read-only", Severity.ERROR, remedy="Point its URL at the primary, or promote it.")
 def node_read_only(facts: ClusterFacts) -> Iterator[Found]:
-    """A node is a standby, or takes no writes."""
+    """A node is a standby, or accepts no writes."""
     for name, node in facts.nodes.items():
         if node.engine and (node.engine.is_standby or node.engine.is_read_only):
             standby = node.engine.is_standby
@@ -93,7 +93,7 @@ def _active_on(facts: ClusterFacts) -> dict[int, Names]:
 
 
 def _settled(facts: ClusterFacts) -> Iterator[tuple[int, str, LocalShard | None]]:
-    """Every shard that is placed on a node that answers, and not being moved: shard, node, what is there."""
+    """Every shard whose owner answers and that is not being moved: shard, node, what is there."""
     for shard, placed in facts.placed.items():
         node = facts.nodes[placed.node]
         if node.engine is not None and placed.state == "active" and shard not in facts.moving:
@@ -184,11 +184,11 @@ def shard_stopped(facts: ClusterFacts) -> Iterator[Found]:
 
 @check("shard-unfinished", Severity.WARNING, remedy="Repeat `shardids shard create`.")
 def shard_unfinished(facts: ClusterFacts) -> Iterator[Found]:
-    """The making of a shard was interrupted, or is under way."""
+    """The creation of a shard was interrupted, or is under way."""
     shards = tuple(sorted(shard for shard, placed in facts.placed.items() if placed.state == "creating"))
     if shards:
         yield Found(
-            what=f"{named_shards(shards)}: begun to be made, and not finished",
+            what=f"{named_shards(shards)}: creation was begun and not finished",
             to_do=f"shardids shard create {shown_shards(shards)}",
             shards=shards,
         )

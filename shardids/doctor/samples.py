@@ -1,4 +1,4 @@
-"""Samples rows: are they in the shard that their ID, or the hash of their key, says?"""
+"""Samples rows, to see whether they are in the shard that their ID, or the hash of their key, names."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ _HASHED: Final = frozenset({"smallint", "integer", "bigint", "text", "character 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardingKey:
-    """A column whose hash says in which shard a row is to be."""
+    """A column whose hash decides in which shard a row belongs."""
 
     table_name: str
     column_name: str
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """``users.name``.
+        """Parses ``users.name``.
 
         Raises:
-            BadArgument: it is not a table and a column.
+            BadArgument: the text is not a table and a column.
         """
         table, _, column = text.partition(".")
         if not table or not column or "." in column:
-            raise BadArgument(f"{text!r} is no table and column", hint="For example: --key users.name")
+            raise BadArgument(f"{text!r} is not a table and a column", hint="For example: --key users.name")
         return cls(table_name=table, column_name=column)
 
 
@@ -62,7 +62,7 @@ class _Value:
 
 
 def sample_ids(connection: Connection, prefix: str, keys: Sequence[KeyColumn]) -> Iterator[Sample]:
-    """Looks at IDs: some at random, and the newest."""
+    """Samples IDs: some at random, and the newest."""
     tables = [
         (key, shard, pages)
         for key in keys
@@ -97,10 +97,10 @@ def sample_ids(connection: Connection, prefix: str, keys: Sequence[KeyColumn]) -
 def sample_keys(
     connection: Connection, prefix: str, shard_count: int, keys: Sequence[ShardingKey]
 ) -> Iterator[Sample]:
-    """Looks at sharding keys, some at random.
+    """Samples sharding keys at random.
 
     Raises:
-        BadArgument: a column of a type that keys can't have.
+        BadArgument: the column's type has no stable hash.
     """
     for key in keys:
         columns = read(
@@ -151,7 +151,7 @@ def _sample_key(
 
 
 def _sampled(prefix: str, shard: int, table: str, column: str, pages: int) -> sql.Composed:
-    """Some values of a column, from pages at random."""
+    """A query for some values of a column, from random pages."""
     return sql.SQL("select {} from {} tablesample system ({}) limit {}").format(
         sql.Identifier(column),
         sql.Identifier(schema_name(prefix, shard), table),

@@ -37,7 +37,7 @@ class DecodedArrays:
 
 
 def decode_array(layout: Layout, ids: npt.ArrayLike) -> DecodedArrays:
-    """The parts of many IDs, each in its signed or its unsigned reading.
+    """Returns the parts of many IDs, each in its signed or its unsigned reading.
 
     Takes an array of any integer type, or what numpy makes one of.
 
@@ -63,7 +63,7 @@ def decode_array(layout: Layout, ids: npt.ArrayLike) -> DecodedArrays:
 def encode_array(
     layout: Layout, *, ms: npt.ArrayLike, shard: npt.ArrayLike, sequence: npt.ArrayLike = 0
 ) -> npt.NDArray[np.int64]:
-    """The IDs of many times, shards and sequence numbers, in their signed reading.
+    """Returns the IDs of many times, shards and sequence numbers, in their signed reading.
 
     ``ms`` counts from the layout's epoch. Each argument is an array of any integer type or a
     single number; they are broadcast against each other.
@@ -112,7 +112,7 @@ def _bits(array: _Integers) -> _Bits:
 
 
 def _check(given: _Integers, bits: _Bits, limit: int, refuse: Callable[[int], object]) -> None:
-    """Let ``refuse`` raise its error for the first of ``given`` whose ``bits`` reach ``limit``."""
+    """Lets ``refuse`` raise its error for the first of ``given`` whose ``bits`` reach ``limit``."""
     if not bits.size or int(bits.max()) < limit:
         return
     first = np.unravel_index(int(np.argmax(bits >= limit)), bits.shape)

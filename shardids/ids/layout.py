@@ -62,20 +62,20 @@ class Layout:
 
     @classmethod
     def preset(cls, name: str) -> Layout:
-        """The layout of that name in :data:`PRESETS`.
+        """Returns the layout of that name in :data:`PRESETS`.
 
         Raises:
-            BadArgument: there is none; the message lists the names.
+            BadArgument: there is no such preset; the message lists the names.
         """
         try:
             return PRESETS[name]
         except KeyError:
             known = ", ".join(PRESETS)
-            raise BadArgument(f"{name!r} is no preset layout: the presets are {known}") from None
+            raise BadArgument(f"{name!r} is not a preset layout: the presets are {known}") from None
 
     @classmethod
     def parse(cls, text: str) -> Layout:
-        """The layout written as a preset's name, or as widths: ``41-12-10@1704067200000``.
+        """Returns the layout written as a preset's name, or as widths: ``41-12-10@1704067200000``.
 
         The number after ``@`` is ``epoch_ms``; without it, the default layout's. Widths and epoch
         of a preset give that preset, with its name. ``str(layout)`` writes this form.
@@ -88,7 +88,7 @@ class Layout:
         written = _WRITTEN.fullmatch(text)
         if written is None:
             raise BadArgument(
-                f"{text!r} is no layout",
+                f"{text!r} is not a layout",
                 hint=f"Write a preset ({', '.join(PRESETS)}), or the bits of time, shard and"
                 f" sequence and the epoch in Unix milliseconds: {DEFAULT}",
             )
@@ -144,7 +144,7 @@ class Layout:
         return self.time_at(1 << (self.time_bits - 1)) if self.uses_sign_bit else None
 
     def time_at(self, ms: int) -> datetime:
-        """The time in UTC, ``ms`` milliseconds after the epoch.
+        """Returns the time in UTC, ``ms`` milliseconds after the epoch.
 
         Raises:
             BadArgument: ``ms`` is not an integer, or negative.
@@ -155,7 +155,7 @@ class Layout:
     def encode(
         self, *, at: datetime | None = None, ms: int | None = None, shard: int, sequence: int = 0
     ) -> int:
-        """The ID, in its signed reading, of a time, a shard and a sequence number.
+        """Returns the ID, in its signed reading, of a time, a shard and a sequence number.
 
         The time is either ``at``, an aware datetime that is rounded down to its millisecond, or
         ``ms`` since the epoch. Only the database knows which IDs are taken: never insert an ID
@@ -174,7 +174,7 @@ class Layout:
         return self._pack(ms, shard, sequence)
 
     def decode(self, id_: int, /) -> DecodedId:
-        """The parts of an ID, given in its signed or its unsigned reading.
+        """Returns the parts of an ID, given in its signed or its unsigned reading.
 
         Raises:
             BadArgument: not an integer, beyond 64 bits, or with bits set above the layout's (a
@@ -186,13 +186,13 @@ class Layout:
         return DecodedId(id=bits - (1 << 64) if bits >> 63 else bits, layout=self)
 
     def shard_of(self, id_: int, /) -> int:
-        """The shard of an ID, quicker than by :meth:`decode`. Raises as that does."""
+        """Returns the shard of an ID, faster than :meth:`decode`, and raises what that does."""
         if type(id_) is not int or id_ >> self.id_bits:
             return self.decode(id_).shard
         return id_ >> self.sequence_bits & (1 << self.shard_bits) - 1
 
     def min_id(self, at: datetime) -> int:
-        """The lowest ID that any shard can issue in the millisecond of ``at``.
+        """Returns the lowest ID that any shard can issue in the millisecond of ``at``.
 
         Raises:
             BadArgument: a naive datetime, or a time before the epoch.
@@ -201,11 +201,11 @@ class Layout:
         return self._pack(self._ms_of(at), 0, 0)
 
     def max_id(self, at: datetime) -> int:
-        """The highest ID that any shard can issue in that millisecond; raises as :meth:`min_id`."""
+        """Returns the highest ID of that millisecond over all shards. Raises what :meth:`min_id` does."""
         return self._pack(self._ms_of(at), self.shard_limit - 1, self.sequence_limit - 1)
 
     def id_range(self, start: datetime, end: datetime, shard: int | None = None) -> IdRange:
-        """Bounds of all IDs born at ``start`` or later and before ``end``.
+        """Returns the bounds of all IDs born at ``start`` or later and before ``end``.
 
         An ID is born at the beginning of its millisecond. Times that the layout can't hold count
         as its first or its end. ``shard`` narrows the bounds to the first and the last ID of that

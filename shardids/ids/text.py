@@ -36,7 +36,7 @@ _LONGEST: Final = 40
 
 
 def to_signed(id_: int, /) -> int:
-    """The ID as ``bigint`` shows it, from either reading (-2^63 … 2^64 - 1).
+    """Returns the ID as ``bigint`` shows it, from either reading (-2^63 … 2^64 - 1).
 
     Raises:
         BadArgument: not an integer, or beyond 64 bits.
@@ -46,7 +46,7 @@ def to_signed(id_: int, /) -> int:
 
 
 def to_unsigned(id_: int, /) -> int:
-    """The unsigned reading of the ID, 0 … 2^64 - 1, from either reading.
+    """Returns the unsigned reading of the ID, 0 … 2^64 - 1, from either reading.
 
     Raises:
         BadArgument: not an integer, or beyond 64 bits.
@@ -55,7 +55,7 @@ def to_unsigned(id_: int, /) -> int:
 
 
 def to_decimal(id_: int, /) -> str:
-    """The signed reading in decimal digits.
+    """Returns the signed reading in decimal digits.
 
     Put IDs into JSON in this form, as strings: JavaScript rounds numbers above 2^53.
 
@@ -66,20 +66,22 @@ def to_decimal(id_: int, /) -> str:
 
 
 def from_decimal(text: str, /) -> int:
-    """The ID (signed) that :func:`to_decimal` wrote. Every ID has one such text: no sign ``+``, no zeros
-    in front, no white space. For what people write, see :func:`parse_id`.
+    """Returns the ID (signed) that :func:`to_decimal` wrote.
+
+    Every ID has exactly one such text: no ``+``, no leading zeros, no white space. For what people write, see
+    :func:`parse_id`.
 
     Raises:
         BadArgument: another form, or not from -2^63 to 2^63 - 1.
     """
     # fullmatch, because $ matches before a line feed at the end too.
     if not re.fullmatch(CANONICAL_DECIMAL, text):
-        raise BadArgument(f"{_quoted(text)} is no ID in decimal digits")
+        raise BadArgument(f"{_quoted(text)} is not an ID in decimal digits")
     return checked_integer("an ID", int(text), -(1 << 63), (1 << 63) - 1)
 
 
 def to_text(id_: int, /) -> str:
-    """The text form: 13 digits of Crockford's base 32, of the unsigned reading.
+    """Returns the text form: 13 digits of Crockford's base 32, of the unsigned reading.
 
     Text forms of one layout sort, byte by byte, in the order of birth, also where the IDs
     themselves turn negative.
@@ -92,7 +94,7 @@ def to_text(id_: int, /) -> str:
 
 
 def from_text(text: str, /) -> int:
-    """The ID (signed) that a text form stands for.
+    """Returns the ID (signed) that a text form stands for.
 
     Lower case is read as upper case, ``I`` and ``L`` as 1, ``O`` as 0; single hyphens between
     digits are ignored.
@@ -105,14 +107,18 @@ def from_text(text: str, /) -> int:
     digits = "".join(groups)
     for digit in digits:
         if digit not in _DIGITS:
-            raise BadArgument(f"{_quoted(text)} is no text form of an ID: {digit!r} is no digit")
+            raise BadArgument(f"{_quoted(text)} is not the text form of an ID: {digit!r} is not a digit")
     if len(digits) != TEXT_WIDTH:
-        raise BadArgument(f"{_quoted(text)} is no text form of an ID: {len(digits)} digits, not {TEXT_WIDTH}")
+        raise BadArgument(
+            f"{_quoted(text)} is not the text form of an ID: {len(digits)} digits, not {TEXT_WIDTH}"
+        )
     if "" in groups:
-        raise BadArgument(f"{_quoted(text)} is no text form of an ID: '-' may stand only between two digits")
+        raise BadArgument(
+            f"{_quoted(text)} is not the text form of an ID: '-' may stand only between two digits"
+        )
     if _DIGITS[digits[0]] > 15:
         raise BadArgument(
-            f"{_quoted(text)} is no text form of an ID: it is beyond 64 bits,"
+            f"{_quoted(text)} is not the text form of an ID: it is beyond 64 bits,"
             f" as its first digit {digits[0]!r} is above 'F'"
         )
     bits = 0
@@ -122,7 +128,7 @@ def from_text(text: str, /) -> int:
 
 
 def parse_id(text: str | int, /) -> int:
-    """The ID (signed) that a person or a program wrote, in any of its forms.
+    """Returns the ID (signed) that a person or a program wrote, in any of its forms.
 
     Read in this order, white space around it ignored:
 
@@ -141,7 +147,7 @@ def parse_id(text: str | int, /) -> int:
         return to_signed(text)
     stripped = text.strip()
     if not stripped:
-        raise BadArgument("an ID is expected, not an empty text")
+        raise BadArgument("expected an ID, got an empty text")
     if _DECIMAL.fullmatch(stripped):
         return _from_digits(stripped, 10)
     if _HEXADECIMAL.fullmatch(stripped):
@@ -167,7 +173,7 @@ def _from_digits(number: str, base: int) -> int:
 
 
 def as_integer(what: str, value: object) -> int:
-    """``value`` as a plain int; numpy integers and integer enums count as integers, bool does not.
+    """Returns ``value`` as a plain int; numpy integers and integer enums count as integers, bool does not.
 
     Raises:
         BadArgument: not an integer; the message starts with ``what``.
@@ -180,7 +186,7 @@ def as_integer(what: str, value: object) -> int:
 
 
 def checked_integer(what: str, value: object, lowest: int, highest: int) -> int:
-    """``value`` as a plain int from ``lowest`` to ``highest``, both included.
+    """Returns ``value`` as a plain int from ``lowest`` to ``highest``, both included.
 
     Raises:
         BadArgument: not an integer, or out of range; the message starts with ``what``.
@@ -192,7 +198,7 @@ def checked_integer(what: str, value: object, lowest: int, highest: int) -> int:
 
 
 def shown(number: int) -> str:
-    """The integer for a message; its size instead where it is too long to be read."""
+    """Returns the integer as a message shows it: its size if it is too long to read."""
     # Also a guard: Python refuses to print integers of thousands of digits.
     bits = number.bit_length()
     return str(number) if bits <= 128 else f"an integer of {bits} bits"

@@ -1,1 +1,6 @@
-"""shardids' own objects in databases: SQL files, Alembic trees, provisioning and upgrades."""
+"""Installs shardids' own objects in databases.
+
+``trees`` plays their SQL files, by Alembic; ``provision`` creates catalogs, nodes and shards; ``upgrade``
+brings an existing cluster to the installed version. The application's tables are the business of
+``shardids.migrate``.
+"""

@@ -1,9 +1,8 @@
-"""Makes nodes and shards. Every step can be repeated: it finds what is done and does the rest."""
+"""Creates catalogs, nodes and shards. Every step is idempotent: it finds what is done and does the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import datetime
 from uuid import uuid4
@@ -12,6 +11,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.engine import URL
 
 from shardids.catalog.connections import open_engine, parse_url, require_create, shown_url, with_password_of
+from shardids.catalog.nodes import Nodes
 from shardids.catalog.rows import SCHEMA_PREFIX, Catalog, Description, describe_in
 from shardids.catalog.topology import Node, validate_node_name, validate_schema_prefix
 from shardids.errors import ClusterConflict, StatementFailed, UnknownShard
@@ -19,7 +19,7 @@ from shardids.ids.layout import Layout
 from shardids.install import trees
 
 _BATCH = 64
-"""Shards between two entries in the catalog: what a crash leaves to be looked at again."""
+"""Shards created between two updates of the catalog: a crash leaves at most so many to examine again."""
 
 
 def init(
@@ -30,13 +30,13 @@ def init(
     *,
     dry_run: bool = False,
 ) -> Description:
-    """Makes the catalog, or finds that it is there already with just this description.
+    """Creates the catalog, or returns the one that exists, if it has just this description.
 
-    With ``dry_run`` all is done and taken back.
+    With ``dry_run`` the transaction is rolled back.
 
     Raises:
-        BadArgument: ``shard_count`` does not fit the layout, or a prefix that is not allowed.
-        ClusterConflict: there is a cluster with another description.
+        BadArgument: ``shard_count`` does not fit the layout, or the prefix is not allowed.
+        ClusterConflict: the database holds a cluster with another description.
     """
     validate_schema_prefix(schema_prefix)
     trees.check_shard_count(layout, shard_count)
@@ -58,13 +58,13 @@ def init(
         if wanted != found:
             raise ClusterConflict(
                 f"{shown_url(catalog.url)} holds a cluster whose {what} is {found}, not {wanted}",
-                hint="It is fixed for good. Use that cluster, or another database.",
+                hint="It can't be changed. Use that cluster, or another database.",
             )
     return there
 
 
 def node_engine(node: Node, catalog_url: URL, *, connect_timeout_s: int | None = None) -> Engine:
-    """An engine with one connection to a node; ``connect_timeout_s`` as :func:`open_engine` has it."""
+    """Returns an engine with one connection to a node; ``connect_timeout_s`` as in :func:`open_engine`."""
     url = with_password_of(parse_url(node.url), catalog_url)
     return open_engine(
         url,
@@ -76,9 +76,9 @@ def node_engine(node: Node, catalog_url: URL, *, connect_timeout_s: int | None =
 
 
 def add_node(catalog: Catalog, name: str, url: str, *, dry_run: bool = False) -> None:
-    """Installs the engine in a database and enters it in the catalog as a node.
+    """Installs the engine in a database and adds it to the catalog as a node.
 
-    With ``dry_run`` all is done and taken back.
+    With ``dry_run`` the transaction is rolled back.
 
     Raises:
         ClusterConflict: the database is a node of another cluster, or another node of this one.
@@ -90,19 +90,19 @@ def add_node(catalog: Catalog, name: str, url: str, *, dry_run: bool = False) ->
     catalog.check_node(node)
     settings = trees.layout_settings(description.layout, description.schema_prefix)
     settings |= {"cluster": str(description.cluster), "node": name}
-    engine = node_engine(node, catalog.url)
-    try:
-        with engine.connect() as connection, connection.begin() as transaction:
-            require_create(connection, f'node "{name}"')
-            trees.upgrade(connection, "node", settings)
-            _check_claim(connection, name, description)
-            if dry_run:
-                transaction.rollback()
-            else:
-                # Before the engine is committed: a name that the catalog refuses leaves no engine behind.
-                catalog.add_node(node)
-    finally:
-        engine.dispose()
+    with (
+        Nodes({name: node}, catalog.url) as nodes,
+        nodes[name].connect() as connection,
+        connection.begin() as transaction,
+    ):
+        require_create(connection, f'node "{name}"')
+        trees.upgrade(connection, "node", settings)
+        _check_claim(connection, name, description)
+        if dry_run:
+            transaction.rollback()
+        else:
+            # Before the engine is committed: a name that the catalog refuses leaves no engine behind.
+            catalog.add_node(node)
 
 
 def _check_claim(connection: Connection, name: str, description: Description) -> None:
@@ -113,28 +113,28 @@ def _check_claim(connection: Connection, name: str, description: Description) ->
             hint="A database holds the shards of one cluster. Use another database.",
         )
     if claim.name != name:
-        raise ClusterConflict(f'that database is node "{claim.name}" already', hint="A database is one node.")
+        raise ClusterConflict(f'that database is already node "{claim.name}"', hint="A database is one node.")
 
 
 def remove_node(catalog: Catalog, name: str, *, dry_run: bool = False) -> None:
-    """Takes the engine out of a node that holds no shards, and forgets the node.
+    """Drops the engine of a node that holds no shards, and the node's entry in the catalog.
 
-    With ``dry_run`` the engine's removal is tried and taken back.
+    With ``dry_run`` the transaction is rolled back.
 
     Raises:
         ClusterConflict: there is no such node, or it holds shards.
     """
     catalog.check_unused(name)
-    engine = node_engine(catalog.nodes()[name], catalog.url)
-    try:
-        with engine.connect() as connection, connection.begin() as transaction:
-            description = catalog.describe()
-            settings = trees.layout_settings(description.layout, description.schema_prefix)
-            trees.downgrade(connection, "node", settings)
-            if dry_run:
-                transaction.rollback()
-    finally:
-        engine.dispose()
+    description = catalog.describe()
+    settings = trees.layout_settings(description.layout, description.schema_prefix)
+    with (
+        Nodes(catalog.nodes(), catalog.url) as nodes,
+        nodes[name].connect() as connection,
+        connection.begin() as transaction,
+    ):
+        trees.downgrade(connection, "node", settings)
+        if dry_run:
+            transaction.rollback()
     if not dry_run:
         catalog.remove_node(name)
 
@@ -144,57 +144,51 @@ def create_shards(
     shards: Iterable[int],
     *,
     node: str | None = None,
-    furnish: Callable[[str, Sequence[int]], None] = lambda _node, _shards: None,
+    migrate: Callable[[str, Sequence[int]], None] = lambda _node, _shards: None,
     on_progress: Callable[[str, int], None] = lambda _node, _count: None,
     on_plan: Callable[[dict[str, int]], None] = lambda _counts: None,
 ) -> dict[int, str]:
-    """Makes those of the shards that do not exist, on all nodes at once, one connection a node.
+    """Creates those of the shards that do not exist, on all nodes at once, one connection a node.
 
     Args:
         catalog: where the shards are planned and recorded.
         shards: their numbers.
-        node: the node for those that have no place yet; otherwise they are spread evenly.
-        furnish: called with a node and shards that were made on it, before the catalog has anybody sent
-            there; from several threads. It may be called again for shards that it has seen.
-        on_plan: called once with the number of shards to be made on each node.
-        on_progress: called with a node and the number of shards made since its last call, from several
+        node: the node for those that are not placed yet; by default they are spread evenly.
+        migrate: called with a node and new shards on it, before the catalog routes anybody to them; from
+            several threads. It may be called again for the same shards.
+        on_plan: called once with the number of shards to create on each node.
+        on_progress: called with a node and the number of shards created since its last call, from several
             threads.
 
     Returns:
-        What was made: shard → node.
+        The new shards and their nodes.
 
     Raises:
-        BadArgument, ClusterConflict: see :meth:`Catalog.plan_shards`; nothing was made.
-        ShardidsError: a node failed. What was made before stays, and a repeated call makes the rest.
+        BadArgument, ClusterConflict: see :meth:`Catalog.plan_shards`; nothing was created.
+        ShardidsError: a node failed. What was created before stays, and a repeated call creates the rest.
     """
     plan = catalog.plan_shards(shards, node)
     per_node: dict[str, list[int]] = {}
     for shard, name in plan.items():
         per_node.setdefault(name, []).append(shard)
     on_plan({name: len(numbers) for name, numbers in per_node.items()})
-    nodes = catalog.nodes()
 
-    def create_on(name: str) -> None:
-        engine = node_engine(nodes[name], catalog.url)
-        try:
-            with engine.connect() as connection:
-                for start in range(0, len(per_node[name]), _BATCH):
-                    batch = per_node[name][start : start + _BATCH]
-                    for shard in _missing(connection, batch):
-                        try:
-                            create_shard(connection, shard)
-                        except StatementFailed as error:
-                            message = f"shard {shard} can't be made on {error.message}"
-                            raise StatementFailed(message, hint=error.hint) from error
-                        on_progress(name, 1)
-                    furnish(name, batch)
-                    catalog.mark_active(batch)
-        finally:
-            engine.dispose()
+    def create_on(name: str, engine: Engine) -> None:
+        with engine.connect() as connection:
+            for start in range(0, len(per_node[name]), _BATCH):
+                batch = per_node[name][start : start + _BATCH]
+                for shard in _missing(connection, batch):
+                    try:
+                        create_shard(connection, shard)
+                    except StatementFailed as error:
+                        message = f"shard {shard} can't be created on {error.message}"
+                        raise StatementFailed(message, hint=error.hint) from error
+                    on_progress(name, 1)
+                migrate(name, batch)
+                catalog.mark_active(batch)
 
-    with ThreadPoolExecutor(max_workers=max(1, len(per_node))) as pool:
-        for done in [pool.submit(create_on, name) for name in per_node]:
-            done.result()
+    with Nodes(catalog.nodes(), catalog.url) as nodes:
+        nodes.each(create_on, per_node).all()
     return plan
 
 
@@ -205,9 +199,9 @@ def _missing(connection: Connection, shards: Sequence[int]) -> list[int]:
 
 
 def create_shard(connection: Connection, shard: int) -> None:
-    """Makes one shard's schema, generator and version table, and activates it, in one transaction.
+    """Creates one shard's schema, generator and version table, and activates it, in one transaction.
 
-    Does nothing if it is there: whoever made it while this call waited for the lock has done the work.
+    Does nothing if the shard exists, also if another session created it while this one waited for the lock.
     """
     with connection.begin():
         connection.execute(text("select shardids.enter_shard(:shard)"), {"shard": shard})
@@ -223,27 +217,23 @@ def create_shard(connection: Connection, shard: int) -> None:
 
 
 def inspect_shard(catalog: Catalog, shard: int) -> dict[str, object]:
-    """What the catalog and its node know of a shard, ready to be shown.
+    """Returns what the catalog and the owner node know about a shard, ready to be shown.
 
     Raises:
-        UnknownShard: no node holds it, or the node that should does not.
+        UnknownShard: no node owns the shard, or its owner does not have it.
     """
     node = catalog.node_of(shard)
-    engine = node_engine(node, catalog.url)
-    try:
-        with engine.connect() as connection:
-            row = connection.execute(
-                text("""
-                    select schema, state, moved_to, server, activated_at,
-                           shardids.time_of(shardids.id_of(
-                             (shardids.offset_ms(pg_sequence_last_value(id_offset))
-                              << shardids.sequence_bits())
-                             + pg_sequence_last_value(id_counter), id)) as last_id_time
-                    from shardids.shard where id = :shard"""),
-                {"shard": shard},
-            ).one_or_none()
-    finally:
-        engine.dispose()
+    with Nodes({node.name: node}, catalog.url) as nodes, nodes[node.name].connect() as connection:
+        row = connection.execute(
+            text("""
+                select schema, state, moved_to, server, activated_at,
+                       shardids.time_of(shardids.id_of(
+                         (shardids.offset_ms(pg_sequence_last_value(id_offset))
+                          << shardids.sequence_bits())
+                         + pg_sequence_last_value(id_counter), id)) as last_id_time
+                from shardids.shard where id = :shard"""),
+            {"shard": shard},
+        ).one_or_none()
     if row is None:
         raise UnknownShard(
             f'the catalog places shard {shard} on node "{node.name}", which does not have it',
@@ -266,29 +256,23 @@ def _require_role(connection: Connection, role: str, where: str) -> None:
 def grant(catalog: Catalog, role: str, shards: Iterable[int] | None = None, *, dry_run: bool = False) -> int:
     """Lets a role read the catalog, and draw, reserve and decode on the shards (default: all).
 
-    Returns how many shards.
-
-    One transaction a node, committed when all have succeeded. With ``dry_run`` all is done and taken
-    back.
+    Returns the number of shards. Runs one transaction a node, and commits when all have succeeded; with
+    ``dry_run`` all are rolled back.
 
     Raises:
         ClusterConflict: a server has no such role; nothing was changed.
     """
     placement = catalog.placement()
-    wanted = sorted(placement.node_of) if shards is None else sorted(set(shards))
-    per_node: dict[str, list[int]] = {}
-    for shard in wanted:
-        per_node.setdefault(placement.locate(shard).name, []).append(shard)
+    per_node = placement.by_node(shards)
     with ExitStack() as stack:
         transactions = []
         reading = stack.enter_context(catalog.engine.connect())
         transactions.append(reading.begin())
         _require_role(reading, role, "the catalog's server")
         reading.execute(text("select shardids_catalog.grant_usage(:role)"), {"role": role})
+        nodes = stack.enter_context(Nodes(placement.nodes, catalog.url))
         for name, numbers in per_node.items():
-            engine = node_engine(placement.nodes[name], catalog.url)
-            stack.callback(engine.dispose)
-            connection = stack.enter_context(engine.connect())
+            connection = stack.enter_context(nodes[name].connect())
             transactions.append(connection.begin())
             _require_role(connection, role, f'node "{name}"')
             connection.execute(
@@ -298,4 +282,4 @@ def grant(catalog: Catalog, role: str, shards: Iterable[int] | None = None, *, d
         for transaction in transactions:
             if not dry_run:
                 transaction.commit()
-    return len(wanted)
+    return sum(map(len, per_node.values()))

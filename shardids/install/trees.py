@@ -1,8 +1,8 @@
 """Runs the three Alembic trees of shardids' own objects: ``catalog``, ``node`` and ``shard``.
 
-Each tree's ``env.py`` calls :func:`run_environment`, so that plain ``alembic`` and this module do the
-same. What varies reaches the SQL files as settings ``shardids.*`` of the transaction: from ``-x
-name=value`` with plain Alembic, from ``settings`` here.
+Each tree's ``env.py`` calls :func:`run_environment`, so plain ``alembic`` and this module do the same. What
+varies reaches the SQL files as settings ``shardids.*`` of the transaction: from ``-x name=value`` with plain
+Alembic, from ``settings`` here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SCHEMAS: Mapping[str, str] = {"catalog": "shardids_catalog", "node": "shardids"
 def upgrade(connection: Connection, tree: Tree, settings: Mapping[str, str]) -> None:
     """Brings one target to the newest revision, in the connection's open transaction.
 
-    ``settings`` are what ``-x`` gives with plain Alembic (see migrations/README.md).
+    ``settings`` holds what ``-x`` passes with plain Alembic (see migrations/README.md).
     """
     config = tree_config(tree)
     config.attributes.update(connection=connection, settings=dict(settings))
@@ -47,12 +47,12 @@ def upgrade(connection: Connection, tree: Tree, settings: Mapping[str, str]) -> 
         except (CommandError, RevisionError) as error:
             raise ClusterConflict(
                 f"the {tree}'s version table names a revision that this shardids does not have: {error}",
-                hint="It was made by a newer shardids. Upgrade this one.",
+                hint="A newer shardids installed it. Upgrade this one.",
             ) from error
 
 
 def downgrade(connection: Connection, tree: Tree, settings: Mapping[str, str]) -> None:
-    """Takes the tree's objects away, in the connection's open transaction."""
+    """Drops the tree's objects, in the connection's open transaction."""
     config = tree_config(tree)
     config.attributes.update(connection=connection, settings=dict(settings))
     with ONE_AT_A_TIME:
@@ -60,7 +60,7 @@ def downgrade(connection: Connection, tree: Tree, settings: Mapping[str, str]) -
 
 
 def current(connection: Connection, tree: Tree) -> str:
-    """The revision that the catalog or a node is at, ``base`` before the first."""
+    """Returns the revision that the catalog or a node is at, ``base`` before the first."""
     versions = table(OWN_VERSION_TABLE, column("version_num"), schema=_SCHEMAS[tree])
     revision: str | None = connection.scalar(select(func.max(versions.c.version_num)))
     return revision or "base"
@@ -68,7 +68,7 @@ def current(connection: Connection, tree: Tree) -> str:
 
 @cache
 def head(tree: Tree) -> str:
-    """The newest revision of a tree."""
+    """Returns the newest revision of a tree."""
     revision = ScriptDirectory.from_config(tree_config(tree)).get_current_head()
     if revision is None:
         raise BadArgument(f"the {tree} tree has no revisions")
@@ -76,17 +76,17 @@ def head(tree: Tree) -> str:
 
 
 def shard_sql() -> str:
-    """The whole shard tree as SQL, the same for every shard.
+    """Returns the whole shard tree as SQL, the same for every shard.
 
-    It is to be run in a transaction that called ``shardids.enter_shard`` and set ``search_path`` to
-    the shard's schema.
+    Run it in a transaction that called ``shardids.enter_shard`` and set ``search_path`` to the shard's
+    schema.
     """
     return tree_sql("shard")
 
 
 @cache
 def tree_sql(tree: Tree) -> str:
-    """A whole tree as SQL, without the settings that its files read."""
+    """Returns a whole tree as SQL, without the settings that its files read."""
     buffer = io.StringIO()
     config = tree_config(tree, output=buffer)
     config.attributes.update(settings={}, bare=True)
@@ -96,7 +96,7 @@ def tree_sql(tree: Tree) -> str:
 
 
 def layout_settings(layout: Layout, schema_prefix: str) -> dict[str, str]:
-    """The settings that ``engine/layout.v1.sql`` and ``catalog/catalog.v1.sql`` read."""
+    """Returns the settings that ``engine/layout.v1.sql`` and ``catalog/catalog.v1.sql`` read."""
     return {
         "layout_name": layout.name,
         "epoch_ms": str(layout.epoch_ms),
@@ -108,7 +108,7 @@ def layout_settings(layout: Layout, schema_prefix: str) -> dict[str, str]:
 
 
 def run_sql(*names: str) -> None:
-    """Runs SQL files in the present migration, online or into the ``--sql`` output, just as they stand."""
+    """Runs SQL files, unchanged, in the current migration, online or into the ``--sql`` output."""
     migration = op.get_context()
     for name in names:
         sql = read_sql(name)
@@ -116,12 +116,12 @@ def run_sql(*names: str) -> None:
             migration.impl.static_output(sql)
         else:
             connection = op.get_bind()
-            # Without parameters the text goes to the server unread: a % in it is no placeholder.
+            # Without parameters, % in the text is not a placeholder.
             connection.execution_options(no_parameters=True).exec_driver_sql(sql)
 
 
 def run_environment(tree: Tree) -> None:
-    """The body of each tree's ``env.py``."""
+    """Runs a tree's revisions: the body of its ``env.py``."""
     settings: dict[str, str] | None = context.config.attributes.get("settings")
     if settings is not None:
         _run(tree, settings)
@@ -129,7 +129,7 @@ def run_environment(tree: Tree) -> None:
     try:
         _run(tree, _settings_from_x(tree))
     except ShardidsError as error:
-        # Which Alembic's own command prints without a traceback.
+        # Alembic's own command prints this one without a traceback.
         raise CommandError(str(error)) from error
 
 
@@ -167,7 +167,7 @@ def _migrate(preamble: list[str]) -> None:
 
 
 def _preamble(schema: str | None, settings: Mapping[str, str]) -> list[str]:
-    """What every transaction starts with: the installers' lock, the settings, the tree's schema."""
+    """Returns what every transaction starts with: the installers' lock, the settings, the tree's schema."""
     statements = [f"select pg_advisory_xact_lock({AdvisoryLock.INSTALL})"] if schema else []
     for name, value in settings.items():
         if name != "shard":
@@ -207,7 +207,7 @@ def _settings_from_x(tree: Tree) -> dict[str, str]:
     try:
         UUID(settings["cluster"])
     except ValueError:
-        raise BadArgument(f"-x cluster={settings['cluster']} is no UUID") from None
+        raise BadArgument(f"-x cluster={settings['cluster']} is not a UUID") from None
     if tree == "node":
         validate_node_name(settings["node"])
     else:
@@ -217,12 +217,12 @@ def _settings_from_x(tree: Tree) -> dict[str, str]:
 
 def _number(name: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 9):
-        raise BadArgument(f"-x {name}={text} is no number of that kind")
+        raise BadArgument(f"-x {name}={text} is not a number of that kind")
     return int(text)
 
 
 def check_shard_count(layout: Layout, shard_count: int) -> None:
-    """Refuses a number of shards that the layout has no room for.
+    """Refuses a number of shards that does not fit the layout.
 
     Raises:
         BadArgument: it is below 1 or above the layout's ``shard_limit``.
@@ -234,7 +234,7 @@ def check_shard_count(layout: Layout, shard_count: int) -> None:
 
 
 def tree_config(tree: Tree, output: io.StringIO | None = None) -> Config:
-    """Alembic's configuration for a tree; what it prints goes to ``output``."""
+    """Returns Alembic's configuration for a tree; what Alembic prints goes to ``output``."""
     return Config(
         str(data_folder("migrations") / "alembic.ini"),
         ini_section=tree,

@@ -1,7 +1,7 @@
-"""Revisions as SQL: compiled once for each starting point, and played on every shard that is there.
+"""Compiles revisions to SQL: once for each starting point, to be played on every shard that is there.
 
-Alembic writes SQL in its offline mode. A revision that reads the database, or asks which mode it is in, can't
-be written down so: it needs a connection, and is run through Alembic on each shard.
+Alembic writes SQL in its offline mode. A revision that reads the database, or asks which mode it runs in,
+can't be compiled: it needs a connection, and runs through Alembic on each shard.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from shardids.migrate.environment import Direction, Environment
 from shardids.migrate.plan import Heads, Route
 
 Way = Literal["sql", "sql, in parts", "alembic", "sql and alembic"]
-"""How a route is run: in one transaction and one round trip; with parts outside a transaction; by Alembic, in
-one transaction; by Alembic where that is needed, in parts the rest."""
+"""How a route runs: in one transaction and one round trip; with parts outside a transaction; through Alembic,
+in one transaction; through Alembic where needed, the rest in parts."""
 
 _WAYS: Mapping[tuple[bool, bool], Way] = {
     (False, False): "sql",
@@ -43,7 +43,7 @@ _BEGIN, _COMMIT = object(), object()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """SQL that is sent at once: in a transaction of its own, or one statement outside any."""
+    """SQL that is sent in one message: in a transaction of its own, or one statement outside any."""
 
     sql: str
     in_transaction: bool
@@ -51,9 +51,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One revision's parts; the last one writes the version table, which then says ``end``.
+    """One revision's parts; the last one sets the version table to ``end``.
 
-    It has none if it needs Alembic, and ``reason`` says why.
+    A revision that needs Alembic has no parts, and ``reason`` says why.
     """
 
     revision: str
@@ -62,17 +62,17 @@ class Stage:
     reason: str = ""
 
     def digest(self, count: int) -> str:
-        """A name for the first ``count`` parts, which changes when their SQL does."""
+        """Returns a digest of the SQL of the first ``count`` parts."""
         return sha256("\0".join(part.sql for part in self.parts[:count]).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """A route and how it is run.
+    """A route and how it runs.
 
-    ``stages`` is what a shard at its start is sent, after the ``preface``, which makes the version table
-    where there is none; ``sql`` is all of it as one text where ``way`` is ``sql``. ``reason`` says why
-    Alembic is needed, where it is.
+    A shard at its start is sent the ``preface``, which creates the version table where there is none, then
+    the ``stages``; ``sql`` is all of it as one text if ``way`` is ``sql``. ``reason`` says why the route
+    needs Alembic, if it does.
     """
 
     route: Route
@@ -85,15 +85,15 @@ class Compiled:
 
 
 class NeedsConnection(Exception):
-    """A revision asked for something that is there only with a connection."""
+    """A revision used something that exists only with a connection."""
 
 
 class _Recorder(PostgresqlImpl):
-    """Takes statements down; what needs an answer from the database is refused."""
+    """Records statements, and refuses what needs an answer from the database."""
 
     def __init__(self, migration: MigrationContext) -> None:
         super().__init__(migration.dialect, None, True, True, None, migration.opts)
-        self.said: list[object] = []
+        self.recorded: list[object] = []
 
     def _exec(
         self, construct: Any, execution_options: Any = None, multiparams: Any = None,
@@ -104,21 +104,21 @@ class _Recorder(PostgresqlImpl):
         if isinstance(construct, str):
             construct = text(construct)
         if isinstance(construct, Insert):
-            # Nobody reads what it would return.
+            # Without RETURNING: nobody reads the rows.
             construct = construct.inline()
         literal = {} if isinstance(construct, DDLElement) else {"compile_kwargs": {"literal_binds": True}}
-        # Not as Alembic does it, which makes tabs into blanks, in literals too.
+        # Alembic would turn tabs into blanks, in literals too.
         self.static_output(str(construct.compile(dialect=self.dialect, **literal)).strip() + ";")
 
     def static_output(self, text: str) -> None:  # Alembic's name
         if text.strip():
-            self.said.append(text)
+            self.recorded.append(text)
 
     def emit_begin(self) -> None:
-        self.said.append(_BEGIN)
+        self.recorded.append(_BEGIN)
 
     def emit_commit(self) -> None:
-        self.said.append(_COMMIT)
+        self.recorded.append(_COMMIT)
 
     @property
     def bind(self) -> Connection | None:
@@ -126,7 +126,7 @@ class _Recorder(PostgresqlImpl):
 
 
 class _Recording:
-    """Steps of a route, taken down one after the other inside an environment."""
+    """Records the steps of a route, one after the other, inside an environment."""
 
     def __init__(self, steps: list[RevisionStep], start: Heads) -> None:
         self.stages: list[Stage] = []
@@ -136,8 +136,8 @@ class _Recording:
         self._in_revision = False
 
     def entered(self, environment: EnvironmentContext) -> None:
-        """Has a revision noticed that asks for the mode; ``env.py`` may."""
-        environment.is_offline_mode = self._is_offline_mode  # type: ignore[method-assign] # asked for through a proxy of this object
+        """Intercepts the question for the mode: ``env.py`` may ask it, a revision may not."""
+        environment.is_offline_mode = self._is_offline_mode  # type: ignore[method-assign] # called through a proxy of this object
 
     def _is_offline_mode(self) -> bool:
         if self._in_revision:
@@ -145,39 +145,39 @@ class _Recording:
         return True
 
     def work(self, _heads: object, migration: MigrationContext) -> Iterable[RevisionStep]:
-        """What Alembic runs: takes every step down and gives it none to run."""
+        """Stands in for Alembic's own work: records every step, and returns none to run."""
         self.version_table = str(CreateTable(migration._version).compile(dialect=migration.dialect)).strip()
         recorder = migration.impl
         if not isinstance(recorder, _Recorder):
             return ()
         maintainer = HeadMaintainer(migration, self._start)
         for step in self._steps:
-            recorder.said.clear()
-            reason = self._write_down(step, recorder)
+            recorder.recorded.clear()
+            reason = self._record_step(step, recorder)
             maintainer.update_to_step(step)
             self.stages.append(
                 Stage(
                     revision=step.revision.revision,
                     end=tuple(sorted(maintainer.heads)),
-                    parts=() if reason else tuple(_parts(recorder.said)),
+                    parts=() if reason else tuple(_parts(recorder.recorded)),
                     reason=reason,
                 )
             )
         return ()
 
-    def _write_down(self, step: RevisionStep, recorder: _Recorder) -> str:
-        """Has a step write its SQL; what is returned is why it could not."""
+    def _record_step(self, step: RevisionStep, recorder: _Recorder) -> str:
+        """Records the SQL of a step; returns why that is impossible, or an empty string."""
         self._in_revision = True
         try:
             if "as_sql" in Path(str(step.revision.module.__file__)).read_text(encoding="utf-8"):
                 raise NeedsConnection("it asks whether the mode is offline (as_sql)")
             step.migration_fn()
-            if any(isinstance(one, str) and _TRANSACTION.search(one) for one in recorder.said):
+            if any(isinstance(one, str) and _TRANSACTION.search(one) for one in recorder.recorded):
                 raise NeedsConnection("it has BEGIN or COMMIT in its SQL")
         except Exception as error:  # noqa: BLE001 -- a revision without a connection can raise anything
-            said = str(error).strip().split("\n")[0]
-            told = said if isinstance(error, NeedsConnection) else f"{type(error).__name__}: {said}"
-            return f"revision {step.revision.revision} needs a connection: {told}"
+            message = str(error).strip().split("\n")[0]
+            what = message if isinstance(error, NeedsConnection) else f"{type(error).__name__}: {message}"
+            return f"revision {step.revision.revision} needs a connection: {what}"
         finally:
             self._in_revision = False
         return ""
@@ -201,13 +201,13 @@ class Compiler:
         self._made: dict[Route, Compiled] = {}
 
     def compile(self, route: Route) -> Compiled:
-        """The SQL of a route, or why there is none."""
+        """Returns the SQL of a route, or why there is none."""
         if route not in self._made:
             self._made[route] = self._compile(route)
         return self._made[route]
 
     def version_table_sql(self) -> str:
-        """The statement that makes the version table."""
+        """Returns the statement that creates the version table."""
         recording = _Recording([], ())
         self.environment.run(recording.work)
         return recording.version_table + ";"
@@ -234,9 +234,9 @@ class Compiler:
         return replace(compiled, sql="\n\n".join(text for text in texts if text))
 
 
-def _parts(said: Iterable[object]) -> Iterator[Part]:
+def _parts(recorded: Iterable[object]) -> Iterator[Part]:
     in_transaction, texts = True, list[str]()
-    for one in [*said, _COMMIT]:
+    for one in [*recorded, _COMMIT]:
         if one is _COMMIT:
             if texts:
                 yield Part(sql="\n\n".join(texts), in_transaction=True)

@@ -26,10 +26,10 @@ from shardids.migrate.plan import Heads, Route, Start, shown_heads
 
 VERSION_TABLE = "alembic_version"
 ONE_AT_A_TIME = Lock()
-"""Alembic keeps the environment that runs in module globals: whoever runs one holds this."""
+"""Alembic keeps the running environment in module globals: whoever runs one holds this lock."""
 Direction = Literal["up", "down"]
 Work = Callable[[Heads, MigrationContext], Iterable[RevisionStep]]
-"""What Alembic runs inside the environment: given the revisions that are there, the steps to run."""
+"""Runs inside the environment: takes the revisions in the version table, returns the steps to run."""
 
 
 class Environment:
@@ -60,15 +60,15 @@ class Environment:
 
     @classmethod
     def at(cls, folder: Path) -> Environment:
-        """The environment in a folder that ``shardids migrate init`` made, or any Alembic script folder.
+        """Opens a folder that ``shardids migrate init`` created, or any Alembic script folder.
 
         Raises:
-            BadArgument: there is none.
+            BadArgument: it holds no ``env.py``.
         """
         if not (folder / "env.py").is_file():
             raise BadArgument(
                 f"{folder} holds no migrations: there is no env.py",
-                hint="Name their folder with --dir. To make them: shardids migrate init DIR --models …",
+                hint="Name their folder with --dir. To create it: shardids migrate init DIR --models …",
             )
         config = Config(output_buffer=io.StringIO(), stdout=io.StringIO(), cmd_opts=Namespace(quiet=True))
         config.set_main_option("script_location", str(folder).replace("%", "%%"))
@@ -80,13 +80,13 @@ class Environment:
         expand = contract_of(script)
         if expand is not None and expand not in self.ancestors([script.revision]) - {script.revision}:
             raise BadArgument(
-                f"revision {script.revision} is marked as the contract of {expand!r}, which is no revision"
-                " before it",
-                hint='It is to name the revision that expands: contract = "…"',
+                f"revision {script.revision} is marked as the contract of {expand!r}, which is not a"
+                " revision before it",
+                hint='Name the revision that expands: contract = "…"',
             )
 
     def revision(self, revision: str) -> Script:
-        """A revision by its whole name.
+        """Returns a revision by its full name.
 
         Raises:
             BadArgument: there is none of that name.
@@ -102,7 +102,7 @@ class Environment:
         return revision in {script.revision for script in self.script.walk_revisions()}
 
     def target(self, name: str, direction: Direction) -> str:
-        """A target as it was typed, with ``head`` and shortened names made whole; ``+1`` and ``-1`` stay.
+        """Resolves ``head`` and shortened names; ``+1`` and ``-1`` stay as they are.
 
         Raises:
             BadArgument: it is unknown, ambiguous, or ``head`` where there are several.
@@ -118,15 +118,15 @@ class Environment:
         return found.revision
 
     def head(self) -> str:
-        """The newest revision.
+        """Returns the newest revision.
 
         Raises:
-            BadArgument: there are none, or several.
+            BadArgument: there is none, or there are several.
         """
         if not self.heads:
             raise BadArgument(
                 f"{self.script.dir} has no revisions yet",
-                hint="To make the first: shardids migrate revision -m … --autogenerate",
+                hint="To write the first: shardids migrate revision -m … --autogenerate",
             )
         if len(self.heads) > 1:
             raise BadArgument(
@@ -136,7 +136,7 @@ class Environment:
         return self.heads[0]
 
     def steps(self, start: Start, target: str, direction: Direction) -> list[RevisionStep]:
-        """The steps from a starting point to a target, in the order in which they run.
+        """Returns the steps from a starting point to a target, in the order in which they run.
 
         Raises:
             BadArgument: no way leads there.
@@ -156,9 +156,9 @@ class Environment:
     def route(
         self, start: Start, target: str, direction: Direction, *, stop_at_contract: bool = False
     ) -> Route:
-        """The route from a starting point to a target.
+        """Returns the route from a starting point to a target.
 
-        It is empty where the start is past the target already. With ``stop_at_contract`` it ends before the
+        It is empty if the start is past the target already. With ``stop_at_contract`` it ends before the
         first revision that is marked as a contract.
 
         Raises:
@@ -194,7 +194,7 @@ class Environment:
         return target not in (start or ()) and set(start or ()) <= self.ancestors([target])
 
     def ancestors(self, heads: Sequence[str]) -> set[str]:
-        """The revisions that a version table at ``heads`` has behind it, themselves included."""
+        """Returns the revisions that a version table at ``heads`` implies, themselves included."""
         with _errors_as_ours():
             if not heads:
                 return set()
@@ -222,7 +222,7 @@ class Environment:
 
     @contextmanager
     def given(self, connection: Connection | None, **attributes: Any) -> Iterator[Config]:
-        """The configuration for one command of Alembic's, whose ``env.py`` finds ``connection``."""
+        """Yields the configuration for one Alembic command, whose ``env.py`` uses ``connection``."""
         with ONE_AT_A_TIME:
             self.config.attributes["shardids"] = {
                 "connection": connection,
@@ -234,17 +234,17 @@ class Environment:
             except ImportError as error:
                 raise BadArgument(
                     f"{self.script.dir}/env.py can't import {error.name or error}: {error}",
-                    hint="Run the command from the folder that your modules are found from.",
+                    hint="Run the command from the folder that your modules are imported from.",
                 ) from error
             finally:
                 self.config.attributes.clear()
 
 
 def _load(config: Config) -> tuple[ScriptDirectory, Heads]:
-    """Loads all revisions: what is wrong with one is said now, not in the middle of a run."""
+    """Loads all revisions, so that a broken one is reported now and not in the middle of a run."""
     try:
         with _errors_as_ours(), warnings.catch_warnings():
-            # That a revision's parent does not exist is a warning of Alembic's.
+            # For a parent that does not exist, Alembic only warns.
             warnings.simplefilter("error", UserWarning)
             script = ScriptDirectory.from_config(config)
             return script, tuple(sorted(script.get_heads()))
@@ -255,7 +255,7 @@ def _load(config: Config) -> tuple[ScriptDirectory, Heads]:
 
 
 def contract_of(script: Script) -> str | None:
-    """The expand revision that a revision is the contract of, or ``None`` if it is not one.
+    """Returns the expand revision that a revision is the contract of, or ``None`` if it is not one.
 
     A revision says so in its file: ``contract = "<the expand revision>"``.
     """
@@ -276,8 +276,9 @@ def run_environment(metadata: MetaData | Sequence[MetaData] | None = None, **opt
     """The body of an application's ``env.py``.
 
     Args:
-        metadata: the models' metadata, which ``revision --autogenerate`` and ``check`` compare with.
-        options: for Alembic's ``context.configure``, as ``compare_type`` or ``include_object``.
+        metadata: the models' metadata, which ``revision --autogenerate`` and ``check`` compare with the
+            shards.
+        options: for Alembic's ``context.configure``, such as ``compare_type`` or ``include_object``.
     """
     given: dict[str, Any] | None = context.config.attributes.get("shardids")
     if given is None:

@@ -1,4 +1,4 @@
-"""What squawk, a linter of PostgreSQL migrations, says of a route's SQL."""
+"""Has squawk, a linter for PostgreSQL migrations, look through a route's SQL."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _NOT_OURS = frozenset(
     {
         "require-lock-timeout",  # every transaction of a run has one
         "require-statement-timeout",
-        "prefer-robust-stmts",  # what was killed half way is known, see shardids.migrate.player
-        "prefer-text-field",  # matters of taste, which hold nobody up
+        "prefer-robust-stmts",  # the mark tells how far an interrupted revision got
+        "prefer-text-field",  # matters of taste that block nobody
         "prefer-bigint-over-int",
         "prefer-bigint-over-smallint",
         "prefer-big-int",
@@ -32,8 +32,8 @@ _NOT_OURS = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing that squawk warns of: in which revision, by which rule, why, and what to do instead."""
+class LintWarning:
+    """A warning of squawk's: in which revision, by which rule, why, and what to do instead."""
 
     revision: str
     statement: str
@@ -42,7 +42,7 @@ class Finding:
     instead: str
 
     def row(self) -> dict[str, object]:
-        """The warning as it is shown."""
+        """Returns the warning as commands show it."""
         return {
             "revision": self.revision,
             "rule": self.rule,
@@ -53,22 +53,22 @@ class Finding:
 
 
 def squawk_path() -> str | None:
-    """Where squawk is: beside this Python, or on the PATH."""
+    """Returns where squawk is: beside this Python, or on the PATH; ``None`` if nowhere."""
     beside = Path(sys.executable).parent / "squawk"
     return str(beside) if beside.is_file() else shutil.which("squawk")
 
 
-def lint(compiled: Compiled) -> list[Finding]:
-    """What squawk says of the SQL of a route. A route that runs through Alembic has none, so nothing.
+def lint(compiled: Compiled) -> list[LintWarning]:
+    """Returns squawk's warnings about the SQL of a route. Stages that need Alembic have no SQL.
 
     Raises:
         BadArgument: squawk is not installed.
-        ShardidsError: it can't be run, or does not understand the SQL.
+        ShardidsError: it failed.
     """
     squawk = squawk_path()
     if squawk is None:
         raise BadArgument(
-            "squawk is not installed, which looks through the SQL", hint="pip install 'shardids[lint]'"
+            "squawk, which looks through the SQL, is not installed", hint="pip install 'shardids[lint]'"
         )
     lines, revisions, first_lines = list[str](), list[str](), list[int]()
     for stage in compiled.stages:
@@ -88,7 +88,7 @@ def lint(compiled: Compiled) -> list[Finding]:
         "--stdin-filepath",
         "revisions.sql",
     ]
-    ran = subprocess.run(  # noqa: S603 -- the words are ours
+    ran = subprocess.run(  # noqa: S603 -- the words are constants
         words, input="\n".join(lines), capture_output=True, text=True, check=False, timeout=60
     )
     try:
@@ -100,13 +100,13 @@ def lint(compiled: Compiled) -> list[Finding]:
 
 def _warnings(
     found: list[dict[str, object]], lines: list[str], revisions: list[str], first_lines: list[int]
-) -> Iterator[Finding]:
+) -> Iterator[LintWarning]:
     for one in found:
-        # Not by --exclude, which refuses a rule that this version of squawk does not have.
+        # Not with --exclude: squawk refuses to exclude a rule that its version does not have.
         if one["rule_name"] in _NOT_OURS:
             continue
         line = int(str(one["line"]))
-        yield Finding(
+        yield LintWarning(
             revision=revisions[bisect_right(first_lines, line) - 1],
             statement=lines[line].strip(),
             rule=str(one["rule_name"]),

@@ -1,44 +1,56 @@
-"""A cluster and an environment put together: who is where, what would be run, and the run."""
+"""An application's migrations over a cluster: where its shards are, what would run, and the run."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from threading import Event
+from types import TracebackType
+from typing import Final, Self
 
 from psycopg import sql
 
-from shardids.catalog.notation import shown_shards
+from shardids.catalog.nodes import Nodes
+from shardids.catalog.notation import named_shards
 from shardids.catalog.rows import Catalog, unknown_node
 from shardids.catalog.topology import Placement
 from shardids.errors import BadArgument, ClusterConflict, ShardidsError
 from shardids.migrate.compiled import Compiled, Compiler
 from shardids.migrate.environment import Direction, Environment, contract_of
-from shardids.migrate.plan import Plan, Position, Route, Start, make_plan, shown_heads
+from shardids.migrate.plan import (
+    MigrationPlan,
+    Outcome,
+    Position,
+    Route,
+    RunReport,
+    Start,
+    make_plan,
+    shown_heads,
+)
 from shardids.migrate.player import Player
-from shardids.migrate.report import Outcome, Report
-from shardids.migrate.runner import Observer, Run, Settings
-from shardids.migrate.state import State, migration_engine, read_state
+from shardids.migrate.runner import MOST_JOBS, Observer, Run, RunSettings
+from shardids.migrate.status import State, read_state
+
+APPLICATION_NAME: Final = "shardids migrate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """A run before it is begun: its plan, what routes compile to, and the shards that can't take part."""
+class PreparedRun:
+    """A run before it begins: its plan, what its routes compile to, and the shards that can't take part."""
 
-    plan: Plan
+    plan: MigrationPlan
     compiler: Compiler
     direction: Direction
     stop_at_contract: bool
     refused: tuple[Outcome, ...]
 
     def route_from(self, start: Start, target: str) -> Route:
-        """The route from any starting point to a revision that is not relative."""
+        """Returns the route from any starting point to a revision that is not relative."""
         environment = self.compiler.environment
         return environment.route(start, target, self.direction, stop_at_contract=self.stop_at_contract)
 
     def compiled(self) -> list[Compiled]:
-        """What is run, once for each starting point that has something to do."""
+        """Compiles what will run, once for each starting point that has something to do."""
         return [self.compiler.compile(route) for route in self.plan.routes.values() if not route.is_empty]
 
     @property
@@ -48,10 +60,10 @@ class Prepared:
 
 
 class Migration:
-    """An application's migrations over a cluster.
+    """An application's migrations over a cluster. Closing it, or the end of a ``with`` block, disconnects.
 
     Args:
-        catalog: the cluster's catalog.
+        catalog: the cluster's catalog, whose placement is read once.
         environment: the application's revisions.
     """
 
@@ -59,14 +71,33 @@ class Migration:
         self.catalog = catalog
         self.environment = environment
         self.placement: Placement = catalog.placement()
+        self.nodes = Nodes(
+            self.placement.nodes,
+            catalog.url,
+            application_name=APPLICATION_NAME,
+            connections=MOST_JOBS + 1,
+            autocommit=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections to the nodes."""
+        self.nodes.close()
 
     def choose(self, shards: Sequence[int] | None = None, nodes: Sequence[str] | None = None) -> list[int]:
-        """The shards to work on: all that are placed, or those of a list, of some nodes.
+        """Returns the shards to work on: every placed one, or those of a list, on some nodes.
 
         Raises:
             UnknownShard: a shard of the list is on no node.
             ClusterConflict: there is no such node.
-            BadArgument: none is left.
+            BadArgument: no shard is left.
         """
         placed = self.placement.node_of
         for name in nodes or ():
@@ -89,8 +120,8 @@ class Migration:
         return chosen
 
     def state(self, shards: Collection[int]) -> State:
-        """At which revisions the shards are."""
-        return read_state(self.catalog, self.placement, shards, self.environment.version_table)
+        """Reads at which revisions the shards are."""
+        return read_state(self.nodes, self.placement, shards, self.environment.version_table)
 
     def prepare(
         self,
@@ -100,21 +131,21 @@ class Migration:
         *,
         canaries: int = 1,
         contract: bool = False,
-        go_on: bool = False,
-    ) -> Prepared:
+        continue_on_error: bool = False,
+    ) -> PreparedRun:
         """Plans a run to a target over some shards.
 
         A shard that can't take part (its node is down, its version table names a revision that the code
-        does not have) is an error, or with ``go_on`` a failed outcome of the run.
+        lacks) is an error, or with ``continue_on_error`` a failed outcome of the run.
 
         Raises:
             BadArgument: there is no such target.
-            ClusterConflict: a contract is asked for, and a shard is not past its expand revision.
+            ClusterConflict: a contract is to run, and a shard is not past its expand revision.
         """
         target = self.environment.target(target, direction)
         state = self.state(shards)
         refused = self._refusals(shards, state)
-        if refused and not go_on:
+        if refused and not continue_on_error:
             raise next(iter(refused.values()))
         stop_at_contract = direction == "up" and not contract
         if direction == "up" and contract:
@@ -126,7 +157,7 @@ class Migration:
         def route_from(start: Start) -> Route:
             return self.environment.route(start, target, direction, stop_at_contract=stop_at_contract)
 
-        return Prepared(
+        return PreparedRun(
             plan=make_plan(positions, route_from, canaries),
             compiler=compiler,
             direction=direction,
@@ -135,10 +166,9 @@ class Migration:
         )
 
     def _absolute(self, target: str, direction: Direction, positions: Sequence[Position]) -> str:
-        """A relative target, as seen from the shards that have the longest way: for all shards the same.
+        """Resolves a relative target once for all shards, from those with the longest way to go.
 
-        Counted from each shard's own revision, a run that is repeated would take those that were done
-        one further.
+        Counted from each shard's own revision, repeating a run would take the finished shards one further.
         """
         if target[:1] not in ("+", "-") or not positions:
             return target
@@ -161,7 +191,7 @@ class Migration:
                 refused[shard] = ClusterConflict(
                     f"shard {shard} is at revision {', '.join(foreign)}, which this code does not have"
                     f' [node "{position.node}"]',
-                    hint="Use the code that it was migrated with, or say where it is: shardids migrate stamp",
+                    hint="Use the code that migrated it, or record where it is: shardids migrate stamp",
                 )
         return dict(sorted(refused.items()))
 
@@ -172,7 +202,7 @@ class Migration:
         return Outcome(shard=shard, node=node, start=heads, end=heads, status="failed", error=error.message)
 
     def _check_expanded(self, target: str, state: State, shards: Collection[int]) -> None:
-        """Every shard of the cluster is to be past the expand revision, also those that were not chosen."""
+        """Refuses unless every shard of the cluster, chosen or not, is past the expand revision."""
         expands = {
             expand
             for position in state.positions.values()
@@ -182,8 +212,7 @@ class Migration:
         if not expands:
             return
         whole = state if set(shards) == set(self.placement.node_of) else self.state(self.placement.node_of)
-        for error in (*whole.down.values(), *whole.unread.values()):
-            raise error
+        whole.check()
         for expand in sorted(expands):
             behind = [
                 shard
@@ -192,36 +221,30 @@ class Migration:
             ]
             if behind:
                 raise ClusterConflict(
-                    f"{len(behind)} shards are not past revision {expand}, which the contract takes back:"
-                    f" {shown_shards(behind)}",
+                    f"{named_shards(behind)}: not past revision {expand}, which the contract completes",
                     hint="Bring them there first: shardids migrate up",
                 )
 
-    def run(self, prepared: Prepared, settings: Settings, observer: Observer, stop: Event) -> Report:
-        """Carries a prepared run out. The caller holds :func:`shardids.migrate.locks.one_run`."""
-        with ExitStack() as stack:
-            engines = {}
-            for name in {position.node for position in prepared.plan.pending}:
-                engines[name] = migration_engine(self.placement.nodes[name], self.catalog, settings.jobs + 1)
-                stack.callback(engines[name].dispose)
-            for route in prepared.plan.routes.values():
-                if not route.is_empty:
-                    prepared.compiler.compile(route)
-            report = Run(
-                prepared.plan,
-                compile_route=prepared.compiler.compile,
-                route_from=prepared.route_from,
-                player_of=lambda engine: Player(engine, self.environment, settings.limits),
-                engines=engines,
-                settings=settings,
-                observer=observer,
-                stop=stop,
-            ).go()
+    def run(self, prepared: PreparedRun, settings: RunSettings, observer: Observer, stop: Event) -> RunReport:
+        """Carries out a prepared run. The caller holds :func:`shardids.migrate.runner.one_run`."""
+        # In this thread, before the workers compete for Alembic.
+        prepared.compiled()
+        report = Run(
+            prepared.plan,
+            compile_route=prepared.compiler.compile,
+            route_from=prepared.route_from,
+            player_on=lambda name: Player(self.nodes[name], self.environment, settings.limits),
+            settings=settings,
+            observer=observer,
+            stop=stop,
+        ).go()
         outcomes = sorted((*prepared.refused, *report.outcomes), key=lambda outcome: outcome.shard)
         return replace(report, outcomes=tuple(outcomes))
 
-    def prepare_stamp(self, revision: str, shards: Sequence[int], *, go_on: bool = False) -> Prepared:
-        """Plans to write a revision into the shards' version tables, without running anything.
+    def prepare_stamp(
+        self, revision: str, shards: Sequence[int], *, continue_on_error: bool = False
+    ) -> PreparedRun:
+        """Plans to record a revision in the shards' version tables without running it.
 
         Raises:
             BadArgument: there is no such revision.
@@ -234,9 +257,9 @@ class Migration:
             for shard in shards
             if self.placement.node_of[shard] in state.down
         }
-        if troubles and not go_on:
+        if troubles and not continue_on_error:
             raise next(iter(troubles.values()))
-        # The mark of an unfinished revision goes, too: whoever stamps has put the shard right.
+        # Whoever stamps has repaired the shard, so the mark of an unfinished revision is dropped too.
         positions = [replace(p, heads=p.heads, unfinished=None) for p in state.positions.values()]
         marked = {p.shard for p in state.positions.values() if p.unfinished is not None}
 
@@ -245,7 +268,7 @@ class Migration:
             revisions = () if there else (f"stamp {shown_heads(end)}",)
             return Route(start=start, end=end, target=target, revisions=revisions)
 
-        return Prepared(
+        return PreparedRun(
             plan=make_plan(positions, route_from, canaries=0),
             compiler=_Stamper(self.environment, "up"),
             direction="up",
@@ -255,7 +278,7 @@ class Migration:
 
 
 class _Stamper(Compiler):
-    """Compiles routes that change the version table only."""
+    """Compiles routes that change only the version table."""
 
     def compile(self, route: Route) -> Compiled:
         table = sql.Identifier(self.environment.version_table)
@@ -267,11 +290,3 @@ class _Stamper(Compiler):
         ]
         statements.append(sql.SQL("comment on table {} is null;").format(table).as_string(None))
         return Compiled(route=route, direction="up", way="sql", sql="\n".join(statements))
-
-
-def positions_by_start(positions: Collection[Position]) -> dict[Start, list[int]]:
-    """The shards at each starting point."""
-    grouped: dict[Start, list[int]] = {}
-    for position in sorted(positions, key=lambda p: p.shard):
-        grouped.setdefault(position.heads, []).append(position.shard)
-    return grouped

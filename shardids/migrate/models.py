@@ -1,4 +1,4 @@
-"""Models and revisions: what is compared with the database, and how shardids' own key is written down."""
+"""The application's models: what Alembic compares with a shard, and how it renders shardids' key."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from sqlalchemy.schema import DefaultClause
 from shardids.models.columns import next_id
 
 OWN_VERSION_TABLE = "shardids_version"
-"""The version table of shardids' own revisions; applications' revisions keep another."""
+"""The version table of shardids' own revisions; applications have another."""
 OWN_NAMES = frozenset({OWN_VERSION_TABLE, "id_counter", "id_offset"})
-"""Relations of a shard's schema that are shardids' own; its functions are no concern of Alembic's."""
+"""The relations in a shard's schema that belong to shardids; Alembic does not look at functions."""
 _NEXT_ID = re.compile(r"""\s*("?\w+"?\.)?"?next_id"?\(\)\s*""")
 
 
 def key_column(name: str = "id", **options: Any) -> Column[int]:
-    """The primary key of a sharded table, for ``op.create_table`` in a revision.
+    """Returns the primary key of a sharded table, for ``op.create_table`` in a revision.
 
     A ``bigint`` whose default is ``next_id()``: unqualified, so that it binds to the function of the shard
     that the revision runs in. ``options`` go to :class:`sqlalchemy.Column`.
@@ -32,9 +32,9 @@ def key_column(name: str = "id", **options: Any) -> Column[int]:
 
 
 def comparison(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options for ``context.configure`` that leave shardids' own objects out and know its key.
+    """Returns options for ``context.configure`` that leave shardids' own objects out and render its key.
 
-    What the application gives is asked first, and what it says of other objects counts.
+    The application's own options are asked first, and decide about all other objects.
     """
     given = dict(options)
     include, render = given.get("include_object"), given.get("render_item")
@@ -53,7 +53,7 @@ def comparison(options: Mapping[str, Any]) -> dict[str, Any]:
             return "shardids.next_id()"
         return False
 
-    def compare_server_default(  # noqa: PLR0917 -- Alembic calls it so
+    def compare_server_default(  # noqa: PLR0917 -- Alembic passes them by position
         migration: MigrationContext,
         inspected: Column[Any],
         in_metadata: Column[Any],
@@ -61,7 +61,7 @@ def comparison(options: Mapping[str, Any]) -> dict[str, Any]:
         metadata_default: Any,
         rendered_default: str | None,
     ) -> bool | None:
-        # Comparing by running both, as Alembic does, would draw two IDs and find them different.
+        # Alembic compares defaults by running both: that would draw two IDs, which differ.
         is_key, was_key = is_next_id(metadata_default), bool(_NEXT_ID.fullmatch(inspected_default or ""))
         if is_key or was_key:
             return is_key != was_key

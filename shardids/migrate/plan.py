@@ -1,19 +1,24 @@
-"""Who is at which revision, and what is to be run where. No database, no Alembic."""
+"""Plans and results of a run: which shard is at which revision, what runs where, what became of it. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal
+
+from shardids.catalog.notation import shown_shards
 
 Heads = tuple[str, ...]
 """The revisions in a version table, sorted; empty at base."""
 Start = Heads | None
-"""What a shard is migrated from; ``None`` where it has no version table yet."""
+"""What a shard is migrated from; ``None`` if it has no version table yet."""
+Status = Literal["done", "failed", "not started"]
 
 
 def shown_heads(heads: Start) -> str:
-    """``heads`` in words."""
+    """Writes ``heads`` as messages show them."""
     return ", ".join(heads) if heads else "base"
 
 
@@ -21,7 +26,7 @@ def shown_heads(heads: Start) -> str:
 class Position:
     """A shard and what its version table says.
 
-    ``unfinished`` is the mark of a revision that was begun outside a transaction and not ended.
+    ``unfinished`` marks a revision that was begun outside a transaction and has not ended.
     """
 
     shard: int
@@ -32,10 +37,10 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """The way from a starting point to ``target``: the ``revisions`` that run, in their order, and its end.
+    """The way from a starting point to ``target``: the ``revisions`` to run, in order, and where it ends.
 
-    ``target`` is a whole revision or ``base``, never relative, so that a shard that is asked again has the
-    same. ``held_back`` is the contract revision that the route stops before, if it does.
+    ``target`` is a whole revision or ``base``, never relative, so that a retry computes the same route.
+    ``held_back`` is the contract revision that the route stops before, if any.
     """
 
     start: Start
@@ -51,11 +56,11 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What a run does: ``canaries`` first and alone, then each node's ``queues`` in their order.
+class MigrationPlan:
+    """What a run does: ``canaries`` first, one at a time, then each node's queue in order.
 
-    ``routes`` has the route of every starting point that occurs, ``settled`` the shards that are
-    where they are to be.
+    ``routes`` holds the route from each starting point that occurs, ``settled`` the shards that have
+    reached the target already.
     """
 
     canaries: tuple[Position, ...]
@@ -65,21 +70,31 @@ class Plan:
 
     @property
     def pending(self) -> tuple[Position, ...]:
-        """All shards that something is to be run on, the canaries first."""
+        """All shards that the run changes, the canaries first."""
         return self.canaries + tuple(position for queue in self.queues.values() for position in queue)
 
 
-def make_plan(positions: Iterable[Position], route_from: Callable[[Start], Route], canaries: int) -> Plan:
-    """Plans a run: asks ``route_from`` once for each starting point, and takes canaries of each node in turn.
+def shards_by_start(positions: Iterable[Position]) -> dict[Start, list[int]]:
+    """Groups shards by their starting points."""
+    grouped: dict[Start, list[int]] = {}
+    for position in sorted(positions, key=lambda p: p.shard):
+        grouped.setdefault(position.heads, []).append(position.shard)
+    return grouped
 
-    A shard with an unfinished revision comes first on its node: the mark is the likeliest trouble.
+
+def make_plan(
+    positions: Iterable[Position], route_from: Callable[[Start], Route], canaries: int
+) -> MigrationPlan:
+    """Plans a run: calls ``route_from`` once for each starting point, and picks canaries node by node.
+
+    A shard with an unfinished revision comes first on its node: it is the likeliest to fail.
     """
     ordered = sorted(positions, key=lambda p: (p.unfinished is None, p.shard))
     routes = {start: route_from(start) for start in dict.fromkeys(p.heads for p in ordered)}
     pending = [p for p in ordered if not routes[p.heads].is_empty]
     chosen = _one_of_each_in_turn(pending)[:canaries]
     rest = [p for p in pending if p not in set(chosen)]
-    return Plan(
+    return MigrationPlan(
         canaries=tuple(chosen),
         queues=MappingProxyType(
             {node: tuple(p for p in rest if p.node == node) for node in sorted({p.node for p in rest})}
@@ -96,3 +111,58 @@ def _one_of_each_in_turn(positions: list[Position]) -> list[Position]:
         turns[position.node] = turns.get(position.node, 0) + 1
         ranked.append((turns[position.node], position.node, position.shard, position))
     return [position for *_, position in sorted(ranked, key=lambda entry: entry[:3])]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a run did to one shard.
+
+    ``start`` and ``end`` are its revisions before the run and now, ``seconds`` the time over all
+    ``attempts``, ``way`` how it was run, and ``error`` what stopped it.
+    """
+
+    shard: int
+    node: str
+    start: Start
+    end: Start
+    status: Status
+    seconds: float = 0.0
+    way: str = ""
+    attempts: int = 0
+    error: str = ""
+
+    def row(self) -> dict[str, object]:
+        """Returns the outcome as commands show it."""
+        return {
+            "shard": self.shard,
+            "node": self.node,
+            "from": shown_heads(self.start),
+            "to": shown_heads(self.end),
+            "status": self.status,
+            "seconds": round(self.seconds, 3),
+            "way": self.way,
+            "error": self.error,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    """What a run did: an outcome for each shard that it was to change, and the time it took."""
+
+    outcomes: tuple[Outcome, ...]
+    seconds: float
+    interrupted: bool = False
+
+    def of(self, status: Status) -> list[Outcome]:
+        """Returns the outcomes with that status."""
+        return [outcome for outcome in self.outcomes if outcome.status == status]
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether every shard reached the target."""
+        return all(outcome.status == "done" for outcome in self.outcomes)
+
+    def retry_command(self, words: Sequence[str]) -> str:
+        """Returns the command that runs what failed or was not started; ``words``: without shards."""
+        left = [outcome.shard for outcome in self.outcomes if outcome.status != "done"]
+        return shlex.join([*words, "--shards", shown_shards(left)])

@@ -2,28 +2,96 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 from alembic.runtime.migration import RevisionStep
-from sqlalchemy import Connection, Engine, text
+from psycopg import sql
+from sqlalchemy import Connection, Engine, event, text
 
 from shardids.catalog.locks import AdvisoryLock
 from shardids.errors import ClusterConflict, ShardBusy
 from shardids.migrate.compiled import Compiled, Part, Stage
 from shardids.migrate.environment import Direction, Environment
-from shardids.migrate.mend import if_still_needed, is_concurrent
 from shardids.migrate.plan import Heads, Position, Start
-from shardids.migrate.statements import Limits, enter, enter_session, mark
+
+_ENTER = sql.SQL(
+    "select set_config('lock_timeout', {lock}, true), set_config('statement_timeout', {statement}, true),"
+    " shardids.enter_revision({shard}, {table}, {expected}::text[]),"
+    " set_config('search_path', shardids.schema_of({shard}), true)"
+)
+_SESSION = sql.SQL(
+    "select set_config('lock_timeout', {lock}, false), set_config('statement_timeout', {statement}, false),"
+    " set_config('search_path', shardids.schema_of({shard}), false)"
+)
+_MARK = sql.SQL("comment on table {table} is {mark};")
+_CONCURRENT_INDEX = re.compile(
+    r"""^\s*(?P<verb>create\s+(?:unique\s+)?|drop\s+)index\s+concurrently\s+
+        (?P<if>if\s+(?:not\s+)?exists\s+)?(?P<name>(?:"(?:[^"]|"")+"|[\w$]+))""",
+    re.IGNORECASE | re.VERBOSE,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long a statement may wait for a lock, and run, in ms; 0 means no limit."""
+
+    lock_timeout_ms: int = 2000
+    statement_timeout_ms: int = 0
+
+
+def enter(shard: int, version_table: str, expected: Start, limits: Limits) -> str:
+    """Returns the first statement of a transaction that migrates a shard, without its semicolon."""
+    return _ENTER.format(
+        lock=str(limits.lock_timeout_ms),
+        statement=str(limits.statement_timeout_ms),
+        shard=shard,
+        table=version_table,
+        expected=None if expected is None else list(expected),
+    ).as_string(None)
+
+
+def enter_session(shard: int, limits: Limits, *, waits: bool) -> str:
+    """Returns what prepares a session for a statement outside a transaction, without its semicolon.
+
+    ``waits``: the statement is CONCURRENTLY. It waits for other transactions and blocks none of them, so
+    ``lock_timeout`` could only make it fail.
+    """
+    return _SESSION.format(
+        lock="0" if waits else str(limits.lock_timeout_ms),
+        statement=str(limits.statement_timeout_ms),
+        shard=shard,
+    ).as_string(None)
+
+
+def mark(version_table: str, direction: Direction, stage: Stage, count: int) -> str:
+    """Returns the statement that records ``count`` parts of a revision as done; empty if it has only one.
+
+    The mark is the comment of the version table, so it is moved, dumped and restored with the shard.
+    """
+    if len(stage.parts) == 1:
+        return ""
+    words = f"shardids: {direction} {stage.revision} {count} {stage.digest(count)}"
+    return _MARK.format(
+        table=sql.Identifier(version_table), mark=None if count == len(stage.parts) else words
+    ).as_string(None)
+
+
+def is_concurrent(statement: str) -> bool:
+    """Whether a statement builds or drops an index CONCURRENTLY: it waits for others and blocks nobody."""
+    return _CONCURRENT_INDEX.match(statement) is not None
 
 
 class Player:
-    """Plays routes on the shards of one node; not to be shared by threads.
+    """Plays routes on the shards of one node. Threads must not share one.
 
     Args:
-        engine: of the node, see :func:`shardids.migrate.state.migration_engine`.
+        engine: the node's, in autocommit mode.
         environment: for routes that need Alembic.
-        limits: for every statement but those that are CONCURRENTLY, which block nobody while they wait.
+        limits: for every statement except CONCURRENTLY ones, which block nobody while they wait.
     """
 
     def __init__(self, engine: Engine, environment: Environment, limits: Limits) -> None:
@@ -33,7 +101,7 @@ class Player:
         self._open: Connection | None = None
 
     def close(self) -> None:
-        """Gives the connection back."""
+        """Returns the connection to the pool."""
         if self._open is not None:
             self._open.close()
             self._open = None
@@ -42,10 +110,10 @@ class Player:
         """Runs a route on a shard.
 
         Raises:
-            RevisionChanged: the shard is not at the route's start any more; nothing was changed.
-            ShardBusy: another session migrates it.
-            ClusterConflict: it is half way through another revision, or this one was changed since.
-            ShardidsError: a statement failed; what its transaction did is undone.
+            RevisionChanged: the shard is no longer at the route's start; nothing was changed.
+            ShardBusy: another session is migrating it.
+            ClusterConflict: it is half way through another revision, or this one was edited since.
+            ShardidsError: a statement failed; its transaction was rolled back.
         """
         if compiled.way == "sql" and position.unfinished is None:
             self._send(self._enter(position.shard, position.heads) + compiled.sql)
@@ -58,7 +126,7 @@ class Player:
                 self._play_parts(position, compiled)
 
     def reread(self, position: Position) -> Position:
-        """The shard's position as it is now."""
+        """Returns the shard's position as it is now."""
         row = self._connection().execute(
             text("select revisions, unfinished from shardids.revisions(:table) where shard = :shard"),
             {"table": self._environment.version_table, "shard": position.shard},
@@ -70,10 +138,11 @@ class Player:
         if self._open is None or self._open.closed or self._open.invalidated:
             self.close()
             self._open = self._engine.connect()
+            event.listen(self._open, "before_cursor_execute", _drop_invalid_index)
         return self._open
 
     def _send(self, statements: str) -> None:
-        # Several statements in one message are one transaction; a % in them is no placeholder.
+        # Several statements in one message are one transaction; without parameters, % is not a placeholder.
         self._connection().execution_options(no_parameters=True).exec_driver_sql(statements)
 
     def _enter(self, shard: int, expected: Start) -> str:
@@ -83,8 +152,8 @@ class Player:
     def _locked(self, connection: Connection, position: Position) -> Iterator[None]:
         """Holds the shard's lock over several transactions.
 
-        It is tried, never waited for: a waiting statement has a snapshot, which CREATE INDEX CONCURRENTLY
-        in the session that holds the lock would wait for in turn.
+        It only tries: a statement that waits holds a snapshot, and CREATE INDEX CONCURRENTLY in the session
+        that holds the lock would wait for that snapshot in turn.
         """
         lock = {"class": AdvisoryLock.MIGRATE, "shard": position.shard}
         if not connection.scalar(text("select pg_try_advisory_lock(:class, :shard)"), lock):
@@ -131,10 +200,10 @@ class Player:
 
     def _play_outside(self, shard: int, part: Part, *, resumed: bool) -> None:
         self._send(enter_session(shard, self._limits, waits=is_concurrent(part.sql)))
-        self._send(if_still_needed(part.sql) if resumed else part.sql)
+        self._send(_if_still_needed(part.sql) if resumed else part.sql)
 
     def _run_alembic(self, shard: int, heads: Start, compiled: Compiled, *, only_first: bool) -> None:
-        """Has Alembic run the route from ``heads`` on, or its first step; in one transaction if it can."""
+        """Has Alembic run the route from ``heads``, or only its first step; in one transaction if it can."""
         connection = self._connection()
         connection.exec_driver_sql(enter_session(shard, self._limits, waits=False))
         connection.commit()
@@ -156,10 +225,10 @@ class Player:
 
 
 def finished_parts(position: Position, compiled: Compiled) -> int | None:
-    """How many parts of the route's first revision the shard has behind it; ``None`` if it was not begun.
+    """Returns how many parts of the route's first revision the shard has finished; ``None`` if not begun.
 
     Raises:
-        ClusterConflict: the shard is half way through another revision, or this one was changed since.
+        ClusterConflict: the shard is half way through another revision, or this one was edited since.
     """
     if position.unfinished is None:
         return None
@@ -169,11 +238,41 @@ def finished_parts(position: Position, compiled: Compiled) -> int | None:
         done = int(count)
         if done < len(stage.parts) and stage.digest(done) == digest:
             return done
-        what = f"revision {revision}, which was changed since"
+        what = f"revision {revision}, which was edited since"
     else:
         what = f"revision {revision} ({direction})"
     raise ClusterConflict(
         f'shard {position.shard} is half way through {what} [node "{position.node}"]',
-        hint=f"Run just that revision as it was: shardids migrate {direction} …; or put the shard right by"
-        " hand, and say so with: shardids migrate stamp",
+        hint=f"Run just that revision as it was: shardids migrate {direction} …; or repair the shard by"
+        " hand, and record where it is with: shardids migrate stamp",
     )
+
+
+def _if_still_needed(statement: str) -> str:
+    """Adds IF [NOT] EXISTS to a CONCURRENTLY statement that an interrupted run may have completed."""
+    index = _CONCURRENT_INDEX.match(statement)
+    if index is None or index["if"]:
+        return statement
+    words = "if exists " if index["verb"].lower().startswith("drop") else "if not exists "
+    return statement[: index.start("name")] + words + statement[index.start("name") :]
+
+
+def _drop_invalid_index(
+    connection: Connection,
+    _cursor: object,
+    statement: str,
+    _parameters: object,
+    _context: object,
+    _many: bool,
+) -> None:
+    """Drops the invalid index that a failed CONCURRENTLY left, before one of its name is built again."""
+    index = _CONCURRENT_INDEX.match(statement)
+    if index is None or index["verb"].lower().startswith("drop"):
+        return
+    driver: Any = connection.connection.dbapi_connection
+    with driver.cursor() as cursor:
+        cursor.execute(
+            "select 1 from pg_index where indexrelid = to_regclass(%s) and not indisvalid", [index["name"]]
+        )
+        if cursor.fetchone():
+            cursor.execute(f"drop index concurrently {index['name']}".encode())

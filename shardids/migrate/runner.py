@@ -1,17 +1,20 @@
-"""Runs a plan: canaries first and alone, then all nodes at once, a bounded number of workers on each."""
+"""Runs a plan: canaries one at a time, then all nodes at once, a bounded number of workers on each."""
 
 from __future__ import annotations
 
+import getpass
+import socket
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from threading import Event, Lock
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, text
 from tenacity import (
     RetryCallState,
     Retrying,
@@ -23,23 +26,29 @@ from tenacity import (
 )
 from tenacity.nap import sleep_using_event
 
-from shardids.errors import ConnectionFailed, RevisionChanged, ShardBusy, ShardidsError
+from shardids.catalog.connections import CONNECT_TIMEOUT_S, open_engine
+from shardids.catalog.locks import AdvisoryLock
+from shardids.catalog.rows import Catalog
+from shardids.errors import ClusterConflict, ConnectionFailed, RevisionChanged, ShardBusy, ShardidsError
 from shardids.migrate.compiled import Compiled
-from shardids.migrate.plan import Plan, Position, Route, Start
-from shardids.migrate.player import Player
-from shardids.migrate.report import Outcome, Report
-from shardids.migrate.statements import Limits
+from shardids.migrate.plan import MigrationPlan, Outcome, Position, Route, RunReport, Start
+from shardids.migrate.player import Limits, Player
 
-TRANSIENT = frozenset({"55P03", "40P01", "40001"})
+TRANSIENT: Final = frozenset({"55P03", "40P01", "40001"})
 """Lock timeout, deadlock, serialization failure: another attempt may succeed."""
+MOST_JOBS: Final = 64
+"""The most shards of a node that a run migrates at once."""
+_LONGEST_NAME: Final = 63
+"""How much of ``application_name`` a server keeps, in characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """How a run goes about it.
+class RunSettings:
+    """How a run proceeds.
 
-    ``jobs`` are workers a node; ``retries`` the further attempts after a lock timeout, a deadlock or a lost
-    connection; ``first_pause_s`` the longest pause before the first of them, doubled for each that follows.
+    ``jobs`` is the number of workers a node; ``retries`` how many more attempts follow a lock timeout, a
+    deadlock or a lost connection; ``first_pause_s`` the longest pause before the first of them, doubled for
+    each that follows.
     """
 
     jobs: int = 1
@@ -51,52 +60,111 @@ class Settings:
 
 
 class Observer:
-    """Is told how a run goes, from several threads. This one does nothing with it."""
+    """Receives the events of a run, from several threads. This one ignores them."""
 
     def planned(self, counts: Mapping[str, int]) -> None:
-        """``counts`` shards are to be changed on each node."""
+        """The run will change ``counts`` shards on each node."""
 
     def started(self, position: Position) -> None:
-        """A shard's turn has come."""
+        """A worker has taken up a shard."""
 
     def retried(self, position: Position, attempt: int, error: str) -> None:
-        """Attempt number ``attempt`` has failed, another will follow."""
+        """Attempt number ``attempt`` has failed, and another follows."""
 
     def ended(self, outcome: Outcome) -> None:
-        """A shard is done with, or has failed."""
+        """A shard has reached the target, or has failed."""
+
+
+@contextmanager
+def one_run(catalog: Catalog, what: str) -> Iterator[None]:
+    """Holds the cluster's run lock; a second run is told ``what`` holds it.
+
+    The server releases the lock with the session, so a run that is killed holds it no longer than its
+    connection.
+
+    Raises:
+        ClusterConflict: another run holds it; the message says which and since when.
+    """
+    engine = open_engine(
+        catalog.url,
+        what="the catalog",
+        administrative=True,
+        connect_timeout_s=CONNECT_TIMEOUT_S,
+        pool_size=1,
+    )
+    try:
+        # A transaction, not a session lock: it stays on one server connection behind PgBouncer as well.
+        with engine.connect() as connection, connection.begin():
+            connection.execute(
+                text("select set_config('application_name', :name, true)"), {"name": _session_name(what)}
+            )
+            if not connection.scalar(
+                text("select pg_try_advisory_xact_lock(:key)"), {"key": AdvisoryLock.MIGRATE_RUN}
+            ):
+                raise _held_by_another(connection)
+            # Last, and without parameters: the portal of the statement before would keep its snapshot, and a
+            # CREATE INDEX CONCURRENTLY in this database would wait for it until the end of the run.
+            connection.exec_driver_sql("set local idle_in_transaction_session_timeout = 0")
+            yield
+    finally:
+        engine.dispose()
+
+
+def _session_name(what: str) -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "?"
+    since = f" since {datetime.now(UTC):%Y-%m-%d %H:%M:%SZ}"
+    return f"shardids {what} by {user}@{socket.gethostname()}"[: _LONGEST_NAME - len(since)] + since
+
+
+def _held_by_another(connection: Connection) -> ClusterConflict:
+    holder = connection.execute(
+        text("""
+            select a.application_name, a.pid, a.client_addr
+            from pg_locks l join pg_stat_activity a using (pid)
+            where l.locktype = 'advisory' and l.granted
+              and l.classid = 0 and l.objid = :key and l.objsubid = 1
+              and l.database = (select oid from pg_database where datname = current_database())"""),
+        {"key": AdvisoryLock.MIGRATE_RUN},
+    ).first()
+    who = "another session" if holder is None else f"{holder.application_name} (process {holder.pid})"
+    return ClusterConflict(
+        f"another run is changing the shards of this cluster: {who}",
+        hint="Wait until it has ended. Its connection to the catalog holds the lock: if it hangs, end that"
+        " session with pg_terminate_backend.",
+    )
 
 
 class Run:
     """One run over all shards of a plan.
 
     Args:
-        plan: what is to be done.
-        compile_route: gives what is run for a route; called from several threads.
-        route_from: the route to a target from a starting point that is not in the plan.
-        player_of: opens a player on a node's engine.
-        engines: the node's engines, by name.
-        settings: how.
-        observer: is told how it goes.
-        stop: once set, shards that run are finished and no other is begun.
+        plan: what to do.
+        compile_route: returns what to run for a route; called from several threads.
+        route_from: returns the route to a target from a starting point that is not in the plan.
+        player_on: opens a player on a node, by name.
+        settings: how to proceed.
+        observer: receives the run's events.
+        stop: once set, running shards are finished and no other is begun.
     """
 
     def __init__(
         self,
-        plan: Plan,
+        plan: MigrationPlan,
         *,
         compile_route: Callable[[Route], Compiled],
         route_from: Callable[[Start, str], Route],
-        player_of: Callable[[Engine], Player],
-        engines: Mapping[str, Engine],
-        settings: Settings,
+        player_on: Callable[[str], Player],
+        settings: RunSettings,
         observer: Observer,
         stop: Event,
     ) -> None:
         self._plan = plan
         self._compile_route = compile_route
         self._route_from = route_from
-        self._player_of = player_of
-        self._engines = engines
+        self._player_on = player_on
         self._settings = settings
         self._observer = observer
         self._interrupted = stop
@@ -105,22 +173,22 @@ class Run:
         self._lock = Lock()
         self._outcomes: dict[int, Outcome] = {}
 
-    def go(self) -> Report:
-        """Runs it to its end. A failure is an outcome, never an exception."""
+    def go(self) -> RunReport:
+        """Runs the plan to its end. A failure is an outcome, never an exception."""
         began = time.monotonic()
-        self._observer.planned(_count(self._plan.pending))
+        self._observer.planned(dict(sorted(Counter(p.node for p in self._plan.pending).items())))
         for canary in self._plan.canaries:
             if self._is_over():
                 break
             self._work(canary.node, deque([canary]))
             if self._outcomes[canary.shard].status == "failed":
-                # Whatever the choice for the rest: a canary is there to be believed.
+                # Even with continue_on_error: the canary's failure is taken as every shard's.
                 self._stop.set()
         if not self._is_over():
             self._run_queues()
         for position in self._plan.pending:
             self._outcomes.setdefault(position.shard, _not_started(position))
-        return Report(
+        return RunReport(
             outcomes=tuple(self._outcomes[shard] for shard in sorted(self._outcomes)),
             seconds=time.monotonic() - began,
             interrupted=self._interrupted.is_set(),
@@ -143,9 +211,7 @@ class Run:
                 done.result()
 
     def _work(self, node: str, queue: deque[Position]) -> None:
-        with ExitStack() as stack:
-            player = self._player_of(self._engines[node])
-            stack.callback(player.close)
+        with closing(self._player_on(node)) as player:
             while not self._is_over():
                 try:
                     position = queue.popleft()
@@ -160,7 +226,7 @@ class Run:
                 self._observer.ended(outcome)
 
     def _take(self, player: Player, position: Position) -> Outcome:
-        """Takes one shard to the target, with retries."""
+        """Brings one shard to the target, with retries."""
         began = time.monotonic()
         attempts, now = 0, position
         planned = self._plan.routes[position.heads]
@@ -187,7 +253,7 @@ class Run:
                 # Revisions before the one that failed may have been committed.
                 with suppress(Exception):
                     now = player.reread(now)
-            outcome |= {"status": "failed", "end": now.heads, "error": _told(error)}
+            outcome |= {"status": "failed", "end": now.heads, "error": _message_of(error)}
         else:
             outcome |= {"status": "done", "end": compiled.route.end}
         seconds = time.monotonic() - began
@@ -198,7 +264,7 @@ class Run:
 
         def report(state: RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome else None
-            self._observer.retried(position, state.attempt_number, _told(error) if error else "")
+            self._observer.retried(position, state.attempt_number, _message_of(error) if error else "")
 
         return Retrying(
             retry=retry_if_exception(self._may_be_repeated),
@@ -217,19 +283,12 @@ class Run:
         return isinstance(error, ShardidsError) and error.sqlstate in TRANSIENT
 
 
-def _told(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     if not isinstance(error, ShardidsError):
         return f"{type(error).__name__}: {error}"
     diag = getattr(error.__cause__, "diag", None)
     detail = getattr(diag, "message_detail", None)
     return f"{error.message} ({detail})" if detail else error.message
-
-
-def _count(positions: tuple[Position, ...]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for position in positions:
-        counts[position.node] = counts.get(position.node, 0) + 1
-    return dict(sorted(counts.items()))
 
 
 def _not_started(position: Position) -> Outcome:

@@ -18,17 +18,17 @@ from alembic.script import Script
 from alembic.util import CommandError
 from sqlalchemy import Connection, MetaData, text
 
+from shardids.catalog.nodes import Nodes
 from shardids.errors import BadArgument, ClusterConflict
 from shardids.migrate.environment import Environment
-from shardids.migrate.migration import Migration
+from shardids.migrate.migration import APPLICATION_NAME, Migration
 from shardids.migrate.plan import Position, shown_heads
-from shardids.migrate.state import migration_engine
 
 _TEMPLATES = Path(__file__).parent / "template"
 
 
 def load_metadata(models: str) -> tuple[MetaData, str, str]:
-    """The metadata that ``package.module:Base`` or ``package.module:metadata`` names.
+    """Loads the metadata that ``package.module:Base`` or ``package.module:metadata`` names.
 
     Returns it with the import line and the expression that name it in an ``env.py``.
 
@@ -37,7 +37,7 @@ def load_metadata(models: str) -> tuple[MetaData, str, str]:
     """
     module_name, _, attribute = models.partition(":")
     if not attribute:
-        raise BadArgument(f"{models!r} names no models", hint="They are named so: package.module:Base")
+        raise BadArgument(f"{models!r} names no models", hint="Write it as package.module:Base")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -47,7 +47,7 @@ def load_metadata(models: str) -> tuple[MetaData, str, str]:
     except (ImportError, AttributeError, ValueError) as error:
         raise BadArgument(
             f"the models {models!r} can't be loaded: {error}",
-            hint="The module is looked for in the present folder and where Python finds its packages.",
+            hint="The module is looked for in the current folder and on Python's path.",
         ) from error
     import_line = f"from {module_name} import {attribute.split('.')[0]}"
     if isinstance(found, MetaData):
@@ -59,12 +59,12 @@ def load_metadata(models: str) -> tuple[MetaData, str, str]:
 
 
 def init(folder: Path, models: str, message: str = "the models") -> Path:
-    """Makes ``env.py``, ``script.py.mako`` and a first revision that makes all tables of the models.
+    """Writes ``env.py``, ``script.py.mako`` and a first revision that creates all tables of the models.
 
-    No database is asked. Returns the first revision's file.
+    Connects to no database. Returns the first revision's file.
 
     Raises:
-        BadArgument: the folder holds something, or the models can't be loaded or have no tables.
+        BadArgument: the folder is not empty, or the models can't be loaded or have no tables.
     """
     if folder.exists() and any(folder.iterdir()):
         raise BadArgument(f"{folder} is not empty", hint="Name a folder that does not exist yet.")
@@ -115,19 +115,19 @@ def revision(environment: Environment, message: str) -> Path:
 
 
 def merge(environment: Environment, message: str) -> Path:
-    """Writes a revision that unites all heads.
+    """Writes a revision that merges all heads.
 
     Raises:
-        BadArgument: there is nothing to unite.
+        BadArgument: there is only one head.
     """
     if len(environment.heads) < 2:
-        raise BadArgument("there is one head: nothing to merge")
+        raise BadArgument("there is only one head: nothing to merge")
     with environment.given(None) as config:
         return _path(command.merge(config, list(environment.heads), message))
 
 
 def autogenerate(migration: Migration, message: str, reference: int) -> Path:
-    """Writes a revision of what the models have and a reference shard has not, and the other way round.
+    """Writes a revision that brings a reference shard's tables to the models.
 
     Raises:
         ClusterConflict: the shard is not at the newest revision.
@@ -144,7 +144,7 @@ def autogenerate(migration: Migration, message: str, reference: int) -> Path:
 
 
 def drift(migration: Migration, reference: int) -> list[str]:
-    """What a shard at the newest revision differs in from the models, a line each; empty if in nothing.
+    """Returns the differences between a shard at the newest revision and the models, a line each.
 
     Raises:
         ClusterConflict: the shard is not at the newest revision.
@@ -171,10 +171,9 @@ def _shown(difference: Any) -> str:
 
 @contextmanager
 def _reference(migration: Migration, shard: int) -> Iterator[Connection]:
-    """A connection to a shard at the newest revision, as Alembic is to see it; what it does is taken back."""
+    """Yields a connection to a shard at the newest revision, as Alembic should see it, and rolls back."""
     state = migration.state([shard])
-    for error in (*state.down.values(), *state.unread.values()):
-        raise error
+    state.check()
     position: Position = state.positions[shard]
     if (position.heads or ()) != migration.environment.heads:
         raise ClusterConflict(
@@ -182,17 +181,17 @@ def _reference(migration: Migration, shard: int) -> Iterator[Connection]:
             f' {shown_heads(migration.environment.heads)} [node "{position.node}"]',
             hint="Bring it there first (shardids migrate up), or choose another: --shard",
         )
-    engine = migration_engine(migration.placement.nodes[position.node], migration.catalog)
-    try:
-        with engine.connect().execution_options(isolation_level="READ COMMITTED") as connection:
-            schema = connection.scalar(
-                text("select set_config('search_path', shardids.schema_of(:shard), false)"), {"shard": shard}
-            )
-            connection.commit()
-            # Names without a schema, in the models, are those of the shard.
-            connection.dialect.default_schema_name = schema
-            with connection.begin() as transaction:
-                yield connection
-                transaction.rollback()
-    finally:
-        engine.dispose()
+    # Nodes of their own: the default schema is the dialect's, which all connections of an engine share.
+    with (
+        Nodes(migration.placement.nodes, migration.catalog.url, application_name=APPLICATION_NAME) as nodes,
+        nodes[position.node].connect() as connection,
+    ):
+        schema = connection.scalar(
+            text("select set_config('search_path', shardids.schema_of(:shard), false)"), {"shard": shard}
+        )
+        connection.commit()
+        # Names without a schema, in the models, are those of the shard.
+        connection.dialect.default_schema_name = schema
+        with connection.begin() as transaction:
+            yield connection
+            transaction.rollback()

@@ -1,23 +1,22 @@
-"""Revisions as files for psql, one a node, for a DBA who wants to run them by hand."""
+"""Writes revisions as files for psql, one a node, for a DBA who runs them by hand."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from shardids.catalog.notation import shown_shards
+from shardids.catalog.notation import named_shards, shown_shards
 from shardids.errors import BadArgument, ClusterConflict
 from shardids.migrate.compiled import Compiled, Compiler
 from shardids.migrate.environment import Direction
-from shardids.migrate.mend import is_concurrent
 from shardids.migrate.migration import Migration
 from shardids.migrate.plan import Heads, Position, shown_heads
-from shardids.migrate.statements import Limits, enter, enter_session, mark
+from shardids.migrate.player import Limits, enter, enter_session, is_concurrent, mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scripts:
-    """The text for each node, and the shards that are elsewhere and so in none of them."""
+    """The text for each node, and the shards that are at another revision and so in none of them."""
 
     of_node: Mapping[str, str]
     elsewhere: tuple[Position, ...]
@@ -26,12 +25,12 @@ class Scripts:
 def write_scripts(
     migration: Migration, start: str, target: str, shards: list[int], limits: Limits
 ) -> Scripts:
-    """The SQL that takes the shards that are at ``start`` to ``target``, up or down, and counts as applied.
+    """Returns SQL that takes the shards at ``start`` to ``target``, up or down, and records that it did.
 
     Raises:
         BadArgument: there is no such revision, or no shard is at ``start``.
         ClusterConflict: a revision on the way needs a connection, or a shard is half way through one.
-        ConnectionFailed, UnknownShard: a shard can't be asked where it is.
+        ConnectionFailed, UnknownShard: a shard can't be asked for its revision.
     """
     environment = migration.environment
     heads: Heads = (
@@ -42,15 +41,14 @@ def write_scripts(
     if end == "base" or (heads and end != heads[0] and end in environment.ancestors(heads)):
         direction = "down"
     state = migration.state(shards)
-    for error in (*state.down.values(), *state.unread.values()):
-        raise error
+    state.check()
     there = [p for p in state.positions.values() if (p.heads or ()) == heads]
     if not there:
         raise BadArgument(f"no shard is at {shown_heads(heads)}", hint="See: shardids migrate status")
     unfinished = [p.shard for p in there if p.unfinished]
     if unfinished:
         raise ClusterConflict(
-            f"shards are half way through a revision: {shown_shards(unfinished)}",
+            f"{named_shards(unfinished)} stopped half way through a revision",
             hint=f"Finish it first: shardids migrate {direction} --shards {shown_shards(unfinished)}",
         )
     compiler = Compiler(environment, direction)
@@ -73,8 +71,8 @@ def write_scripts(
 def _heading(node: str, heads: Heads, compiled: Compiled) -> str:
     return (
         f'-- Node "{node}", from {shown_heads(heads)} to {shown_heads(compiled.route.end)}, for psql.\n'
-        "-- Each shard refuses unless it is where it is to start from. After an error, write the file anew:\n"
-        "-- it then has the shards that are left.\n"
+        "-- Each shard refuses unless it is at that revision. After an error, write the file again: it then\n"
+        "-- holds the shards that are left.\n"
         "\\set ON_ERROR_STOP on\n"
     )
 

@@ -1,49 +1,117 @@
-"""Where a cluster stands: how many shards are at which revision, who lags, and whether shards are alike."""
+"""Where a cluster stands: at which revision each shard is, which ones lag, and whether shards are alike."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import text
+from sqlalchemy import Engine, text
 
-from shardids.migrate.migration import Migration
-from shardids.migrate.plan import Position, Start
-from shardids.migrate.state import State, migration_engine
+from shardids.catalog.nodes import Nodes
+from shardids.catalog.topology import Placement
+from shardids.errors import ConnectionFailed, ShardidsError, StatementFailed, UnknownShard
+from shardids.migrate.environment import Environment
+from shardids.migrate.plan import Heads, Position, Start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """The shards that could be asked, by number, and the nodes and shards that could not, with the reason."""
+
+    positions: Mapping[int, Position]
+    down: Mapping[str, ShardidsError]
+    unread: Mapping[int, ShardidsError]
+
+    def check(self) -> None:
+        """Raises the first reason why a shard could not be asked, if there is one."""
+        for error in (*self.down.values(), *self.unread.values()):
+            raise error
+
+
+def read_state(nodes: Nodes, placement: Placement, shards: Collection[int], version_table: str) -> State:
+    """Asks every node that owns one of the shards for their revisions.
+
+    Raises:
+        StatementFailed: a node's engine is older than migrations.
+    """
+    wanted = placement.by_node(shards)
+    answers = nodes.each(lambda name, engine: read_node(name, engine, version_table), wanted)
+    for error in answers.failures.values():
+        if not isinstance(error, ConnectionFailed):
+            raise error
+    positions: dict[int, Position] = {}
+    unread: dict[int, ShardidsError] = {}
+    for name, there in answers.results.items():
+        positions |= {shard: there[shard] for shard in wanted[name] if shard in there}
+        unread |= {shard: _missing(shard, name) for shard in wanted[name] if shard not in there}
+    return State(positions=positions, down=answers.failures, unread=unread)
+
+
+def read_node(name: str, engine: Engine, version_table: str) -> dict[int, Position]:
+    """Asks a node for the revisions of all its shards.
+
+    Raises:
+        ConnectionFailed: it is down.
+        StatementFailed: its engine is older than migrations.
+    """
+    try:
+        with engine.connect() as connection:
+            rows = connection.execute(
+                text("select shard, revisions, unfinished from shardids.revisions(:table)"),
+                {"table": version_table},
+            ).all()
+    except StatementFailed as error:
+        if error.sqlstate == "42883":
+            raise StatementFailed(
+                f'node "{name}" has an engine that is too old for migrations',
+                hint="To bring shardids' own objects up to date: shardids upgrade",
+            ) from error
+        raise
+    return {
+        row.shard: Position(
+            shard=row.shard,
+            node=name,
+            heads=None if row.revisions is None else tuple(row.revisions),
+            unfinished=row.unfinished,
+        )
+        for row in rows
+    }
+
+
+def _missing(shard: int, node: str) -> UnknownShard:
+    return UnknownShard(
+        f'the catalog places shard {shard} on node "{node}", which does not have it',
+        hint="Restore its schema on that node from a backup.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """A cluster's revisions.
+    """A cluster's revisions, compared with those of the code.
 
-    ``counts`` is how many shards of a node are at a revision, ``stragglers`` those behind the most advanced
-    shard, ``unfinished`` those half way through a revision, and ``pending`` what some shard has still to
-    run, as (revision, message).
+    ``counts`` is the number of shards of a node at a revision, ``stragglers`` the shards behind the most
+    advanced one, ``unfinished`` those half way through a revision, and ``pending`` the revisions that some
+    shard has still to run, as (revision, message).
     """
 
-    counts: dict[tuple[str, Start], int]
+    counts: dict[tuple[str, Heads], int]
     stragglers: tuple[Position, ...]
     unfinished: tuple[Position, ...]
     pending: tuple[tuple[str, str], ...]
     state: State
 
 
-def standing(migration: Migration, shards: Sequence[int]) -> Standing:
-    """Asks all nodes, and compares with the revisions of the code. A node that is down is in ``state``."""
-    environment = migration.environment
-    state = migration.state(shards)
+def compare_with_code(environment: Environment, state: State) -> Standing:
+    """Compares the shards' revisions with each other and with those of the code."""
     positions = list(state.positions.values())
-    behind = {heads: len(_behind(migration, heads)) for heads in {p.heads for p in positions}}
-    best = max(behind.values(), default=0)
-    applied = [_behind(migration, heads) for heads in behind]
-    common = set.intersection(*applied) if applied else set()
+    behind = {heads: _known_ancestors(environment, heads) for heads in {p.heads for p in positions}}
+    best = max(map(len, behind.values()), default=0)
+    common = set.intersection(*behind.values()) if behind else set()
+    counts = Counter((p.node, p.heads or ()) for p in positions)
     return Standing(
-        counts=dict(
-            sorted(Counter((p.node, p.heads or ()) for p in positions).items(), key=lambda entry: entry[0])
-        ),
-        stragglers=tuple(p for p in positions if behind[p.heads] < best),
+        counts=dict(sorted(counts.items(), key=lambda entry: entry[0])),
+        stragglers=tuple(p for p in positions if len(behind[p.heads]) < best),
         unfinished=tuple(p for p in positions if p.unfinished is not None),
         pending=tuple(
             (script.revision, script.doc)
@@ -54,68 +122,58 @@ def standing(migration: Migration, shards: Sequence[int]) -> Standing:
     )
 
 
-def _behind(migration: Migration, heads: Start) -> set[str]:
-    known = [revision for revision in heads or () if migration.environment.knows(revision)]
-    return migration.environment.ancestors(known)
+def _known_ancestors(environment: Environment, heads: Start) -> set[str]:
+    return environment.ancestors([revision for revision in heads or () if environment.knows(revision)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """What a shard has and the reference has not (``+``), and the other way round (``-``), a line each."""
+class ShardDifference:
+    """What a shard has and the reference lacks (``+``), and the other way round (``-``), a line each."""
 
     shard: int
     node: str
     lines: tuple[str, ...]
 
 
-def unlike(migration: Migration, reference: int, shards: Sequence[int]) -> list[Difference]:
-    """The shards whose tables are not those of a reference shard: one query a node, all nodes at once.
+def unlike(
+    nodes: Nodes, placement: Placement, reference: int, shards: Sequence[int]
+) -> list[ShardDifference]:
+    """Returns the shards whose objects differ from a reference shard's. Asks each node once, all at once.
 
     Raises:
         ConnectionFailed: a node is down.
     """
-    per_node: dict[str, list[int]] = {}
-    for shard in (reference, *shards):
-        per_node.setdefault(migration.placement.node_of[shard], []).append(shard)
-    with ThreadPoolExecutor(len(per_node)) as pool:
-        digests: dict[int, str] = {}
-        for answer in [pool.submit(_digests, migration, node, found) for node, found in per_node.items()]:
-            digests |= answer.result()
+    wanted = placement.by_node((reference, *shards))
+    digests: dict[int, str] = {}
+    for answer in nodes.each(lambda name, engine: _digests(engine, wanted[name]), wanted).all().values():
+        digests |= answer
     odd = [shard for shard in shards if digests.get(shard) != digests.get(reference)]
     if not odd:
         return []
-    expected = set(_lines(migration, reference))
+    expected = set(_lines(nodes[placement.node_of[reference]], reference))
     differences = []
     for shard in odd:
-        lines = set(_lines(migration, shard))
+        node = placement.node_of[shard]
+        lines = set(_lines(nodes[node], shard))
         said = [f"+ {line}" for line in sorted(lines - expected)]
         said += [f"- {line}" for line in sorted(expected - lines)]
-        node = migration.placement.node_of[shard]
-        differences.append(Difference(shard=shard, node=node, lines=tuple(said)))
+        differences.append(ShardDifference(shard=shard, node=node, lines=tuple(said)))
     return differences
 
 
-def _digests(migration: Migration, node: str, shards: list[int]) -> dict[int, str]:
-    engine = migration_engine(migration.placement.nodes[node], migration.catalog)
-    try:
-        with engine.connect() as connection:
-            rows = connection.execute(
-                text("""
-                    select s.shard, (select md5(string_agg(line, chr(10) order by line collate "C"))
-                                     from shardids.description(shardids.schema_of(s.shard)) line) as digest
-                    from unnest(cast(:shards as integer[])) as s (shard)"""),
-                {"shards": shards},
-            )
-            return {row.shard: row.digest for row in rows}
-    finally:
-        engine.dispose()
+def _digests(engine: Engine, shards: list[int]) -> dict[int, str]:
+    with engine.connect() as connection:
+        rows = connection.execute(
+            text("""
+                select s.shard, (select md5(string_agg(line, chr(10) order by line collate "C"))
+                                 from shardids.description(shardids.schema_of(s.shard)) line) as digest
+                from unnest(cast(:shards as integer[])) as s (shard)"""),
+            {"shards": shards},
+        )
+        return {row.shard: row.digest for row in rows}
 
 
-def _lines(migration: Migration, shard: int) -> list[str]:
-    engine = migration_engine(migration.placement.locate(shard), migration.catalog)
-    try:
-        with engine.connect() as connection:
-            query = text("select line from shardids.description(shardids.schema_of(:shard)) line")
-            return list(connection.scalars(query, {"shard": shard}))
-    finally:
-        engine.dispose()
+def _lines(engine: Engine, shard: int) -> list[str]:
+    with engine.connect() as connection:
+        query = text("select line from shardids.description(shardids.schema_of(:shard)) line")
+        return list(connection.scalars(query, {"shard": shard}))

@@ -63,7 +63,7 @@ class _RisingKey(Sequence):
 
 
 def primary_key(**options: Any) -> MappedColumn[int]:
-    """The primary key column of a sharded model::
+    """Returns the primary key column of a sharded model::
 
         class User(Base):
             __tablename__ = "users"
@@ -85,7 +85,7 @@ def primary_key(**options: Any) -> MappedColumn[int]:
 
 
 def primary_key_column(name: str, **options: Any) -> Column[int]:
-    """The same for a Core table: ``Table("users", metadata, primary_key_column("id"), …)``.
+    """Returns :func:`primary_key` for a Core table: ``Table("users", metadata, primary_key_column("id"))``.
 
     ``options`` go to :class:`sqlalchemy.Column`.
     """
@@ -101,7 +101,7 @@ def primary_key_column(name: str, **options: Any) -> Column[int]:
 
 
 def sharding_key(*arguments: Any, **options: Any) -> MappedColumn[Any]:
-    """The column that a model's rows are sharded by, at most one in a model::
+    """Returns the column that a model's rows are sharded by, at most one in a model::
 
         class User(Base):
             __tablename__ = "users"

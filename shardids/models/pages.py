@@ -1,4 +1,4 @@
-"""Pages of rows in the order of their IDs, without OFFSET: each page begins where another ended."""
+"""Keyset pagination by ID, without OFFSET: each page begins where another ended."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PageQuery:
         newest_first: whether the list is sorted from the highest ID to the lowest.
 
     Raises:
-        BadArgument: both ``after`` and ``before``, one that is no ID, or a limit out of range.
+        BadArgument: both ``after`` and ``before``, one that is not an ID, or a limit out of range.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class PageQuery:
         self.statement = statement.order_by(None).order_by(order).offset(None).limit(self._limit + 1)
 
     def page(self, rows: Iterable[Row]) -> Page[Row]:
-        """The page that the rows of :attr:`statement` make."""
+        """Returns the page that the rows of :attr:`statement` make."""
         found = list(islice(rows, self._limit + 1))
         goes_on = len(found) > self._limit
         items = found[: self._limit]

@@ -1,4 +1,4 @@
-"""An ID's type in models of SQLAlchemy and of pydantic, so that it travels through JSON unharmed."""
+"""The type of an ID in models of SQLAlchemy and pydantic: a string in JSON, so that no digit is lost."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def read_id(value: object) -> int:
-    """The ID that came in from outside: its decimal digits as a string, or an integer.
+    """Parses an ID from outside: its decimal digits as a string, or an integer.
 
     Raises:
-        BadArgument: another type (``bool`` and ``float`` among them), another form, or not from
+        BadArgument: it has another type (``bool`` and ``float`` among them), another form, or not from
             -2^63 to 2^63 - 1.
     """
     if isinstance(value, str):
@@ -30,7 +30,7 @@ def read_id(value: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _AsJsonString:
-    """Tells pydantic how to read, write and document an ID. Pydantic is imported by whoever asks."""
+    """Tells pydantic, which need not be installed, how to read, write and document an ID."""
 
     def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
         from pydantic_core import core_schema  # noqa: PLC0415 -- pydantic is optional

@@ -1,4 +1,4 @@
-"""What a database has of the views in it, and whether that fits the placement."""
+"""The views that the catalog records, where each reads the shards, and whether that fits the placement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardids.views.statements import server_name, server_options
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """A view as the catalog has it; it is on a node, or in the database at ``url``."""
+    """A view as the catalog records it, on a node or in the database at ``url``."""
 
     name: str
     table_name: str
@@ -45,26 +45,31 @@ class ViewSource:
         return dict(option.split("=", 1) for option in self.server_options or ())
 
 
-def views_in(catalog: Catalog) -> list[View]:
-    """The views that the catalog knows, by name; none in a catalog that is older than views."""
+def views_in(connection: Connection) -> list[View]:
+    """Returns the views that the catalog knows, by name; none from a catalog that is older than views."""
+    if connection.scalar(text("select to_regclass('shardids_catalog.view') is null")):
+        return []
+    found = connection.execute(
+        text("select name, table_name, id_column, node, url from shardids_catalog.view order by name")
+    )
+    return [View(**row._mapping) for row in found]
+
+
+def views_of(catalog: Catalog) -> list[View]:
+    """Returns what :func:`views_in` does, in a transaction of its own."""
     with catalog.engine.connect() as connection:
-        if connection.scalar(text("select to_regclass('shardids_catalog.view') is null")):
-            return []
-        found = connection.execute(
-            text("select name, table_name, id_column, node, url from shardids_catalog.view order by name")
-        )
-        return [View(**row._mapping) for row in found]
+        return views_in(connection)
 
 
 def read_sources(connection: Connection, schema_prefix: str) -> list[ViewSource]:
-    """Where the views of a database read each shard."""
+    """Returns where the views of a database read each shard."""
     return read(connection, "views/state.v1", ViewSource, schema_prefix=schema_prefix)
 
 
 def stale_shards(
     view: View, sources: Iterable[ViewSource], node_of: Mapping[int, str], nodes: Mapping[str, Node]
 ) -> list[int]:
-    """The shards that a view does not read, or not where they are, or that there are no more."""
+    """Returns the shards that a view does not read from their owner, or that no longer exist."""
     addresses = {name: _address(server_options(parse_url(node.url))) for name, node in nodes.items()}
     wanted = {
         shard: (None, None) if name == view.node else (server_name(name), addresses[name])

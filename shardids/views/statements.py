@@ -1,4 +1,4 @@
-"""The SQL that makes a view over a table of all shards, and brings one up to date."""
+"""The SQL that creates a view over a table of all shards, and brings one up to date."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PASSED_ON: Final = (
     *("hostaddr", "sslmode", "sslrootcert", "sslcrl"),
     *("channel_binding", "gssencmode", "krbsrvname"),
 )
-"""What the view's database takes over from a node's URL. A passfile, say, is on another machine."""
+"""Parameters copied from a node's URL. A passfile, for example, is not: it is a file of this machine."""
 _SERVER_OPTIONS: Final = {
     "async_capable": "true",
     "fetch_size": "1000",
@@ -27,8 +27,8 @@ _SERVER_OPTIONS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """A column of the table; ``is_cast`` where its type is the shard's own, and it is read as text."""
+class ViewColumn:
+    """A column of the table; ``is_cast`` where its type is in the shard's schema: it is read as text."""
 
     name: str
     type: str
@@ -36,8 +36,8 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
-    """Another node, as ``postgres_fdw`` is to reach it."""
+class ForeignServer:
+    """Another node as a server of ``postgres_fdw``."""
 
     name: str
     options: Mapping[str, str]
@@ -46,7 +46,7 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class ShardSource:
     """Where a view reads a shard: a server, or, without one, its schema in the same database."""
 
     shard: int
@@ -55,18 +55,18 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """A view as it is to be: its table, its columns, and a source for every shard."""
+class ViewPlan:
+    """What a view will read: its table, its columns, and a source for every shard."""
 
     name: str
     table_name: str
     id_column: str
-    columns: Sequence[Column]
-    sources: Sequence[Source]
+    columns: Sequence[ViewColumn]
+    sources: Sequence[ShardSource]
 
     @property
     def shard_column(self) -> str:
-        """The column that the view has beside the table's: the shard."""
+        """The name of the column that holds the shard, which the table does not have."""
         return "shardids_shard" if any(column.name == "shard" for column in self.columns) else "shard"
 
 
@@ -89,7 +89,7 @@ def server_options(url: URL) -> dict[str, str]:
 
 
 def foundation(layout: Layout) -> Iterator[sql.Composable]:
-    """What all views of a database share."""
+    """Creates what all views of a database share."""
     schema = sql.Identifier(SCHEMA)
     yield sql.SQL("create schema if not exists {}").format(schema)
     yield sql.SQL("create extension if not exists postgres_fdw schema {}").format(schema)
@@ -100,8 +100,8 @@ def foundation(layout: Layout) -> Iterator[sql.Composable]:
     ).format(_in_schema("shard_of"), sql.Literal(layout.sequence_bits), sql.Literal(layout.shard_limit - 1))
 
 
-def server(wanted: Server, present: Mapping[str, str] | None) -> Iterator[sql.Composable]:
-    """Makes a server, or corrects the options of one that is there."""
+def server(wanted: ForeignServer, present: Mapping[str, str] | None) -> Iterator[sql.Composable]:
+    """Creates a foreign server, or corrects the options of an existing one."""
     name = sql.Identifier(wanted.name)
     if present is None:
         yield sql.SQL("create server {} foreign data wrapper postgres_fdw options ({})").format(
@@ -124,8 +124,8 @@ def server(wanted: Server, present: Mapping[str, str] | None) -> Iterator[sql.Co
             yield sql.SQL("alter server {} options ({})").format(name, sql.SQL(", ").join(changes))
 
 
-def user_mapping(wanted: Server, *, is_mapped: bool) -> Iterator[sql.Composable]:
-    """Makes the owner's user mapping, in place of one that is there; only superusers may without password."""
+def user_mapping(wanted: ForeignServer, *, is_mapped: bool) -> Iterator[sql.Composable]:
+    """Creates or replaces the owner's user mapping. Without a password only a superuser can use it."""
     name = sql.Identifier(wanted.name)
     if is_mapped:
         yield sql.SQL("drop user mapping for current_user server {}").format(name)
@@ -136,16 +136,26 @@ def user_mapping(wanted: Server, *, is_mapped: bool) -> Iterator[sql.Composable]
 
 
 def view(
-    plan: Plan, present: Mapping[int, str | None], present_columns: Sequence[tuple[str, str]] | None
+    plan: ViewPlan, present: Mapping[int, str | None], present_columns: Sequence[tuple[str, str]] | None
 ) -> Iterator[sql.Composable]:
-    """Makes a view, or changes what is not right in one.
+    """Creates a view, or changes what differs from the plan.
 
     ``present`` is where it reads each shard now, ``present_columns`` the names and types that it has, or
     ``None`` if there is no view.
 
     Raises:
-        ClusterConflict: columns were dropped or changed, which CREATE OR REPLACE VIEW can't follow.
+        ClusterConflict: columns were dropped or changed, which CREATE OR REPLACE VIEW cannot follow.
     """
+    yield from _parent(plan, present_columns)
+    yield from _parts(plan, present)
+    wanted = {source.shard: source.server for source in plan.sources}
+    if present_columns is None or present != wanted or len(plan.columns) > len(present_columns):
+        yield _view(plan)
+        yield _by_id(plan)
+
+
+def _parent(plan: ViewPlan, present_columns: Sequence[tuple[str, str]] | None) -> Iterator[sql.Composable]:
+    """The partitioned table over the foreign tables."""
     parent = _in_schema(f"{plan.name}_foreign")
     columns = [(column.name, column.type) for column in plan.columns]
     if present_columns is None:
@@ -157,15 +167,20 @@ def view(
         )
     elif columns[: len(present_columns)] != list(present_columns):
         raise ClusterConflict(
-            f'view "{plan.name}" has columns that table "{plan.table_name}" has no more, or of other types',
-            hint=f"shardids view drop {plan.name}, and create it again; its grants go with it.",
+            f'view "{plan.name}" has columns that table "{plan.table_name}" no longer has, or has with'
+            " another type",
+            hint=f"Run shardids view drop {plan.name}, and create it again; its grants are lost.",
         )
     else:
         for name, type_ in columns[len(present_columns) :]:
             yield sql.SQL("alter table {} add column {}").format(parent, _defined(name, type_))
+
+
+def _parts(plan: ViewPlan, present: Mapping[int, str | None]) -> Iterator[sql.Composable]:
+    """The foreign tables, one for each shard that another server has."""
     wanted = {source.shard: source.server for source in plan.sources}
-    for shard, there in present.items():
-        if there is not None and wanted.get(shard) != there:
+    for shard, server_there in present.items():
+        if server_there is not None and wanted.get(shard) != server_there:
             yield sql.SQL("drop foreign table {}").format(_part(plan, shard))
     for source in plan.sources:
         if source.server is not None and present.get(source.shard) != source.server:
@@ -174,19 +189,17 @@ def view(
                 " options (schema_name {}, table_name {})"
             ).format(
                 _part(plan, source.shard),
-                parent,
+                _in_schema(f"{plan.name}_foreign"),
                 sql.Literal(source.shard),
                 sql.Identifier(source.server),
                 sql.Literal(source.schema),
                 sql.Literal(plan.table_name),
             )
-    if present_columns is None or present != wanted or len(columns) > len(present_columns):
-        yield _view(plan, parent)
-        yield _by_id(plan)
 
 
-def _view(plan: Plan, parent: sql.Composable) -> sql.Composable:
+def _view(plan: ViewPlan) -> sql.Composable:
     """All shards: those of this database, one by one, and the foreign ones."""
+    parent = _in_schema(f"{plan.name}_foreign")
     columns = sql.SQL(", ").join(
         sql.SQL("t.{}").format(sql.Identifier(column.name)) for column in plan.columns
     )
@@ -215,7 +228,7 @@ def _view(plan: Plan, parent: sql.Composable) -> sql.Composable:
     )
 
 
-def _by_id(plan: Plan) -> sql.Composable:
+def _by_id(plan: ViewPlan) -> sql.Composable:
     # A body of text: one that is parsed would forbid CREATE OR REPLACE VIEW to add columns.
     name, id_column = _in_schema(plan.name), sql.Identifier(plan.id_column)
     body = sql.SQL("select * from {} v where v.{} = $1 and v.{} = {}($1)").format(
@@ -233,8 +246,8 @@ def removal(name: str) -> Iterator[sql.Composable]:
     yield sql.SQL("drop table if exists {}").format(_in_schema(f"{name}_foreign"))
 
 
-def trials(plan: Plan) -> Iterator[tuple[str, sql.Composable]]:
-    """For every server a query that reads a row of one shard."""
+def trials(plan: ViewPlan) -> Iterator[tuple[str, sql.Composable]]:
+    """Yields for every server a query that reads a row of one of its shards."""
     first = {source.server: source.shard for source in reversed(plan.sources) if source.server is not None}
     for name, shard in first.items():
         yield name, sql.SQL("select count(*) from (select from {} limit 1) one").format(_part(plan, shard))
@@ -244,7 +257,7 @@ def _in_schema(name: str) -> sql.Identifier:
     return sql.Identifier(SCHEMA, name)
 
 
-def _part(plan: Plan, shard: int) -> sql.Identifier:
+def _part(plan: ViewPlan, shard: int) -> sql.Identifier:
     return _in_schema(f"{plan.name}_{shard:04}")
 
 

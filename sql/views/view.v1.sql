@@ -14,4 +14,4 @@ create table shardids_catalog.view (
 
 comment on table shardids_catalog.view is 'Views over a table of all shards; they are in schema shardids_views of their database';
 comment on column shardids_catalog.view.node is 'The node that has the view, if it is one';
-comment on column shardids_catalog.view.url is 'The database that has the view, if it is no node; without a password';
+comment on column shardids_catalog.view.url is 'The database that has the view, if that is not a node; without a password';

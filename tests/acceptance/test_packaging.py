@@ -43,7 +43,9 @@ def test_sql_and_migrations_are_in_the_wheel(installed: Path, tmp_path: Path) ->
         ROOT / "sql" / "engine/engine.v1.sql"
     ).read_text("utf-8")
     names = run(installed / "shardids", "sql", "list", cwd=tmp_path).split()
-    assert names == sorted(file.name for file in (ROOT / "sql").glob("*.sql"))
+    assert names == sorted(
+        file.relative_to(ROOT / "sql").as_posix() for file in (ROOT / "sql").rglob("*.sql")
+    )
     sql = run(
         installed / "python",
         "-c",
@@ -51,6 +53,17 @@ def test_sql_and_migrations_are_in_the_wheel(installed: Path, tmp_path: Path) ->
         cwd=tmp_path,
     )
     assert "create sequence %I.id_counter" in sql
+
+
+def test_the_template_of_the_comparison_report_is_in_the_wheel(installed: Path, tmp_path: Path) -> None:
+    here = ROOT / "shardids" / "compare" / "report" / "template"
+    listing = (
+        "from importlib.resources import files;"
+        "print(*(file.name for file in (files('shardids.compare.report') / 'template').iterdir()))"
+    )
+    assert set(run(installed / "python", "-c", listing, cwd=tmp_path).split()) == {
+        file.name for file in here.iterdir()
+    }
 
 
 def test_an_environment_for_migrations_can_be_made_from_the_wheel(installed: Path, tmp_path: Path) -> None:

@@ -10,10 +10,9 @@ import psycopg
 import pytest
 from sqlalchemy.engine import URL
 
-from shardids.baselines import Key, Scheme, Servers, scheme_of
-from shardids.baselines.mariadb import connect
-from shardids.baselines.ranges import BLOCK, RangeSource
-from shardids.baselines.servers import (
+from shardids.compare.schemes import Key, Scheme, Servers, scheme_of
+from shardids.compare.schemes.blocks import BLOCK, RangeSource
+from shardids.compare.testbed.servers import (
     MariaDbServer,
     RedisServer,
     temporary_mariadbs,
@@ -21,6 +20,7 @@ from shardids.baselines.servers import (
 )
 from shardids.dev.embedded import temporary_server
 from shardids.errors import ClusterConflict, ConnectionFailed
+from shardids.multimaster.mariadb_session import connect
 from tests.conftest import dsn
 
 CLIENTS = 6

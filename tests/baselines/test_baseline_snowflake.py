@@ -12,8 +12,8 @@ import psycopg
 import pytest
 from sqlalchemy.engine import URL
 
-from shardids.baselines.leases import Lease, LeaseTimes, install_leases
-from shardids.baselines.snowflake import MOST_WAITED_MS, Rollback, SnowflakeSource
+from shardids.compare.schemes.leases import Lease, LeaseTimes, install_leases
+from shardids.compare.schemes.snowflake import MOST_WAITED_MS, Rollback, SnowflakeSource
 from shardids.dev.embedded import temporary_server
 from shardids.errors import BadArgument, ClockMovedBack, LeaseLost, TimeExhausted
 from shardids.ids.layout import TWITTER, Layout

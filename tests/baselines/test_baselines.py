@@ -12,9 +12,9 @@ import pytest
 from psycopg import sql
 from sqlalchemy.engine import URL
 
-from shardids.baselines import SCHEMES, Column, Key, Scheme, Servers, scheme_of
-from shardids.baselines.flake128 import FlakeSource
 from shardids.catalog import sqlfiles
+from shardids.compare.schemes import SCHEMES, Key, KeyColumn, Scheme, Servers, scheme_of
+from shardids.compare.schemes.uuids import FlakeSource
 from shardids.errors import BadArgument, ClockMovedBack, ConnectionFailed, MissingLibrary, UnsupportedServer
 from tests.conftest import dsn
 from tests.support.fake_clock import FakeClock
@@ -252,4 +252,4 @@ def test_descriptions_are_whole() -> None:
             (about.title, about.safe_under, about.unsafe_under, about.stops, about.tells, about.settings)
         )
     assert "compare/published.v1.sql" in sqlfiles.sql_names()
-    assert Column(type="bigint").by_server is False
+    assert KeyColumn(type="bigint").by_server is False

@@ -11,8 +11,8 @@ from click.testing import Result
 from sqlalchemy.engine import URL
 from typer.testing import CliRunner
 
-from shardids.baselines import SCHEMES
-from shardids.cli import app
+from shardids.cli import app, output
+from shardids.compare.schemes import SCHEMES
 from tests.conftest import dsn
 
 Run = Callable[..., Result]
@@ -20,7 +20,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.setattr(output.out, "width", 250)
     return lambda *words: CliRunner().invoke(app, ["baseline", *words])
 
 

@@ -18,15 +18,16 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from shardids.baselines import SCHEMES, Servers
 from shardids.cli import app
-from shardids.compare import clients as client_module
-from shardids.compare import faketime, store
 from shardids.compare import run as running
-from shardids.compare.clients import Clients, client_processes
-from shardids.compare.measuring import Measuring
+from shardids.compare import store
+from shardids.compare.measures.measuring import Measuring
+from shardids.compare.measures.sizes import CLIENTS, QUICK
 from shardids.compare.results import CASES, Comparison, SchemeResult
-from shardids.compare.sizes import CLIENTS, QUICK
+from shardids.compare.schemes import SCHEMES, Servers
+from shardids.compare.testbed import clients as client_module
+from shardids.compare.testbed import faketime
+from shardids.compare.testbed.clients import Clients, client_processes
 from shardids.errors import BadArgument, ShardidsError
 from tests.support.standbys import public_folder
 from tests.support.waiting import wait_for

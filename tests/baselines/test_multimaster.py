@@ -5,20 +5,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import psycopg
 import pytest
 from sqlalchemy.engine import URL
 
-from shardids.baselines.multimaster import (
-    Finding,
+from shardids.errors import BadArgument, ClusterConflict, ConnectionFailed, StatementFailed
+from shardids.multimaster import (
     Master,
+    OffsetFinding,
     carry_out,
     make_plan,
     read_masters,
     verify,
 )
-from shardids.errors import BadArgument, ClusterConflict, ConnectionFailed, StatementFailed
 from tests.conftest import dsn
 
 TABLES = """
@@ -109,6 +110,28 @@ def test_masters_draw_while_a_plan_is_carried_out(make_masters: MakeMasters) -> 
     drawn += [key for master in grown for key in insert(master, 200)]
     assert len(set(drawn)) == len(drawn) == 2 * 20 * len(plan.steps) + 600
     assert verify(read_masters(grown)) == []
+
+
+def test_verify_finds_nothing_wrong_with_masters_that_are_written_to(make_masters: MakeMasters) -> None:
+    masters = make_masters(2)
+    apply(masters)
+    ending = Event()
+
+    def write(master: Master) -> None:
+        with psycopg.connect(master.url, autocommit=True) as connection:
+            while not ending.is_set():
+                connection.execute("insert into photo (note) values ('x')")
+                connection.execute("insert into app.event default values")
+
+    with ThreadPoolExecutor(4) as pool:
+        writers = [pool.submit(write, master) for master in (*masters, *masters)]
+        try:
+            found = [finding for _ in range(25) for finding in verify(read_masters(masters))]
+        finally:
+            ending.set()
+        for writer in writers:
+            writer.result()
+    assert found == []
 
 
 def test_verify_names_each_fault(make_masters: MakeMasters) -> None:
@@ -253,7 +276,7 @@ def test_refusals(make_masters: MakeMasters) -> None:
 
 def test_findings_say_what_to_do(make_masters: MakeMasters) -> None:
     masters = make_masters(2, "create table photo (id bigint generated always as identity)")
-    assert verify(read_masters(masters))[0] == Finding(
+    assert verify(read_masters(masters))[0] == OffsetFinding(
         master="a",
         column="public.photo.id",
         problem="no-offset",

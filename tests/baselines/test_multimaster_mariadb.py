@@ -13,13 +13,13 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from shardids.baselines.mariadb import connect, rows
-from shardids.baselines.multimaster import mariadb
-from shardids.baselines.multimaster.ring import MariaDbMaster, close_ring, ring_settings
-from shardids.baselines.scheme import Login
-from shardids.baselines.servers import MariaDbServer, temporary_mariadbs
 from shardids.cli import app
+from shardids.compare.testbed.servers import MariaDbServer, temporary_mariadbs
 from shardids.errors import BadArgument, ConnectionFailed, StatementFailed
+from shardids.multimaster import mariadb
+from shardids.multimaster.mariadb import MariaDbMaster
+from shardids.multimaster.mariadb_session import Login, connect, rows
+from tests.baselines.ring import close_ring, ring_settings
 
 PATIENCE_S = 30.0
 ROWS = 200

@@ -10,8 +10,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from shardids.baselines.multimaster import Master, carry_out, make_plan, read_masters, verify
 from shardids.dev.embedded import EmbeddedServer, find_binaries, server_version, temporary_servers
+from shardids.multimaster import Master, carry_out, make_plan, read_masters, verify
 
 PATIENCE_S = 30.0
 ROWS = 500

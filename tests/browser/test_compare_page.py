@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from shardids.baselines import SCHEMES
-from shardids.compare.report import html
+from shardids.compare.report.page import html
+from shardids.compare.schemes import SCHEMES
 from tests.compare_samples import comparison
 
 CHROMIUM = Path("/usr/bin/chromium")

@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
-import click
 import pytest
 import typer.main
 from sqlalchemy.engine import URL
@@ -196,7 +196,9 @@ def test_ids_that_cannot_be_put_together(run: Run) -> None:
         assert ran.code in {1, 2}
         refused(ran, ran.code, words)
     refused(
-        run("id", "encode", "--shard", "1", "--time", "now", "--layout", "41-12"), 2, "'41-12' is no layout"
+        run("id", "encode", "--shard", "1", "--time", "now", "--layout", "41-12"),
+        2,
+        "'41-12' is not a layout",
     )
 
 
@@ -456,10 +458,10 @@ def test_views_by_commands(run: Run, cluster_url: URL) -> None:
     assert "create or replace view" in dry.out
     assert str(cluster_url.password) not in dry.out
     assert everything(cluster_url) == before
-    assert run("view", "list", "--catalog", catalog).err.startswith("No view yet")
+    assert run("view", "list", "--catalog", catalog).err.startswith("No views yet")
     made = run("view", "create", *words)
     assert (made.code, made.err) == (0, "")
-    assert made.out.startswith('View "logs" made: ')
+    assert made.out.startswith('View "logs" created: ')
     assert run("view", "refresh", "--catalog", catalog).out == 'View "logs" is up to date\n'
     listed = run("view", "list", "--catalog", catalog, "--json")
     assert listed.json == [{"view": "logs", "table": "logs", "id": "id", "on": "a", "shards": 8, "stale": 0}]
@@ -499,12 +501,10 @@ def test_the_sql_files(run: Run) -> None:
 # Help.
 
 
-def commands(
-    command: click.Command, path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     yield path, command
-    for name, child in getattr(command, "commands", {}).items():
-        yield from commands(child, (*path, name))
+    for name in getattr(command, "commands", {}):
+        yield from commands(command.get_command(typer.Context(command), name), (*path, name))
 
 
 ALL = dict(commands(typer.main.get_command(app)))
@@ -594,7 +594,7 @@ def test_results_go_to_stdout_and_messages_to_stderr(home: str) -> None:
     # Bytes that are no text, and a message that has them.
     wrong = command("id", "decode", stdin="\udcff\n")
     assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr.startswith("Error: '\\udcff' is no text form of an ID")
+    assert wrong.stderr.startswith("Error: '\\udcff' is not the text form of an ID")
     assert "Traceback" not in wrong.stderr
 
 

@@ -54,10 +54,10 @@ shard_0005.reserve(regclass,integer)
 """What ``shardids grant`` lets a role execute."""
 
 OWNER = """
+shardids."analyze"(integer)
 shardids.activate(integer,bigint)
 shardids.adopt(integer)
 shardids.advance(integer,regclass,bigint)
-shardids.analyze(integer)
 shardids.create_subscription(name,text,text)
 shardids.database()
 shardids.description(name)

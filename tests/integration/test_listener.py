@@ -223,7 +223,7 @@ def test_it_comes_back_with_the_catalog(
             wait_for(lambda turn=turn: cluster.node_of(2).name == turn, "the change is seen")
             warned = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
             assert len(warned) == 1
-            assert "not heard until the catalog answers" in warned[0]
+            assert "missed until the catalog answers" in warned[0]
         place(url, "a")
         wait_for(lambda: cluster.node_of(2).name == "a", "it listens again")
 

@@ -223,7 +223,7 @@ def test_a_revision_that_fails_in_one_shard(app: App) -> None:
     assert set(app.revisions().values()) == {("three",)}
 
 
-def test_going_on_after_an_error(app: App) -> None:
+def test_continuing_after_an_error(app: App) -> None:
     app.add("one", fails_in(5))
     ran = app("up", "--continue-on-error", "--retries", "2", "--canary", "0", "--jobs", "2")
     assert ran.code == 1
@@ -316,13 +316,13 @@ def test_a_relative_target_is_the_same_for_all_shards(app: App) -> None:
     assert app.revisions() == {shard: None if shard in {6, 7} else ("one",) for shard in ALL}
     app.up("+1")
     assert set(app.revisions().values()) == {("one",)}
-    assert app("down", "two").out == "Nothing to do: 8 shards are there\n"
+    assert app("down", "two").out == "Nothing to do: 8 shards are at the target\n"
 
 
 # New shards.
 
 
-def test_new_shards_are_born_at_the_revision_of_the_others(
+def test_new_shards_begin_at_the_revision_of_the_others(
     blank_database: Blank, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, other = blank_database(), blank_database()

@@ -229,7 +229,7 @@ def test_a_shard_is_the_same_however_it_was_made(
         ("shard", {}, ["-x shard=…"]),
         ("shard", {"shard": "7"}, ["-x url=postgresql://…"]),
         ("shard", {"shard": "-7"}, ["-x shard=-7"]),
-        ("node", {"cluster": CLUSTER, "node": "a", "layout": "nonesuch"}, ["'nonesuch' is no layout"]),
+        ("node", {"cluster": CLUSTER, "node": "a", "layout": "nonesuch"}, ["'nonesuch' is not a layout"]),
         ("node", {"cluster": CLUSTER, "node": "a b"}, ["'a b' can't be a node's name"]),
         ("node", {"cluster": "mine", "node": "a"}, ["-x cluster=mine"]),
         (

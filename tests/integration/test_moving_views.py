@@ -94,7 +94,7 @@ def test_a_view_that_can_not_be_refreshed_does_not_fail_the_move(nodes: TwoNodes
     assert moved.exit_code == 0
     assert json.loads(moved.stdout)[0]["outcome"] == "moved"
     assert 'Warning: view "photos" on node "a" still reads shards where they were: ' in moved.stderr
-    assert "when that is mended: shardids view refresh photos" in moved.stderr
+    assert "when that is repaired: shardids view refresh photos" in moved.stderr
     # It would go with the copy that it reads.
     with pytest.raises(
         StatementFailed, match=r"view shardids_views\.photos still reads the old copy of shard 0"

@@ -28,9 +28,11 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import IntegrityError, ProgrammingError
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import (
     DeclarativeBase,
     Mapped,
+    Session,
     joinedload,
     mapped_column,
     relationship,
@@ -749,3 +751,35 @@ def test_objects_are_inserted_together(cluster: Cluster) -> None:
         session.add_all(User(name=name, photos=[Photo(caption=name)]) for name in names)
         session.flush()
         assert len(sent) == 16
+
+
+def test_sessions_can_be_of_the_applications_own_class(home: URL, cluster: Cluster) -> None:
+    class Asking(Session):
+        """As SQLModel's session, which adds a method."""
+
+        def ask(self, statement: Any) -> Any:
+            return self.scalars(statement).all()
+
+    class AsyncAsking(AsyncSession):
+        sync_session_class = Asking
+
+    ids = people(cluster, 1)
+    two, five = (ids[names_for(cluster, shard)[0]] for shard in (2, 5))
+    with cluster.sharded_session(class_=Asking) as session:
+        assert isinstance(session, Asking)
+        assert sorted(session.ask(select(User.id))) == sorted(ids.values())
+    with cluster.session(shard=2, class_=Asking) as session:
+        assert session.ask(select(User.id)) == [two]
+        session.add(Photo(caption="", user_id=five))
+        with pytest.raises(WrongShard, match="shard 5"):
+            session.flush()
+
+    async def main() -> None:
+        async with await AsyncCluster.connect(home, listen=False) as aio:
+            async with aio.session(shard=2, class_=AsyncAsking) as one:
+                assert isinstance(one, AsyncAsking)
+                assert await one.run_sync(lambda session: session.ask(select(User.id))) == [two]
+            async with aio.sharded_session(class_=AsyncAsking) as one:
+                assert len(await one.run_sync(lambda session: session.ask(select(User.id)))) == 8
+
+    asyncio.run(main())

@@ -15,23 +15,22 @@ from shardids.catalog.sqlfiles import data_folder
 from shardids.install import trees
 from shardids.install import upgrade as own_upgrade
 from shardids.install.trees import head
-from shardids.migrate.locks import one_run
-from shardids.migrate.runner import Observer, Settings
+from shardids.migrate.runner import Observer, RunSettings, one_run
 from tests.conftest import dsn, found_cluster
+from tests.releases import HERE as RELEASE_FOLDER
+from tests.releases import REVISIONS, install_version, is_released
 from tests.support.clusters import catalog_at, command, connected, everything, objects
 from tests.support.waiting import wait_for
 
 Blank = Callable[[], URL]
-RELEASES = sorted(
-    path.parent.name for path in (Path(__file__).parents[1] / "releases").glob("*/database.sql")
-)
+RELEASES = sorted(REVISIONS)
 
 
 @pytest.fixture(params=RELEASES)
 def old(request: pytest.FixtureRequest, blank_database: Blank) -> URL:
     """The catalog of a cluster of a released version: node a, in the same database, with two shards."""
     url = blank_database()
-    dump = Path(__file__).parents[1] / "releases" / request.param / "database.sql"
+    dump = RELEASE_FOLDER / request.param / "database.sql"
     with connected(url) as connection:
         connection.execute(dump.read_bytes())
     with connected(url) as connection:
@@ -40,6 +39,20 @@ def old(request: pytest.FixtureRequest, blank_database: Blank) -> URL:
         # A dump is a copy; the original is gone.
         connection.execute("select shardids.activate(0), shardids.activate(1)")
     return url
+
+
+@pytest.mark.parametrize("version", [version for version in RELEASES if not is_released(version)])
+def test_the_dump_of_an_unreleased_version_is_what_the_code_installs(
+    version: str, blank_database: Blank
+) -> None:
+    dumped, installed = blank_database(), blank_database()
+    with connected(dumped) as connection:
+        connection.execute((RELEASE_FOLDER / version / "database.sql").read_bytes())
+        connection.execute("drop table shard_0000.kept")
+    install_version(version, installed)
+    differences = set(objects(dumped)) ^ set(objects(installed))
+    names = sorted({f"{kind} {name}" for kind, name, _ in differences})
+    assert not names, f"To write the dump again: python -m tests.releases {version}"
 
 
 def upgrade(url: URL, *words: str) -> subprocess.CompletedProcess[str]:
@@ -83,7 +96,7 @@ def test_a_released_version_becomes_this_one(old: URL, blank_database: Blank) ->
         assert objects(old, schema) == objects(fresh, schema)
     after = everything(old)
     again = upgrade(old)
-    assert (again.returncode, again.stdout) == (0, "Nothing to do: all is up to date\n")
+    assert (again.returncode, again.stdout) == (0, "Nothing to do: everything is up to date\n")
     assert everything(old) == after
 
 
@@ -105,7 +118,7 @@ def test_one_upgrade_at_a_time_and_none_of_what_is_newer(old: URL) -> None:
         connection.execute("update shardids.shardids_version set version_num = 'node_9999'")
     newer = upgrade(old)
     assert (newer.returncode, newer.stdout) == (1, "")
-    assert "a newer shardids" in newer.stderr
+    assert "A newer shardids" in newer.stderr
 
 
 def test_the_shards_are_upgraded_by_the_same_machine(
@@ -121,12 +134,12 @@ def upgrade():
     )
     monkeypatch.setattr(trees, "data_folder", lambda name: tmp_path / name)
     with catalog_at(cluster_url) as catalog:
-        done = own_upgrade.upgrade(catalog, Settings(), Observer(), Event())
+        done = own_upgrade.upgrade(catalog, RunSettings(), Observer(), Event())
         assert all(target.is_current for target in done.targets)
         assert {(one.start, one.end, one.way, one.status) for one in done.shards.outcomes} == {
             (("shard_0001",), ("shard_0002",), "sql", "done")
         }
         assert len(done.shards.outcomes) == 8
-        assert own_upgrade.upgrade(catalog, Settings(), Observer(), Event()).shards.outcomes == ()
+        assert own_upgrade.upgrade(catalog, RunSettings(), Observer(), Event()).shards.outcomes == ()
     with connected(cluster_url) as connection:
         assert connection.execute("select shard_0003.shard_number()").fetchone() == (3,)

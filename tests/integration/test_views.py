@@ -14,9 +14,11 @@ from sqlalchemy.engine import URL
 
 from shardids import doctor, views
 from shardids.catalog.connections import open_engine
+from shardids.catalog.locks import AdvisoryLock
 from shardids.catalog.rows import Catalog
 from shardids.errors import BadArgument, ClusterConflict, ConnectionFailed, MissingPrivilege, StatementFailed
 from shardids.install import provision
+from shardids.views import database
 from tests.conftest import MakeRole, dsn, found_cluster
 from tests.support.clusters import catalog_at, connected, contents, objects
 
@@ -191,13 +193,13 @@ def test_a_view_in_a_database_of_its_own(pair: Pair, blank_database: Blank) -> N
         ] * 8
         assert rows(own, "select count(*), count(distinct shard) from shardids_views.photos") == [(ROWS, 8)]
         (listed,) = views.listed(catalog)
-        assert (listed["on"], listed["stale"]) == (views.views_in(catalog)[0].url, 0)
+        assert (listed["on"], listed["stale"]) == (views.views_of(catalog)[0].url, 0)
         move(pair, 2)
         assert [f.check for f in examined(catalog)] == ["view-stale", "old-copy"]
         views.refresh(catalog, "photos", store_password=True)
         assert [f.check for f in examined(catalog)] == ["old-copy"]
         views.drop(catalog, "photos")
-        assert views.views_in(catalog) == []
+        assert views.views_of(catalog) == []
     assert [row for row in objects(own) if row[0].startswith("relation")] == []
     assert rows(own, "select count(*) from pg_foreign_server") == [(0,)]
 
@@ -301,16 +303,16 @@ def test_who_else_changes_views_is_waited_for_no_longer_than_it_may_take(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, _ = pair
-    monkeypatch.setattr(views, "_LOCK_PATIENCE_S", 0.2)
+    monkeypatch.setattr(database, "_LOCK_PATIENCE_S", 0.2)
     with catalog_at(a) as catalog:
         make(catalog)
         before = objects(a)
         with psycopg.connect(dsn(a)) as other:
-            other.execute("select pg_advisory_xact_lock(%s, 0)", [views._LOCK])
+            other.execute("select pg_advisory_xact_lock(%s, 0)", [AdvisoryLock.VIEWS])
             with pytest.raises(ClusterConflict, match=r'changing views on node "a" for 0\.2 s'):
                 views.refresh(catalog, "photos")
             (complaint,) = views.follow_placement(catalog)
-        assert complaint.endswith("when that is mended: shardids view refresh photos")
+        assert complaint.endswith("when that is repaired: shardids view refresh photos")
         assert objects(a) == before
         assert views.follow_placement(catalog) == ()
 
@@ -337,7 +339,7 @@ def test_what_is_refused(pair: Pair, blank_database: Blank, make_role: MakeRole)
             (
                 {"table": "nonesuch"},
                 ClusterConflict,
-                '8 shards have no table "nonesuch": shard 0 on node "a"',
+                '8 shards have no table "nonesuch", for example shard 0 on node "a"',
             ),
             ({"id_column": "nonesuch"}, BadArgument, 'no column "nonesuch" of type bigint'),
             ({"id_column": "user_id"}, BadArgument, 'no column "user_id" of type bigint'),
@@ -361,10 +363,10 @@ def test_what_is_refused(pair: Pair, blank_database: Blank, make_role: MakeRole)
                 make(catalog, store_password=False)
         assert make(catalog, dry_run=True)
         assert [objects(url) for url in (a, b, own)] == before
-        assert views.views_in(catalog) == []
+        assert views.views_of(catalog) == []
         make(catalog)
         with pytest.raises(
-            ClusterConflict, match='view "photos" is there already: table "photos" by id, on node "a"'
+            ClusterConflict, match='view "photos" exists already, over table "photos" by id, on node "a"'
         ):
             make(catalog, node="b")
     _non_superusers(pair, own, make_role)
@@ -389,5 +391,5 @@ def _non_superusers(pair: Pair, own: URL, make_role: MakeRole) -> None:
         if password_of(own):
             views.create(catalog, "mine", table="photos", url=url, store_password=True)
             assert rows(own, "select count(*) from shardids_views.mine") == [(ROWS,)]
-            assert not re.search(str(owner.password), str(views.views_in(catalog)))
+            assert not re.search(str(owner.password), str(views.views_of(catalog)))
     run(own, f'drop owned by "{owner.username}" cascade')

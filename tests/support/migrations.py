@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent, indent
@@ -136,10 +138,15 @@ class App:
             env=environment(SHARDIDS_CATALOG=dsn(self.url), SHARDIDS_MIGRATIONS=str(self.folder)),
         )
 
+    @contextmanager
+    def migration(self) -> Iterator[Migration]:
+        """The migrations and the cluster, closed afterwards."""
+        with catalog_at(self.url) as catalog, Migration(catalog, Environment.at(self.folder)) as migration:
+            yield migration
+
     def revisions(self) -> dict[int, tuple[str, ...] | None]:
         """What each shard's version table says."""
-        with catalog_at(self.url) as catalog:
-            migration = Migration(catalog, Environment.at(self.folder))
+        with self.migration() as migration:
             state = migration.state(migration.choose())
         return {shard: position.heads for shard, position in sorted(state.positions.items())}
 

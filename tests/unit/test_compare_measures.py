@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from shardids.compare.duplicates import Tally
-from shardids.compare.order import Draw, order_of
+from shardids.compare.measures.duplicates import Tally
+from shardids.compare.measures.order import Draw, order_of
+from shardids.compare.measures.sizes import FULL, QUICK
 from shardids.compare.results import CASES
-from shardids.compare.sizes import FULL, QUICK
 
 
 def draw(key: int, begun_ms: float, ended_ms: float | None = None) -> Draw:

@@ -12,15 +12,15 @@ import pytest
 from markdown_it import MarkdownIt
 from rich.console import Console
 
-from shardids.baselines import SCHEMES
-from shardids.compare.advice import advices
-from shardids.compare.charts import charts
-from shardids.compare.figures import MISSING, duration, short, three
-from shardids.compare.report import html
+from shardids.compare.report.advice import advices
+from shardids.compare.report.charts import charts
+from shardids.compare.report.figures import MISSING, duration, short, three
+from shardids.compare.report.page import html
+from shardids.compare.report.summary import best_of, repeaters, verdict
+from shardids.compare.report.table import markdown, print_table
 from shardids.compare.results import Comparison, SchemeResult
+from shardids.compare.schemes import SCHEMES
 from shardids.compare.store import from_json, to_json
-from shardids.compare.summary import best_of, repeaters, verdict
-from shardids.compare.table import markdown, print_table
 from shardids.errors import BadArgument
 from tests.compare_samples import comparison
 

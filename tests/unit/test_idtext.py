@@ -125,14 +125,14 @@ def test_text_forgives_case_look_alikes_and_hyphens(text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("000000000000U", "'U' is no digit"),
-        ("000000000000u", "'u' is no digit"),
-        ("00000000 0000", "' ' is no digit"),
-        ("000000000000_", "'_' is no digit"),
-        ("00000000000é0", "'é' is no digit"),
-        ("00000000000٣0", "'٣' is no digit"),
-        ("00000000000\u01310", "'\u0131' is no digit"),  # dotless i: its upper case is I
-        ("000000000000\n", r"'\\n' is no digit"),
+        ("000000000000U", "'U' is not a digit"),
+        ("000000000000u", "'u' is not a digit"),
+        ("00000000 0000", "' ' is not a digit"),
+        ("000000000000_", "'_' is not a digit"),
+        ("00000000000é0", "'é' is not a digit"),
+        ("00000000000٣0", "'٣' is not a digit"),
+        ("00000000000\u01310", "'\u0131' is not a digit"),  # dotless i: its upper case is I
+        ("000000000000\n", r"'\\n' is not a digit"),
         ("", "0 digits, not 13"),
         ("000000000000", "12 digits, not 13"),
         ("00000000000000", "14 digits, not 13"),
@@ -181,15 +181,15 @@ def test_parse(text, id_):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "not an empty text"),
-        (" \n", "not an empty text"),
-        ("1_000", "'_' is no digit"),
-        ("٣", "'٣' is no digit"),
-        ("\uff11\uff12", "'\uff11' is no digit"),  # full-width 12
-        ("1.0", r"'\.' is no digit"),
+        ("", "got an empty text"),
+        (" \n", "got an empty text"),
+        ("1_000", "'_' is not a digit"),
+        ("٣", "'٣' is not a digit"),
+        ("\uff11\uff12", "'\uff11' is not a digit"),  # full-width 12
+        ("1.0", r"'\.' is not a digit"),
         ("--5", "1 digits, not 13"),
         ("-0x5", "3 digits, not 13"),
-        ("0xu", "'u' is no digit"),
+        ("0xu", "'u' is not a digit"),
         ("0x", "2 digits, not 13"),
         ("abc", "3 digits, not 13"),
         ("18446744073709551616", "must be from"),

@@ -136,7 +136,7 @@ def test_unknown_preset_lists_the_known_ones():
     ],
 )
 def test_what_is_no_layout_is_refused(text):
-    with pytest.raises(BadArgument, match="is no layout"):
+    with pytest.raises(BadArgument, match="is not a layout"):
         Layout.parse(text)
 
 

@@ -6,8 +6,7 @@ import pytest
 
 from shardids.catalog.notation import parse_duration_ms, shown_shards
 from shardids.errors import BadArgument
-from shardids.migrate.plan import Position, Route, Start, make_plan
-from shardids.migrate.report import Outcome, Report
+from shardids.migrate.plan import Outcome, Position, Route, RunReport, Start, make_plan
 
 
 def at(shard: int, node: str, heads: Start = (), unfinished: str | None = None) -> Position:
@@ -60,7 +59,7 @@ def test_the_command_that_tries_again() -> None:
         Outcome(shard=n, node="a", start=None, end=None, status=status)
         for n, status in enumerate(("done", "failed", "not started", "done", "failed"))
     ]
-    report = Report(outcomes=tuple(outcomes), seconds=1.0)
+    report = RunReport(outcomes=tuple(outcomes), seconds=1.0)
     assert not report.succeeded
     command = report.retry_command(["shardids", "migrate", "up", "--dir", "my app"])
     assert command == "shardids migrate up --dir 'my app' --shards 1-2,4"

@@ -6,7 +6,7 @@ statements and objects. ``plans`` says how the answers of shards combine, ``fano
 """
 
 from shardids.client.routing.models import Key
-from shardids.client.routing.sessions import HomeSession, RoutedSession, stay_home
+from shardids.client.routing.sessions import RoutedSession, ShardSession, session_class
 from shardids.client.routing.statements import FanOut
 
-__all__ = ["FanOut", "HomeSession", "Key", "RoutedSession", "stay_home"]
+__all__ = ["FanOut", "Key", "RoutedSession", "ShardSession", "session_class"]

@@ -56,7 +56,7 @@ def shards_named(where: ColumnElement[bool] | None, parameters: Any, finder: Sha
 
 
 def narrowed(statement: Any, parameters: Any, named: Named, shard: int) -> tuple[Any, Any]:
-    """The statement and its parameters, with only those values in IN lists that belong to the shard."""
+    """Returns the statement and its parameters with those values of IN lists that belong to the shard."""
     if not named.lists:
         return statement, parameters
     given = parameters if isinstance(parameters, Mapping) else {}
@@ -124,7 +124,7 @@ class _Reader:
         return frozenset(by_shard)
 
     def _ranges(self, clauses: list[ColumnElement[Any]]) -> Iterable[Choice]:
-        """The shards of each ID column whose bounds, taken together, lie within one millisecond."""
+        """Returns the shards of each ID column whose bounds, taken together, lie within one millisecond."""
         lower: dict[ColumnElement[Any], int] = {}
         upper: dict[ColumnElement[Any], int] = {}
         for column, operator, value in self._bounds(clauses):
@@ -166,7 +166,7 @@ class _Reader:
         return frozenset(range(first, min(last + 1, self._finder.shard_count)))
 
     def _value(self, element: object) -> Any:
-        """The value of a literal or a parameter; ``None`` if it is neither, or not known."""
+        """Returns the value of a literal or a parameter; ``None`` if it is neither, or not known."""
         if isinstance(element, Grouping):
             return self._value(element.element)
         if not isinstance(element, BindParameter):

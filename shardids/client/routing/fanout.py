@@ -34,7 +34,7 @@ class Question(NamedTuple):
 
 
 def compiled(connection: Connection, statement: Any, parameters: Any) -> Capture:
-    """A statement's SQL for any shard; nothing is sent. The engine's cache of compiled statements is used."""
+    """Compiles a statement for any shard, with the engine's cache; nothing is sent."""
     prepare(connection.engine)
     capture = Capture()
     options = {STAND_IN: capture, "schema_translate_map": {None: _ANY_SHARD}}
@@ -43,7 +43,7 @@ def compiled(connection: Connection, statement: Any, parameters: Any) -> Capture
 
 
 def gather(plan: Plan, asked: Mapping[Connection, Sequence[Question]]) -> Replay:
-    """The answer of all shards, to be loaded as the result of the application's statement.
+    """Returns the answer of all shards, to be loaded as the result of the application's statement.
 
     Args:
         plan: how to combine the shards' rows.
@@ -100,7 +100,7 @@ def _unlike(questions: Sequence[Question]) -> tuple[list[str], dict[str, Any]]:
 
 
 def _without_integers(compiled: Capture) -> tuple[str, dict[str, Any]]:
-    """The SQL with its integers written out, for the driver works by the parameter, and shards are many."""
+    """Returns the SQL with its integers inlined: the driver's work grows with the number of parameters."""
     integers = {name: value for name, value in compiled.parameters.items() if type(value) is int}
     if not integers:
         return compiled.sql, compiled.parameters
@@ -109,7 +109,7 @@ def _without_integers(compiled: Capture) -> tuple[str, dict[str, Any]]:
 
 
 def combined(plan: Plan, answers: Sequence[Sequence[Row]], keys: Sequence[int]) -> list[Row]:
-    """The rows of several answers, each in the plan's order, as one.
+    """Returns the rows of several answers, each in the plan's order, as one.
 
     Args:
         plan: says by what to merge and how many rows to keep.
@@ -142,7 +142,7 @@ def together(parts: Sequence[Callable[[], T]]) -> list[T]:
 
 
 def _awaited(parts: Sequence[Callable[[], T]]) -> list[T]:
-    """The same in the event loop, each part in a greenlet, for the connections of an async driver."""
+    """Returns the same in the event loop, each part in a greenlet, for the connections of an async driver."""
 
     async def all_of_them() -> list[T | BaseException]:
         return await asyncio.gather(*map(greenlet_spawn, parts), return_exceptions=True)

@@ -32,10 +32,10 @@ class ShardFinder(Protocol):
         """How many shards there are; they are numbered from 0."""
 
     def shard_of(self, id_: int) -> int:
-        """The shard in which an ID was born."""
+        """Returns the shard in which an ID was born."""
 
     def shard_for(self, key: Key) -> int:
-        """The shard of a sharding key."""
+        """Returns the shard of a sharding key."""
 
 
 class Tells(Enum):
@@ -45,7 +45,7 @@ class Tells(Enum):
     BY_KEY = "by key"
 
     def shard(self, value: Any, finder: ShardFinder) -> int:
-        """The shard that a value tells; raises what the finder raises."""
+        """Returns the shard that a value tells; raises what the finder raises."""
         return finder.shard_of(value) if self is Tells.BY_ID else finder.shard_for(value)
 
 
@@ -77,7 +77,7 @@ class ModelFacts:
         return any(self.identity)
 
     def shard_of_identity(self, identity: Sequence[Any], finder: ShardFinder) -> int | None:
-        """The shard of the row with this primary key, or ``None`` if that does not tell.
+        """Returns the shard of the row with this primary key, or ``None`` if that does not tell.
 
         Raises:
             BadArgument: an ID of no shard of this cluster.
@@ -109,7 +109,7 @@ _KNOWN: WeakKeyDictionary[Mapper[Any], ModelFacts] = WeakKeyDictionary()
 
 
 def facts_of(mapper: Mapper[Any]) -> ModelFacts:
-    """The facts of a mapped class.
+    """Returns the facts of a mapped class.
 
     Raises:
         BadArgument: it has two sharding keys.
@@ -147,12 +147,12 @@ def _read(mapper: Mapper[Any]) -> ModelFacts:
 
 
 def is_sharding_key(column: object) -> bool:
-    """Whether a column was made by :func:`shardids.sharding_key`."""
+    """Returns whether a column was made by :func:`shardids.sharding_key`."""
     return isinstance(column, Column) and bool(column.info.get(SHARDING_KEY))
 
 
 def how_it_tells(column: object) -> Tells | None:
-    """How the values of a table's column tell the shard of their rows.
+    """Returns how the values of a table's column tell the shard of their rows.
 
     A primary key that the shard fills does, a sharding key does, and so does a foreign key that leads to
     either: it can't cross shards, so the row lives where the row is that it refers to.
@@ -170,7 +170,7 @@ def how_it_tells(column: object) -> Tells | None:
 
 
 def _referred(column: Column[Any]) -> Iterator[Column[Any]]:
-    """The column, and all that its foreign keys lead to."""
+    """Returns the column, and all that its foreign keys lead to."""
     seen = {column}
     todo = [column]
     while todo:

@@ -37,7 +37,7 @@ class OrderKey:
     nulls_first: bool
 
     def sql(self, name: str) -> str:
-        """The key in ORDER BY of a column of this name."""
+        """Returns the key in ORDER BY of a column of this name."""
         return (
             f"{name} {'DESC' if self.descending else 'ASC'} NULLS {'FIRST' if self.nulls_first else 'LAST'}"
         )
@@ -57,7 +57,7 @@ class OrderKey:
 
 
 def order_keys(statement: Select[Any]) -> Iterator[OrderKey]:
-    """The keys of a statement's ORDER BY.
+    """Returns the keys of a statement's ORDER BY.
 
     Raises:
         CannotCombine: one of them is text that is no name of a column.

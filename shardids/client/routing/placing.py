@@ -32,7 +32,7 @@ class Sign(NamedTuple):
 
 
 def place(session: Session, finder: ShardFinder) -> dict[State, int]:
-    """The shard of each new or changed object of a session, and of what foreign keys bind to them.
+    """Returns the shard of each new or changed object of a session, and of what foreign keys bind to them.
 
     Nothing is loaded for it.
 
@@ -58,8 +58,8 @@ def place(session: Session, finder: ShardFinder) -> dict[State, int]:
     return placed
 
 
-def keep_home(session: Session, finder: ShardFinder, home: int) -> None:
-    """Refuses a flush that holds an object of another shard than ``home``, the session's only one.
+def refuse_other_shards(session: Session, finder: ShardFinder, only: int) -> None:
+    """Refuses a flush that holds an object of another shard than the session's only one.
 
     Raises:
         BadArgument: an object of another shard, or an ID of no shard of the cluster.
@@ -77,16 +77,16 @@ def keep_home(session: Session, finder: ShardFinder, home: int) -> None:
         if state.key is None and names is not None and names.isdisjoint(state.dict):
             continue
         for sign in chain(signs_of(state, finder), *(signs_of(r, finder) for r in _new_relatives(state))):
-            if sign.shard != home:
+            if sign.shard != only:
                 raise WrongShard(
-                    f"{described(state)} can't be written in a session of shard {home}: {sign}",
+                    f"{described(state)} can't be written in a session of shard {only}: {sign}",
                     hint="Foreign keys can't cross shards. Open the session on the object's own shard, or on"
                     " all of them: cluster.sharded_session(). Nothing was written.",
                 )
 
 
 def signs_of(state: State, finder: ShardFinder) -> Iterator[Sign]:
-    """What an object says of its shard. Raises as :func:`place` does."""
+    """Returns what an object says of its shard. Raises as :func:`place` does."""
     if state.key is not None:
         shard = shard_of_identity(state, finder)
         if shard is not None:
@@ -99,7 +99,7 @@ def signs_of(state: State, finder: ShardFinder) -> Iterator[Sign]:
 
 
 def shard_of_identity(state: State, finder: ShardFinder) -> int | None:
-    """The shard of an object that is in the database already, where its identity tells it."""
+    """Returns the shard of an object that is in the database already, where its identity tells it."""
     if state.key is None:
         return None
     if state.key[2] is not None:
@@ -108,7 +108,7 @@ def shard_of_identity(state: State, finder: ShardFinder) -> int | None:
 
 
 def described(state: State) -> str:
-    """An object as a message names it, by its primary key, or else by what tells its shard."""
+    """Returns an object as a message names it, by its primary key, or else by what tells its shard."""
     facts = facts_of(state.mapper)
     if state.key is not None:
         names = [state.mapper.get_property_by_column(column).key for column in state.mapper.primary_key]
@@ -120,7 +120,7 @@ def described(state: State) -> str:
 
 
 def shown_value(value: object) -> str:
-    """A value for a message, of bounded length."""
+    """Returns a value for a message, of bounded length."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
 
@@ -157,7 +157,7 @@ def _agreed(signs: Iterable[Sign], about: State) -> int:
 
 
 def _new_relatives(state: State) -> Iterator[State]:
-    """The objects that were attached by a relationship over a foreign key, at either end of it."""
+    """Returns the objects that were attached by a relationship over a foreign key, at either end of it."""
     facts = facts_of(state.mapper)
     for name in facts.relatives:
         if name in state.dict or name in facts.streamed:
@@ -166,7 +166,7 @@ def _new_relatives(state: State) -> Iterator[State]:
 
 
 def _bound_together(state: State, bound: Mapping[State, list[State]]) -> list[State]:
-    """The object, and all that relationships bind to it, directly or through others."""
+    """Returns the object, and all that relationships bind to it, directly or through others."""
     seen = {state}
     together = [state]
     for here in together:

@@ -104,7 +104,7 @@ def plan(statement: Any, parameters: Any, *, several_nodes: bool) -> Plan:
 
 
 def tables_of(statement: Any) -> list[str]:
-    """The names of the tables in a statement, in order of their appearance."""
+    """Returns the names of the tables in a statement, in order of their appearance."""
     names = (e.name for e in visitors.iterate(statement) if isinstance(e, TableClause))
     return list(dict.fromkeys(names))
 
@@ -124,7 +124,7 @@ def _number(clause: Any, parameters: Any, what: str) -> int | None:
 
 
 def _folds(statement: Select[Any]) -> tuple[Fold, ...]:
-    """How the columns of a statement of aggregates fold; empty if it has none."""
+    """Returns how the columns of a statement of aggregates fold; empty if it has none."""
     columns = list(statement.inner_columns)
     if not (statement._group_by_clauses or _is_distinct(statement)) and all(
         isinstance(column, Column) for column in columns
@@ -163,7 +163,7 @@ def _folds(statement: Select[Any]) -> tuple[Fold, ...]:
 
 
 def _fold(column: Any) -> Fold | None:
-    """How an aggregate's values from the shards become that of all of them; ``None`` if they can't."""
+    """Returns how the shards' values of an aggregate combine; ``None`` if they cannot."""
     element = column.element if isinstance(column, Label) else column
     negated = False
     while isinstance(element, UnaryExpression) and element.operator is operators.inv:
@@ -199,7 +199,7 @@ def _is_aggregate(element: Any) -> bool:
 
 
 def _inside(element: Any) -> Iterator[Any]:
-    """An expression's parts, without those of subqueries."""
+    """Returns an expression's parts, without those of subqueries."""
     yield element
     for child in element.get_children():
         if not isinstance(child, Select) and child.__visit_name__ not in ("select", "subquery", "table"):
@@ -219,7 +219,7 @@ def _distinct_by(statement: Any) -> Sequence[Any]:
 
 
 def _tells_shard(columns: Iterable[Any]) -> bool:
-    """Whether rows of two shards always differ in one of the columns."""
+    """Returns whether rows of two shards always differ in one of the columns."""
     for column in columns:
         element = column.element if isinstance(column, Label) else column
         bases = list(element.base_columns)
@@ -257,7 +257,7 @@ def check_subqueries(statement: Any) -> bool:
 
 
 def _is_correlated(subquery: Select[Any], around: set[Any]) -> bool:
-    """Whether it refers to the rows around it, as SQLAlchemy sees it: by a table that both have."""
+    """Returns whether it refers to the rows around it, as SQLAlchemy sees it: by a table that both have."""
     own = _sources(subquery)
     return bool(own & around) and bool(own - around)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 from weakref import WeakSet
 
@@ -14,7 +15,7 @@ from sqlalchemy.orm import Mapper, ORMExecuteState, Session
 from shardids.client.routing.connection import ShardConnection
 from shardids.client.routing.criteria import shards_named
 from shardids.client.routing.models import ShardFinder, facts_of, require_located
-from shardids.client.routing.placing import State, keep_home, place, shard_of_identity
+from shardids.client.routing.placing import State, place, refuse_other_shards, shard_of_identity
 from shardids.client.routing.statements import FanOut, Shards, check_assignments, execute, insert
 from shardids.errors import BadArgument
 
@@ -53,7 +54,7 @@ class RoutedSession(ShardedSession):
         clause: Any = None,
         **_: Any,
     ) -> Engine:
-        """The engine of the node that holds the shard, which all shards of the node share.
+        """Returns the engine of the node that holds the shard, which all shards of the node share.
 
         Raises:
             BadArgument: no shard is named.
@@ -80,13 +81,13 @@ class RoutedSession(ShardedSession):
         return ShardConnection(self.node_connection(shard), self.options_of(shard))
 
     def connection(self, bind_arguments: Any = None, execution_options: Any = None) -> Any:
-        """The connection to a node, as seen from the shard that ``bind_arguments={"shard_id": …}`` names."""
+        """Returns a node's connection as seen from the shard in ``bind_arguments={"shard_id": …}``."""
         shard = (bind_arguments or {}).get("shard_id")
         connection = super().connection(dict(bind_arguments or {}), execution_options)
         return connection if shard is None else ShardConnection(connection, self.options_of(shard))
 
     def node_connection(self, shard: int) -> Connection:
-        """The session's connection to the node that holds a shard, in its transaction."""
+        """Returns the session's connection to the node that holds a shard, in its transaction."""
         return super().connection(bind_arguments={"bind": self.get_bind(shard_id=shard)})
 
     @contextmanager
@@ -99,11 +100,11 @@ class RoutedSession(ShardedSession):
             self._inserting = None
 
     def options_of(self, shard: int) -> dict[str, Any]:
-        """The execution options that send a statement into a shard."""
+        """Returns the execution options that send a statement into a shard."""
         return {"schema_translate_map": {None: self.shards.schema_of(shard)}}
 
     def _shard_of(self, state: State) -> int:
-        """The shard of an object that is being flushed, or was."""
+        """Returns the shard of an object that is being flushed, or was."""
         shard = (self._placed or {}).get(state)
         if shard is None:
             shard = shard_of_identity(state, self.shards)
@@ -138,7 +139,7 @@ class RoutedSession(ShardedSession):
         return bool(wanted) and self._placed is None
 
     def execute_chooser(self, context: ORMExecuteState) -> list[int]:
-        """The shards that a statement asks; all of them if it names none."""
+        """Returns the shards that a statement asks; all of them if it names none."""
         named = shards_named(getattr(context.statement, "whereclause", None), context.parameters, self.shards)
         return sorted(self.shards.placement.node_of if named.shards is None else named.shards)
 
@@ -173,7 +174,7 @@ class RoutedSession(ShardedSession):
         context.update_execution_options(_sa_shard_id=shard, **self.options_of(shard))
 
     def _named(self, context: ORMExecuteState) -> int | None:
-        """The shard that is named beside the statement, in one of SQLAlchemy's ways."""
+        """Returns the shard that is named beside the statement, in one of SQLAlchemy's ways."""
         named = context.bind_arguments.get("shard_id")
         if named is None:
             # SQLAlchemy has no public way to see the options of its own extension.
@@ -186,8 +187,8 @@ class RoutedSession(ShardedSession):
         return None if named is None else int(named)
 
 
-class HomeSession(Session):
-    """A plain session on one shard that writes no object of another; see :meth:`shardids.Cluster.session`."""
+class ShardSession(Session):
+    """A plain session on one shard, which refuses objects of others; see :meth:`shardids.Cluster.session`."""
 
     def __init__(self, bind: Engine, *, finder: ShardFinder, shard: int, **options: Any) -> None:
         super().__init__(bind, **options)
@@ -195,9 +196,14 @@ class HomeSession(Session):
         self.shard = shard
 
 
-def stay_home(session: Session, finder: ShardFinder, shard: int) -> None:
-    """Makes a session of another class keep to a shard as :class:`HomeSession` does."""
-    event.listen(session, "before_flush", lambda *_: keep_home(session, finder, shard))
+@cache
+def session_class(ours: type[Session], theirs: type[Session] | None) -> type[Session]:
+    """Returns a class with what a session class of shardids does and what the application's own adds."""
+    if theirs is None or issubclass(ours, theirs):
+        return ours
+    if issubclass(theirs, ours):
+        return theirs
+    return type(theirs.__name__, (ours, theirs), {"__doc__": theirs.__doc__})
 
 
 _GUARDED: WeakSet[Mapper[Any]] = WeakSet()
@@ -238,6 +244,6 @@ def _forget(session: Any, *_: object) -> None:
     session.forget()
 
 
-@event.listens_for(HomeSession, "before_flush")
-def _keep_home(session: Any, *_: object) -> None:
-    keep_home(session, session.finder, session.shard)
+@event.listens_for(ShardSession, "before_flush")
+def _keep_to_shard(session: Any, *_: object) -> None:
+    refuse_other_shards(session, session.finder, session.shard)

@@ -33,13 +33,13 @@ class Shards(ShardFinder, Protocol):
         """Which node holds which shard."""
 
     def node_of(self, shard: int) -> Node:
-        """The node that holds a shard now."""
+        """Returns the node that holds a shard now."""
 
     def engine(self, node: Node) -> Engine:
-        """The engine of a node."""
+        """Returns the engine of a node."""
 
     def schema_of(self, shard: int) -> str:
-        """The schema of a shard."""
+        """Returns the schema of a shard."""
 
 
 class Router(Protocol):
@@ -49,10 +49,10 @@ class Router(Protocol):
     fan_out: FanOut
 
     def node_connection(self, shard: int) -> Connection:
-        """The session's connection to the node that holds a shard, in its transaction."""
+        """Returns the session's connection to the node that holds a shard, in its transaction."""
 
     def options_of(self, shard: int) -> dict[str, Any]:
-        """The execution options that send a statement into a shard."""
+        """Returns the execution options that send a statement into a shard."""
 
     def inserting(self, shard: int) -> AbstractContextManager[None]:
         """While rows are inserted into one shard."""
@@ -138,7 +138,7 @@ def _select(router: Router, context: ORMExecuteState, named: Named, shards: list
 
 
 def _one_by_one(router: Router, context: ORMExecuteState, named: Named, shards: list[int]) -> Result[Any]:
-    """A SELECT that PostgreSQL does not take into a UNION, or whose objects are several rows each."""
+    """Returns a SELECT that PostgreSQL does not take into a UNION, or whose objects are several rows each."""
     how: Plan = plan(context.statement, context.parameters, several_nodes=len(shards) > 1)
     results = [_in_shard(router, context, how.branch, named, shard).unique() for shard in shards]
     names = list(results[0].keys())
@@ -184,18 +184,18 @@ def check_assignments(context: ORMExecuteState) -> None:
 # Rows that are inserted.
 
 
-def insert(router: Router, context: ORMExecuteState, home: int | None) -> Result[Any]:
-    """Inserts each row into its shard; into ``home`` if that is named beside the statement.
+def insert(router: Router, context: ORMExecuteState, only: int | None) -> Result[Any]:
+    """Inserts each row into its shard; ``only`` is the shard that was named beside the statement.
 
     Raises:
-        WrongShard: a row of two shards, or not of ``home``.
+        WrongShard: a row of two shards, or of another shard than ``only``.
         BadArgument: nothing tells a row's shard, or an ID is of no shard of this cluster.
         UnsupportedKey: a sharding key that has no hash.
     """
     by_shard: dict[int, list[int]] = defaultdict(list)
     telling, name = _what_tells(context)
     for number, row in enumerate(_rows(context)):
-        by_shard[_shard_of_row(row, telling, name, router.shards, home)].append(number)
+        by_shard[_shard_of_row(row, telling, name, router.shards, only)].append(number)
     given = context.parameters
     results = []
     for shard, numbers in by_shard.items():
@@ -211,7 +211,7 @@ def insert(router: Router, context: ORMExecuteState, home: int | None) -> Result
 
 
 def _in_order_of(numbers: list[list[int]], results: list[Result[Any]]) -> Result[Any]:
-    """The returned rows in the order of the rows that were given, where there is one for each."""
+    """Returns the returned rows in the order of the rows that were given, where there is one for each."""
     frozen = [result.freeze() for result in results]
     rows = [row for one in frozen for row in one().all()]
     order = [number for of_shard in numbers for number in of_shard]
@@ -232,7 +232,7 @@ def _rows(context: ORMExecuteState) -> Sequence[Mapping[str, Any]]:
 
 
 def _what_tells(context: ORMExecuteState) -> tuple[dict[str, Tells], str]:
-    """What of a row tells its shard: by the names of attributes and of columns; and the model's name."""
+    """Returns what in a row tells its shard, by attribute and column, and the model's name."""
     mapper = context.bind_mapper
     table = context.statement.table  # type: ignore[attr-defined]  # of an INSERT
     telling = {column.key: tells for column in table.columns if (tells := how_it_tells(column)) is not None}
@@ -243,9 +243,9 @@ def _what_tells(context: ORMExecuteState) -> tuple[dict[str, Tells], str]:
 
 
 def _shard_of_row(
-    row: Mapping[str, Any], telling: Mapping[str, Tells], name: str, finder: ShardFinder, home: int | None
+    row: Mapping[str, Any], telling: Mapping[str, Tells], name: str, finder: ShardFinder, only: int | None
 ) -> int:
-    told = {} if home is None else {"bind_arguments": home}
+    told = {} if only is None else {"bind_arguments": only}
     for key, tells in telling.items():
         value = row.get(key)
         if value is not None:

@@ -1945,16 +1945,16 @@ COMMENT ON COLUMN shardids_catalog.view.node IS 'The node that has the view, if 
 -- Name: COLUMN view.url; Type: COMMENT; Schema: shardids_catalog; Owner: -
 --
 
-COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, if it is no node; without a password';
+COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, if that is not a node; without a password';
 
 
 --
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382644580266278914);
-INSERT INTO shard_0000.kept VALUES (382644580266278915);
-INSERT INTO shard_0000.kept VALUES (382644580266278916);
+INSERT INTO shard_0000.kept VALUES (382741327579709442);
+INSERT INTO shard_0000.kept VALUES (382741327579709443);
+INSERT INTO shard_0000.kept VALUES (382741327579709444);
 
 
 --
@@ -1982,8 +1982,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710740940699362586/5', 1, 1158190364327149568, '2026-11-21 21:32:57.096198+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710740940699362586/5', 1, 1158190364327149568, '2026-11-21 21:32:57.109932+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710840007299221151/5', 1, 2783110220505677824, '2026-11-22 03:57:23.449523+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710840007299221151/5', 1, 2783110220505677824, '2026-11-22 03:57:23.466793+00', NULL);
 
 
 --
@@ -1997,7 +1997,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-21 21:32:56.997683+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 03:57:23.33243+00');
 
 
 --
@@ -2010,7 +2010,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-21 21:32:57.116306+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 03:57:23.47356+00');
 
 
 --
@@ -2045,7 +2045,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 1158190455556726696, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 2783110311758321309, true);
 
 
 --

@@ -1,0 +1,75 @@
+"""What the application has in the schemas of shards, in words that are the same for every shard.
+
+PostgreSQL writes the definitions, and nothing is installed for it. ``shardids doctor``, ``shardids migrate
+check`` and moves compare shards by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Connection
+
+from shardids.catalog.queries import batches, read
+
+_BATCH: Final = 128
+"""Shards that one transaction reads: it may hold locks on all their relations."""
+
+Definitions = Mapping[tuple[str, str], str]
+"""By kind and name of an object, its definition: one shard's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaObject:
+    """An object with the same definition in several shards: one row of ``catalog/objects.v1.sql``.
+
+    ``kind`` is ``table``, ``column``, ``constraint``, ``owner``, ``grants``, ``comment`` or another. In
+    ``name`` and ``definition``, ``{shard}`` stands for the shard's schema, and ``{owner}`` for the owner of
+    schema ``shardids``.
+    """
+
+    kind: str
+    name: str
+    definition: str
+    shards: list[int]
+
+
+def read_objects(connection: Connection, shards: Collection[int]) -> list[SchemaObject]:
+    """Reads all objects of the shards' schemas on a node. Shards that are not there have none.
+
+    The connection must be neither in AUTOCOMMIT nor in a transaction: the transactions that read set their
+    ``search_path``, so that names are qualified and no function of another schema is called.
+    """
+    return [
+        found
+        for batch in batches(sorted(shards), _BATCH)
+        for found in read(
+            connection, "catalog/objects.v1", SchemaObject, shards="{" + ",".join(map(str, batch)) + "}"
+        )
+    ]
+
+
+def by_shard(objects: Iterable[SchemaObject]) -> dict[int, Definitions]:
+    """Returns the objects of each shard."""
+    shards: dict[int, dict[tuple[str, str], str]] = {}
+    for one in objects:
+        for shard in one.shards:
+            shards.setdefault(shard, {})[one.kind, one.name] = one.definition
+    return dict(shards)
+
+
+def differences(expected: Definitions, found: Definitions) -> list[str]:
+    """Describes how one shard differs from another, a line for each definition.
+
+    ``+`` is what only ``found`` has, ``-`` what only ``expected`` has. Servers of different major versions
+    may write the same view or function differently.
+    """
+    lines = []
+    for kind, name in sorted(expected.keys() | found.keys()):
+        before, after = expected.get((kind, name)), found.get((kind, name))
+        if before != after:
+            lines += [f"- {kind} {name} {before}".rstrip()] if before is not None else []
+            lines += [f"+ {kind} {name} {after}".rstrip()] if after is not None else []
+    return lines

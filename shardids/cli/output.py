@@ -1,0 +1,47 @@
+"""What commands print: results to stdout, progress and messages to stderr, rows as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from shardids.cli.common import print_json
+
+out = Console(soft_wrap=True, highlight=False)
+"""For results: stdout."""
+err = Console(stderr=True, soft_wrap=True, highlight=False)
+"""For progress and messages: stderr."""
+
+
+def print_error(message: str, hint: str) -> None:
+    """Prints what went wrong, and what to do next."""
+    err.print("[bold red]Error:[/] ", end="")
+    err.print(message, markup=False)
+    if hint:
+        err.print(hint, markup=False, style="dim")
+
+
+def print_warnings(warnings: Iterable[str]) -> None:
+    """Prints what went wrong beside the work that was done."""
+    for warning in warnings:
+        err.print("[yellow]Warning:[/] ", end="")
+        err.print(warning, markup=False)
+
+
+def print_rows(rows: Sequence[Mapping[str, object]], *, as_json: bool, empty: str) -> None:
+    """Prints rows as a table or as a JSON array of objects; without rows, ``empty`` to stderr."""
+    if as_json:
+        print_json(rows)
+        return
+    if not rows:
+        err.print(empty)
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name, value in rows[0].items():
+        table.add_column(name, justify="right" if isinstance(value, int) else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(str(value)) for value in row.values()))
+    out.print(table)

@@ -1,0 +1,171 @@
+"""Keys that come twice: how they are counted, at full speed, and while clocks step back."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias
+
+from shardids.compare.measures.measuring import FAILURES, NODES, Measuring, connected
+from shardids.compare.measures.sizes import CLIENTS
+from shardids.compare.results import Duplicates
+from shardids.compare.schemes import Servers, Source, scheme_of
+from shardids.compare.schemes.clock import SYSTEM
+from shardids.compare.schemes.scheme import Key
+from shardids.compare.testbed.clients import client_processes
+from shardids.compare.testbed.faketime import FakedClock, faked_clock
+from shardids.compare.testbed.stage import stage_for
+from shardids.errors import ShardidsError, UnsupportedServer
+
+_MANY: Final = 1000
+_SINGLE: Final = 20
+_BATCH: Final = _MANY + _SINGLE
+_REFUSED_PAUSE_S: Final = 0.002
+
+Drawn: TypeAlias = "tuple[list[int], int, str]"
+"""Keys as integers; how many draws were refused; what the first refusal said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long a client draws, how many keys at most, and what a batch takes at least."""
+
+    seconds: float
+    most: int
+    batch_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Tally:
+    """The keys that a scheme has issued, and the cases that they are counted under."""
+
+    seen: set[int] = field(default_factory=set)
+    cases: dict[str, Duplicates] = field(default_factory=dict)
+
+    def add(self, case: str, keys: Iterable[Key], refusal: str = "", refused: int = 0) -> None:
+        """Counts keys under a case; those that were there before, in any case, are twice."""
+        before, count = len(self.seen), 0
+        for key in keys:
+            self.seen.add(int(key))
+            count += 1
+        old = self.cases.get(case, Duplicates(keys=0, twice=0))
+        self.cases[case] = Duplicates(
+            keys=old.keys + count,
+            twice=old.twice + count - (len(self.seen) - before),
+            refused=old.refused + refused,
+            refusal=old.refusal or refusal,
+        )
+
+
+def at_full_speed(name: str, run: Measuring) -> Duplicates:
+    """Sixteen clients, half of them on each node."""
+    pace = Pace(run.sizes.rush_s, run.sizes.rush_keys)
+    jobs = [(name, run.servers, number % NODES, pace) for number in range(CLIENTS)]
+    return counted("full speed", run.clients.run(rushing, jobs))
+
+
+def counted(case: str, drawn: Iterable[Drawn]) -> Duplicates:
+    """What several clients drew at once."""
+    tally = Tally()
+    for keys, refused, refusal in drawn:
+        tally.add(case, keys, refusal, refused)
+    return tally.cases[case]
+
+
+def draws_at_once(source: Source) -> bool:
+    """Whether it makes many at once; where it doesn't, keys before a refused one would go uncounted."""
+    return type(source)._draw_many is not Source._draw_many
+
+
+@contextlib.contextmanager
+def rushing(name: str, servers: Servers, node: int, pace: Pace) -> Iterator[Callable[[], Drawn]]:
+    """The job of a client that draws at a pace."""
+    with scheme_of(name).open(servers, node) as source:
+        yield lambda: _rush(source, pace)
+
+
+def _rush(source: Source, pace: Pace) -> Drawn:
+    """Draws many at once, and a few one by one, in turn."""
+    keys: list[int] = []
+    refused, refusal = 0, ""
+    now = time.monotonic()
+    end = now + pace.seconds
+    while len(keys) < pace.most and now < end:
+        try:
+            for _ in range(_SINGLE if draws_at_once(source) else _BATCH):
+                keys.append(int(source.draw()))
+            if draws_at_once(source):
+                keys += map(int, source.draw_many(_MANY))
+        except ShardidsError as error:
+            refused, refusal = refused + 1, refusal or error.message
+            SYSTEM.sleep(_REFUSED_PAUSE_S)
+        else:
+            SYSTEM.sleep(max(0.0, now + pace.batch_s - time.monotonic()))
+        now = time.monotonic()
+    return keys, refused, refusal
+
+
+_CLIENTS: Final = 4
+_STEP_BACK_S: Final = 0.1
+_STEP_EVERY_S: Final = 0.05
+_PROOF_S: Final = 10.0
+
+
+def measure_clocks(run: Measuring) -> dict[str, Duplicates]:
+    """Four clients, half of them on each node; servers of their own, all under one clock.
+
+    Raises:
+        MissingLibrary: libfaketime is not installed.
+        UnsupportedServer: it has no effect here.
+        ServerStartFailed: a server does not start under it.
+    """
+    run.say("clock back: starting servers")
+    with (
+        faked_clock() as clock,
+        stage_for(list(run.schemes.values()), env=clock.env) as stage,
+        client_processes(_CLIENTS, clock.env) as clients,
+    ):
+        faked = replace(run, servers=stage.servers, clients=clients)
+        _prove(clock, faked)
+        for name, scheme in run.schemes.items():
+            try:
+                scheme.install(stage.servers)
+            except FAILURES as error:
+                run.leave_out(name, "clock back", error)
+        return faked.each("clock back", lambda name: _while_it_steps_back(name, clock, faked))
+
+
+def _while_it_steps_back(name: str, clock: FakedClock, run: Measuring) -> Duplicates:
+    steps, most = run.sizes.steps, run.sizes.clock_keys
+    seconds = (steps + 2) * _STEP_EVERY_S
+    pace = Pace(seconds, most, batch_s=seconds * _BATCH / most)
+    jobs = [(name, run.servers, number % NODES, pace) for number in range(_CLIENTS)]
+    wait = run.clients.begin(rushing, jobs)
+    # Only back: what follows the steps would otherwise be later than all that was before.
+    for _ in range(steps):
+        time.sleep(_STEP_EVERY_S)
+        clock.step(-_STEP_BACK_S)
+    return counted("clock back", wait())
+
+
+def _prove(clock: FakedClock, run: Measuring) -> None:
+    """Steps the clock, and asks all servers and a client for the time.
+
+    Raises:
+        UnsupportedServer: one of them does not see the step.
+    """
+    clock.step(-_PROOF_S)
+    times = run.clients.run(_telling_the_time, [()])
+    for node in range(NODES):
+        with connected(run.servers, node) as connection:
+            query = "select date_part('epoch', clock_timestamp())"
+            times += [float(row[0]) for row in connection.execute(query)]
+    if max(times) > time.time() - _PROOF_S / 2:
+        raise UnsupportedServer("libfaketime is installed, but has no effect on all servers and clients")
+
+
+@contextlib.contextmanager
+def _telling_the_time() -> Iterator[Callable[[], float]]:
+    yield time.time

@@ -1,0 +1,212 @@
+"""What a scheme does when a server is killed, stopped, lost for good, or added."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, TypeVar
+
+from shardids.compare.measures.duplicates import Tally
+from shardids.compare.measures.measuring import FAILURES, Measuring
+from shardids.compare.results import Duplicates, Outage
+from shardids.compare.schemes import Key, Scheme, Servers, Source
+from shardids.compare.testbed.servers import PrivateServer
+from shardids.compare.testbed.stage import POSTGRESQL_SETTINGS, Stage
+from shardids.dev.embedded import temporary_server
+from shardids.errors import ServerStartFailed, ShardidsError
+
+Result = TypeVar("Result")
+
+ONE_SERVER: Final = "all keys come from one server, or a fixed pair: there is nothing to add"
+"""Why no server is added for central schemes."""
+
+_IN_HAND: Final = 100
+_DRAWN: Final = 300
+_TRIED: Final = 2100
+"""Draws while a server is down: more than what a client can have in hand, two ranges of 1,000."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """What was found about one scheme; ``outage`` is None for those that need no server."""
+
+    cases: Mapping[str, Duplicates] = field(default_factory=dict)
+    outage: Outage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """The first server of a kind, which is what everything happens to."""
+
+    kind: str
+    data: Path
+    start: Callable[[], None]
+    stop: Callable[[], None]
+    kill: Callable[[], None]
+
+    @property
+    def copy(self) -> Path:
+        return self.data.with_name(f"{self.data.name}.copy")
+
+
+class _Player:
+    """A scheme, its clients on the nodes, and its keys so far."""
+
+    def __init__(self, scheme: Scheme) -> None:
+        self.scheme, self.tally = scheme, Tally()
+        self._clients: dict[int, Source] = {}
+
+    def connect(self, servers: Servers) -> None:
+        """A new client on each node, in place of those that there are."""
+        self.close()
+        for node in range(len(servers.postgresql)):
+            self._clients[node] = self.scheme.open(servers, node)
+
+    def draw(self, case: str, most: int = _DRAWN) -> dict[int, int]:
+        """All clients draw, until they have enough or are refused; gives how many each drew."""
+        return {node: self._draw(source, case, most) for node, source in self._clients.items()}
+
+    def _draw(self, source: Source, case: str, most: int) -> int:
+        keys: list[Key] = []
+        refusal = ""
+        try:
+            # One by one: blocks are drawn from as they are by an application.
+            while len(keys) < most:
+                keys.append(source.draw())
+        except ShardidsError as error:
+            refusal = error.message
+        self.tally.add(case, keys, refusal, refused=bool(refusal))
+        return len(keys)
+
+    def close(self) -> None:
+        """Ends the clients."""
+        for source in self._clients.values():
+            with contextlib.suppress(ShardidsError):
+                source.close()
+        self._clients.clear()
+
+
+class _Play:
+    """All schemes that are still in it, on the stage."""
+
+    def __init__(self, run: Measuring, stage: Stage, stack: contextlib.ExitStack) -> None:
+        self.run, self.stage, self._stack = run, stage, stack
+        self.players: dict[str, _Player] = {}
+        for name, scheme in run.schemes.items():
+            player = self.players[name] = _Player(scheme)
+            stack.callback(player.close)
+        self.again("before")
+
+    def again(self, case: str) -> None:
+        """Clients connect anew, and draw."""
+
+        def go_on(player: _Player) -> None:
+            player.connect(self.stage.servers)
+            player.draw(case)
+
+        self.each(case, go_on)
+
+    def each(self, case: str, action: Callable[[_Player], Result]) -> dict[str, Result]:
+        """Does something for each scheme; one that fails is out of it."""
+        results = {}
+        for name, player in list(self.players.items()):
+            try:
+                results[name] = action(player)
+            except FAILURES as error:
+                self.run.leave_out(name, case, error)
+                del self.players[name]
+        return results
+
+    def add_server(self) -> None:
+        """Schemes that can use it do; the others have nothing to add."""
+        added = self._stack.enter_context(temporary_server(settings=POSTGRESQL_SETTINGS))
+        servers = replace(self.stage.servers, postgresql=(*self.stage.servers.postgresql, added.url()))
+
+        def grow(player: _Player) -> None:
+            if not player.scheme.about.central:
+                player.scheme.install(servers)
+                player.draw("added server")
+                player.connect(servers)
+                player.draw("added server")
+
+        self.each("added server", grow)
+
+
+def measure_faults(run: Measuring, stage: Stage) -> dict[str, Faults]:
+    """Kills, stops and loses the first server of each kind, with clients of all schemes at work; adds one.
+
+    Afterwards the stage's servers run, but hold what the copy held.
+
+    Raises:
+        ServerStartFailed: a server does not come back.
+    """
+    victims = _victims(stage)
+    with contextlib.ExitStack() as stack:
+        run.say("faults: a server of each kind is killed")
+        play = _Play(run, stage, stack)
+        _each(victims, lambda server: server.kill())
+        outages = play.each("crash", lambda player: player.draw("crash", _TRIED))
+        _each(victims, lambda server: server.start())
+        play.again("crash")
+
+        run.say("faults: a server is added")
+        play.add_server()
+
+        run.say("faults: a server of each kind is stopped in order, and started")
+        _each(victims, lambda server: server.stop())
+        _each(victims, _copy)
+        _each(victims, lambda server: server.start())
+        play.again("restart")
+
+        run.say("faults: a server of each kind is lost, and replaced by the copy from before the last keys")
+        _each(victims, _replace_by_copy)
+        # Clients live on through it, with what they have in hand.
+        play.each("lost server", lambda player: player.draw("lost server", _IN_HAND))
+        play.again("lost server")
+        return {name: _faults(player, outages[name]) for name, player in play.players.items()}
+
+
+def _faults(player: _Player, drawn: Mapping[int, int]) -> Faults:
+    needs = player.scheme.about.needs
+    server = "MariaDB" if needs.mariadb else "Redis" if needs.redis else "PostgreSQL"
+    cases = {case: found for case, found in player.tally.cases.items() if case != "before"}
+    if not (needs.postgresql or needs.mariadb or needs.redis):
+        return Faults(cases=cases)
+    return Faults(cases=cases, outage=Outage(server=f"the first {server} server", keys=drawn, tried=_TRIED))
+
+
+def _victims(stage: Stage) -> list[_Server]:
+    first = stage.postgresql[0]
+    victims = [
+        _Server(
+            "PostgreSQL", first.data_directory, lambda: first.start(attached=True), first.stop, first.kill
+        )
+    ]
+    others: list[tuple[str, PrivateServer]] = [("MariaDB", server) for server in stage.mariadb[:1]]
+    others += [("Redis", server) for server in stage.redis[:1]]
+    return victims + [_Server(kind, each.folder, each.start, each.stop, each.kill) for kind, each in others]
+
+
+def _each(victims: list[_Server], action: Callable[[_Server], object]) -> None:
+    for server in victims:
+        action(server)
+
+
+def _copy(server: _Server) -> None:
+    # cp -a keeps the owner, which is not always this process's.
+    copied = subprocess.run(  # noqa: S603  -- two paths of ours
+        ["/bin/cp", "-a", server.data, server.copy], capture_output=True, text=True, check=False
+    )
+    if copied.returncode:
+        raise ServerStartFailed(f"{server.kind}'s files can't be copied: {copied.stderr.strip()}")
+
+
+def _replace_by_copy(server: _Server) -> None:
+    server.kill()
+    shutil.rmtree(server.data)
+    server.copy.rename(server.data)
+    server.start()

@@ -1,0 +1,173 @@
+"""The columns of the full tables, the same in a terminal, in Markdown and in the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from shardids.compare.report.figures import (
+    BULK,
+    DENSITY,
+    DRAW,
+    INDEX,
+    MANY,
+    MISSING,
+    TABLE,
+    TAIL,
+    WAL,
+    Measure,
+    clients_words,
+    rows_a_second,
+    short,
+    three,
+)
+from shardids.compare.results import CASES, Comparison, SchemeResult
+
+NOT_MEASURED = "not measured"
+_ALL_ALONG = 0.9
+"""A key that is late by this part of the run could be later in a longer one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """What a table says in one place.
+
+    Attributes:
+        text: the figure.
+        why: what stands behind it: how many were counted, or why it is missing.
+        state: whether it is a promise kept or broken, or missing; empty if it is just a figure.
+    """
+
+    text: str
+    why: str = ""
+    state: Literal["", "good", "bad", "missing"] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportColumn:
+    """A column of figures.
+
+    Attributes:
+        heading: in few words, with the unit.
+        meaning: in full.
+        cell: the figure of a scheme.
+    """
+
+    heading: str
+    meaning: str
+    cell: Callable[[SchemeResult], Cell]
+
+
+def reason(result: SchemeResult, *names: str) -> str:
+    """Why the first of these measures that has a reason is missing."""
+    return next((result.left_out[name] for name in names if name in result.left_out), NOT_MEASURED)
+
+
+def clients(comparison: Comparison) -> list[int]:
+    """The numbers of clients that rows were inserted with: the least and the most."""
+    counts = {count for result in comparison.schemes if result.inserts for count in result.inserts.per_s}
+    return sorted({min(counts), max(counts)}) if counts else []
+
+
+def speed_columns(comparison: Comparison) -> Sequence[ReportColumn]:
+    """How fast, and how big."""
+    many = next((result.draws.many for result in comparison.schemes if result.draws), 0)
+    return (
+        ReportColumn(heading="bits", meaning="size of a key", cell=lambda r: Cell(text=str(r.key_bytes * 8))),
+        _figure("draw p50 µs", "a single draw, the median", "draws", DRAW),
+        _figure("draw p99 µs", "99 of 100 single draws stay below", "draws", TAIL),
+        _figure(f"of {many:,} µs", f"time a key when the client asks for {many:,} at once", "draws", MANY),
+        *(_inserts(count) for count in clients(comparison)),
+        _figure("bulk rows/s", "rows a second, filled in bulk", "storage", BULK),
+        _figure("table B/row", "table, bytes a row", "storage", TABLE),
+        _figure("index B/row", "primary key's index, bytes a row", "storage", INDEX),
+        _figure("leaf full %", "how full the index's leaf pages are", "storage", DENSITY),
+        _figure("WAL B/row", "write-ahead log, bytes a row", "storage", WAL),
+    )
+
+
+def safety_columns() -> Sequence[ReportColumn]:
+    """Keys issued twice, keys out of order, and who goes on when a server is killed."""
+    return (
+        *(_case(name, meaning) for name, meaning in CASES.items()),
+        ReportColumn(
+            heading="out of order %",
+            meaning="pairs of draws, one after the other, whose keys are the wrong way round",
+            cell=_out_of_order,
+        ),
+        ReportColumn(
+            heading="late p99 ms",
+            meaning="a key is late by the time since a greater one was there; 99 of 100 are less late",
+            cell=_late,
+        ),
+        ReportColumn(
+            heading="nodes go on",
+            meaning="nodes whose clients drew all they were to draw while a server was dead",
+            cell=_outage,
+        ),
+    )
+
+
+def _figure(heading: str, meaning: str, attribute: str, measure: Measure) -> ReportColumn:
+    def cell(result: SchemeResult) -> Cell:
+        found = measure.value(result)
+        if found is None:
+            return Cell(text=MISSING, why=reason(result, attribute), state="missing")
+        return Cell(text=short(found))
+
+    return ReportColumn(heading=heading, meaning=meaning, cell=cell)
+
+
+def _inserts(count: int) -> ReportColumn:
+    return _figure(
+        f"rows/s {clients_words(count)}",
+        f"rows a second, inserted and committed one by one by {clients_words(count)}",
+        "inserts",
+        rows_a_second(count),
+    )
+
+
+def _case(name: str, meaning: str) -> ReportColumn:
+    def cell(result: SchemeResult) -> Cell:
+        case = result.duplicates.get(name)
+        if case is None:
+            return Cell(text=MISSING, why=reason(result, name, "duplicates"), state="missing")
+        why = f"{case.keys:,} keys, {case.twice:,} of them issued before"
+        if case.refused:
+            why += f"; {case.refused:,} draws refused: {case.refusal}"
+        return Cell(text=f"{case.twice:,}", why=why, state="bad" if case.twice else "good")
+
+    return ReportColumn(heading=name, meaning=f"keys issued twice while {meaning}", cell=cell)
+
+
+def _out_of_order(result: SchemeResult) -> Cell:
+    if result.order is None:
+        return Cell(text=MISSING, why=reason(result, "order"), state="missing")
+    return Cell(
+        text=three(result.order.out_of_order_percent),
+        why=f"of {result.order.pairs:,} pairs of {result.order.keys:,} keys",
+    )
+
+
+def _late(result: SchemeResult) -> Cell:
+    if result.order is None:
+        return Cell(text=MISSING, why=reason(result, "order"), state="missing")
+    all_along = result.order.late_p99_ms > _ALL_ALONG * result.order.lasted_ms
+    return Cell(
+        text="the run" if all_along else three(result.order.late_p99_ms),
+        why=f"at most {three(result.order.late_most_ms)} ms, in a run of {three(result.order.lasted_ms)} ms",
+    )
+
+
+def _outage(result: SchemeResult) -> Cell:
+    outage = result.outage
+    if outage is None:
+        return Cell(text=MISSING, why=reason(result, "outage"), state="missing")
+    going = sum(keys >= outage.tried for keys in outage.keys.values())
+    drawn = ", ".join(f"node {node}: {keys:,}" for node, keys in sorted(outage.keys.items()))
+    return Cell(
+        text=f"{going} of {len(outage.keys)}",
+        why=f"killed: {outage.server}; drawn of {outage.tried:,}: {drawn}",
+        state="" if going else "bad",
+    )

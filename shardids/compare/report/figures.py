@@ -1,0 +1,153 @@
+"""The figures of a report: what schemes are compared by, and numbers as people read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shardids.compare.results import SchemeResult
+
+MISSING = "\N{EN DASH}"
+_SMALLEST = 0.001
+
+
+def three(value: float | None) -> str:
+    """Three digits that count; above 100 all digits before the point. Never 0 for what is more than 0."""
+    if value is None:
+        return MISSING
+    if value == 0:
+        return "0"
+    if abs(value) < _SMALLEST:
+        return f"<{_SMALLEST}"
+    rounded = float(f"{value:.3g}")
+    digits = max(0, 2 - math.floor(math.log10(abs(rounded))))
+    return f"{value:,.{digits}f}"
+
+
+def short(value: float | None) -> str:
+    """The same, with k and M for thousands and millions: 412k, 1.20M."""
+    if value is None or abs(value) < 10_000:
+        return three(value)
+    return f"{three(value / 1e6)}M" if abs(value) >= 999_500 else f"{three(value / 1e3)}k"
+
+
+def duration(seconds: float) -> str:
+    """In the unit that suits it: 45 s, 12 min, 2 h 5 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def sentence(words: str) -> str:
+    """With a capital at its beginning and a full stop at its end."""
+    return f"{words[:1].upper()}{words[1:].rstrip('.')}." if words else ""
+
+
+def listed(words: list[str]) -> str:
+    """With commas and "and"."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+
+
+OWN = ("shardids", "shardids-blocks")
+"""The names of shardids' own forms among the schemes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """Something that can be compared as one number a scheme.
+
+    Attributes:
+        label: what it is, with the unit.
+        value: the number, or ``None`` where it is missing.
+        text: how it is written.
+        most: whether more is better.
+    """
+
+    label: str
+    value: Callable[[SchemeResult], float | None]
+    text: Callable[[float | None], str] = three
+    most: bool = False
+
+
+def clients_words(count: int) -> str:
+    """That many clients, in words."""
+    return "1 client" if count == 1 else f"{count} clients"
+
+
+def rows_a_second(count: int) -> Measure:
+    """Rows inserted and committed one by one, by that many clients."""
+    return Measure(
+        label=f"Rows/s, {clients_words(count)}",
+        value=lambda result: result.inserts.per_s.get(count) if result.inserts else None,
+        text=short,
+        most=True,
+    )
+
+
+def _at_most_clients(result: SchemeResult) -> float | None:
+    return result.inserts.per_s[max(result.inserts.per_s)] if result.inserts else None
+
+
+DRAW = Measure(
+    label="A single draw, median µs",
+    value=lambda result: result.draws.p50_us if result.draws else None,
+)
+TAIL = Measure(
+    label="A single draw, 99th percentile µs",
+    value=lambda result: result.draws.p99_us if result.draws else None,
+)
+MANY = Measure(
+    label="A key of many at once, µs",
+    value=lambda result: result.draws.many_us if result.draws else None,
+)
+SINGLE = Measure(label="Rows/s, committed one by one", value=_at_most_clients, text=short, most=True)
+BULK = Measure(
+    label="Rows/s, filled in bulk",
+    value=lambda result: result.storage.rows_per_s if result.storage else None,
+    text=short,
+    most=True,
+)
+TABLE = Measure(
+    label="Table bytes a row",
+    value=lambda result: result.storage.table_bytes_per_row if result.storage else None,
+)
+INDEX = Measure(
+    label="Index bytes a row",
+    value=lambda result: result.storage.index_bytes_per_row if result.storage else None,
+)
+DENSITY = Measure(
+    label="Leaf pages full, %",
+    value=lambda result: result.storage.leaf_density_percent if result.storage else None,
+    most=True,
+)
+ROWS = Measure(
+    label="Rows in the table",
+    value=lambda result: float(result.storage.rows) if result.storage else None,
+    text=lambda value: MISSING if value is None else f"{value:,.0f}",
+    most=True,
+)
+WAL = Measure(
+    label="WAL bytes a row",
+    value=lambda result: result.storage.wal_bytes_per_row if result.storage else None,
+)
+DISORDER = Measure(
+    label="Pairs out of order, %",
+    value=lambda result: result.order.out_of_order_percent if result.order else None,
+)
+LATE = Measure(
+    label="Lateness, 99th percentile ms",
+    value=lambda result: result.order.late_p99_ms if result.order else None,
+)
+TWICE = Measure(
+    label="Ways in which keys came twice",
+    value=lambda r: float(sum(case.twice > 0 for case in r.duplicates.values())) if r.duplicates else None,
+    text=lambda value: f"{value or 0:.0f}",
+)
+
+RANKED = (DRAW, TAIL, MANY, SINGLE, BULK, INDEX, WAL, DISORDER, LATE)
+"""Those that schemes are ranked by."""
+
+OF_A_TABLE = (BULK, INDEX, WAL)
+"""Those of a table that was filled, which need the same number of rows."""

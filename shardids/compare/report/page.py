@@ -1,0 +1,140 @@
+"""A comparison as one HTML page that needs nothing else: no network, no other file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+from shardids.compare.report import advice, charts, figures, summary, vega
+from shardids.compare.report.columns import NOT_MEASURED, ReportColumn, safety_columns, speed_columns
+from shardids.compare.results import CASES, Comparison, SchemeResult
+from shardids.compare.schemes.scheme import library
+from shardids.compare.store import to_json
+
+_SPEED = ("draws", "inserts", "storage")
+"""What the columns of speed and size are made from; the others are about safety."""
+
+
+def check_libraries() -> None:
+    """Refuses to go on without what :func:`html` needs.
+
+    Raises:
+        MissingLibrary: one of Altair, vl-convert, Jinja and pydantic is not installed.
+    """
+    for name in ("altair", "vl_convert", "jinja2", "pydantic"):
+        library(name)
+
+
+def html(comparison: Comparison) -> str:
+    """The page: summary, charts, tables, each scheme's settings, the conditions, and the comparison as JSON.
+
+    Raises:
+        MissingLibrary: Altair, vl-convert, Jinja or pydantic is not installed.
+    """
+    drawn = charts.charts(comparison)
+    specs = {
+        "config": vega.CONFIG,
+        "charts": {chart.name: chart.spec for chart in drawn},
+        "scatter": charts.scatter(),
+    }
+    nodes = {point.node for result in comparison.schemes if result.order for point in result.order.points}
+    return str(
+        _environment()
+        .get_template("report.html")
+        .render(
+            comparison=comparison,
+            conditions=comparison.conditions,
+            advices=advice.advices(comparison),
+            best=summary.best_of(comparison),
+            repeaters=summary.repeaters(comparison),
+            suffered=[name for name in CASES if any(_twice(result, name) for result in comparison.schemes)],
+            verdict=summary.verdict(comparison),
+            charts=drawn,
+            families=vega.FAMILIES,
+            nodes=dict(zip(sorted(nodes), vega.NODES, strict=False)),
+            tables=_tables(comparison),
+            left_out=list(summary.left_out(comparison)),
+            cases=CASES,
+            own=figures.OWN,
+            rough=summary.ROUGH,
+            missing_title=summary.MISSING_TITLE,
+            specs=_inside_script(json.dumps(specs)),
+            comparison_json=_inside_script(to_json(comparison, indent=None)),
+            library=_library(),
+        )
+    )
+
+
+def _tables(comparison: Comparison) -> Sequence[tuple[str, str, Sequence[ReportColumn], Sequence[str]]]:
+    return (
+        (
+            "Keys issued twice, keys out of order",
+            "Of the six cases: keys that had been issued before. Point at a figure to see of how many.",
+            safety_columns(),
+            [name for name in comparison.conditions.sizes if name not in _SPEED],
+        ),
+        ("Speed and size", "k: thousands, M: millions.", speed_columns(comparison), _SPEED),
+    )
+
+
+def _twice(result: SchemeResult, case: str) -> int:
+    return result.duplicates[case].twice if case in result.duplicates else 0
+
+
+def _environment() -> Any:
+    jinja = library("jinja2")
+    environment = jinja.Environment(
+        loader=jinja.PackageLoader("shardids.compare.report", "template"),
+        autoescape=True,
+        undefined=jinja.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "three": figures.three,
+        "duration": figures.duration,
+        "sentence": figures.sentence,
+        "minute": _minute,
+        "without": _without,
+        "fewer_rows": _fewer_rows,
+    }
+    return environment
+
+
+def _minute(time: datetime) -> str:
+    return f"{time:%-d %B %Y, %H:%M %Z}".strip()
+
+
+def _without(comparison: Comparison, measure: str) -> list[tuple[str, str]]:
+    """The schemes that lack a measure, and why."""
+    missing = [*comparison.left_out.items()]
+    for result in comparison.schemes:
+        if getattr(result, measure) is None:
+            missing.append((result.about.name, _reason(result, measure)))
+    return missing
+
+
+def _fewer_rows(comparison: Comparison) -> str:
+    """Whose table has fewer rows than the others', which changes all that is said of a row."""
+    rows = {result.about.name: result.storage.rows for result in comparison.schemes if result.storage}
+    most = max(rows.values(), default=0)
+    return figures.listed([f"{name} ({count:,})" for name, count in rows.items() if count < most])
+
+
+def _reason(result: SchemeResult, measure: str) -> str:
+    return result.left_out.get(measure, NOT_MEASURED)
+
+
+def _inside_script(json_text: str) -> Any:
+    """JSON in which no string ends the script element, or begins a comment."""
+    return library("markupsafe").Markup(json_text.replace("<", "\\u003c"))
+
+
+@cache
+def _library() -> Any:
+    """Vega, Vega-Lite and Vega-Embed as one script."""
+    script = library("vl_convert").javascript_bundle(vl_version=vega.vega_lite_version())
+    return library("markupsafe").Markup(script.replace("</script", "<\\/script").replace("<!--", "<\\!--"))

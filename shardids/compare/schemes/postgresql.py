@@ -1,0 +1,172 @@
+"""What schemes that draw from PostgreSQL share, and those that count there: a sequence, identity, offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from psycopg import sql
+
+from shardids import multimaster
+from shardids.catalog.sqlfiles import read_sql
+from shardids.compare.schemes.scheme import About, Key, KeyColumn, Needs, Scheme, Servers, Source
+from shardids.errors import UnsupportedServer
+from shardids.multimaster.postgresql_session import PostgreSqlSession
+
+_ONE: Final = sql.SQL("nextval('shardids_baselines.one')")
+_IDENTITY: Final = sql.Identifier("shardids_baselines", "identity_row")
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+class SqlSource(Source):
+    """Draws by a query for one key, and by one for many that takes their number."""
+
+    def __init__(self, url: str, one: sql.Composed, many: sql.Composed) -> None:
+        self._one, self._many = one, many
+        self._session = PostgreSqlSession(url)
+
+    @classmethod
+    def of(cls, url: str, draw: sql.Composable) -> SqlSource:
+        """Draws by an expression: once, or in each row of ``generate_series``."""
+        return cls(
+            url,
+            sql.SQL("select {}").format(draw),
+            sql.SQL("select {} from generate_series(1, %s::integer)").format(draw),
+        )
+
+    def draw(self) -> Key:
+        key: Key = self._session.rows(self._one)[0][0]
+        return key
+
+    def _draw_many(self, count: int) -> list[Key]:
+        return [key for (key,) in self._session.rows(self._many, (count,))]
+
+    def close(self) -> None:
+        self._session.close()
+
+
+class SqlScheme(Scheme):
+    """A scheme whose keys come from an expression on the node's own server."""
+
+    files: tuple[str, ...] = ()
+    """The SQL files that it is made of."""
+
+    def install(self, servers: Servers) -> None:
+        self.check(servers)
+        for url in servers.postgresql:
+            install(url, *self.files, oldest=self.about.needs.oldest_postgresql)
+
+    def _open(self, servers: Servers, node: int) -> Source:
+        draw = self.column(node).draw
+        if draw is None:
+            raise NotImplementedError
+        return SqlSource.of(servers.postgresql[node], draw)
+
+    def column(self, node: int = 0) -> KeyColumn:
+        raise NotImplementedError
+
+
+def install(url: str, *files: str, oldest: int = 14, settings: Mapping[str, str] = _NOTHING) -> None:
+    """Runs SQL files in a database, one after the other, with these settings of the session.
+
+    Raises:
+        UnsupportedServer: the server is older than the major version ``oldest``.
+        ConnectionFailed, MissingPrivilege: as they say.
+    """
+    session = PostgreSqlSession(url)
+    try:
+        major = session.connection.info.server_version // 10000
+        if major < oldest:
+            raise UnsupportedServer(f"the server runs PostgreSQL {major}; this scheme needs {oldest}")
+        for name, value in settings.items():
+            session.rows("select set_config(%s, %s, false)", (name, value))
+        for file in files:
+            session.run(read_sql(file))
+    finally:
+        session.close()
+
+
+class OneSequence(SqlScheme):
+    """``nextval`` of one sequence."""
+
+    about = About(
+        name="sequence",
+        title="One database sequence",
+        central=True,
+        needs=Needs(postgresql=1),
+        safe_under="any number of clients, clocks that jump, crashes of the server (it skips 32 values)",
+        unsafe_under="a failover to a standby that lacks the last WAL, a restore, setval",
+        stops="all keys, when the one server is down",
+        tells="roughly the order of birth",
+        settings="CREATE SEQUENCE AS bigint, CACHE 1; autocommit, prepared statements",
+        described_at="https://www.postgresql.org/docs/current/sql-createsequence.html",
+    )
+    files = ("compare/baselines.v1",)
+
+    def _open(self, servers: Servers, node: int) -> Source:
+        return SqlSource.of(servers.postgresql[0], _ONE)
+
+    def column(self, node: int = 0) -> KeyColumn:
+        """As the interface says; on other servers than the first the client brings the key."""
+        return KeyColumn(type="bigint", draw=_ONE if node == 0 else None)
+
+
+class Identity(SqlScheme):
+    """Keys of rows that are inserted; there is no other way to draw one."""
+
+    about = About(
+        name="identity",
+        title="Identity column",
+        central=True,
+        needs=Needs(postgresql=1),
+        safe_under="any number of clients, clocks that jump, crashes of the server",
+        unsafe_under="rows of two servers that are brought together; keys that were given by hand",
+        stops="all keys, when the one server is down",
+        tells="roughly the order of birth in its table",
+        settings="GENERATED ALWAYS AS IDENTITY; a draw is an INSERT … RETURNING with its COMMIT",
+        described_at="https://www.postgresql.org/docs/current/ddl-identity-columns.html",
+    )
+    files = ("compare/baselines.v1",)
+
+    def _open(self, servers: Servers, node: int) -> Source:
+        return SqlSource(
+            servers.postgresql[0],
+            sql.SQL("insert into {} default values returning id").format(_IDENTITY),
+            sql.SQL(
+                "insert into {} select from generate_series(1, %s::integer) returning id",
+            ).format(_IDENTITY),
+        )
+
+    def column(self, node: int = 0) -> KeyColumn:
+        """As the interface says; on other servers than the first the client brings the key."""
+        return KeyColumn(type="bigint", identity=node == 0)
+
+
+class Offsets(SqlScheme):
+    """``nextval`` of the node's sequence, which counts by the number of nodes."""
+
+    about = About(
+        name="offsets",
+        title="Multi-master offsets",
+        needs=Needs(postgresql=2),
+        safe_under="any number of clients, clocks that jump, the loss of any master",
+        unsafe_under="a master that was left out, or switched out of turn, when others are added; a restore"
+        " or failover that lacks the last WAL; keys given by hand",
+        stops="the rows of a master that is down",
+        tells="its master, as long as their number has never changed",
+        settings="INCREMENT BY k START i, CACHE 1; made and verified by shardids baseline multimaster",
+        described_at="https://www.postgresql.org/docs/current/sql-createsequence.html",
+    )
+    files = ("compare/offsets.v1",)
+
+    def install(self, servers: Servers) -> None:
+        super().install(servers)
+        masters = [
+            multimaster.Master(name=f"m{number}", url=url) for number, url in enumerate(servers.postgresql, 1)
+        ]
+        states = multimaster.read_masters(masters, ["shardids_offsets"])
+        multimaster.carry_out(masters, multimaster.make_plan(states).steps)
+
+    def column(self, node: int = 0) -> KeyColumn:
+        return KeyColumn(type="bigint", draw=sql.SQL("nextval('shardids_offsets.row_id_seq')"))

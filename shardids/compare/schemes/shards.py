@@ -1,0 +1,121 @@
+"""Keys that a function of the shard makes: shardids' own, and the one that Instagram published in 2012."""
+
+from __future__ import annotations
+
+from psycopg import sql
+
+from shardids.catalog.rows import SCHEMA_PREFIX, Catalog
+from shardids.catalog.topology import schema_name
+from shardids.compare.schemes.blocks import Blocks
+from shardids.compare.schemes.postgresql import SqlScheme, SqlSource, install
+from shardids.compare.schemes.scheme import About, Decoded, Key, KeyColumn, Needs, Servers, Source, integer_of
+from shardids.ids.layout import DEFAULT, INSTAGRAM
+from shardids.install import provision
+
+BLOCK = 1000
+"""IDs that a client sets aside at once."""
+
+_SHARDS = 64  # the number is fixed for good: there is room for servers to come
+
+_SAFE = (
+    "any number of sessions, any rate, clocks that jump either way, crashes, promoted standbys, copies that"
+    " are noticed"
+)
+
+_UNSAFE = (
+    "an old primary that is started again beside the standby that replaced it; by a small chance, an older"
+    " copy of a server's files that takes its place while IDs run ahead of the clock"
+)
+_REFUSES = "a shard ahead of its clock by over an hour; a copy of a database, until it is activated"
+
+
+class Shardids(SqlScheme):
+    """``next_id()`` of the shard that has the node's number."""
+
+    about = About(
+        name="shardids",
+        title="shardids, next_id()",
+        needs=Needs(postgresql=1),
+        safe_under=_SAFE,
+        unsafe_under=_UNSAFE,
+        stops="the shards of a server that is down; " + _REFUSES,
+        tells="time (ms), shard",
+        settings="default layout: 41 bits of ms since 2024, 12 of shard, 10 of sequence; DEFAULT next_id()",
+        described_at="docs/explanation/generator.md",
+    )
+
+    def install(self, servers: Servers) -> None:
+        self.check(servers)
+        catalog = Catalog(servers.postgresql[0])
+        try:
+            provision.init(catalog, DEFAULT, _SHARDS)
+            for node, url in enumerate(servers.postgresql):
+                provision.add_node(catalog, f"node{node}", url)
+                provision.create_shards(catalog, [node], node=f"node{node}")
+        finally:
+            catalog.close()
+
+    def column(self, node: int = 0) -> KeyColumn:
+        function = sql.Identifier(schema_name(SCHEMA_PREFIX, node), "next_id")
+        return KeyColumn(type="bigint", draw=sql.SQL("{}()").format(function))
+
+    def decode(self, key: Key) -> Decoded:
+        decoded = DEFAULT.decode(integer_of(key))
+        return Decoded(time=decoded.time, origin=decoded.shard, sequence=decoded.sequence)
+
+
+class ShardidsBlocks(Shardids):
+    """``next_ids(n)``: the client sets IDs aside and brings them."""
+
+    about = About(
+        name="shardids-blocks",
+        title="shardids, next_ids(n)",
+        needs=Needs(postgresql=1),
+        safe_under=_SAFE,
+        unsafe_under=_UNSAFE,
+        stops="the shards of a server that is down, but for IDs that clients have set aside; " + _REFUSES,
+        tells="time (ms), shard",
+        settings=f"default layout; blocks of {BLOCK:,} IDs for single draws, one statement for n at once",
+        described_at="docs/explanation/generator.md",
+    )
+
+    def _open(self, servers: Servers, node: int) -> Source:
+        schema = schema_name(SCHEMA_PREFIX, node)
+        source = SqlSource(
+            servers.postgresql[node],
+            sql.SQL("select {}()").format(sql.Identifier(schema, "next_id")),
+            sql.SQL("select {}(%s::integer)").format(sql.Identifier(schema, "next_ids")),
+        )
+        return Blocks(source, BLOCK)
+
+    def column(self, node: int = 0) -> KeyColumn:
+        return KeyColumn(type="bigint")
+
+
+class Published(SqlScheme):
+    """Milliseconds, a shard number and a sequence modulo 1024; the node's number is the shard's."""
+
+    about = About(
+        name="published",
+        title="Instagram's published function",
+        needs=Needs(postgresql=1),
+        safe_under="up to 1,024 keys a ms and shard, while clock and sequence are read in step",
+        unsafe_under="sessions that read the sequence and then the clock in another order; more than 1,024"
+        " keys a ms; a clock that steps back",
+        stops="the shards of a server that is down",
+        tells="time (ms), shard",
+        settings="41 bits of ms since 1314220021721, 13 of shard, 10 of sequence; PL/pgSQL as published",
+        described_at="https://instagram-engineering.com/sharding-ids-at-instagram-1cf5a71e5a5c",
+    )
+
+    def install(self, servers: Servers) -> None:
+        self.check(servers)
+        for node, url in enumerate(servers.postgresql):
+            install(url, "compare/published.v1", settings={"shardids.shard": str(node)})
+
+    def column(self, node: int = 0) -> KeyColumn:
+        return KeyColumn(type="bigint", draw=sql.SQL("published.next_id()"))
+
+    def decode(self, key: Key) -> Decoded:
+        decoded = INSTAGRAM.decode(integer_of(key))
+        return Decoded(time=decoded.time, origin=decoded.shard, sequence=decoded.sequence)

@@ -1,0 +1,208 @@
+"""Client processes, which draw and insert at once as an application's processes do."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias, TypeVar
+
+from shardids.dev.embedded.home import new_temporary_path
+from shardids.dev.embedded.watchdog import Watchdog
+from shardids.errors import ShardidsError
+
+Result = TypeVar("Result")
+
+Job: TypeAlias = Callable[..., AbstractContextManager[Callable[[], Result]]]
+"""What a client does: entered, it gets ready; what it gives is then called in all clients at once."""
+
+_PATIENCE_S: Final = 120.0
+_END_S: Final = 5.0
+_PRELOAD: Final = [
+    "shardids.compare.measures.duplicates",
+    "shardids.compare.measures.inserts",
+    "shardids.compare.measures.order",
+]
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class _Client:
+    process: BaseProcess
+    pipe: Connection
+
+    def send(self, what: object) -> None:
+        """Sends something; one that is gone is noticed when it is to answer."""
+        with contextlib.suppress(OSError):
+            self.pipe.send(what)
+
+    def answer(self) -> Any:
+        """What it sends; raises it if it is an error, and ShardidsError if the process is gone or hangs."""
+        if not self.pipe.poll(_PATIENCE_S):
+            # A late answer would be taken for that to the next job.
+            self.process.kill()
+            raise ShardidsError(f"a client process does not answer for {_PATIENCE_S:g} s")
+        try:
+            answer = self.pipe.recv()
+        except (EOFError, OSError):
+            self.process.join(_END_S)
+            how = f"a client process ended with exit code {self.process.exitcode}"
+            raise ShardidsError(how, hint="Is there enough memory?") from None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def end(self) -> None:
+        """Ends the process, whatever it does."""
+        self.process.terminate()
+        self.process.join(_END_S)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        self.pipe.close()
+
+
+class Clients:
+    """A fixed number of processes; see :func:`client_processes`."""
+
+    def __init__(self, clients: Sequence[_Client]) -> None:
+        self._clients = clients
+
+    def begin(self, job: Job[Result], arguments: Sequence[tuple[Any, ...]]) -> Callable[[], list[Result]]:
+        """Has as many clients as there are tuples of arguments get ready, and start at once.
+
+        What it gives waits for them, and gives what they return. Both raise what one of them raised, after
+        all have answered, and ShardidsError for a client that ended.
+        """
+        if len(arguments) > len(self._clients):
+            raise ValueError(f"there are {len(self._clients)} clients, not {len(arguments)}")
+        chosen = self._clients[: len(arguments)]
+        for client, each in zip(chosen, arguments, strict=True):
+            client.send((job, each))
+        try:
+            _answers(chosen)
+        except Exception:
+            _tell(chosen, go=False)
+            with contextlib.suppress(Exception):
+                _answers(chosen)
+            raise
+        _tell(chosen, go=True)
+        return lambda: _answers(chosen)
+
+    def run(self, job: Job[Result], arguments: Sequence[tuple[Any, ...]]) -> list[Result]:
+        """:meth:`begin`, and waits."""
+        return self.begin(job, arguments)()
+
+
+@contextlib.contextmanager
+def client_processes(count: int, env: Mapping[str, str] = _NOTHING) -> Iterator[Clients]:
+    """``count`` processes, started with ``env`` in addition to the environment; they end with the block."""
+    # Not forked from this process, which has threads and connections, but from one that has only imported.
+    context = multiprocessing.get_context("spawn") if env else multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOAD)
+    clients: list[_Client] = []
+    try:
+        with _environment(env), _without_interrupts(), _temporary_files_in(_folder()):
+            for _ in range(count):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(theirs,), daemon=True)
+                process.start()
+                theirs.close()
+                clients.append(_Client(process, ours))
+        yield Clients(clients)
+    finally:
+        for client in clients:
+            client.end()
+
+
+def _answers(clients: Sequence[_Client]) -> list[Any]:
+    answers, failures = [], []
+    for client in clients:
+        try:
+            answers.append(client.answer())
+        except Exception as error:  # noqa: BLE001  -- the others' answers must not be left for the next job
+            failures.append(error)
+    if failures:
+        raise failures[0]
+    return answers
+
+
+def _tell(clients: Sequence[_Client], *, go: bool) -> None:
+    for client in clients:
+        client.send(go)
+
+
+def _serve(pipe: Connection) -> None:
+    """A client's life: jobs, until the other end of the pipe is closed.
+
+    Of each job it hears twice, what it is and whether to go; and it answers twice, when ready and at the end.
+    """
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            job, arguments = pipe.recv()
+            stack = contextlib.ExitStack()
+            ready = _attempt(lambda: stack.enter_context(job(*arguments)))  # noqa: B023  -- called at once
+            pipe.send(ready if isinstance(ready, Exception) else None)
+            answer = _attempt(ready) if pipe.recv() else None
+            closed = _attempt(stack.close)
+            pipe.send(closed if isinstance(closed, Exception) else answer)
+
+
+def _attempt(function: Callable[[], Any]) -> Any:
+    """What the function gives, or its error."""
+    try:
+        return function()
+    except Exception as error:  # noqa: BLE001  -- whatever it is, it is the answer
+        return error
+
+
+@contextlib.contextmanager
+def _environment(env: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(env)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@cache
+def _folder() -> Path:
+    """Where multiprocessing keeps its fork server's socket: gone with this process, however that ends."""
+    folder = new_temporary_path(None)
+    Watchdog(remove=folder)
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+@contextlib.contextmanager
+def _temporary_files_in(folder: Path) -> Iterator[None]:
+    before, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Keeps Ctrl-C, which reaches all of a terminal, from what starts here; this process sees it after."""
+    # Started first: multiprocessing unblocks the signal when it does that.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,350 @@
+"""Throw-away MariaDB and Redis servers, from the programs that are installed on the machine.
+
+Like the embedded PostgreSQL servers: on 127.0.0.1, on a free port, with a random password, in a
+temporary folder, as an unprivileged user where root starts them; and gone with all they wrote when
+the block or the process that started them ends, be it by ``kill -9``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import MappingProxyType
+
+from shardids.compare.schemes.scheme import library
+from shardids.dev.embedded.binaries import Account, server_account
+from shardids.dev.embedded.data import environment, log_tail, open_log, write_private
+from shardids.dev.embedded.home import free_port, make_folder, new_temporary_path
+from shardids.dev.embedded.watchdog import Watchdog
+from shardids.errors import ServerStartFailed
+from shardids.multimaster.mariadb_session import Login, pymysql
+
+__all__ = ["MariaDbServer", "PrivateServer", "RedisServer", "temporary_mariadbs", "temporary_redis"]
+
+_START_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 30.0
+_POLL_S = 0.02
+_PORT_TRIES = 5
+_PORT_TAKEN = "Address already in use"
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+class PrivateServer(ABC):
+    """A server in a folder of its own, which may be stopped, killed and started again."""
+
+    def __init__(self, folder: Path, watchdog: Watchdog, account: Account | None, user: str) -> None:
+        self.folder = folder
+        self.env: Mapping[str, str] = _NOTHING
+        """What is added to the environment of the next start."""
+        self.login = Login(host="127.0.0.1", port=free_port(), user=user, password=secrets.token_urlsafe(24))
+        self._watchdog, self._account = watchdog, account
+        self._child: subprocess.Popen[bytes] | None = None
+        self._has_run = False
+
+    @property
+    def log_file(self) -> Path:
+        """What the server prints."""
+        return self.folder.parent / f"{self.folder.name}.log"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process is there."""
+        return self._child is not None and self._child.poll() is None
+
+    def start(self) -> None:
+        """Starts it and waits until it answers; nothing happens if it runs.
+
+        Raises ServerStartFailed with the last lines of the log.
+        """
+        if self.is_running:
+            return
+        tries = 1 if self._has_run else _PORT_TRIES
+        for left in reversed(range(tries)):
+            failure = self._try_start()
+            if failure is None:
+                self._has_run = True
+                return
+            if not left or _PORT_TAKEN not in failure:
+                raise ServerStartFailed(
+                    f"{self._command()[0]} did not start on port {self.login.port}:\n{failure}"
+                )
+            self.login = dataclasses.replace(self.login, port=free_port())
+
+    def _try_start(self) -> str | None:
+        self._configure()
+        offset = self.log_file.stat().st_size if self.log_file.exists() else 0
+        self._child = self._spawn(self._command())
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not self._answers():
+            if self._child.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                return log_tail(self.log_file, offset) or "(nothing in the log)"
+            time.sleep(_POLL_S)
+        # Another program may have taken the port, but it doesn't know the password.
+        return None
+
+    def stop(self) -> None:
+        """Stops it in order and waits for its end; it is killed after 30 s."""
+        if self._child is None:
+            return
+        self._child.send_signal(signal.SIGTERM)
+        try:
+            self._child.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """Kills it, as in a crash."""
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait()
+
+    def restart(self) -> None:
+        """Stops it in order and starts it again, on the same port."""
+        self.stop()
+        self.start()
+
+    def _spawn(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        with open_log(self.log_file) as log:
+            return self._watchdog.spawn(
+                command, mark=self._mark(), log=log, env=environment(self.env), account=self._account
+            )
+
+    def _write(self, name: str, text: str) -> Path:
+        path = self.folder / name
+        write_private(path, text, self._account)
+        return path
+
+    @abstractmethod
+    def _configure(self) -> None:
+        """Writes the configuration of the next start."""
+
+    @abstractmethod
+    def _command(self) -> list[str]:
+        """What starts it."""
+
+    @abstractmethod
+    def _mark(self) -> str:
+        """The argument that tells its command from every other."""
+
+    @abstractmethod
+    def _answers(self) -> bool:
+        """Whether its user can log in."""
+
+
+class MariaDbServer(PrivateServer):
+    """A MariaDB server; ``settings`` are those of its option file, and may be changed between starts.
+
+    Quick rather than crash-safe: a commit is in the system's memory, not on the disk, which outlives
+    the server's crash but not the machine's.
+    """
+
+    def __init__(
+        self, folder: Path, watchdog: Watchdog, account: Account | None, settings: Mapping[str, str]
+    ) -> None:
+        super().__init__(folder, watchdog, account, "shardids")
+        self.settings = {
+            "innodb-flush-log-at-trx-commit": "2",
+            "innodb-buffer-pool-size": "64M",
+            "innodb-log-file-size": "32M",
+            "performance-schema": "OFF",
+            **settings,
+        }
+
+    def install(self) -> None:
+        """Makes the system's tables."""
+        program = _program("mariadb-install-db", "mariadb-server")
+        options = ["--no-defaults", f"--datadir={self._data}", "--skip-name-resolve", "--skip-test-db"]
+        options += ["--auth-root-authentication-method=socket", "--innodb-log-file-size=32M"]
+        child = self._spawn([program, *options])
+        if code := child.wait():
+            tail = log_tail(self.log_file, 0)
+            raise ServerStartFailed(f"{program} failed with exit code {code}:\n{tail}")
+
+    def copy_from(self, other: MariaDbServer) -> None:
+        """Takes the files of another, which must never have run."""
+        shutil.copytree(other._data, self._data)
+        if self._account is not None:
+            for path in (self._data, *self._data.rglob("*")):
+                os.chown(path, self._account.uid, self._account.gid, follow_symlinks=False)
+
+    @property
+    def _data(self) -> Path:
+        return self.folder / "data"
+
+    def _configure(self) -> None:
+        user = f"'{self.login.user}'@'{self.login.host}'"
+        # One statement a line; not into the binary log, from which other servers would replay them.
+        init = self._write(
+            "init.sql",
+            "set sql_log_bin = 0;\n"
+            f"create or replace user {user} identified by '{self.login.password}';\n"
+            f"grant all on *.* to {user} with grant option;\n",
+        )
+        fixed = {
+            "datadir": str(self._data),
+            "port": str(self.login.port),
+            "bind-address": self.login.host,
+            "socket": str(self.folder / "socket"),
+            "pid-file": str(self.folder / "pid"),
+            "init-file": str(init),
+        }
+        lines = [f"{name} = {value}" for name, value in {**self.settings, **fixed}.items()]
+        self._write("my.cnf", "\n".join(["[mariadbd]", "skip-name-resolve", *lines, ""]))
+
+    def _command(self) -> list[str]:
+        program = _program("mariadbd", "mariadb-server")
+        # --debug-gdb: stop in order on SIGINT, too, which is what the watchdog tries first.
+        return [program, f"--defaults-file={self.folder / 'my.cnf'}", self._mark(), "--debug-gdb"]
+
+    def _mark(self) -> str:
+        return f"--datadir={self._data}"
+
+    def _answers(self) -> bool:
+        driver = pymysql()
+        try:
+            driver.connect(
+                host=self.login.host,
+                port=self.login.port,
+                user=self.login.user,
+                password=self.login.password,
+                connect_timeout=5,
+            ).close()
+        except driver.err.OperationalError:
+            return False
+        return True
+
+
+class RedisServer(PrivateServer):
+    """A Redis server; ``settings`` are those of its configuration, and may be changed between starts.
+
+    Without any it keeps its data in memory only.
+    """
+
+    def __init__(
+        self, folder: Path, watchdog: Watchdog, account: Account | None, settings: Mapping[str, str]
+    ) -> None:
+        super().__init__(folder, watchdog, account, "default")
+        self.settings = {"save": '""', "appendonly": "no", **settings}
+
+    def _configure(self) -> None:
+        fixed = {
+            "bind": self.login.host,
+            "port": str(self.login.port),
+            "dir": str(self.folder),
+            "requirepass": self.login.password,
+            "daemonize": "no",
+            # It names itself anew: the mark must be in that, too.
+            "proc-title-template": '"{title} {config-file} {listen-addr}"',
+        }
+        lines = [f"{name} {value}" for name, value in {**self.settings, **fixed}.items()]
+        self._write("redis.conf", "\n".join([*lines, ""]))
+
+    def _command(self) -> list[str]:
+        return [_program("redis-server", "redis-server"), self._mark()]
+
+    def _mark(self) -> str:
+        return str(self.folder / "redis.conf")
+
+    def _answers(self) -> bool:
+        redis = library("redis")
+        with redis.Redis(
+            self.login.host, self.login.port, password=self.login.password, retry=None
+        ) as client:
+            try:
+                return bool(client.ping())
+            except redis.exceptions.RedisError:
+                return False
+
+
+@contextlib.contextmanager
+def temporary_mariadbs(
+    settings: Sequence[Mapping[str, str]], *, env: Mapping[str, str] = _NOTHING
+) -> Iterator[list[MariaDbServer]]:
+    """A MariaDB server for each of the settings, all started, with ``env`` added to their environment.
+
+    Raises ServerStartFailed, with what to install if the programs are missing.
+    """
+    _program("mariadb-install-db", "mariadb-server")
+    pymysql()
+    with _workshop() as (folder, watchdog, account):
+        servers = [
+            MariaDbServer(_subfolder(folder, number, account), watchdog, account, each)
+            for number, each in enumerate(settings, 1)
+        ]
+        with _ended(servers, watchdog):
+            for number, server in enumerate(servers):
+                if number:
+                    server.copy_from(servers[0])
+                else:
+                    server.install()
+                server.env = env
+            with ThreadPoolExecutor(max(len(servers), 1)) as pool:
+                list(pool.map(MariaDbServer.start, servers))
+            yield servers
+
+
+@contextlib.contextmanager
+def temporary_redis(settings: Mapping[str, str] = _NOTHING) -> Iterator[RedisServer]:
+    """A Redis server, started. Raises as :func:`temporary_mariadbs`."""
+    _program("redis-server", "redis-server")
+    library("redis")
+    with _workshop() as (folder, watchdog, account):
+        server = RedisServer(_subfolder(folder, 1, account), watchdog, account, settings)
+        with _ended([server], watchdog):
+            server.start()
+            yield server
+
+
+@contextlib.contextmanager
+def _workshop() -> Iterator[tuple[Path, Watchdog, Account | None]]:
+    account = server_account()
+    folder = new_temporary_path(account)
+    watchdog = Watchdog(remove=folder)
+    try:
+        make_folder(folder, account)
+        yield folder, watchdog, account
+    finally:
+        if watchdog.is_ours:
+            watchdog.close()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _ended(servers: Sequence[PrivateServer], watchdog: Watchdog) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        # What they wrote is thrown away: no need to let them finish.
+        for server in servers if watchdog.is_ours else ():
+            server.kill()
+
+
+def _subfolder(folder: Path, number: int, account: Account | None) -> Path:
+    path = folder / f"server-{number}"
+    path.mkdir(mode=0o700)
+    if account is not None:
+        os.chown(path, account.uid, account.gid)
+    return path
+
+
+def _program(name: str, package: str) -> str:
+    # Daemons are in sbin, which is not on the PATH of every user.
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
+    found = shutil.which(name, path=path)
+    if found is None:
+        raise ServerStartFailed(
+            f"{name} is not installed",
+            hint=f"On Debian: apt-get install --no-install-recommends {package}",
+        )
+    return found

@@ -1,0 +1,148 @@
+"""The servers that a comparison runs on: started for it, in temporary folders, on 127.0.0.1."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, TypeVar
+
+import psycopg
+
+from shardids.compare.results import ServerKind
+from shardids.compare.schemes import Scheme, Servers
+from shardids.compare.schemes.scheme import library
+from shardids.compare.testbed.servers import MariaDbServer, RedisServer, temporary_mariadbs, temporary_redis
+from shardids.dev.embedded import EmbeddedServer, temporary_servers
+from shardids.dev.embedded.binaries import server_account
+from shardids.dev.embedded.home import new_temporary_path
+from shardids.errors import MissingLibrary, ServerStartFailed
+from shardids.multimaster import mariadb_session
+
+POSTGRESQL_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "fsync": "on",
+        "synchronous_commit": "on",
+        "full_page_writes": "on",
+        "wal_level": "replica",
+        "shared_buffers": "128MB",
+        "max_connections": "200",
+    }
+)
+"""Durable, as PostgreSQL's own defaults are; more connections, as there are so many schemes."""
+
+_BARE_MB: Final = 500
+
+_MARIADB_SETTINGS: Final[Mapping[str, str]] = MappingProxyType({"innodb-flush-log-at-trx-commit": "1"})
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+Server = TypeVar("Server")
+
+
+@dataclass(slots=True, kw_only=True)
+class Stage:
+    """Servers that run; ``missing`` says why there are none of a kind, by the kind."""
+
+    postgresql: list[EmbeddedServer] = field(default_factory=list)
+    mariadb: list[MariaDbServer] = field(default_factory=list)
+    redis: list[RedisServer] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def servers(self) -> Servers:
+        """Where they listen."""
+        return Servers(
+            postgresql=tuple(server.url() for server in self.postgresql),
+            mariadb=tuple(server.login for server in self.mariadb),
+            redis=tuple(server.login for server in self.redis),
+        )
+
+    def kinds(self) -> list[ServerKind]:
+        """What a report says of them."""
+        kinds = []
+        if self.postgresql:
+            with psycopg.connect(self.postgresql[0].url()) as connection:
+                version = connection.info.parameter_status("server_version") or "?"
+            kinds.append(_kind("PostgreSQL", version, len(self.postgresql), POSTGRESQL_SETTINGS))
+        if self.mariadb:
+            connection = mariadb_session.connect(self.mariadb[0].login)
+            ((version,),) = mariadb_session.rows(connection, "select version()")
+            connection.close()
+            kinds.append(_kind("MariaDB", version, len(self.mariadb), self.mariadb[0].settings))
+        if self.redis:
+            login = self.redis[0].login
+            with library("redis").Redis(login.host, login.port, password=login.password) as client:
+                version = client.info("server")["redis_version"]
+            kinds.append(_kind("Redis", version, len(self.redis), self.redis[0].settings))
+        return kinds
+
+
+@contextlib.contextmanager
+def stage_for(schemes: Sequence[Scheme], *, env: Mapping[str, str] = _NOTHING) -> Iterator[Stage]:
+    """Two PostgreSQL servers, and of the others those that the schemes need, with ``env`` for each.
+
+    Redis goes without ``env``: its allocator and libfaketime don't get along.
+
+    Raises:
+        ServerStartFailed: PostgreSQL can't be started. What is wrong with other kinds is in ``missing``.
+    """
+    needs = [scheme.about.needs for scheme in schemes]
+    mariadb = max((need.mariadb for need in needs), key=len, default=())
+    redis = max((need.redis for need in needs), key=len, default=())
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(3) as pool:
+        stage = Stage()
+
+        def enter(manager: AbstractContextManager[list[Server]]) -> Future[list[Server]]:
+            # Started side by side; whatever happens then, what was started is ended.
+            started = pool.submit(manager.__enter__)
+            stack.push(lambda *error: manager.__exit__(*error) if started.exception() is None else None)
+            return started
+
+        postgresql = enter(temporary_servers(2, settings=POSTGRESQL_SETTINGS, env=env))
+        settings = [{**_MARIADB_SETTINGS, **each} for each in mariadb]
+        mariadbs = enter(temporary_mariadbs(settings, env=env)) if mariadb else None
+        redises = enter(_one(temporary_redis(redis[0]))) if redis else None
+        stage.postgresql = postgresql.result()
+        stage.mariadb = _started("MariaDB", mariadbs, stage.missing)
+        stage.redis = _started("Redis", redises, stage.missing)
+        yield stage
+
+
+def check_disk(needed_mb: int) -> Path:
+    """The folder below which servers are made; refuses one whose disk may not have room for them.
+
+    Raises:
+        ServerStartFailed: less is free, or there is no folder that the servers' user can reach.
+    """
+    folder = new_temporary_path(server_account()).parent
+    needed_mb += _BARE_MB
+    free_mb = shutil.disk_usage(folder).free // 1_000_000
+    if free_mb < needed_mb:
+        raise ServerStartFailed(
+            f"{folder} has {free_mb:,} MB free; the servers may take {needed_mb:,} MB",
+            hint="Free some, set TMPDIR to a folder with more room, or compare less: --quick, --schemes.",
+        )
+    return folder
+
+
+@contextlib.contextmanager
+def _one(manager: AbstractContextManager[RedisServer]) -> Iterator[list[RedisServer]]:
+    with manager as server:
+        yield [server]
+
+
+def _started(kind: str, servers: Future[list[Server]] | None, missing: dict[str, str]) -> list[Server]:
+    try:
+        return servers.result() if servers else []
+    except (ServerStartFailed, MissingLibrary) as error:
+        missing[kind] = f"{error.message}. {error.hint}".strip()
+        return []
+
+
+def _kind(kind: str, version: str, count: int, settings: Mapping[str, str]) -> ServerKind:
+    return ServerKind(kind=kind, version=version, count=count, settings=dict(settings))

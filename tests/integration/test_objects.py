@@ -1,0 +1,142 @@
+"""What is read of a shard's schema: every kind of object, in words that are the same for every shard."""
+
+from __future__ import annotations
+
+from sqlalchemy.engine import URL
+
+from shardids.catalog.connections import open_engine
+from shardids.catalog.objects import Definitions, by_shard, differences, read_objects
+from tests.conftest import MakeNode, MakeRole
+from tests.support.clusters import connected
+
+EVERYTHING = """
+    create type {s}.mood as enum ('good', 'bad');
+    create domain {s}.email as text collate "C" default 'x@y' not null check (value like '%@%');
+    create type {s}.point2 as (x integer, y integer);
+    create type {s}.span as range (subtype = integer);
+    create sequence {s}.numbers as integer start 5 increment 2 maxvalue 99 cache 3 cycle;
+    create table {s}.users (id bigint primary key default {s}.next_id(), name text not null,
+      mood {s}.mood default 'good', mail {s}.email,
+      score numeric(8, 2) default 0 constraint positive check (score >= 0),
+      twice numeric generated always as (score * 2) stored, born date) with (fillfactor = 70);
+    create table {s}.photos (id bigint primary key default {s}.next_id(), title varchar(40),
+      serial bigint generated always as identity,
+      user_id bigint references {s}.users on delete cascade deferrable);
+    alter table {s}.photos alter title set storage external;
+    create table {s}.events (id bigint, at date) partition by range (at);
+    create table {s}.events_2026 partition of {s}.events for values from ('2026-01-01') to ('2027-01-01');
+    create index photos_title on {s}.photos (title text_pattern_ops) where title is not null;
+    create unique index users_mail on {s}.users (lower(mail));
+    create view {s}.names with (security_barrier) as select id, name from {s}.users;
+    create materialized view {s}.totals as select user_id, count(*) from {s}.photos group by 1;
+    create function {s}.touch() returns trigger language plpgsql set search_path = {s}
+      as 'begin perform from {s}.users; return new; end';
+    create procedure {s}.tidy() language sql as 'delete from {s}.photos where false';
+    create aggregate {s}.total(numeric) (sfunc = numeric_add, stype = numeric, initcond = '0');
+    create trigger touched before update on {s}.users for each row execute function {s}.touch();
+    create rule quiet as on delete to {s}.photos where old.id < 0 do instead nothing;
+    alter table {s}.users enable row level security;
+    create policy own on {s}.users for select using (name = current_user);
+    create statistics {s}.together on name, mood from {s}.users;
+    comment on table {s}.users is 'people';
+    comment on column {s}.users.name is 'as written';
+"""
+
+CHANGES = (
+    ("create table {s}.extra ()", "+ table extra"),
+    ("alter table {s}.users add nick text", "+ column users.nick text"),
+    ("alter table {s}.users alter nick type varchar(80)", "+ column users.nick character varying(80)"),
+    ("alter table {s}.users alter name drop not null", "+ column users.name text"),
+    ("alter table {s}.users alter score set default 1", "+ column users.score numeric(8,2) default 1"),
+    ("alter table {s}.users drop constraint positive", "- constraint users.positive CHECK"),
+    ("alter table {s}.users add constraint c check (born > '1900-01-01') not valid", "NOT VALID"),
+    ("drop index {s}.photos_title", "- index photos.photos_title"),
+    ("alter table {s}.users disable row level security", "- table users with {fillfactor=70} row level"),
+    ("alter table {s}.users force row level security", "force row level security"),
+    ("alter table {s}.users reset (fillfactor)", "- table users with {fillfactor=70}"),
+    ("alter table {s}.users replica identity full", "replica identity full"),
+    ("alter table {s}.users set (toast.autovacuum_enabled = off)", "toast with {autovacuum_enabled=off}"),
+    ("alter table {s}.extra set unlogged", "+ table extra unlogged"),
+    (
+        "alter policy own on {s}.users using (true)",
+        "+ policy users.own permissive for r to public using true",
+    ),
+    ("alter table {s}.users disable trigger touched", "disabled"),
+    (
+        "alter table {s}.photos disable trigger all",
+        "+ trigger photos.photos_user_id_fkey (internal) disabled",
+    ),
+    ("alter table {s}.photos disable rule quiet", "disabled"),
+    ("create or replace view {s}.names as select id, name from {s}.users where id > 0", "- view names"),
+    ("alter view {s}.names set (security_barrier = off)", "+ view names"),
+    ("alter function {s}.touch() security definer", "SECURITY DEFINER"),
+    ("alter function {s}.touch() reset search_path", "- function touch()"),
+    ("alter type {s}.mood add value 'odd'", "+ type mood enum 'good', 'bad', 'odd'"),
+    ("alter type {s}.point2 add attribute z integer", "+ column point2.z integer"),
+    ("alter domain {s}.email drop default", "- type email domain"),
+    ("alter sequence {s}.numbers cache 9", "cache 9 cycle"),
+    ("alter table {s}.photos alter serial set generated by default", "by default as identity"),
+    ("alter table {s}.photos alter title set storage plain", "storage p"),
+    ("alter table {s}.photos alter title set statistics 7", "statistics 7"),
+    (
+        "alter table {s}.events detach partition {s}.events_2026",
+        "- table events_2026 inherits {shard}.events",
+    ),
+    ("drop statistics {s}.together", "- statistics together"),
+    ("comment on table {s}.users is 'persons'", "+ comment table users persons"),
+    ("comment on column {s}.users.name is null", "- comment column users.name as written"),
+    ("grant select on {s}.users to {role}", "+ grants table users SELECT to "),
+    ("grant update (name) on {s}.users to {role}", "+ grants column users.name UPDATE to "),
+    ("revoke execute on function {s}.touch() from public", "+ grants function touch() EXECUTE revoked from"),
+    ("grant usage on schema {s} to {role} with grant option", "+ grants schema USAGE to "),
+    ("revoke delete on {s}.photos from current_user", "+ grants table photos DELETE revoked from {owner}"),
+    ("alter default privileges in schema {s} grant select on tables to {role}", "+ default privileges r of"),
+    ("alter table {s}.users owner to {role}", "+ owner table users "),
+    ("create extension citext schema {s}", "+ extension citext"),
+    ("create operator {s}.=== (leftarg = int, rightarg = int, function = int4eq)", "+ operator {shard}.==="),
+    ("create publication others for table {s}.photos", "+ publication photos others"),
+    ("create text search configuration {s}.plain (copy = simple)", "+ text search configuration {shard}."),
+)
+
+
+def read(url: URL) -> dict[int, Definitions]:
+    engine = open_engine(url, what="node", administrative=True)
+    try:
+        with engine.connect() as connection:
+            return by_shard(read_objects(connection, [5, 6]))
+    finally:
+        engine.dispose()
+
+
+def test_every_change_is_seen_and_only_in_the_shard_that_has_it(
+    make_node: MakeNode, make_role: MakeRole
+) -> None:
+    url, role = make_node(), str(make_role().username)
+    with connected(url) as connection:
+        for shard in (5, 6):
+            connection.execute(EVERYTHING.format(s=f"shard_{shard:04}").encode())
+        before = read(url)
+        kinds = {kind for kind, _ in before[5]}
+        assert {"aggregate", "policy", "procedure", "rule", "statistics", "trigger", "type"} < kinds
+        assert differences(before[5], before[6]) == []
+        for change, expected in CHANGES:
+            statement = change.replace("{s}", "shard_0005").replace("{role}", f'"{role}"')
+            connection.execute(statement.encode())
+            after = read(url)
+            lines = differences(before[5], after[5])
+            assert any(expected in line for line in lines), (change, lines)
+            assert len(lines) <= 4 or "partition" in change or "owner" in change, (change, lines)
+            assert after[6] == before[6], change
+            before = after
+        connection.execute(f'drop owned by "{role}" cascade'.encode())
+
+
+def test_what_the_generator_and_moves_have_is_left_out(make_node: MakeNode) -> None:
+    url = make_node()
+    found = read(url)
+    assert found[5] == found[6] == {("schema", ""): ""}
+    with connected(url) as connection:
+        connection.execute("create table shard_0005.users (id bigint)")
+        before = read(url)
+        connection.execute("select shardids.gate_all(5)")
+        assert read(url) == before

@@ -1,0 +1,53 @@
+"""The table of commands: what it says, and that a command loads no more than it needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from shardids.cli import COMMANDS
+
+SQL_STACK = (
+    "sqlalchemy",
+    "psycopg",
+    "alembic",
+    "mako",
+    "shardids.catalog",
+    "shardids.client",
+    "shardids.migrate",
+)
+NOT_LOADED = {
+    "id decode --json 1234567": (*SQL_STACK, "rich"),
+    "id decode 1234567": SQL_STACK,
+    "id encode --shard 5 --time 2026-11-21": (*SQL_STACK, "rich"),
+    "--version": (*SQL_STACK, "rich", "shardids.ids"),
+    "--help": (*SQL_STACK, *(f"shardids.cli.{entry.where.split(':')[0]}" for entry in COMMANDS.values())),
+}
+"""Modules that take longer to import than these commands to run."""
+LOADED = """
+import sys
+from shardids.cli import app
+try:
+    app(sys.argv[1:], prog_name="shardids")
+except SystemExit as stopped:
+    assert not stopped.code, stopped.code
+print(*sys.modules, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("arguments", NOT_LOADED)
+def test_a_command_loads_no_module_that_it_does_not_need(arguments: str) -> None:
+    command = [sys.executable, "-c", LOADED, *arguments.split()]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    loaded = ran.stderr.splitlines()[-1].split()
+    assert "shardids.cli" in loaded
+    assert not {*loaded} & {*NOT_LOADED[arguments]}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_table_says_of_a_command_what_its_own_help_says(name: str) -> None:
+    command = COMMANDS[name].load(name)
+    assert command.name == name
+    assert COMMANDS[name].help == " ".join(command.help.split("\n\n")[0].split())
