@@ -29,7 +29,7 @@ from shardids.errors import (
 )
 
 SAFE_PATH = "pg_catalog, pg_temp"
-"""A search_path on which nobody but PostgreSQL has functions and operators; pg_temp is never searched for those."""
+"""A search_path on which nobody but PostgreSQL has functions and operators: pg_temp is not searched for those."""
 _IS_PINNED = "shardids_is_pinned"
 
 OLDEST_SERVER = 14
@@ -141,11 +141,11 @@ def open_engine(
 
 
 def _pin_search_path(engine: Engine) -> None:
-    """Keeps functions, operators and types that others plant in ``public`` or elsewhere out of our statements.
+    """Keeps functions, operators and types that others plant in ``public`` out of shardids' own statements.
 
-    A session of its own gets a safe ``search_path`` once. Behind a pooler the setting would reach the sessions
-    of others: there each transaction begins with it. A statement outside a transaction that goes through a pooler
-    in transaction mode has to qualify its names.
+    A session of its own gets a safe ``search_path`` once. Behind a pooler the setting would reach other
+    clients' sessions: there each transaction begins with it, and a statement in autocommit mode has to qualify
+    its names.
     """
 
     @event.listens_for(engine, "connect")
@@ -154,7 +154,8 @@ def _pin_search_path(engine: Engine) -> None:
         connection.autocommit = True
         row = connection.execute(
             "select case when pg_catalog.pg_backend_pid() operator(pg_catalog.=)"
-            f" {connection.info.backend_pid} then pg_catalog.set_config('search_path', '{SAFE_PATH}', false) end"
+            f" {connection.info.backend_pid}"
+            f" then pg_catalog.set_config('search_path', '{SAFE_PATH}', false) end"
         ).fetchone()
         connection.autocommit = False
         record.info[_IS_PINNED] = row is not None and row[0] is not None
@@ -166,7 +167,7 @@ def _pin_search_path(engine: Engine) -> None:
 
 
 def _is_autocommit(connection: Connection) -> bool:
-    """Whether the connection's statements, or those of its engine unless it says so, are each a transaction."""
+    """Whether the connection, or its engine, makes each statement a transaction of its own."""
     levels = (connection.get_execution_options(), connection.engine.get_execution_options())
     return any(options.get("isolation_level") == "AUTOCOMMIT" for options in levels)
 

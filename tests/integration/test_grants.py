@@ -43,7 +43,7 @@ shardids.time_of(bigint)
 shardids.timeline()
 shardids_catalog.changed()
 """
-"""What anybody may execute who has USAGE on the schema: they compute, raise errors, or act as their caller."""
+"""What anybody with USAGE on the schema may execute: it computes, raises errors, or acts as its caller."""
 
 BY_GRANT = """
 shard_0005.late_id(regclass)
