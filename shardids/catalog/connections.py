@@ -29,7 +29,7 @@ from shardids.errors import (
 )
 
 SAFE_PATH = "pg_catalog, pg_temp"
-"""A search_path on which nobody but PostgreSQL has functions and operators: pg_temp is not searched for those."""
+"""A search_path on which only PostgreSQL has functions and operators: pg_temp is not searched for them."""
 _IS_PINNED = "shardids_is_pinned"
 
 OLDEST_SERVER = 14
@@ -144,8 +144,8 @@ def _pin_search_path(engine: Engine) -> None:
     """Keeps functions, operators and types that others plant in ``public`` out of shardids' own statements.
 
     A session of its own gets a safe ``search_path`` once. Behind a pooler the setting would reach other
-    clients' sessions: there each transaction begins with it, and a statement in autocommit mode has to qualify
-    its names.
+    clients' sessions: there each transaction begins with it, and a statement in autocommit mode has to
+    qualify its names.
     """
 
     @event.listens_for(engine, "connect")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -13,14 +12,11 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from shardids import mover, views
-from shardids.catalog.notation import parse_shards
+from shardids.catalog.notation import parse_duration_ms, parse_shards
 from shardids.catalog.rows import Catalog
 from shardids.cli.common import CatalogOption, DryRunOption, JsonOption, opened, print_json
 from shardids.cli.output import err, out, print_rows, print_warnings
 from shardids.errors import BadArgument
-
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|min)?")
-_UNITS = {"ms": 0.001, "s": 1.0, None: 1.0, "min": 60.0}
 
 ShardsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="SHARD…", help="Numbers and ranges, 0-31,40, or all.")
@@ -29,7 +25,7 @@ MaxPauseOption = Annotated[
     str, typer.Option(metavar="TIME", help="How long a shard may take no writes: 500ms, 2s.")
 ]
 VerifyOption = Annotated[bool, typer.Option("--verify", help="Compare all rows afterwards.")]
-ByOption = Annotated[mover.By, typer.Option("--by", help="What is to be the same on all nodes.")]
+ByOption = Annotated[mover.By, typer.Option("--by", help="What to make even over the nodes.")]
 MarginOption = Annotated[float, typer.Option(help="How far a node may be from the mean, as a part of it.")]
 
 
@@ -38,8 +34,8 @@ def move_shards(
     shards: ShardsArgument = None,
     to: Annotated[str | None, typer.Option(help="The node to move them to.")] = None,
     back: Annotated[bool, typer.Option("--back", help="Move them to where they came from.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with moves that were broken off.")] = False,
-    abort: Annotated[bool, typer.Option("--abort", help="Undo moves that were broken off.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume moves that were interrupted.")] = False,
+    abort: Annotated[bool, typer.Option("--abort", help="Undo moves that were interrupted.")] = False,
     jobs: Annotated[int, typer.Option(min=1, max=64, help="How many at once.")] = 1,
     offline: Annotated[
         bool, typer.Option("--offline", help="By pg_dump, with writes stopped all the while.")
@@ -54,12 +50,12 @@ def move_shards(
     The old copy stays on its node, fenced, until "shard purge".
     """
     if [to is not None, back, resume, abort].count(True) != 1:
-        raise BadArgument("one of --to NODE, --back, --resume and --abort says what to do")
+        raise BadArgument("say what to do: one of --to NODE, --back, --resume and --abort")
     options = mover.Options(offline=offline, verify=verify, max_pause_s=_seconds(max_pause))
     with opened(catalog) as there:
         numbers = _numbers(there, shards, only_open=resume or abort)
         if dry_run:
-            _print_plans(there, numbers, to, options, jobs=jobs, broken_off=resume or abort, as_json=as_json)
+            _print_plans(there, numbers, to, options, jobs=jobs, interrupted=resume or abort, as_json=as_json)
             return
         with _shown() as show:
 
@@ -72,7 +68,7 @@ def move_shards(
                 return mover.move(there, shard, target, back=back, options=options, on_event=show)
 
             if not (resume or abort) and len(numbers) > 1:
-                # Whatever speaks against one of them comes out before the first is touched.
+                # Whatever is in the way of one of them comes out before the first is touched.
                 for shard in numbers:
                     target = to or mover.former_node(there, shard)
                     mover.plan_move(there, shard, target, offline=offline, back=back, parallel=jobs)
@@ -85,7 +81,7 @@ def _numbers(there: Catalog, shards: Sequence[str] | None, *, only_open: bool) -
         return parse_shards(",".join(shards), there.describe().shard_count)
     if not only_open:
         raise BadArgument("which shards?", hint="For example: shardids shard move 5 --to b")
-    return [broken.shard for broken in mover.open_moves(there)]
+    return [move.shard for move in mover.open_moves(there)]
 
 
 def _print_plans(
@@ -95,12 +91,12 @@ def _print_plans(
     options: mover.Options,
     *,
     jobs: int,
-    broken_off: bool,
+    interrupted: bool,
     as_json: bool,
 ) -> None:
-    if broken_off:
+    if interrupted:
         rows = [_row_of(move) for move in mover.open_moves(there, shards)]
-        print_rows(rows, as_json=as_json, empty="No move was broken off")
+        print_rows(rows, as_json=as_json, empty="No move was interrupted")
         return
     plans = [
         mover.plan_move(
@@ -129,7 +125,7 @@ def _print_plans(
         err.print(f"Note: {note}", markup=False)
     print_rows(rows, as_json=as_json, empty="")
     if not as_json:
-        out.print("Nothing speaks against it; nothing was changed")
+        out.print("No obstacles found; nothing was changed")
 
 
 def _print_results(done: Sequence[mover.Result], *, as_json: bool) -> None:
@@ -155,7 +151,7 @@ def _print_results(done: Sequence[mover.Result], *, as_json: bool) -> None:
 
 
 def list_moves(catalog: CatalogOption, as_json: JsonOption = False) -> None:
-    """The moves of shards, those under way among them."""
+    """List the moves of shards, those under way among them."""
     with opened(catalog) as there:
         rows = [_row_of(move) for move in mover.all_moves(there)]
     print_rows(rows, as_json=as_json, empty="No shard was ever moved")
@@ -200,14 +196,16 @@ def rebalance(
         list[str] | None, typer.Option(metavar="NODE", help="A node that keeps what it has; repeatable.")
     ] = None,
     margin: MarginOption = mover.MARGIN,
-    resume: Annotated[bool, typer.Option("--resume", help="First go on with moves broken off.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="First resume moves that were interrupted.")
+    ] = False,
     verify: VerifyOption = False,
     max_pause: MaxPauseOption = "2s",
     as_json: JsonOption = False,
 ) -> None:
     """Move shards, one after another, until all nodes carry about the same.
 
-    To go on after an interruption, run it again with --resume.
+    After an interruption, run it again with --resume.
     """
     options = mover.Options(verify=verify, max_pause_s=_seconds(max_pause))
     with opened(catalog) as there:
@@ -228,7 +226,9 @@ def drain_node(
     exclude: Annotated[
         list[str] | None, typer.Option(metavar="NODE", help="A node that gets nothing; repeatable.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="First go on with moves broken off.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="First resume moves that were interrupted.")
+    ] = False,
     verify: VerifyOption = False,
     max_pause: MaxPauseOption = "2s",
     dry_run: DryRunOption = False,
@@ -282,10 +282,10 @@ def _amount(load: float) -> str:
 
 
 def _seconds(text: str) -> float:
-    found = _DURATION.fullmatch(text.strip())
-    if found is None or not 0.05 <= (seconds := float(found[1]) * _UNITS[found[2]]) <= 600:
-        raise BadArgument(f"{text!r} is no time from 50ms to 10min", hint="For example: 500ms or 2s")
-    return seconds
+    milliseconds = parse_duration_ms(text)
+    if not 50 <= milliseconds <= 600_000:
+        raise BadArgument(f"{text!r} is not between 50ms and 10min", hint="For example: 500ms or 2s")
+    return milliseconds / 1000
 
 
 @contextmanager

@@ -74,7 +74,7 @@ def leftover_subscription(facts: ClusterFacts) -> Iterator[Found]:
         )
 
 
-@check("writes-rejected", Severity.ERROR, remedy="Take the gate away: `shardids.ungate(shard)`.")
+@check("writes-rejected", Severity.ERROR, remedy="Take the gate away: `shardids.drop_barriers(shard)`.")
 def writes_rejected(facts: ClusterFacts) -> Iterator[Found]:
     """A table of an active shard still has a move's gate: it refuses writes, or (a warning) slows them."""
     for name, node in facts.nodes.items():
@@ -91,7 +91,7 @@ def writes_rejected(facts: ClusterFacts) -> Iterator[Found]:
                 shards = tuple(sorted(set(gates)))
                 yield Found(
                     what=f'{len(gates)} tables in {named_shards(shards)} of node "{name}" {does}',
-                    to_do="\n".join(f"select shardids.ungate({shard});" for shard in shards),
+                    to_do="\n".join(f"select shardids.drop_barriers({shard});" for shard in shards),
                     nodes=(name,),
                     shards=shards,
                     severity=severity,

@@ -1,11 +1,26 @@
-"""Moves shards between nodes while they are written to."""
+"""Moves shards between nodes while they are written to, balances nodes, replaces a lost node.
+
+``moves`` plans, runs, resumes and aborts; ``steps`` is the table of a move's steps, which ``replication``
+(the copy), ``barrier`` and ``cutover`` (the pause) and ``programs`` (pg_dump) take on both ``sides``;
+``journal`` is the catalog's record of them. ``requirements`` is what a move refuses, ``purge`` drops what it
+leaves. ``balance`` decides what to move. ``failover`` replaces a lost node.
+"""
 
 from shardids.mover.balance import MARGIN, Balance, By, Transfer, balance, plan_balance, weigh
-from shardids.mover.checks import Plan
 from shardids.mover.events import Copying, Event, Lagging, OnEvent, Result, StepBegun, StepDone, Waiting
 from shardids.mover.journal import Move, all_moves, open_moves
-from shardids.mover.many import carry_out, each, require_none_open, resume_open
-from shardids.mover.moves import abort, former_node, move, plan_move, resume
+from shardids.mover.moves import (
+    MovePlan,
+    abort,
+    carry_out,
+    each,
+    former_node,
+    move,
+    plan_move,
+    require_none_open,
+    resume,
+    resume_open,
+)
 from shardids.mover.purge import OldCopy, old_copies, purge
 from shardids.mover.steps import MAX_PAUSE_S, Options
 
@@ -18,10 +33,10 @@ __all__ = [
     "Event",
     "Lagging",
     "Move",
+    "MovePlan",
     "OldCopy",
     "OnEvent",
     "Options",
-    "Plan",
     "Result",
     "StepBegun",
     "StepDone",

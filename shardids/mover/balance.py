@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sqlalchemy import text
+from sqlalchemy import Engine, text
+from sqlalchemy.engine import URL
 
 from shardids.catalog.rows import Catalog, unknown_node
+from shardids.catalog.topology import Placement
 from shardids.errors import ClusterConflict
-from shardids.mover.sides import side_of
+from shardids.mover.sides import move_nodes
 
 
 class By(StrEnum):
@@ -67,21 +68,21 @@ def balance(
         nodes: the nodes among which to balance; shards on others stay.
         drained: one of ``nodes`` that is to carry nothing.
     """
-    homes = {shard: node_of[shard] for shard in weights if node_of[shard] in nodes}
+    owners = {shard: node_of[shard] for shard in weights if node_of[shard] in nodes}
     open_nodes = [name for name in sorted(nodes) if name != drained]
-    before = _loads(weights, homes, nodes)
-    placed = dict(homes)
-    for shard in sorted(homes, key=lambda shard: (-weights[shard], shard)):
-        if homes[shard] == drained:
+    before = _loads(weights, owners, nodes)
+    placed = dict(owners)
+    for shard in sorted(owners, key=lambda shard: (-weights[shard], shard)):
+        if owners[shard] == drained:
             loads = _loads(weights, placed, open_nodes)
             placed[shard] = min(open_nodes, key=lambda name: (loads[name], name))
     mean = sum(before.values()) / len(open_nodes)
     while (transfer := _best(weights, placed, open_nodes, mean, margin)) is not None:
         placed[transfer.shard] = transfer.target
     transfers = tuple(
-        Transfer(shard=shard, source=homes[shard], target=target, weight=weights[shard])
+        Transfer(shard=shard, source=owners[shard], target=target, weight=weights[shard])
         for shard, target in sorted(placed.items())
-        if homes[shard] != target
+        if owners[shard] != target
     )
     return Balance(transfers=transfers, before=before, after=_loads(weights, placed, nodes))
 
@@ -135,23 +136,25 @@ _WEIGHTS: Mapping[By, str] = {
 }
 
 
-def weigh(catalog: Catalog, by: By) -> dict[int, float]:
-    """What every shard weighs, asked of its node."""
-    placement = catalog.placement()
-    weights: dict[int, float] = {}
+def weigh(placement: Placement, login: URL, by: By) -> dict[int, float]:
+    """What every shard weighs, as its owner says; ``login`` is the catalog's URL."""
     query = text(f"""
         select s.id, coalesce({_WEIGHTS[by]}, 0)::double precision as weight
         from shardids.shard s
         left join pg_class c on c.relnamespace = to_regnamespace(s.schema) and c.relkind in ('r', 'm')
         where s.state = 'active' group by s.id""")  # noqa: S608 -- one of three constants
-    for node in placement.nodes:
-        with closing(side_of(catalog, node, name="shardids_weigh")) as side, side.autocommit() as connection:
-            weights |= {
+
+    def ask(name: str, engine: Engine) -> dict[int, float]:
+        with engine.connect() as connection:
+            return {
                 row.id: row.weight
                 for row in connection.execute(query)
-                if placement.node_of.get(row.id) == node
+                if placement.node_of.get(row.id) == name
             }
-    return weights
+
+    with move_nodes(placement, login, name="shardids_weigh") as nodes:
+        answers = nodes.each(ask).all()
+    return {shard: weight for weights in answers.values() for shard, weight in weights.items()}
 
 
 def plan_balance(
@@ -177,4 +180,6 @@ def plan_balance(
             "there is no node to move shards to",
             hint="To add one: shardids node add NAME --url postgresql://…",
         )
-    return balance(weigh(catalog, by), placement.node_of, nodes, margin=margin, drained=drained)
+    return balance(
+        weigh(placement, catalog.url, by), placement.node_of, nodes, margin=margin, drained=drained
+    )

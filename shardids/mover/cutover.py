@@ -1,9 +1,9 @@
-"""The switch: writes stopped on the source, the last of them brought to the target, and that made the home.
+"""The cutover: stop writes on the source, let the target catch up, make the target the owner.
 
-No write that was acknowledged can be lost. Every table has a gate by then (``sql/moving.v1.sql``), which all
-writes pass with a shared lock. The exclusive lock waits for every transaction that has written; the log's
-position is read under it; it is released, with the gate shut, when the target has confirmed that position to
-be on its disk. Until then rolling back leaves the source as it was.
+No write that was acknowledged can be lost. Every table has a barrier by then (``sql/mover/moving.v1.sql``),
+which all writes pass with a shared lock. The exclusive lock waits for every transaction that has written.
+Under it the position of the source's log is read, and the lock is released, with the shard fenced, when the
+target has confirmed that position to be on its disk. Until then a rollback leaves the source as it was.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection, text
 
-from shardids.catalog.locks import AdvisoryLock
-from shardids.errors import ClusterConflict, MoveFailed, StatementFailed
-from shardids.mover.copying import LOCK_FAILURES, PATIENCE_S
-from shardids.mover.gate import LOCK_MS, PAUSE_BETWEEN_S, OnWait, release_offset, who_holds
-from shardids.mover.promotion import refuse_unfit_home
-from shardids.mover.sides import Sides
+from shardids.errors import ClusterConflict, MoveFailed
+from shardids.mover.barrier import PAUSE_BETWEEN_S, OnWait, PutOff, close_barrier, release_offset
+from shardids.mover.replication import PATIENCE_S
+from shardids.mover.sides import Sides, refuse_partial_copy
 
 _POLL_S = 0.005
 _WORTH_TRYING = 0.1
@@ -32,10 +30,6 @@ _SHAPE = text("""
     join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
     join pg_type t on t.oid = a.atttypid
     where c.oid = any (shardids.tables_of(:shard)) order by 1, 2""")
-
-
-class PutOff(Exception):
-    """The cutover can't be now, and nothing has happened; the text says why."""
 
 
 def await_applied(
@@ -105,7 +99,7 @@ def await_one_moment(sides: Sides, name: str, on_lag: Callable[[int], None]) -> 
     are not there.
 
     Raises:
-        MoveFailed: the target does not get on for a long time.
+        MoveFailed: the target does not get closer for a long time.
     """
     progress = _Progress(sides, on_lag)
     with sides.source.autocommit() as source, sides.target.autocommit() as target:
@@ -115,10 +109,10 @@ def await_one_moment(sides: Sides, name: str, on_lag: Callable[[int], None]) -> 
 
 
 class _Progress:
-    """Whether the target gets on."""
+    """Whether the target gets closer."""
 
     def __init__(self, sides: Sides, on_lag: Callable[[int], None]) -> None:
-        self._node = sides.target.node.name
+        self._node = sides.target.name
         self._on_lag = on_lag
         self._least, self._changed = sys.maxsize, time.monotonic()
 
@@ -131,19 +125,19 @@ class _Progress:
         if time.monotonic() - self._changed > PATIENCE_S:
             raise MoveFailed(
                 f'node "{self._node}" stays {self._least} bytes behind; its log may say why',
-                hint="Go on with --resume when it has caught up, or undo the move with --abort.",
+                hint="Resume with --resume when it has caught up, or undo the move with --abort.",
             )
 
 
 def stop_writes(sides: Sides, name: str | None, max_pause_s: float, on_wait: OnWait) -> float:
-    """Makes the source refuse writes and IDs, when the target has all that was written before.
+    """Makes the source refuse writes and IDs, when the target has all that was written before. Idempotent.
 
-    Tried again and again until those who write can be waited for quickly: live traffic waits for no attempt
-    longer than 0.1 s. Without ``name`` (no replication) nothing is waited for. Done already, it does nothing.
-    Returns since when no writes are taken, by the monotonic clock.
+    Tries again and again until it can wait for those who write: live traffic waits for no attempt longer than
+    0.1 s. Without ``name`` (no replication) it waits for nothing. Returns since when no writes are taken, by
+    the monotonic clock.
 
     Raises:
-        MoveFailed: it could not be done in time; the source goes on as before.
+        MoveFailed: it could not be done in time; the source takes writes as before.
     """
     deadline, attempt = time.monotonic() + PATIENCE_S, 0
     while True:
@@ -155,7 +149,7 @@ def stop_writes(sides: Sides, name: str | None, max_pause_s: float, on_wait: OnW
             if time.monotonic() > deadline:
                 raise MoveFailed(
                     f"shard {sides.shard} could not be cut over in {attempt} attempts: {reason}",
-                    hint="Go on with --resume, perhaps with a longer --max-pause; undo it with --abort.",
+                    hint="Resume it with --resume, perhaps with a longer --max-pause; undo it with --abort.",
                 ) from reason
         time.sleep(PAUSE_BETWEEN_S)
         if name is not None:
@@ -168,11 +162,11 @@ def _try_stop(sides: Sides, name: str | None, max_pause_s: float) -> float:
         # Connected before the pause begins.
         _flush(target)
         _flush(watching)
-        with sides.source.engine.begin() as source:
+        with sides.source.begin() as source:
             if source.execute(_IS_MOVED, shard).scalar_one():
                 return time.monotonic()
             since = time.monotonic()
-            _shut_out_writers(source, watching, sides, max_pause_s)
+            close_barrier(source, watching, sides, max_pause_s)
             wanted = _position(watching)
             # While the target catches up.
             _refuse_other_shape(source, target, sides)
@@ -180,40 +174,12 @@ def _try_stop(sides: Sides, name: str | None, max_pause_s: float) -> float:
             if name is not None and not _await_confirmed(watching, target, name, wanted, seconds=remaining_s):
                 raise PutOff("the target did not catch up in time")
             source.execute(
-                text("select shardids.fence(:shard, :target)"), shard | {"target": sides.target.node.name}
+                text("select shardids.fence(:shard, :target)"), shard | {"target": sides.target.name}
             )
     return since
 
 
 _IS_MOVED = text("select state = 'moved' from shardids.shard where id = :shard for update")
-
-
-def _shut_out_writers(source: Connection, watching: Connection, sides: Sides, max_pause_s: float) -> None:
-    """Keeps writers waiting until the end of the transaction, all that have written having ended."""
-    # The server ends the transaction when this process hangs, and the writers with it.
-    is_mine, *_ = source.execute(
-        text("""
-            select pg_try_advisory_xact_lock(:schema_lock, :shard),
-                   set_config('idle_in_transaction_session_timeout', :pause_ms, true),
-                   set_config('lock_timeout', :lock_ms, true)"""),
-        {
-            "schema_lock": AdvisoryLock.SHARD_SCHEMA,
-            "shard": sides.shard,
-            "pause_ms": str(round(max_pause_s * 1000)),
-            "lock_ms": str(LOCK_MS),
-        },
-    ).one()
-    if not is_mine:
-        raise PutOff("a migration of the shard is running")
-    try:
-        source.execute(
-            text("select pg_advisory_xact_lock(:class, :shard)"),
-            {"class": AdvisoryLock.WRITE_BARRIER, "shard": sides.shard},
-        )
-    except StatementFailed as error:
-        if error.sqlstate in LOCK_FAILURES:
-            raise PutOff(who_holds(watching, sides)) from error
-        raise
 
 
 def _refuse_other_shape(source: Connection, target: Connection, sides: Sides) -> None:
@@ -226,10 +192,10 @@ def _refuse_other_shape(source: Connection, target: Connection, sides: Sides) ->
 
 
 def activate_target(sides: Sides) -> None:
-    """Makes the target take writes and issue IDs, above all that the source issued. Can be repeated.
+    """Makes the target take writes and issue IDs, above all that the source issued. Idempotent.
 
     Raises:
-        MoveRefused: the target has not all of the copy: a standby of it was promoted.
+        MoveRefused: the target lacks a part of the copy: a standby of it was promoted.
     """
     shard = {"shard": sides.shard}
     with sides.source.autocommit() as source:
@@ -237,43 +203,43 @@ def activate_target(sides: Sides) -> None:
             text("select high_water_tick from shardids.shard where id = :shard and state = 'moved'"), shard
         ).scalar_one()
         values = source.execute(text("select * from shardids.sequences_of(:shard)"), shard).all()
-    with sides.target.engine.begin() as target:
-        refuse_unfit_home(target, sides)
+    with sides.target.begin() as target:
+        refuse_partial_copy(target, sides)
         for row in values:
             target.execute(
                 text("select setval(cast(:name as regclass), :last_value, :is_called)"), row._asdict()
             )
         target.execute(
-            text("select shardids.ungate(:shard), shardids.activate(:shard, :tick)"),
+            text("select shardids.drop_barriers(:shard), shardids.activate(:shard, :tick)"),
             shard | {"tick": high_water},
         )
 
 
 def was_cut_over(sides: Sides) -> bool:
     """Whether the source has stopped for good; before that the target was never activated."""
-    with sides.source.engine.begin() as source:
+    with sides.source.begin() as source:
         return bool(source.execute(_IS_MOVED, {"shard": sides.shard}).scalar_one())
 
 
-def take_back(sides: Sides) -> None:
-    """Makes the source the shard's home again, if the cutover had made it another: can be repeated.
+def reverse(sides: Sides) -> None:
+    """Makes the source take writes again and the target refuse them. Idempotent.
 
     Only while the placement names the source: what is written on the target from then on would be lost.
     """
     shard = {"shard": sides.shard}
     high_water = -1
-    with sides.target.engine.begin() as target:
+    with sides.target.begin() as target:
         there = text("select state from shardids.shard where id = :shard for update")
         if target.execute(there, shard).scalar_one_or_none() == "active":
             high_water = target.execute(text("select shardids.fence(:shard)"), shard).scalar_one()
-            target.execute(text("select shardids.gate_all(:shard)"), shard)
+            target.execute(text("select shardids.add_barriers(:shard)"), shard)
             target.execute(text("update shardids.shard set arrived = 'all' where id = :shard"), shard)
     reopen_source(sides, high_water)
 
 
 def reopen_source(sides: Sides, above_tick: int = -1) -> None:
-    """Lets the source take writes and issue IDs, above a tick, if it does not: can be repeated."""
-    with sides.source.engine.begin() as source:
+    """Lets the source take writes and issue IDs, above a tick, if it does not. Idempotent."""
+    with sides.source.begin() as source:
         source.execute(
             text("""
                 select shardids.activate(id, :tick) from shardids.shard

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shardids.mover.journal import Outcome, Step
+from shardids.mover.journal import Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,7 +13,7 @@ class StepBegun:
     """The step is in the journal, and is taken next."""
 
     shard: int
-    step: Step
+    step: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class StepDone:
     """The step was taken."""
 
     shard: int
-    step: Step
+    step: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Lagging:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """Something that needs a lock was tried and put off; ``reason`` says what was in its way."""
+    """An attempt was put off and will be made again; ``reason`` says what was in its way."""
 
     shard: int
     attempt: int

@@ -1,4 +1,4 @@
-"""A node that was lost: its place in the catalog goes to the server that took over, a promoted standby."""
+"""Replaces a lost node: points its entry in the catalog at the server that took over, a promoted standby."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from sqlalchemy import Connection, text
 
 from shardids import views
 from shardids.catalog.connections import parse_url, shown_url
+from shardids.catalog.nodes import Nodes
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Node
 from shardids.errors import ClusterConflict, ConnectionFailed, UnsupportedServer
-from shardids.install.provision import node_engine
 from shardids.mover.journal import open_moves
 
 _PATIENCE_S = 3
@@ -21,14 +21,14 @@ _PATIENCE_S = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replacement:
-    """What a node's new server turned out to be.
+    """What a node's new server holds.
 
     Attributes:
         node: the node's name.
-        url: where it is from now on, without password.
+        url: its address from now on, without password.
         shards: how many shards the catalog places on it.
-        fenced: shards that it took for its own although they had moved away: a move that the standby had
-            not heard of when it was promoted. They were fenced there.
+        fenced: shards that were active on it although they had moved away: the standby was promoted without
+            having heard of the move. They were fenced there.
         stale_views: views over shards that could not be refreshed, and what to do, a line each.
     """
 
@@ -46,7 +46,7 @@ def replace_node(catalog: Catalog, name: str, url: str, *, dry_run: bool = False
     activated, so each shard's first draw jumps one to two ``safety_margin`` past the clock and past all it
     knows of.
 
-    With ``dry_run`` all is looked at and nothing changed.
+    With ``dry_run`` it looks at everything and changes nothing.
 
     Raises:
         ClusterConflict: unknown node; the old server still takes writes; or the new one is another
@@ -59,39 +59,38 @@ def replace_node(catalog: Catalog, name: str, url: str, *, dry_run: bool = False
     placed = {shard for shard, node in placement.node_of.items() if node == name}
     if shown_url(parse_url(old.url)) != new.url:
         _require_gone(catalog, old)
-    # What a move that is not over has made of its shard here is the move's to undo, or to bring to its end.
+    # What a move that is not over has made of its shard here, that move undoes or completes.
     moves = open_moves(catalog)
     arriving = {move.shard for move in moves if move.target == name}
     leaving = {move.shard for move in moves if move.source == name}
-    engine = node_engine(Node(name=name, url=url), catalog.url)
-    try:
-        with engine.connect() as connection, connection.begin() as transaction:
-            _require_promoted(connection, new)
-            _require_same_node(connection, catalog, new)
-            _require_shards(connection, new, placed, leaving)
-            elsewhere = {s: n for s, n in placement.node_of.items() if n != name and s not in arriving}
-            fenced = _fence_moved(connection, elsewhere, dry_run=dry_run)
-            if dry_run:
-                transaction.rollback()
-        if not dry_run:
-            catalog.point_node(new)
-    finally:
-        engine.dispose()
+    with (
+        Nodes({name: Node(name=name, url=url)}, catalog.url) as nodes,
+        nodes[name].connect() as connection,
+        connection.begin() as transaction,
+    ):
+        _require_promoted(connection, new)
+        _require_same_node(connection, catalog, new)
+        _require_shards(connection, new, placed, leaving)
+        elsewhere = {s: n for s, n in placement.node_of.items() if n != name and s not in arriving}
+        fenced = _fence_moved(connection, elsewhere, dry_run=dry_run)
+        if dry_run:
+            transaction.rollback()
+    if not dry_run:
+        catalog.point_node(new)
     stale_views = () if dry_run else views.follow_placement(catalog)
     return Replacement(node=name, url=new.url, shards=len(placed), fenced=fenced, stale_views=stale_views)
 
 
 def _require_gone(catalog: Catalog, old: Node) -> None:
     """A primary that still takes writes would have its shards on two servers."""
-    url = parse_url(old.url).update_query_dict({"connect_timeout": str(_PATIENCE_S)})
-    engine = node_engine(Node(name=old.name, url=url.render_as_string(hide_password=False)), catalog.url)
     try:
-        with engine.connect() as connection:
+        with (
+            Nodes({old.name: old}, catalog.url, connect_timeout_s=_PATIENCE_S) as nodes,
+            nodes[old.name].connect() as connection,
+        ):
             is_standby = connection.execute(text("select pg_is_in_recovery()")).scalar_one()
     except (ConnectionFailed, UnsupportedServer):
         return
-    finally:
-        engine.dispose()
     if not is_standby:
         raise ClusterConflict(
             f'the server of node "{old.name}" at {old.url} still takes writes',
@@ -120,7 +119,7 @@ def _require_same_node(connection: Connection, catalog: Catalog, new: Node) -> N
 def _require_shards(connection: Connection, new: Node, placed: set[int], leaving: set[int]) -> None:
     rows = connection.execute(
         text("""
-            select id, server = shardids.server() as is_at_home from shardids.shard
+            select id, server = shardids.server() as is_own from shardids.shard
             where id = any (:shards) and (state = 'active' or (state = 'moved' and id = any (:leaving)))"""),
         {"shards": sorted(placed), "leaving": sorted(leaving)},
     ).all()
@@ -129,7 +128,7 @@ def _require_shards(connection: Connection, new: Node, placed: set[int], leaving
             f'{new.url} does not have {_counted(missing)} of node "{new.name}" active',
             hint="It may be an old copy. Look at shardids.shard there.",
         )
-    if copied := sorted(row.id for row in rows if not row.is_at_home):
+    if copied := sorted(row.id for row in rows if not row.is_own):
         raise ClusterConflict(
             f'{new.url} is a copy of node "{new.name}", not its standby: {_counted(copied)} not activated',
             hint="If the original is gone for good: select shardids.activate(id) from shardids.shard"
@@ -146,7 +145,7 @@ def _fence_moved(connection: Connection, elsewhere: dict[int, str], *, dry_run: 
     if not dry_run:
         for shard in stale:
             connection.execute(
-                text("select shardids.fence(:shard, :node), shardids.gate_all(:shard)"),
+                text("select shardids.fence(:shard, :node), shardids.add_barriers(:shard)"),
                 {"shard": shard, "node": elsewhere[shard]},
             )
     return tuple(stale)

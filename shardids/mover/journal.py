@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,30 +10,16 @@ from typing import Literal, Self
 
 from sqlalchemy import Connection, NullPool, text
 
-from shardids.catalog.connections import keep_commits, open_engine
+from shardids.catalog.connections import CONNECT_TIMEOUT_S, keep_commits, open_engine
 from shardids.catalog.locks import AdvisoryLock
 from shardids.catalog.rows import Catalog, place_shard
 from shardids.errors import ClusterConflict, MoveFailed
 
-Step = Literal[
-    "tables", "publish", "subscribe", "gate", "stop", "copy", "indexes", "catch up", "cutover", "activate",
-    "place", "clean", "abort",
-]  # fmt: skip
-"""What a move does next. ``place`` ends with the switch of the placement: before it, the shard is the
-source's; after it, the target's."""
-
-LIVE: Sequence[Step] = (
-    "tables", "publish", "subscribe", "copy", "indexes", "gate", "catch up", "cutover", "activate", "place",
-    "clean",
-)  # fmt: skip
-"""The steps of a move by logical replication."""
-
-OFFLINE: Sequence[Step] = ("tables", "gate", "stop", "copy", "indexes", "activate", "place", "clean")
-"""The steps of a move by pg_dump, with writes stopped all the while."""
-
-UNWRITTEN: Sequence[Step] = ("activate", "place")
-"""Steps that belong to the one before, as far as the journal is concerned: it finds its own work done when it
-is repeated. They are part of the pause; the switch itself is written down in its own transaction."""
+FIRST_STEP = "tables"
+LAST_STEP = "clean"
+"""The step that is left once the shard is placed on the target."""
+ABORT = "abort"
+"""What the journal has in place of a step while a move is undone."""
 
 Outcome = Literal["moved", "aborted"]
 
@@ -50,14 +36,9 @@ class Move:
     source: str
     target: str
     offline: bool
-    step: Step
+    step: str
     started_at: datetime
     outcome: Outcome | None
-
-    @property
-    def steps(self) -> Sequence[Step]:
-        """All steps of such a move."""
-        return OFFLINE if self.offline else LIVE
 
 
 _COLUMNS = "id, shard, source, target, offline, step, started_at, outcome"
@@ -74,7 +55,7 @@ class Journal:
         self._connection = connection
         self._shard = shard
         self._move: Move | None = None
-        self.step: Step = "tables"
+        self.step = FIRST_STEP
 
     @classmethod
     @contextmanager
@@ -84,7 +65,13 @@ class Journal:
         Raises:
             ClusterConflict: another process moves the shard.
         """
-        engine = open_engine(catalog.url, what="the catalog", administrative=True, poolclass=NullPool)
+        engine = open_engine(
+            catalog.url,
+            what="the catalog",
+            administrative=True,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            poolclass=NullPool,
+        )
         keep_commits(engine)
         with engine.connect() as connection:
             with connection.begin():
@@ -99,7 +86,7 @@ class Journal:
                 )
             journal = cls(connection, shard)
             with connection.begin():
-                found = moves_in(connection, [shard])
+                found = _moves(connection, [shard])
             if found:
                 journal._set(found[0])
             yield journal
@@ -124,8 +111,8 @@ class Journal:
         if self._move is not None:
             raise ClusterConflict(
                 f'a move of shard {self._shard} from node "{self._move.source}" to "{self._move.target}"'
-                f' was broken off at step "{self.step}"',
-                hint=f"To go on: shardids shard move {self._shard} --resume; to undo it: --abort",
+                f' was interrupted at step "{self.step}"',
+                hint=f"To resume it: shardids shard move {self._shard} --resume; to undo it: --abort",
             )
 
     def enter(self, target: str, *, offline: bool) -> Move:
@@ -138,17 +125,17 @@ class Journal:
             row = self._connection.execute(
                 text(f"""
                     insert into shardids_catalog.move (shard, source, target, offline, step)
-                    select shard, node, :target, :offline, 'tables' from shardids_catalog.placement
+                    select shard, node, :target, :offline, :step from shardids_catalog.placement
                     where shard = :shard and state = 'active' and node <> :target
                     returning {_COLUMNS}"""),  # noqa: S608 -- constant
-                {"shard": self._shard, "target": target, "offline": offline},
+                {"shard": self._shard, "target": target, "offline": offline, "step": FIRST_STEP},
             ).one_or_none()
         if row is None:
             raise ClusterConflict(f'the placement of shard {self._shard} does not allow a move to "{target}"')
         self._set(Move(**row._asdict()))
         return self.move
 
-    def begin_step(self, step: Step) -> None:
+    def begin_step(self, step: str) -> None:
         """Writes down what is done next."""
         self._update("step = :step", step=step)
         self.step = step
@@ -159,9 +146,10 @@ class Journal:
         with self._connection.begin():
             place_shard(self._connection, move.shard, source=move.source, target=move.target)
             self._connection.execute(
-                text("update shardids_catalog.move set step = 'clean' where id = :id"), {"id": move.id}
+                text("update shardids_catalog.move set step = :step where id = :id"),
+                {"id": move.id, "step": LAST_STEP},
             )
-        self.step = "clean"
+        self.step = LAST_STEP
 
     def is_placed(self) -> bool:
         """Whether the placement names the target already."""
@@ -183,11 +171,11 @@ class Journal:
     def _update(self, change: str, **values: object) -> None:
         with self._connection.begin():
             changed = self._connection.execute(
-                text(f"update shardids_catalog.move set {change} where id = :id and ended_at is null"),  # noqa: S608  -- the columns are named above
+                text(f"update shardids_catalog.move set {change} where id = :id and ended_at is null"),  # noqa: S608 -- constants
                 values | {"id": self.move.id},
             ).rowcount
         if changed != 1:
-            raise MoveFailed(f"the journal's entry of shard {self._shard} was closed by another")
+            raise MoveFailed(f"the journal's entry of shard {self._shard} was closed by another process")
 
 
 _MOVES = text(f"""
@@ -197,8 +185,7 @@ _MOVES = text(f"""
     order by id""")  # noqa: S608 -- constant
 
 
-def moves_in(connection: Connection, shards: list[int] | None, *, ended: bool = False) -> list[Move]:
-    """Moves that are not over, or with ``ended`` all; of these shards or of all; oldest first."""
+def _moves(connection: Connection, shards: list[int] | None, *, ended: bool = False) -> list[Move]:
     rows = connection.execute(_MOVES, {"shards": shards, "ended": ended})
     return [Move(**row._asdict()) for row in rows]
 
@@ -206,10 +193,10 @@ def moves_in(connection: Connection, shards: list[int] | None, *, ended: bool = 
 def open_moves(catalog: Catalog, shards: Iterable[int] | None = None) -> list[Move]:
     """Moves that are not over, of these shards or of all, oldest first."""
     with catalog.engine.connect() as connection:
-        return moves_in(connection, None if shards is None else list(shards))
+        return _moves(connection, None if shards is None else list(shards))
 
 
 def all_moves(catalog: Catalog) -> list[Move]:
     """All moves, oldest first."""
     with catalog.engine.connect() as connection:
-        return moves_in(connection, None, ended=True)
+        return _moves(connection, None, ended=True)

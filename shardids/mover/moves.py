@@ -1,22 +1,50 @@
-"""Moves a shard: step by step, each one in the journal before it is taken, each one repeatable.
+"""Plans, runs, resumes and aborts moves, one or several.
 
-What :func:`resume` and :func:`abort` do follows from the journal and from what is really there. Until the
-placement is switched the shard is the source's, and a move can be undone; from then on it is the target's,
-and only cleaning is left.
+Each step of a move is in the journal before it is taken, and can be repeated. What :func:`resume` and
+:func:`abort` do follows from the journal and from what is really there. Until the placement is switched the
+shard is the source's, and a move can be undone; from then on it is the target's, and only cleaning is left.
 """
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
+from sqlalchemy import text
+
+from shardids.catalog.notation import named_shards
 from shardids.catalog.rows import Catalog, unknown_node
-from shardids.errors import ClusterConflict
-from shardids.mover import checks
-from shardids.mover.checks import Plan
+from shardids.errors import ClusterConflict, MoveRefused
+from shardids.mover import requirements
+from shardids.mover.balance import Transfer
 from shardids.mover.events import Event, OnEvent, Result
-from shardids.mover.journal import Journal, all_moves
-from shardids.mover.sides import sides_of
+from shardids.mover.journal import ABORT, Journal, all_moves, open_moves
+from shardids.mover.programs import Scripts, find_programs, schema_of_source
+from shardids.mover.requirements import Refusal
+from shardids.mover.sides import Directory, Sides, server_major
 from shardids.mover.steps import DEFAULTS, Mover, Options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MovePlan:
+    """What a move that nothing stands in the way of would move, and how.
+
+    ``size_bytes`` is that of tables and indexes, ``rows`` an estimate. ``notes`` are what could not be
+    checked.
+    """
+
+    shard: int
+    source: str
+    target: str
+    offline: bool
+    tables: int
+    rows: int
+    size_bytes: int
+    sequences: tuple[str, ...]
+    pg_dump: str
+    notes: tuple[str, ...]
+    scripts: Scripts
 
 
 def _ignore(_event: Event) -> None:
@@ -25,8 +53,10 @@ def _ignore(_event: Event) -> None:
 
 def plan_move(
     catalog: Catalog, shard: int, target: str, *, offline: bool = False, back: bool = False, parallel: int = 1
-) -> Plan:
+) -> MovePlan:
     """Finds out whether a shard can be moved; changes nothing. Arguments as of :func:`move`.
+
+    ``parallel`` is how many moves will run at once.
 
     Raises:
         ClusterConflict: unknown node, the node it is on, or a move of it is not over.
@@ -34,7 +64,7 @@ def plan_move(
     """
     with Journal.opened(catalog, shard) as journal:
         journal.refuse_open()
-        return _examine(catalog, shard, target, offline=offline, back=back, parallel=parallel)
+        return _examine(Directory.read(catalog), shard, target, offline=offline, back=back, parallel=parallel)
 
 
 def move(
@@ -48,7 +78,7 @@ def move(
 ) -> Result:
     """Moves a shard to another node.
 
-    ``back``: an old copy that was left on the target goes.
+    ``back``: replaces an old copy that was left on the target.
 
     Raises:
         ClusterConflict, MoveRefused: see :func:`plan_move`; nothing was touched. MoveRefused also when a
@@ -57,9 +87,12 @@ def move(
     """
     with Journal.opened(catalog, shard) as journal:
         journal.refuse_open()
-        plan = _examine(catalog, shard, target, offline=options.offline, back=back)
+        directory = Directory.read(catalog)
+        plan = _examine(directory, shard, target, offline=options.offline, back=back)
         journal.enter(target, offline=options.offline)
-        with Mover.opened(catalog, journal, options, on_event, plan.scripts) as mover:
+        with Mover.opened(
+            catalog, directory, journal, options=options, on_event=on_event, scripts=plan.scripts
+        ) as mover:
             return mover.run()
 
 
@@ -70,7 +103,7 @@ def resume(
     options: Options = DEFAULTS,
     on_event: OnEvent = _ignore,
 ) -> Result:
-    """Goes on with a move that was broken off, from the step that it was at.
+    """Resumes a move that was interrupted, from the step that it was at.
 
     Raises:
         MoveRefused: the target's server is a standby that was promoted meanwhile.
@@ -78,10 +111,10 @@ def resume(
     """
     with (
         Journal.opened(catalog, shard) as journal,
-        Mover.opened(catalog, journal, options, on_event) as mover,
+        Mover.opened(catalog, Directory.read(catalog), journal, options=options, on_event=on_event) as mover,
     ):
         mover.end_former_sessions()
-        if journal.step == "abort":
+        if journal.step == ABORT:
             return mover.undo()
         if not journal.is_placed():
             mover.refuse_promoted_target()
@@ -89,14 +122,14 @@ def resume(
 
 
 def abort(catalog: Catalog, shard: int, *, on_event: OnEvent = _ignore) -> Result:
-    """Undoes a move that was broken off. One that has switched the placement is brought to its end instead.
+    """Undoes a move that was interrupted. One that has switched the placement is brought to its end instead.
 
     Raises:
         ClusterConflict: there is none, or its mover is alive.
     """
     with (
         Journal.opened(catalog, shard) as journal,
-        Mover.opened(catalog, journal, DEFAULTS, on_event) as mover,
+        Mover.opened(catalog, Directory.read(catalog), journal, options=DEFAULTS, on_event=on_event) as mover,
     ):
         mover.end_former_sessions()
         return mover.run() if journal.is_placed() else mover.undo()
@@ -115,14 +148,106 @@ def former_node(catalog: Catalog, shard: int) -> str:
     raise ClusterConflict(f"shard {shard} was never moved", hint="Name a node: --to NODE")
 
 
+def each(shards: Sequence[int], work: Callable[[int], Result], jobs: int = 1) -> list[Result]:
+    """Does something with each shard, ``jobs`` at once; after a failure nothing more is begun.
+
+    Raises:
+        ShardidsError: the first failure, when what was begun has ended.
+    """
+    if jobs == 1 or len(shards) == 1:
+        # In this thread, so that an interrupt reaches the move and lets the source take writes again.
+        return [work(shard) for shard in shards]
+    with ThreadPoolExecutor(jobs) as pool:
+        running = [pool.submit(work, shard) for shard in shards]
+        try:
+            return [future.result() for future in running]
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def require_none_open(catalog: Catalog) -> None:
+    """Refuses to plan moves while others are not over.
+
+    Raises:
+        ClusterConflict: some are.
+    """
+    if shards := [move.shard for move in open_moves(catalog)]:
+        raise ClusterConflict(
+            f"{named_shards(shards)}: a move is not over",
+            hint="To resume it first: --resume. To undo one: shardids shard move SHARD --abort",
+        )
+
+
+def resume_open(catalog: Catalog, options: Options, on_event: OnEvent) -> list[Result]:
+    """Resumes all moves that were interrupted, one after another."""
+    return [
+        resume(catalog, interrupted.shard, options=options, on_event=on_event)
+        for interrupted in open_moves(catalog)
+    ]
+
+
+def carry_out(
+    catalog: Catalog, transfers: Iterable[Transfer], options: Options, on_event: OnEvent
+) -> list[Result]:
+    """Moves shards one after another; replaces old copies of them on their targets."""
+    return [
+        move(catalog, transfer.shard, transfer.target, back=True, options=options, on_event=on_event)
+        for transfer in transfers
+    ]
+
+
 def _examine(
-    catalog: Catalog, shard: int, target: str, *, offline: bool, back: bool, parallel: int = 1
-) -> Plan:
-    source, names = catalog.node_of(shard).name, catalog.nodes()
-    if target not in names:
-        raise unknown_node(target, names)
+    directory: Directory, shard: int, target: str, *, offline: bool, back: bool, parallel: int = 1
+) -> MovePlan:
+    """Looks for everything that stands in the way of a move; the plan if nothing does."""
+    source = directory.placement.locate(shard).name
+    if target not in directory.placement.nodes:
+        raise unknown_node(target, directory.placement.nodes)
     if source == target:
         raise ClusterConflict(f'shard {shard} is on node "{target}" already')
-    sides = sides_of(catalog, shard, source, target, name="shardids_move_check")
-    with closing(sides):
-        return checks.examine(sides, offline=offline, replace_copy=back, parallel=parallel)
+    with directory.sides(shard, source, target, name="shardids_move_check") as sides:
+        notes: list[str] = []
+        refusals = requirements.examine(sides, notes, offline=offline, replace_copy=back, parallel=parallel)
+        _raise(sides, refusals)
+        with sides.source.autocommit() as connection:
+            facts = connection.execute(_FACTS, {"shard": shard}).one()
+            sequences = connection.scalars(
+                text("select name from shardids.sequences_of(:shard)"), {"shard": shard}
+            )
+            programs = find_programs(server_major(connection))
+            plan = MovePlan(
+                shard=shard,
+                source=source,
+                target=target,
+                offline=offline,
+                tables=facts.tables,
+                rows=facts.rows,
+                size_bytes=facts.size_bytes,
+                sequences=tuple(sequences),
+                pg_dump=str(programs.folder / "pg_dump"),
+                notes=tuple(notes),
+                scripts=schema_of_source(sides),
+            )
+        _raise(sides, requirements.target_takes_schema(sides, plan.scripts, subscribing=not offline))
+    return plan
+
+
+def _raise(sides: Sides, refusals: Sequence[Refusal]) -> None:
+    if not refusals:
+        return
+    source, target = sides.source.name, sides.target.name
+    where = f'shard {sides.shard} can\'t be moved from node "{source}" to "{target}"'
+    if len(refusals) == 1:
+        raise MoveRefused(f"{where}: {refusals[0].reason}", hint=refusals[0].remedy)
+    raise MoveRefused(
+        f"{where}:\n" + "\n".join(f"- {refusal.reason}" for refusal in refusals),
+        hint="\n".join(f"- {remedy}" for remedy in dict.fromkeys(refusal.remedy for refusal in refusals)),
+    )
+
+
+_FACTS = text("""
+    select count(*) filter (where c.relkind = 'r') as tables,
+           coalesce(sum(c.reltuples) filter (where c.reltuples > 0 and c.relkind = 'r'), 0)::bigint as rows,
+           coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint as size_bytes
+    from pg_class c where c.oid = any (shardids.tables_of(:shard))""")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import closing
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import text
+from sqlalchemy import Engine, text
 
+from shardids.catalog.nodes import Nodes
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Placement
 from shardids.errors import ClusterConflict
 from shardids.mover.journal import Journal
-from shardids.mover.sides import Side, side_of
+from shardids.mover.sides import move_nodes
 
 _NAME = "shardids_purge"
 
@@ -28,15 +28,42 @@ class OldCopy:
 
 def old_copies(catalog: Catalog, shards: Iterable[int]) -> list[OldCopy]:
     """The copies of these shards that moves have left on any node, in the order of the shards."""
-    wanted, found = sorted(set(shards)), []
     placement = catalog.placement()
-    for node in placement.nodes:
-        with closing(side_of(catalog, node, name=_NAME)) as side, side.autocommit() as connection:
-            found += [
-                OldCopy(shard=row.id, node=node, size_bytes=row.size_bytes)
+    with move_nodes(placement, catalog.url, name=_NAME) as nodes:
+        return _old_copies(nodes, placement, shards)
+
+
+def purge(catalog: Catalog, shards: Iterable[int]) -> list[OldCopy]:
+    """Drops the copies of these shards that moves have left behind; returns what it dropped.
+
+    Raises:
+        ClusterConflict: a move of a shard is not over, or the shard's owner does not have it active: the old
+            copy stays.
+    """
+    placement = catalog.placement()
+    with move_nodes(placement, catalog.url, name=_NAME) as nodes:
+        copies = _old_copies(nodes, placement, shards)
+        for copy in copies:
+            with Journal.opened(catalog, copy.shard) as journal:
+                journal.refuse_open()
+                _require_owner(nodes, catalog.placement(), copy)
+                with nodes[copy.node].begin() as connection:
+                    connection.execute(text("select shardids.drop_copy(:shard)"), {"shard": copy.shard})
+    return copies
+
+
+def _old_copies(nodes: Nodes, placement: Placement, shards: Iterable[int]) -> list[OldCopy]:
+    wanted = sorted(set(shards))
+
+    def ask(name: str, engine: Engine) -> Sequence[OldCopy]:
+        with engine.connect() as connection:
+            return [
+                OldCopy(shard=row.id, node=name, size_bytes=row.size_bytes)
                 for row in connection.execute(_OLD, {"shards": wanted})
-                if placement.node_of.get(row.id) not in (None, node)
+                if placement.node_of.get(row.id) not in (None, name)
             ]
+
+    found = [copy for copies in nodes.each(ask).all().values() for copy in copies]
     return sorted(found, key=lambda copy: (copy.shard, copy.node))
 
 
@@ -46,38 +73,15 @@ _OLD = text("""
     from shardids.shard s where s.state = 'moved' and s.id = any (:shards)""")
 
 
-def purge(catalog: Catalog, shards: Iterable[int]) -> list[OldCopy]:
-    """Drops the copies of these shards that moves have left behind; returns what it dropped.
-
-    Raises:
-        ClusterConflict: a move of a shard is not over, or the shard's node does not have it active: the old
-            copy stays.
-    """
-    copies = old_copies(catalog, shards)
-    for copy in copies:
-        with Journal.opened(catalog, copy.shard) as journal:
-            journal.refuse_open()
-            _require_home(catalog, catalog.placement(), copy)
-            with closing(side_of(catalog, copy.node, name=_NAME)) as side, side.engine.begin() as connection:
-                connection.execute(text("select shardids.drop_copy(:shard)"), {"shard": copy.shard})
-    return copies
-
-
-def _require_home(catalog: Catalog, placement: Placement, copy: OldCopy) -> None:
-    home = placement.locate(copy.shard).name
-    with closing(side_of(catalog, home, name=_NAME)) as side:
-        state = _state(side, copy.shard)
-    if home == copy.node or state != "active":
+def _require_owner(nodes: Nodes, placement: Placement, copy: OldCopy) -> None:
+    owner = placement.locate(copy.shard).name
+    with nodes[owner].connect() as connection:
+        state = connection.execute(
+            text("select state from shardids.shard where id = :shard"), {"shard": copy.shard}
+        ).scalar_one_or_none()
+    if owner == copy.node or state != "active":
         raise ClusterConflict(
-            f'the copy of shard {copy.shard} on node "{copy.node}" stays: on node "{home}", where the catalog'
-            f" places the shard, it is {state or 'missing'}",
+            f'the copy of shard {copy.shard} on node "{copy.node}" stays: on its owner, node "{owner}", the'
+            f" shard is {state or 'missing'}",
             hint=f"Look at both with: shardids shard show {copy.shard}",
         )
-
-
-def _state(side: Side, shard: int) -> str | None:
-    with side.autocommit() as connection:
-        found: str | None = connection.execute(
-            text("select state from shardids.shard where id = :shard"), {"shard": shard}
-        ).scalar_one_or_none()
-    return found

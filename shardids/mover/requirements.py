@@ -1,4 +1,4 @@
-"""What must be so before a shard is moved: one function each, which gives the reasons against it."""
+"""What a move requires, one function each, which returns the reasons against the move. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from sqlalchemy import Connection, text
 
 from shardids.catalog.connections import keep_out_of_logs
 from shardids.errors import MissingPrivilege, ShardidsError, StatementFailed
-from shardids.mover.copying import play
-from shardids.mover.dumping import Scripts
+from shardids.mover.programs import Scripts
+from shardids.mover.replication import play
 from shardids.mover.sides import Side, Sides
 
 _ROOM_FACTOR = 1.5
@@ -27,16 +27,42 @@ class Refusal:
     remedy: str
 
 
+def examine(
+    sides: Sides, notes: list[str], *, offline: bool, replace_copy: bool, parallel: int
+) -> list[Refusal]:
+    """Every reason against the move, but those of :func:`target_takes_schema`.
+
+    ``notes`` gets what could not be checked.
+
+    ``replace_copy``: the target may have an old copy of the shard, which is replaced. ``parallel`` is how
+    many moves will run at once.
+
+    Raises:
+        ConnectionFailed: a node does not answer.
+    """
+    with sides.source.autocommit() as source, sides.target.autocommit() as target:
+        refusals = [
+            *shard_is_there(source, sides),
+            *target_is_free(target, sides, replace_copy),
+            *engines_agree(source, target, sides),
+            *roles_exist(source, target, sides),
+        ]
+        if not offline:
+            refusals += tables_can_be_followed(source, sides)
+            refusals += replication_fits(source, target, sides, parallel)
+        return refusals + room_is_enough(source, sides, notes)
+
+
 def shard_is_there(source: Connection, sides: Sides) -> list[Refusal]:
     """The source has the shard, and the shard issues IDs there."""
     row = source.execute(
         text("""
-            select state, server = shardids.server() as is_at_home,
+            select state, server = shardids.server() as is_own,
                    last < 0 and unfences is distinct from last as is_stopped
             from shardids.shard, pg_sequence_last_value(id_offset) last where id = :shard"""),
         {"shard": sides.shard},
     ).one_or_none()
-    node, shard = sides.source.node.name, sides.shard
+    node, shard = sides.source.name, sides.shard
     if row is None:
         return [
             Refusal(
@@ -47,7 +73,7 @@ def shard_is_there(source: Connection, sides: Sides) -> list[Refusal]:
     if row.state != "active" or row.is_stopped:
         state = "fenced" if row.state == "active" else row.state
         return [Refusal(reason=f'it is {state} on node "{node}"', remedy=activation)]
-    if not row.is_at_home:
+    if not row.is_own:
         return [Refusal(reason=f'node "{node}" is a copy on which it was not activated', remedy=activation)]
     return []
 
@@ -60,7 +86,7 @@ def target_is_free(target: Connection, sides: Sides, replace_copy: bool) -> list
                    to_regnamespace(:schema) is not null as has_schema"""),
         {"shard": sides.shard, "schema": sides.schema},
     ).one()
-    node = sides.target.node.name
+    node = sides.target.name
     if row.state == "moved":
         if replace_copy:
             return []
@@ -90,8 +116,7 @@ def engines_agree(source: Connection, target: Connection, sides: Sides) -> list[
         return []
     return [
         Refusal(
-            reason=f'the engine is {there} on node "{sides.source.node.name}" and {here} on'
-            f' "{sides.target.node.name}"',
+            reason=f'the engine is {there} on node "{sides.source.name}" and {here} on "{sides.target.name}"',
             remedy="Upgrade the older one first.",
         )
     ]
@@ -126,7 +151,7 @@ def roles_exist(source: Connection, target: Connection, sides: Sides) -> list[Re
     names = ", ".join(f'"{name}"' for name in missing)
     return [
         Refusal(
-            reason=f'node "{sides.target.node.name}" lacks roles that own or may use its objects: {names}',
+            reason=f'node "{sides.target.name}" lacks roles that own or may use its objects: {names}',
             remedy="Create them there first.",
         )
     ]
@@ -183,7 +208,7 @@ _CAPACITY = text("""
 def replication_fits(source: Connection, target: Connection, sides: Sides, parallel: int) -> list[Refusal]:
     """Settings, free slots and workers, and the rights of the role, allow ``parallel`` moves at once."""
     there, here = source.execute(_CAPACITY).one(), target.execute(_CAPACITY).one()
-    a, b = (f'node "{side.node.name}"' for side in (sides.source, sides.target))
+    a, b = (f'node "{side.name}"' for side in (sides.source, sides.target))
     needed = parallel * (1 + _SYNC_WORKERS)
     refusals = [
         Refusal(
@@ -220,9 +245,10 @@ def replication_fits(source: Connection, target: Connection, sides: Sides, paral
     return refusals
 
 
-def room_is_enough(sides: Sides, size_bytes: int, notes: list[str]) -> list[Refusal]:
+def room_is_enough(source: Connection, sides: Sides, notes: list[str]) -> list[Refusal]:
     """PostgreSQL itself can't tell how much room its disk has; ``df``, run by the server, can."""
-    node = sides.target.node.name
+    node = sides.target.name
+    size_bytes: int = source.execute(_SIZE, {"shard": sides.shard}).scalar_one()
     try:
         free_bytes = _free_bytes(sides.target)
     except (StatementFailed, MissingPrivilege):
@@ -239,6 +265,11 @@ def room_is_enough(sides: Sides, size_bytes: int, notes: list[str]) -> list[Refu
     ]
 
 
+_SIZE = text("""
+    select coalesce(sum(pg_total_relation_size(t.name)), 0)::bigint
+    from unnest(shardids.tables_of(:shard)) t (name)""")
+
+
 def _free_bytes(side: Side) -> int:
     with side.engine.connect() as connection, connection.begin() as transaction:
         connection.execute(text("create temporary table shardids_df (line text) on commit drop"))
@@ -250,7 +281,7 @@ def _free_bytes(side: Side) -> int:
 
 
 def target_takes_schema(sides: Sides, scripts: Scripts, *, subscribing: bool) -> list[Refusal]:
-    """Makes the schema, and a subscription that is not enabled; takes both back."""
+    """Makes the schema, and a subscription that is not enabled, and rolls both back."""
     refusals = []
     with sides.target.engine.connect() as connection, connection.begin() as transaction:
         try:
@@ -270,7 +301,7 @@ def target_takes_schema(sides: Sides, scripts: Scripts, *, subscribing: bool) ->
             except ShardidsError as error:
                 refusals.append(
                     Refusal(
-                        reason=f'it can\'t connect to node "{sides.source.node.name}": {error.message}',
+                        reason=f'it can\'t connect to node "{sides.source.name}": {error.message}',
                         remedy="The source's URL in the catalog must be good on the target too, and"
                         " pg_hba.conf must let the role in.",
                     )

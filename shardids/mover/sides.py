@@ -1,19 +1,25 @@
-"""The two nodes of a move: connections to them, and how their servers and programs reach them."""
+"""The source and the target of a move: connections to them, and how the shard's copies there compare."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
+from uuid import UUID
 
 import psycopg
 from sqlalchemy import Connection, Engine, text
+from sqlalchemy.engine import URL
 
-from shardids.catalog.connections import keep_commits, open_engine, parse_url, with_password_of
+from shardids.catalog.nodes import Nodes
 from shardids.catalog.rows import Catalog, unknown_node
-from shardids.catalog.topology import Node, schema_name
+from shardids.catalog.topology import Placement, schema_name
+from shardids.errors import MoveFailed, MoveRefused
 
+_CONNECTIONS = 6
+"""Connections to one node that a move may have open at once."""
 _PASSED_ON = ("host", "hostaddr", "port", "user", "dbname", "sslmode", "application_name")
 """Parameters that mean the same on another machine; files of certificates and passwords don't."""
 
@@ -22,16 +28,16 @@ _PASSED_ON = ("host", "hostaddr", "port", "user", "dbname", "sslmode", "applicat
 class Side:
     """One node of a move."""
 
-    node: Node
+    name: str
     engine: Engine
 
-    def close(self) -> None:
-        """Closes the connections."""
-        self.engine.dispose()
+    def begin(self) -> AbstractContextManager[Connection]:
+        """A transaction, committed at the end of the block."""
+        return self.engine.begin()
 
     @contextmanager
     def autocommit(self) -> Iterator[Connection]:
-        """A connection of its own, each statement its own transaction."""
+        """A connection on which each statement is a transaction of its own."""
         with self.engine.connect() as connection:
             yield connection.execution_options(isolation_level="AUTOCOMMIT")
 
@@ -43,68 +49,73 @@ class Side:
             found |= {"host": info.host, "port": str(info.port), "dbname": info.dbname, "user": info.user}
             return found | ({"password": info.password} if info.password else {})
 
+    def end_sessions(self, name: str) -> None:
+        """Ends the other sessions of clients that bear a name, and waits until they have ended."""
+        with self.autocommit() as connection:
+            connection.execute(
+                text("""
+                    select pg_terminate_backend(pid, 10000) from pg_stat_activity
+                    where application_name = :name and pid <> pg_backend_pid()
+                      and backend_type = 'client backend'"""),
+                {"name": name},
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sides:
-    """Where a shard is moved from and to. ``schema`` is the shard's on both."""
+    """Where a shard is moved from and to. ``schema`` is the shard's on both nodes."""
 
     shard: int
     schema: str
     source: Side
     target: Side
 
-    def close(self) -> None:
-        """Closes the connections."""
-        self.source.close()
-        self.target.close()
+    def __str__(self) -> str:
+        return f'shard {self.shard} from node "{self.source.name}" to "{self.target.name}"'
 
 
-def sides_of(catalog: Catalog, shard: int, source: str, target: str, *, name: str) -> Sides:
-    """Both nodes of a move; nothing is connected yet. Sessions there bear ``name``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Directory:
+    """What a move needs of the catalog, read once."""
 
-    Raises:
-        ClusterConflict: a node is not in the catalog any more.
-    """
-    prefix = catalog.describe().schema_prefix
-    return Sides(
-        shard=shard,
-        schema=schema_name(prefix, shard),
-        source=side_of(catalog, source, name=name),
-        target=side_of(catalog, target, name=name),
-    )
+    cluster: UUID
+    schema_prefix: str
+    placement: Placement
+    login: URL
 
-
-def side_of(catalog: Catalog, node: str, *, name: str) -> Side:
-    """One node; nothing is connected yet. Sessions there bear ``name``.
-
-    Raises:
-        ClusterConflict: there is no such node.
-    """
-    nodes = catalog.nodes()
-    if node not in nodes:
-        raise unknown_node(node, nodes)
-    url = with_password_of(parse_url(nodes[node].url), catalog.url)
-    engine = open_engine(
-        url,
-        what=f'node "{node}"',
-        administrative=True,
-        pool_pre_ping=True,
-        connect_args={"application_name": name},
-    )
-    keep_commits(engine)
-    return Side(node=nodes[node], engine=engine)
-
-
-def end_sessions(side: Side, name: str) -> None:
-    """Ends the other sessions of clients that bear a name, and waits for their end."""
-    with side.autocommit() as connection:
-        connection.execute(
-            text("""
-                select pg_terminate_backend(pid, 10000) from pg_stat_activity
-                where application_name = :name and pid <> pg_backend_pid()
-                  and backend_type = 'client backend'"""),
-            {"name": name},
+    @classmethod
+    def read(cls, catalog: Catalog) -> Self:
+        """The directory as it is now."""
+        description = catalog.describe()
+        return cls(
+            cluster=description.cluster,
+            schema_prefix=description.schema_prefix,
+            placement=catalog.placement(),
+            login=catalog.url,
         )
+
+    @contextmanager
+    def sides(self, shard: int, source: str, target: str, *, name: str) -> Iterator[Sides]:
+        """Both nodes of a move; nothing is connected yet. Sessions there bear ``name``.
+
+        Raises:
+            ClusterConflict: a node is not in the catalog any more.
+        """
+        for node in (source, target):
+            if node not in self.placement.nodes:
+                raise unknown_node(node, self.placement.nodes)
+        with move_nodes(self.placement, self.login, name=name) as nodes:
+            yield Sides(
+                shard=shard,
+                schema=schema_name(self.schema_prefix, shard),
+                source=Side(name=source, engine=nodes[source]),
+                target=Side(name=target, engine=nodes[target]),
+            )
+
+
+def move_nodes(placement: Placement, login: URL, *, name: str) -> Nodes:
+    """The nodes of a cluster, to be worked on by a mover; nothing is connected yet."""
+    return Nodes(placement.nodes, login, application_name=name, connections=_CONNECTIONS, durable=True)
 
 
 def driver_connection(connection: Connection) -> psycopg.Connection[Any]:
@@ -118,3 +129,105 @@ def driver_connection(connection: Connection) -> psycopg.Connection[Any]:
 def server_major(connection: Connection) -> int:
     """The major version of the server: 18."""
     return driver_connection(connection).info.server_version // 10000
+
+
+_COPY = text("""
+    select state, arrived, timeline is not distinct from shardids.timeline() as is_own
+    from shardids.shard where id = :shard for update""")
+
+
+def refuse_other_copy(sides: Sides, *, is_begun: bool) -> None:
+    """Refuses a target that has another copy of the shard than this move's, or one from before a promotion.
+
+    A standby that has taken over may lack changes, or all of the copy, that the old server had confirmed and
+    that the source does not send again. In place of the copy it may have the one that an earlier move left
+    behind, with rows from back then.
+
+    ``is_begun``: the move's copy was made, in place of any old one.
+
+    Raises:
+        MoveRefused: it has.
+    """
+    with sides.target.autocommit() as target:
+        copy = target.execute(_COPY, {"shard": sides.shard}).one_or_none()
+    if copy is None or copy.state == "moved":
+        if is_begun:
+            raise _promoted(sides)
+    elif not copy.is_own:
+        raise _promoted(sides)
+
+
+def refuse_partial_copy(target: Connection, sides: Sides) -> None:
+    """Refuses a target that does not have all of this move's copy; locks the shard's row.
+
+    To be called in the transaction that makes the target the owner: there the server can't become another
+    one.
+
+    Raises:
+        MoveRefused: it does not.
+    """
+    copy = target.execute(_COPY, {"shard": sides.shard}).one_or_none()
+    is_whole = copy is not None and (
+        copy.state == "active" or (copy.state == "fenced" and copy.arrived == "all")
+    )
+    if copy is None or not is_whole or not copy.is_own:
+        raise _promoted(sides)
+
+
+def _promoted(sides: Sides) -> MoveRefused:
+    return MoveRefused(
+        f'the move of shard {sides.shard} can\'t be resumed: on node "{sides.target.name}" a standby'
+        " was promoted meanwhile, which may lack a part of the copy",
+        hint="Undo the move with --abort, then begin it anew.",
+    )
+
+
+class RowComparison:
+    """The target's rows as they are now, to be compared later with those of the source, which stay.
+
+    To be made after writes have stopped on the source and before they start on the target: it takes a
+    snapshot of the target, and keeps it until the end of the block.
+    """
+
+    def __init__(self, sides: Sides) -> None:
+        self._sides = sides
+        self._target = sides.target.engine.connect().execution_options(isolation_level="REPEATABLE READ")
+        self._target.execute(text("select 1"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._target.close()
+
+    def rows(self) -> int:
+        """How many rows are the same on both nodes: all of them.
+
+        Raises:
+            MoveFailed: a table differs.
+        """
+        with self._sides.source.autocommit() as source:
+            original = _digests(source, self._sides.shard)
+        copy = _digests(self._target, self._sides.shard)
+        for table in sorted(original.keys() | copy.keys()):
+            there, here = original.get(table), copy.get(table)
+            if there != here:
+                a, b = self._sides.source.name, self._sides.target.name
+                raise MoveFailed(
+                    f'table {table} differs: {_shown(there)} on node "{a}", {_shown(here)} on "{b}"',
+                    hint=f'The shard has moved. Its old copy on "{a}" is as it was then; don\'t purge it.',
+                )
+        return sum(row.rows for row in original.values())
+
+
+def _digests(connection: Connection, shard: int) -> Mapping[str, Any]:
+    rows = connection.execute(
+        text("select name, rows, digest from shardids.digest(:shard)"), {"shard": shard}
+    )
+    return {row.name: row for row in rows}
+
+
+def _shown(row: Any) -> str:
+    return "no table" if row is None else f"{row.rows} rows (digest {row.digest})"

@@ -1,33 +1,27 @@
-"""The steps of a move: what each of them does, what undoes them, what happens when one fails."""
+"""The steps of a move, as one table: what each does, what undoes it, and whether it stops writes."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 from sqlalchemy import text
 
 from shardids import views
 from shardids.catalog.rows import Catalog
 from shardids.errors import ConnectionFailed, MoveFailed, ShardidsError
-from shardids.mover import checks, copying, cutover, gate, promotion
-from shardids.mover.dumping import Scripts
+from shardids.mover import barrier, cutover, programs, replication
 from shardids.mover.events import Lagging, OnEvent, Result, StepBegun, StepDone, Waiting
-from shardids.mover.journal import UNWRITTEN, Journal, Move, Outcome, Step
-from shardids.mover.sides import Sides, end_sessions, sides_of
-from shardids.mover.verify import Comparison
+from shardids.mover.journal import ABORT, LAST_STEP, Journal, Outcome
+from shardids.mover.programs import Scripts
+from shardids.mover.sides import Directory, RowComparison, Sides, refuse_other_copy
 
-MAX_PAUSE_S = 2.0
+MAX_PAUSE_S: Final = 2.0
 """How long a shard may take no writes, unless the caller says otherwise."""
-_SCHEMA_FRESH_S = 60.0
-_WRITES_STOPPED: Mapping[bool, tuple[Step, ...]] = {
-    False: ("cutover", "activate", "place"),
-    True: ("stop", "copy", "indexes", "activate", "place"),
-}
-"""Steps during which the source takes no writes, by whether the move is offline."""
+_SCHEMA_FRESH_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +39,7 @@ class Options:
     max_pause_s: float = MAX_PAUSE_S
 
 
-DEFAULTS = Options()
+DEFAULTS: Final = Options()
 
 
 class Mover:
@@ -66,6 +60,7 @@ class Mover:
         self.name = name
         """Of publication, subscription, slot and sessions."""
         self._move = journal.move
+        self._steps = OFFLINE if journal.move.offline else LIVE
         self._journal = journal
         self._options = options
         self._on_event = on_event
@@ -75,23 +70,27 @@ class Mover:
         self._started = time.monotonic()
         self._stopped_since: float | None = None
         self._pause_ms: float | None = None
-        self._comparison: Comparison | None = None
+        self._comparison: RowComparison | None = None
+        self._left_behind: str | None = None
 
     @classmethod
     @contextmanager
     def opened(
         cls,
         catalog: Catalog,
+        directory: Directory,
         journal: Journal,
+        *,
         options: Options,
         on_event: OnEvent,
         scripts: Scripts | None = None,
     ) -> Iterator[Self]:
         """For the journal's move; ``scripts`` are the shard's schema, if it was just read."""
-        move, name = journal.move, name_of(catalog, journal.move)
+        move = journal.move
+        # On servers of many clusters, no two moves have one name.
+        name = f"shardids_move_{directory.cluster.hex[:8]}_{move.id}_{move.shard}"
         with ExitStack() as kept:
-            sides = sides_of(catalog, move.shard, move.source, move.target, name=name)
-            kept.callback(sides.close)
+            sides = kept.enter_context(directory.sides(move.shard, move.source, move.target, name=name))
             mover = cls(
                 journal=journal,
                 sides=sides,
@@ -107,9 +106,9 @@ class Mover:
 
     def end_former_sessions(self) -> None:
         """Ends what a mover that was killed may have left at work, its pg_dump and psql included."""
-        end_sessions(self.sides.source, self.name)
+        self.sides.source.end_sessions(self.name)
         with suppress(ConnectionFailed):  # Then it has none; what needs the target will say so.
-            end_sessions(self.sides.target, self.name)
+            self.sides.target.end_sessions(self.name)
 
     def refuse_promoted_target(self) -> None:
         """Refuses a target whose standby has taken over since the copy was begun.
@@ -117,87 +116,98 @@ class Mover:
         Raises:
             MoveRefused: it has.
         """
-        is_begun = self._journal.step != self._move.steps[0]
-        with self.sides.target.autocommit() as target:
-            promotion.refuse_other_copy(target, self.sides, is_begun=is_begun)
+        refuse_other_copy(self.sides, is_begun=self._journal.step != self._steps[0].name)
 
     def run(self) -> Result:
         """Takes the steps from the journal's present one on."""
-        move, journal = self._move, self._journal
-        for step in move.steps[move.steps.index(journal.step) :]:
-            if journal.step != step and step not in UNWRITTEN:
-                journal.begin_step(step)
-            self._on_event(StepBegun(shard=move.shard, step=step))
+        shard, journal = self._move.shard, self._journal
+        names = [step.name for step in self._steps]
+        for step in self._steps[names.index(journal.step) :]:
+            if journal.step != step.name and step.journaled:
+                journal.begin_step(step.name)
+            self._on_event(StepBegun(shard=shard, step=step.name))
             try:
-                self._take(step)
+                step.act(self)
             except BaseException as error:
                 self._recover(step, error)
                 raise
-            self._on_event(StepDone(shard=move.shard, step=step))
+            self._on_event(StepDone(shard=shard, step=step.name))
         stale_views = self._refresh_views()
         journal.end("moved")
-        rows = self._comparison.rows() if self._comparison else None
-        return self._result("moved", rows_verified=rows, stale_views=stale_views)
+        return self._result("moved", stale_views=stale_views)
 
     def undo(self) -> Result:
-        """Makes the source the shard's only home, and removes what the move has made.
+        """Makes the source the shard's only owner, and removes what the move has made.
 
         A target that does not answer is left alone, if it was never activated.
         """
-        move, sides = self._move, self.sides
-        self._journal.begin_step("abort")
-        self._on_event(StepBegun(shard=move.shard, step="abort"))
-        left_behind = None
-        try:
-            cutover.take_back(sides)
-            copying.unsubscribe(sides, self.name)
-        except ConnectionFailed:
-            if cutover.was_cut_over(sides):
-                raise
-            left_behind = move.target
-            cutover.reopen_source(sides)
-        gate.drop_gate(sides.source, move.shard)
-        copying.unpublish(sides, self.name)
-        if left_behind is None:
-            with sides.target.engine.begin() as target:
-                if copying.arrived(target, move.shard) is not None:
-                    target.execute(text("select shardids.drop_copy(:shard)"), {"shard": move.shard})
-        self._on_event(StepDone(shard=move.shard, step="abort"))
+        self._journal.begin_step(ABORT)
+        self._on_event(StepBegun(shard=self._move.shard, step=ABORT))
+        for step in reversed(self._steps):
+            if step.undo is not None:
+                step.undo(self)
+        self._on_event(StepDone(shard=self._move.shard, step=ABORT))
         self._journal.end("aborted")
-        return self._result("aborted", left_behind=left_behind)
+        return self._result("aborted")
 
-    def _take(self, step: Step) -> None:
-        if self._move.offline and step in ("copy", "clean"):
-            if step == "copy":
-                copying.copy_offline(self.sides)
-            return
-        sides, name = self.sides, self.name
-        actions: Mapping[Step, Callable[[], None]] = {
-            "tables": lambda: copying.make_tables(sides, self._scripts()),
-            "publish": lambda: copying.publish(sides, name),
-            "subscribe": lambda: copying.subscribe(sides, name),
-            "copy": self._await_copy,
-            "indexes": lambda: copying.make_rest(sides, self._scripts()),
-            "gate": lambda: gate.make_gate(sides, self._on_wait),
-            "catch up": lambda: cutover.catch_up(sides, name, self._options.max_pause_s, self._on_lag),
-            "stop": lambda: self._stop_writes(None),
-            "cutover": lambda: self._stop_writes(name),
-            "activate": self._activate,
-            "place": self._place,
-            "clean": self._clean,
-        }
-        actions[step]()
+    def _make_tables(self) -> None:
+        replication.make_tables(self.sides, self._scripts())
+
+    def _drop_copy(self) -> None:
+        if self._left_behind is None:
+            with self.sides.target.begin() as target:
+                if replication.arrived(target, self._move.shard) is not None:
+                    target.execute(text("select shardids.drop_copy(:shard)"), {"shard": self._move.shard})
+
+    def _publish(self) -> None:
+        replication.publish(self.sides, self.name)
+
+    def _unpublish(self) -> None:
+        replication.unpublish(self.sides, self.name)
+
+    def _subscribe(self) -> None:
+        replication.subscribe(self.sides, self.name)
+
+    def _unsubscribe(self) -> None:
+        if self._left_behind is None:
+            replication.unsubscribe(self.sides, self.name)
 
     def _await_copy(self) -> None:
-        copying.await_rows(self.sides, self.name, self._on_event)
+        replication.await_rows(self.sides, self.name, self._on_event)
         cutover.await_one_moment(self.sides, self.name, self._on_lag)
 
-    def _stop_writes(self, slot: str | None) -> None:
-        self._stopped_since = cutover.stop_writes(self.sides, slot, self._options.max_pause_s, self._on_wait)
+    def _copy_offline(self) -> None:
+        replication.copy_offline(self.sides)
+
+    def _make_rest(self) -> None:
+        replication.make_rest(self.sides, self._scripts())
+
+    def _make_barrier(self) -> None:
+        barrier.make_barrier(self.sides, self._on_wait)
+
+    def _drop_barrier(self) -> None:
+        barrier.drop_barrier(self.sides.source, self._move.shard)
+
+    def _catch_up(self) -> None:
+        cutover.catch_up(self.sides, self.name, self._options.max_pause_s, self._on_lag)
+
+    def _cut_over(self) -> None:
+        slot = None if self._move.offline else self.name
+        pause_s = self._options.max_pause_s
+        self._stopped_since = cutover.stop_writes(self.sides, slot, pause_s, self._on_wait)
+
+    def _reverse_cutover(self) -> None:
+        try:
+            cutover.reverse(self.sides)
+        except ConnectionFailed:
+            if cutover.was_cut_over(self.sides):
+                raise
+            self._left_behind = self._move.target
+            cutover.reopen_source(self.sides)
 
     def _activate(self) -> None:
         if self._options.verify:
-            self._comparison = self._kept.enter_context(Comparison(self.sides))
+            self._comparison = self._kept.enter_context(RowComparison(self.sides))
         cutover.activate_target(self.sides)
 
     def _place(self) -> None:
@@ -206,12 +216,13 @@ class Mover:
             self._pause_ms = (time.monotonic() - self._stopped_since) * 1000
 
     def _clean(self) -> None:
-        copying.unsubscribe(self.sides, self.name)
-        copying.unpublish(self.sides, self.name)
+        if not self._move.offline:
+            self._unsubscribe()
+            self._unpublish()
 
     def _recover(self, step: Step, error: BaseException) -> None:
         """Lets the source take writes again, if a step failed while it took none."""
-        if step not in _WRITES_STOPPED[self._move.offline]:
+        if not step.stops_writes:
             return
         try:
             if self._journal.is_placed():
@@ -219,18 +230,18 @@ class Mover:
             if self._move.offline:
                 self.undo()
             else:
-                cutover.take_back(self.sides)
+                cutover.reverse(self.sides)
                 self._journal.begin_step("catch up")
         except ShardidsError as second:
             raise MoveFailed(
-                f"shard {self._move.shard} takes no writes: step {step!r} of its move failed ({error}),"
-                f" and so did taking it back ({second.message})",
+                f"shard {self._move.shard} takes no writes: step {step.name!r} of its move failed ({error}),"
+                f" and so did making the source take writes again ({second.message})",
                 hint="When the nodes answer again: --resume or --abort.",
             ) from error
 
     def _scripts(self) -> Scripts:
         if self._schema is None or time.monotonic() - self._schema[0] > _SCHEMA_FRESH_S:
-            self._schema = (time.monotonic(), checks.schema_of_source(self.sides))
+            self._schema = (time.monotonic(), programs.schema_of_source(self.sides))
         return self._schema[1]
 
     def _on_lag(self, lag_bytes: int) -> None:
@@ -239,14 +250,7 @@ class Mover:
     def _on_wait(self, attempt: int, reason: str) -> None:
         self._on_event(Waiting(shard=self._move.shard, attempt=attempt, reason=reason))
 
-    def _result(
-        self,
-        outcome: Outcome,
-        *,
-        rows_verified: int | None = None,
-        left_behind: str | None = None,
-        stale_views: tuple[str, ...] = (),
-    ) -> Result:
+    def _result(self, outcome: Outcome, *, stale_views: tuple[str, ...] = ()) -> Result:
         return Result(
             shard=self._move.shard,
             source=self._move.source,
@@ -254,12 +258,57 @@ class Mover:
             outcome=outcome,
             seconds=time.monotonic() - self._started,
             pause_ms=self._pause_ms,
-            rows_verified=rows_verified,
-            left_behind=left_behind,
+            rows_verified=self._comparison.rows() if self._comparison and outcome == "moved" else None,
+            left_behind=self._left_behind,
             stale_views=stale_views,
         )
 
 
-def name_of(catalog: Catalog, move: Move) -> str:
-    """What publication, subscription, slot and sessions of a move are named, on servers of many clusters."""
-    return f"shardids_move_{catalog.describe().cluster.hex[:8]}_{move.id}_{move.shard}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A part of a move. Both functions are idempotent.
+
+    Attributes:
+        name: as the journal has it. act: takes the step. undo: removes whatever of it was done; ``None``
+        where nothing of it stays once the others are undone. stops_writes: the source takes no writes while
+        it is taken. journaled: whether it is written down. One that is not belongs, for the journal, to the
+        step before: it
+            is a part of the pause, and finds its own work done when it is repeated.
+    """
+
+    name: str
+    act: Callable[[Mover], None]
+    undo: Callable[[Mover], None] | None = None
+    stops_writes: bool = False
+    journaled: bool = True
+
+
+# fmt: off
+LIVE: Final = (
+    Step(name="tables", act=Mover._make_tables, undo=Mover._drop_copy),
+    Step(name="publish", act=Mover._publish, undo=Mover._unpublish),
+    Step(name="subscribe", act=Mover._subscribe, undo=Mover._unsubscribe),
+    Step(name="copy", act=Mover._await_copy),
+    Step(name="indexes", act=Mover._make_rest),
+    Step(name="barrier", act=Mover._make_barrier, undo=Mover._drop_barrier),
+    Step(name="catch up", act=Mover._catch_up),
+    Step(name="cutover", act=Mover._cut_over, undo=Mover._reverse_cutover, stops_writes=True),
+    Step(name="activate", act=Mover._activate, stops_writes=True, journaled=False),
+    # Ends with the switch: before it the shard is the source's, after it the target's.
+    Step(name="place", act=Mover._place, stops_writes=True, journaled=False),
+    Step(name=LAST_STEP, act=Mover._clean),
+)
+"""A move by logical replication."""
+
+OFFLINE: Final = (
+    Step(name="tables", act=Mover._make_tables, undo=Mover._drop_copy),
+    Step(name="barrier", act=Mover._make_barrier, undo=Mover._drop_barrier),
+    Step(name="stop", act=Mover._cut_over, undo=Mover._reverse_cutover, stops_writes=True),
+    Step(name="copy", act=Mover._copy_offline, stops_writes=True),
+    Step(name="indexes", act=Mover._make_rest, stops_writes=True),
+    Step(name="activate", act=Mover._activate, stops_writes=True, journaled=False),
+    Step(name="place", act=Mover._place, stops_writes=True, journaled=False),
+    Step(name=LAST_STEP, act=Mover._clean),
+)
+"""A move by pg_dump, with writes stopped all the while."""
+# fmt: on

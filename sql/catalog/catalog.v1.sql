@@ -44,7 +44,7 @@ create index on shardids_catalog.placement (node);
 comment on table shardids_catalog.placement is 'Which node holds which shard';
 comment on column shardids_catalog.placement.state is 'creating: the node may not have it yet';
 
--- What a mover is about to do, written before it does it. A move without ended_at is under way or was broken off;
+-- What a mover is about to do, written before it does it. A move without ended_at is under way or was interrupted;
 -- its mover holds the advisory lock (1936220520, shard) for as long as it lives.
 create table shardids_catalog.move (
   id         bigint      generated always as identity primary key,

@@ -27,6 +27,6 @@ select case
 from shardids.shard s
 join pg_namespace n on n.nspname = s.schema
 join pg_class c on c.relnamespace = n.oid
-join pg_trigger t on t.tgrelid = c.oid and t.tgname = 'shardids_gate' and t.tgenabled <> 'D'
+join pg_trigger t on t.tgrelid = c.oid and t.tgname = 'shardids_barrier' and t.tgenabled <> 'D'
 where s.state = 'active'
 order by 1, 2, 3;

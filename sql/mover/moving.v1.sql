@@ -1,13 +1,13 @@
--- Purpose:    what moving a shard between nodes needs on them: a gate for writes, taking a copy in, dropping one.
--- Locks:      gate: SHARE ROW EXCLUSIVE on the table until commit, for which writers queue: set lock_timeout.
---             ungate: ACCESS EXCLUSIVE on the shard's tables, the same. Every write to a table with a gate:
---             advisory lock (1936220521, shard), shared, until commit. gate_all: that of gate.
+-- Purpose:    what moving a shard between nodes needs on them: the write barrier, taking a copy in, dropping one.
+-- Locks:      add_barrier: SHARE ROW EXCLUSIVE on the table until commit, for which writers queue: set lock_timeout.
+--             drop_barriers: ACCESS EXCLUSIVE on the shard's tables, the same. Every write to a table with a
+--             barrier: advisory lock (1936220521, shard), shared, until commit. add_barriers: those of add_barrier.
 --             drop_copy: those of DROP SCHEMA.
 -- Privileges: CREATE on schema shardids; to call them, ownership of the shard's tables.
 --
--- A shard's gate is shut while its id_offset is negative, which is not transactional: no transaction is too old
--- to see it. Whoever holds the advisory lock exclusively knows that every transaction that has written through
--- the gate has ended, and that no other writes before the lock is released.
+-- A shard's barrier is closed while its id_offset is negative, which is not transactional: no transaction is too
+-- old to see it. Whoever holds the advisory lock exclusively knows that every transaction that has passed the
+-- barrier has ended, and that no other passes before the lock is released.
 
 create function shardids.tables_of(shard integer) returns regclass[]
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
@@ -22,8 +22,8 @@ $$;
 comment on function shardids.tables_of(integer) is 'The tables of a shard, partitions and partitioned ones included';
 
 -- As the owner of the engine: whoever writes to a table need not have any right on schema shardids.
--- Arguments: the shard, and its id_offset.
-create function shardids.pass_gate() returns trigger
+-- The trigger's arguments are the shard and its id_offset.
+create function shardids.pass_barrier() returns trigger
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
   perform pg_advisory_xact_lock_shared(1936220521, tg_argv[0]::integer);
@@ -35,52 +35,52 @@ end
 $$;
 
 -- replicated: also for what logical replication brings, and sessions with session_replication_role = replica.
-create function shardids.gate(shard integer, name regclass, replicated boolean) returns void
+create function shardids.add_barrier(shard integer, name regclass, replicated boolean) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
   execute format(
-    'create or replace trigger shardids_gate before insert or update or delete or truncate on %s '
-    'for each statement execute function shardids.pass_gate(%s, %L)',
+    'create or replace trigger shardids_barrier before insert or update or delete or truncate on %s '
+    'for each statement execute function shardids.pass_barrier(%s, %L)',
     name, shard, format('%I.id_offset', shardids.schema_of(shard)));
   if replicated then
-    execute format('alter table %s enable always trigger shardids_gate', name);
+    execute format('alter table %s enable always trigger shardids_barrier', name);
   end if;
 end
 $$;
 
-comment on function shardids.gate(integer, regclass, boolean) is
+comment on function shardids.add_barrier(integer, regclass, boolean) is
   'Lets INSERT, UPDATE, DELETE, TRUNCATE and COPY pass on a table of a shard only while the shard issues IDs';
 
-create function shardids.ungated(shard integer) returns setof regclass
+create function shardids.without_barrier(shard integer) returns setof regclass
 language sql stable set search_path = pg_catalog, pg_temp
 begin atomic
   select name from unnest(shardids.tables_of(shard)) name
-  where not exists (select from pg_trigger t where t.tgrelid = name and t.tgname = 'shardids_gate');
+  where not exists (select from pg_trigger t where t.tgrelid = name and t.tgname = 'shardids_barrier');
 end;
 
-comment on function shardids.ungated(integer) is 'The tables of a shard without a gate';
+comment on function shardids.without_barrier(integer) is 'The tables of a shard without a write barrier';
 
 -- For a copy that is being made; replication passes.
-create function shardids.gate_all(shard integer) returns void
+create function shardids.add_barriers(shard integer) returns void
 language sql volatile set search_path = pg_catalog, pg_temp
 begin atomic
-  select shardids.gate(shard, name, false) from shardids.ungated(shard) name;
+  select shardids.add_barrier(shard, name, false) from shardids.without_barrier(shard) name;
 end;
 
-comment on function shardids.gate_all(integer) is 'Makes the gates of a shard that is being moved here';
+comment on function shardids.add_barriers(integer) is 'Adds the write barriers of a shard that is being moved here';
 
-create function shardids.ungate(shard integer) returns void
+create function shardids.drop_barriers(shard integer) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   name regclass;
 begin
   foreach name in array shardids.tables_of(shard) loop
-    execute format('drop trigger if exists shardids_gate on %s', name);
+    execute format('drop trigger if exists shardids_barrier on %s', name);
   end loop;
 end
 $$;
 
-comment on function shardids.ungate(integer) is 'Takes the gates of a shard''s tables away';
+comment on function shardids.drop_barriers(integer) is 'Drops the write barriers of a shard''s tables';
 
 create function shardids.lock_tables(shard integer) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -95,7 +95,7 @@ $$;
 
 comment on function shardids.lock_tables(integer) is 'Keeps writers out of all tables of a shard until the end of the transaction';
 
--- A shard that was activated and has not drawn since still has the offset of its fence. This opens the gate.
+-- A shard that was activated and has not drawn since still has the offset of its fence. This opens the barrier.
 create function shardids.release(shard integer) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
@@ -109,7 +109,7 @@ comment on function shardids.release(integer) is 'Draws an ID from a shard that 
 
 -- Enters a shard whose schema a move has made here. Its high-water tick comes from the node that fenced it, with
 -- activate(), so nothing that it issued there is unknown: the row is this server's own.
-create function shardids.adopt(shard integer) returns void
+create function shardids.enter_moved(shard integer) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 begin
@@ -119,10 +119,10 @@ begin
 end
 $$;
 
-comment on function shardids.adopt(integer) is 'Enters a shard that is being moved here, fenced';
+comment on function shardids.enter_moved(integer) is 'Enters a shard that is being moved here, fenced';
 
 -- Opens the transaction that brings the shard's rows by pg_dump: they are there once or not at all. The
--- transaction is to make the gates again.
+-- transaction must add the barriers again.
 create function shardids.take_rows(shard integer) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
@@ -130,7 +130,7 @@ begin
   if not found then
     raise exception using errcode = 'SI007', message = format('shard %s does not wait for rows here', shard);
   end if;
-  perform shardids.ungate(shard);
+  perform shardids.drop_barriers(shard);
 end
 $$;
 
@@ -197,7 +197,7 @@ begin
 end
 $$;
 
-comment on function shardids.try_subscribing(text) is 'Tries whether this server can subscribe to another; to be rolled back';
+comment on function shardids.try_subscribing(text) is 'Tests whether this server can subscribe to another; to be rolled back';
 
 -- The slot stays on the other node, which need not be there any more.
 create function shardids.unsubscribe(name name) returns void
@@ -312,8 +312,8 @@ $$;
 comment on function shardids.drop_copy(integer) is 'Drops a shard that was moved away or fenced, with all that is in it';
 
 revoke execute on function
-  shardids.pass_gate(), shardids.gate(integer, regclass, boolean), shardids.ungated(integer),
-  shardids.gate_all(integer),  shardids.ungate(integer), shardids.release(integer), shardids.tables_of(integer), shardids.adopt(integer), shardids.take_rows(integer), shardids.drop_copy(integer),
+  shardids.pass_barrier(), shardids.add_barrier(integer, regclass, boolean), shardids.without_barrier(integer),
+  shardids.add_barriers(integer),  shardids.drop_barriers(integer), shardids.release(integer), shardids.tables_of(integer), shardids.enter_moved(integer), shardids.take_rows(integer), shardids.drop_copy(integer),
   shardids.publish(integer, name), shardids.subscribe(integer, name, text, integer), shardids.unsubscribe(name), shardids.try_subscribing(text), shardids.create_subscription(name, text, text),
   shardids.digest(integer), shardids.sequences_of(integer), shardids.database(), shardids.lock_tables(integer), shardids.analyze(integer)
   from public;

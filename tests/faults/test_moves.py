@@ -12,7 +12,7 @@ import pytest
 from shardids import mover
 from shardids.dev.embedded import temporary_servers
 from shardids.errors import ClusterConflict
-from shardids.mover.journal import LIVE
+from shardids.mover.steps import LIVE
 from tests.faults.conftest import DURABLE, Report
 from tests.support.clusters import Nursery
 from tests.support.faults import scaled
@@ -20,7 +20,7 @@ from tests.support.moves import (
     TwoNodes,
     Writers,
     assert_nothing_lost,
-    assert_one_home,
+    assert_one_owner,
     finish,
     killed_move,
     two_nodes,
@@ -53,7 +53,10 @@ def test_movers_killed_at_random_moments(nodes: TwoNodes, nursery: Nursery, repo
     with Writers(nodes, shard, WRITERS, every_s=0.002) as writers:
         for number in range(MOVES):
             if number in killed:
-                step, delay_s = chance.choice(LIVE[:-1]), chance.choice([0.0, chance.uniform(0.001, 0.15)])
+                step, delay_s = (
+                    chance.choice(LIVE[:-1]).name,
+                    chance.choice([0.0, chance.uniform(0.001, 0.15)]),
+                )
                 kills += killed_move(nodes, nursery, shard, step, delay_s=delay_s)
                 how = chance.choice([mover.resume, mover.abort])
                 # A mover may come to its end between its last words and the signal.
@@ -62,7 +65,7 @@ def test_movers_killed_at_random_moments(nodes: TwoNodes, nursery: Nursery, repo
             else:
                 there = "b" if nodes.catalog.node_of(shard).name == "a" else "a"
                 mover.move(nodes.catalog, shard, there, back=number > 0)
-            assert_one_home(nodes, shard)
+            assert_one_owner(nodes, shard)
     assert kills >= KILLS * 0.8
     assert_nothing_lost(nodes, shard, writers)
     report(f"{MOVES} moves, {kills} movers killed, {writers.rows:,} rows")
@@ -73,7 +76,7 @@ def test_movers_killed_at_every_step(nodes: TwoNodes, nursery: Nursery) -> None:
     shard = nodes.new_shard()
     with Writers(nodes, shard, WRITERS, every_s=0.005) as writers:
         for step, kind, how in product(LIVE, ("StepBegun", "StepDone"), (mover.resume, mover.abort)):
-            assert killed_move(nodes, nursery, shard, step, kind=kind)
+            assert killed_move(nodes, nursery, shard, step.name, kind=kind)
             finish(nodes, shard, how)
-            assert_one_home(nodes, shard)
+            assert_one_owner(nodes, shard)
     assert_nothing_lost(nodes, shard, writers)

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from shardids import AsyncCluster, Cluster, mover
 from shardids.dev.embedded import temporary_servers
 from shardids.errors import StatementFailed
-from shardids.mover.steps import Mover
+from shardids.mover.journal import Journal
 from tests.support.application import TABLES, Application, Author, assert_each_write_once
 from tests.support.moves import TwoNodes, two_nodes
 from tests.support.waiting import wait_for
@@ -87,17 +87,17 @@ def test_no_error_reaches_16_tasks(nodes: TwoNodes) -> None:
         assert assert_each_write_once(nodes, shards, authors, cluster) > WRITERS
 
 
-def test_no_error_comes_of_a_cutover_that_is_taken_back(
+def test_no_error_comes_of_a_cutover_that_is_reversed(
     nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The placement can't be switched; the source, which had stopped, is the shard's home again."""
+    """The placement can't be switched; the source, which had stopped, takes writes again."""
     (shard,) = shards = [nodes.new_shard(TABLES)]
 
-    def fail(_mover: Mover) -> None:
+    def fail(_journal: Journal) -> None:
         time.sleep(0.3)
         raise StatementFailed("the catalog does not take it")
 
-    monkeypatch.setattr(Mover, "_place", fail)
+    monkeypatch.setattr(Journal, "switch_placement", fail)
     with (
         Cluster.connect(nodes.catalog_url, pool_size=WRITERS) as cluster,
         Application(cluster, shards, writers=WRITERS) as application,

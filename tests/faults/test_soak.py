@@ -13,7 +13,7 @@ import pytest
 from shardids import Cluster, doctor, mover
 from shardids.dev.embedded import temporary_servers
 from shardids.errors import ClusterConflict, ConnectionFailed, MoveFailed, StatementFailed
-from shardids.mover.journal import LIVE
+from shardids.mover.steps import LIVE
 from tests.faults.conftest import DURABLE, Report
 from tests.support.application import TABLES, Application, assert_each_write_once
 from tests.support.clusters import Nursery, command
@@ -109,13 +109,16 @@ class Troubles:
 
     def _leave_a_move(self) -> None:
         """Kills a mover at some moment."""
-        step, delay_s = self._chance.choice(LIVE), self._chance.choice([0.0, self._chance.uniform(0, 0.2)])
+        step, delay_s = (
+            self._chance.choice(LIVE).name,
+            self._chance.choice([0.0, self._chance.uniform(0, 0.2)]),
+        )
         self.counts["movers killed"] += killed_move(
             self._nodes, self._nursery, self._any_shard(), step, delay_s=delay_s
         )
 
     def _settle(self, how: Callable[..., mover.Result] | None = None) -> None:
-        """Resumes or aborts what was broken off, as soon as the nodes answer."""
+        """Resumes or aborts what was interrupted, as soon as the nodes answer."""
         until_s = time.monotonic() + ANSWERS_S
         while True:
             try:

@@ -294,8 +294,8 @@ def test_what_moves_leave_behind(pair: Pair) -> None:
         f"create subscription shardids_move_1 connection 'dbname={b.database}' publication shardids_move_1"
         " with (connect = false)",
         # As somebody does who takes an old copy for the shard: all of it refuses writes until an ID is drawn.
-        "select shardids.fence(1), shardids.gate_all(1), shardids.activate(1)",
-        "select shard_0002.next_id(), shardids.gate_all(2)",
+        "select shardids.fence(1), shardids.add_barriers(1), shardids.activate(1)",
+        "select shard_0002.next_id(), shardids.add_barriers(2)",
     )
     with pytest.raises(psycopg.Error, match="is fenced"):
         run(a, "insert into shard_0001.users (name) values ('x')")

@@ -38,7 +38,7 @@ def nodes() -> Iterator[TwoNodes]:
 
 def definitions(nodes: TwoNodes, node: str, shard: int) -> list[tuple[str, str, str]]:
     """What is in a shard, without the rejection of writes."""
-    return [row for row in objects(nodes.url(node), schema(shard)) if "shardids_gate" not in row[1]]
+    return [row for row in objects(nodes.url(node), schema(shard)) if "shardids_barrier" not in row[1]]
 
 
 def rows(nodes: TwoNodes, node: str, shard: int) -> list[tuple[object, ...]]:
@@ -201,7 +201,7 @@ def test_a_difference_is_found(nodes: TwoNodes) -> None:
     def tamper(event: mover.Event) -> None:
         if isinstance(event, StepDone) and event.step == "place":
             with nodes.connected("a") as source:
-                source.execute(f"alter table {s}.seats disable trigger shardids_gate")
+                source.execute(f"alter table {s}.seats disable trigger shardids_barrier")
                 source.execute(f"update {s}.seats set taken = 'bob'")
 
     with pytest.raises(MoveFailed, match=rf"table {s}.seats differs: 1 rows .* on node \"a\", 1 rows"):

@@ -228,7 +228,7 @@ class Writers:
 
 
 def assert_nothing_lost(nodes: TwoNodes, shard: int, writers: Writers) -> None:
-    """Every write that was acknowledged is where the shard is, once; none is there that was taken back."""
+    """Every write that was acknowledged is where the shard is, once; none is there that was rolled back."""
     s = schema(shard)
     with nodes.connected(nodes.catalog.node_of(shard).name) as connection:
         users = dict(connection.execute(f"select id, name from {s}.users").fetchall())
@@ -307,21 +307,21 @@ def finish(nodes: TwoNodes, shard: int, how: Callable[..., mover.Result]) -> mov
             time.sleep(0.01)
 
 
-def assert_one_home(nodes: TwoNodes, shard: int) -> None:
+def assert_one_owner(nodes: TwoNodes, shard: int) -> None:
     """The shard takes writes and issues IDs where it is placed and nowhere else; nothing is left behind."""
-    s, home = schema(shard), nodes.catalog.node_of(shard).name
+    s, owner = schema(shard), nodes.catalog.node_of(shard).name
     for node in nodes.servers:
         with nodes.connected(node) as connection:
             there = connection.execute(
                 "select count(*) from shardids.shard where id = %s", [shard]
             ).fetchone()[0]
-            if node == home:
+            if node == owner:
                 connection.execute(f"begin; insert into {s}.users (name) values ('x'); rollback")
-                gates = (
-                    "select count(*) from pg_trigger where tgname = 'shardids_gate' and tgrelid = any (%s)"
+                barriers = (
+                    "select count(*) from pg_trigger where tgname = 'shardids_barrier' and tgrelid = any (%s)"
                 )
                 tables = connection.execute("select shardids.tables_of(%s)::oid[]", [shard]).fetchone()[0]
-                assert connection.execute(gates, [tables]).fetchone() == (0,)
+                assert connection.execute(barriers, [tables]).fetchone() == (0,)
             elif there:
                 for change in (f"insert into {s}.users (name) values ('x')", f"delete from {s}.notes"):
                     with pytest.raises(psycopg.Error) as refused:

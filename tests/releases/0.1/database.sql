@@ -373,27 +373,97 @@ COMMENT ON FUNCTION shardids.activate(shard integer, above_tick bigint) IS 'Lets
 
 
 --
--- Name: adopt(integer); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: add_barrier(integer, regclass, boolean); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.adopt(shard integer) RETURNS void
+CREATE FUNCTION shardids.add_barrier(shard integer, name regclass, replicated boolean) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
-#variable_conflict use_variable
 begin
-  insert into shardids.shard (id, schema, state, id_counter, id_offset, server, timeline, arrived)
-  values (shard, shardids.schema_of(shard), 'fenced', format('%I.id_counter', shardids.schema_of(shard))::regclass,
-          format('%I.id_offset', shardids.schema_of(shard))::regclass, shardids.server(), shardids.timeline(), 'tables');
+  execute format(
+    'create or replace trigger shardids_barrier before insert or update or delete or truncate on %s '
+    'for each statement execute function shardids.pass_barrier(%s, %L)',
+    name, shard, format('%I.id_offset', shardids.schema_of(shard)));
+  if replicated then
+    execute format('alter table %s enable always trigger shardids_barrier', name);
+  end if;
 end
 $$;
 
 
 --
--- Name: FUNCTION adopt(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+-- Name: FUNCTION add_barrier(shard integer, name regclass, replicated boolean); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.adopt(shard integer) IS 'Enters a shard that is being moved here, fenced';
+COMMENT ON FUNCTION shardids.add_barrier(shard integer, name regclass, replicated boolean) IS 'Lets INSERT, UPDATE, DELETE, TRUNCATE and COPY pass on a table of a shard only while the shard issues IDs';
+
+
+--
+-- Name: tables_of(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.tables_of(shard integer) RETURNS regclass[]
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  return array(
+    select c.oid::regclass from pg_class c
+    where c.relnamespace = to_regnamespace(shardids.schema_of(shard)) and c.relkind in ('r', 'p')
+    order by c.relname);
+end
+$$;
+
+
+--
+-- Name: FUNCTION tables_of(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.tables_of(shard integer) IS 'The tables of a shard, partitions and partitioned ones included';
+
+
+--
+-- Name: without_barrier(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.without_barrier(shard integer) RETURNS SETOF regclass
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    BEGIN ATOMIC
+ SELECT name.name
+    FROM unnest(shardids.tables_of(without_barrier.shard)) name(name)
+   WHERE (NOT (EXISTS ( SELECT
+            FROM pg_trigger t
+           WHERE ((t.tgrelid = (name.name)::oid) AND (t.tgname = 'shardids_barrier'::name)))));
+END;
+
+
+--
+-- Name: FUNCTION without_barrier(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.without_barrier(shard integer) IS 'The tables of a shard without a write barrier';
+
+
+--
+-- Name: add_barriers(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.add_barriers(shard integer) RETURNS void
+    LANGUAGE sql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    BEGIN ATOMIC
+ SELECT shardids.add_barrier(add_barriers.shard, name.name, false) AS add_barrier
+    FROM shardids.without_barrier(add_barriers.shard) name(name);
+END;
+
+
+--
+-- Name: FUNCTION add_barriers(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.add_barriers(shard integer) IS 'Adds the write barriers of a shard that is being moved here';
 
 
 --
@@ -696,6 +766,31 @@ CREATE FUNCTION shardids.drawn_id(seen bigint, drawn bigint, shard integer) RETU
 
 
 --
+-- Name: drop_barriers(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.drop_barriers(shard integer) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  name regclass;
+begin
+  foreach name in array shardids.tables_of(shard) loop
+    execute format('drop trigger if exists shardids_barrier on %s', name);
+  end loop;
+end
+$$;
+
+
+--
+-- Name: FUNCTION drop_barriers(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.drop_barriers(shard integer) IS 'Drops the write barriers of a shard''s tables';
+
+
+--
 -- Name: drop_copy(integer); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -736,6 +831,30 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids.drop_copy(shard integer) IS 'Drops a shard that was moved away or fenced, with all that is in it';
+
+
+--
+-- Name: enter_moved(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.enter_moved(shard integer) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_variable
+begin
+  insert into shardids.shard (id, schema, state, id_counter, id_offset, server, timeline, arrived)
+  values (shard, shardids.schema_of(shard), 'fenced', format('%I.id_counter', shardids.schema_of(shard))::regclass,
+          format('%I.id_offset', shardids.schema_of(shard))::regclass, shardids.server(), shardids.timeline(), 'tables');
+end
+$$;
+
+
+--
+-- Name: FUNCTION enter_moved(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.enter_moved(shard integer) IS 'Enters a shard that is being moved here, fenced';
 
 
 --
@@ -816,100 +935,6 @@ COMMENT ON FUNCTION shardids.fence(shard integer, moved_to text, OUT high_water_
 
 
 --
--- Name: gate(integer, regclass, boolean); Type: FUNCTION; Schema: shardids; Owner: -
---
-
-CREATE FUNCTION shardids.gate(shard integer, name regclass, replicated boolean) RETURNS void
-    LANGUAGE plpgsql
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-begin
-  execute format(
-    'create or replace trigger shardids_gate before insert or update or delete or truncate on %s '
-    'for each statement execute function shardids.pass_gate(%s, %L)',
-    name, shard, format('%I.id_offset', shardids.schema_of(shard)));
-  if replicated then
-    execute format('alter table %s enable always trigger shardids_gate', name);
-  end if;
-end
-$$;
-
-
---
--- Name: FUNCTION gate(shard integer, name regclass, replicated boolean); Type: COMMENT; Schema: shardids; Owner: -
---
-
-COMMENT ON FUNCTION shardids.gate(shard integer, name regclass, replicated boolean) IS 'Lets INSERT, UPDATE, DELETE, TRUNCATE and COPY pass on a table of a shard only while the shard issues IDs';
-
-
---
--- Name: tables_of(integer); Type: FUNCTION; Schema: shardids; Owner: -
---
-
-CREATE FUNCTION shardids.tables_of(shard integer) RETURNS regclass[]
-    LANGUAGE plpgsql STABLE
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-begin
-  return array(
-    select c.oid::regclass from pg_class c
-    where c.relnamespace = to_regnamespace(shardids.schema_of(shard)) and c.relkind in ('r', 'p')
-    order by c.relname);
-end
-$$;
-
-
---
--- Name: FUNCTION tables_of(shard integer); Type: COMMENT; Schema: shardids; Owner: -
---
-
-COMMENT ON FUNCTION shardids.tables_of(shard integer) IS 'The tables of a shard, partitions and partitioned ones included';
-
-
---
--- Name: ungated(integer); Type: FUNCTION; Schema: shardids; Owner: -
---
-
-CREATE FUNCTION shardids.ungated(shard integer) RETURNS SETOF regclass
-    LANGUAGE sql STABLE
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    BEGIN ATOMIC
- SELECT name.name
-    FROM unnest(shardids.tables_of(ungated.shard)) name(name)
-   WHERE (NOT (EXISTS ( SELECT
-            FROM pg_trigger t
-           WHERE ((t.tgrelid = (name.name)::oid) AND (t.tgname = 'shardids_gate'::name)))));
-END;
-
-
---
--- Name: FUNCTION ungated(shard integer); Type: COMMENT; Schema: shardids; Owner: -
---
-
-COMMENT ON FUNCTION shardids.ungated(shard integer) IS 'The tables of a shard without a gate';
-
-
---
--- Name: gate_all(integer); Type: FUNCTION; Schema: shardids; Owner: -
---
-
-CREATE FUNCTION shardids.gate_all(shard integer) RETURNS void
-    LANGUAGE sql
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    BEGIN ATOMIC
- SELECT shardids.gate(gate_all.shard, name.name, false) AS gate
-    FROM shardids.ungated(gate_all.shard) name(name);
-END;
-
-
---
--- Name: FUNCTION gate_all(shard integer); Type: COMMENT; Schema: shardids; Owner: -
---
-
-COMMENT ON FUNCTION shardids.gate_all(shard integer) IS 'Makes the gates of a shard that is being moved here';
-
-
---
 -- Name: grant_usage(integer, name); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -930,7 +955,7 @@ begin
     from pg_proc p
     where p.pronamespace = 'shardids'::regnamespace
       and p.proname not in ('fence', 'stop', 'activate', 'grant_usage', 'revoke_usage', 'enter_shard', 'tables_of',
-                            'pass_gate', 'gate', 'gate_all', 'ungated', 'ungate', 'release', 'adopt', 'take_rows', 'drop_copy',
+                            'pass_barrier', 'add_barrier', 'add_barriers', 'without_barrier', 'drop_barriers', 'release', 'enter_moved', 'take_rows', 'drop_copy',
                             'publish', 'subscribe', 'try_subscribing', 'create_subscription', 'unsubscribe', 'sequences_of', 'digest', 'database', 'lock_tables', 'analyze'));
   execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer) to %2$I', schema, role);
   execute format('grant usage on sequence %I.id_counter to %I', schema, role);
@@ -1092,10 +1117,10 @@ COMMENT ON FUNCTION shardids.offset_ms(seen bigint) IS 'The offset in ms that a 
 
 
 --
--- Name: pass_gate(); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: pass_barrier(); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.pass_gate() RETURNS trigger
+CREATE FUNCTION shardids.pass_barrier() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -1433,7 +1458,7 @@ begin
   if not found then
     raise exception using errcode = 'SI007', message = format('shard %s does not wait for rows here', shard);
   end if;
-  perform shardids.ungate(shard);
+  perform shardids.drop_barriers(shard);
 end
 $$;
 
@@ -1495,32 +1520,7 @@ $$;
 -- Name: FUNCTION try_subscribing(conninfo text); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.try_subscribing(conninfo text) IS 'Tries whether this server can subscribe to another; to be rolled back';
-
-
---
--- Name: ungate(integer); Type: FUNCTION; Schema: shardids; Owner: -
---
-
-CREATE FUNCTION shardids.ungate(shard integer) RETURNS void
-    LANGUAGE plpgsql
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-declare
-  name regclass;
-begin
-  foreach name in array shardids.tables_of(shard) loop
-    execute format('drop trigger if exists shardids_gate on %s', name);
-  end loop;
-end
-$$;
-
-
---
--- Name: FUNCTION ungate(shard integer); Type: COMMENT; Schema: shardids; Owner: -
---
-
-COMMENT ON FUNCTION shardids.ungate(shard integer) IS 'Takes the gates of a shard''s tables away';
+COMMENT ON FUNCTION shardids.try_subscribing(conninfo text) IS 'Tests whether this server can subscribe to another; to be rolled back';
 
 
 --
@@ -1952,9 +1952,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382741327579709442);
-INSERT INTO shard_0000.kept VALUES (382741327579709443);
-INSERT INTO shard_0000.kept VALUES (382741327579709444);
+INSERT INTO shard_0000.kept VALUES (382742620796878850);
+INSERT INTO shard_0000.kept VALUES (382742620805267460);
+INSERT INTO shard_0000.kept VALUES (382742620805267461);
 
 
 --
@@ -1982,8 +1982,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710840007299221151/5', 1, 2783110220505677824, '2026-11-22 03:57:23.449523+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710840007299221151/5', 1, 2783110220505677824, '2026-11-22 03:57:23.466793+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710841326894391369/5', 1, 5085214890184933376, '2026-11-22 04:02:31.763354+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710841326894391369/5', 1, 5085214890184933376, '2026-11-22 04:02:31.783774+00', NULL);
 
 
 --
@@ -1997,7 +1997,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 03:57:23.33243+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 04:02:31.548733+00');
 
 
 --
@@ -2010,7 +2010,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 03:57:23.47356+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 04:02:31.795845+00');
 
 
 --
@@ -2038,14 +2038,14 @@ INSERT INTO shardids_catalog.shardids_version VALUES ('catalog_0001');
 -- Name: id_counter; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
+SELECT pg_catalog.setval('shard_0000.id_counter', 5, true);
 
 
 --
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 2783110311758321309, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 5085214981437885190, true);
 
 
 --
@@ -2253,10 +2253,31 @@ REVOKE ALL ON FUNCTION shardids.activate(shard integer, above_tick bigint) FROM 
 
 
 --
--- Name: FUNCTION adopt(shard integer); Type: ACL; Schema: shardids; Owner: -
+-- Name: FUNCTION add_barrier(shard integer, name regclass, replicated boolean); Type: ACL; Schema: shardids; Owner: -
 --
 
-REVOKE ALL ON FUNCTION shardids.adopt(shard integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION shardids.add_barrier(shard integer, name regclass, replicated boolean) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION tables_of(shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.tables_of(shard integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION without_barrier(shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.without_barrier(shard integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION add_barriers(shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.add_barriers(shard integer) FROM PUBLIC;
 
 
 --
@@ -2288,6 +2309,13 @@ REVOKE ALL ON FUNCTION shardids.digest(shard integer) FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION drop_barriers(shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.drop_barriers(shard integer) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION drop_copy(shard integer); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -2295,38 +2323,17 @@ REVOKE ALL ON FUNCTION shardids.drop_copy(shard integer) FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION enter_moved(shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.enter_moved(shard integer) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION fence(shard integer, moved_to text, OUT high_water_tick bigint); Type: ACL; Schema: shardids; Owner: -
 --
 
 REVOKE ALL ON FUNCTION shardids.fence(shard integer, moved_to text, OUT high_water_tick bigint) FROM PUBLIC;
-
-
---
--- Name: FUNCTION gate(shard integer, name regclass, replicated boolean); Type: ACL; Schema: shardids; Owner: -
---
-
-REVOKE ALL ON FUNCTION shardids.gate(shard integer, name regclass, replicated boolean) FROM PUBLIC;
-
-
---
--- Name: FUNCTION tables_of(shard integer); Type: ACL; Schema: shardids; Owner: -
---
-
-REVOKE ALL ON FUNCTION shardids.tables_of(shard integer) FROM PUBLIC;
-
-
---
--- Name: FUNCTION ungated(shard integer); Type: ACL; Schema: shardids; Owner: -
---
-
-REVOKE ALL ON FUNCTION shardids.ungated(shard integer) FROM PUBLIC;
-
-
---
--- Name: FUNCTION gate_all(shard integer); Type: ACL; Schema: shardids; Owner: -
---
-
-REVOKE ALL ON FUNCTION shardids.gate_all(shard integer) FROM PUBLIC;
 
 
 --
@@ -2344,10 +2351,10 @@ REVOKE ALL ON FUNCTION shardids.lock_tables(shard integer) FROM PUBLIC;
 
 
 --
--- Name: FUNCTION pass_gate(); Type: ACL; Schema: shardids; Owner: -
+-- Name: FUNCTION pass_barrier(); Type: ACL; Schema: shardids; Owner: -
 --
 
-REVOKE ALL ON FUNCTION shardids.pass_gate() FROM PUBLIC;
+REVOKE ALL ON FUNCTION shardids.pass_barrier() FROM PUBLIC;
 
 
 --
@@ -2404,13 +2411,6 @@ REVOKE ALL ON FUNCTION shardids.take_rows(shard integer) FROM PUBLIC;
 --
 
 REVOKE ALL ON FUNCTION shardids.try_subscribing(conninfo text) FROM PUBLIC;
-
-
---
--- Name: FUNCTION ungate(shard integer); Type: ACL; Schema: shardids; Owner: -
---
-
-REVOKE ALL ON FUNCTION shardids.ungate(shard integer) FROM PUBLIC;
 
 
 --

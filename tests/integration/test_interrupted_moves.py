@@ -10,13 +10,13 @@ import pytest
 from shardids import mover
 from shardids.dev.embedded import temporary_servers
 from shardids.errors import ClusterConflict, MoveFailed
-from shardids.mover import copying
+from shardids.mover import replication
 from tests.support.clusters import Nursery
 from tests.support.moves import (
     TwoNodes,
     Writers,
     assert_nothing_lost,
-    assert_one_home,
+    assert_one_owner,
     finish,
     killed_move,
     schema,
@@ -44,15 +44,15 @@ def test_killed_and_resumed_or_aborted(nodes: TwoNodes, nursery: Nursery) -> Non
     """One shard, each move beginning with what the one before has left; tests/faults has all steps."""
     shard = nodes.new_shard()
     with Writers(nodes, shard, 2, every_s=0.005) as writers:
-        for step, how, home in (
+        for step, how, owner in (
             ("copy", mover.abort, "a"),
             ("cutover", mover.resume, "b"),
             ("activate", mover.abort, "b"),
         ):
             assert killed_move(nodes, nursery, shard, step, kind="StepDone")
             finish(nodes, shard, how)
-            assert nodes.catalog.node_of(shard).name == home
-            assert_one_home(nodes, shard)
+            assert nodes.catalog.node_of(shard).name == owner
+            assert_one_owner(nodes, shard)
     assert_nothing_lost(nodes, shard, writers)
 
 
@@ -60,22 +60,22 @@ def test_after_the_switch_a_move_only_goes_forward(nodes: TwoNodes, nursery: Nur
     shard = nodes.new_shard()
     assert killed_move(nodes, nursery, shard, "place", kind="StepDone")
     with pytest.raises(
-        ClusterConflict, match=f'a move of shard {shard} from .* was broken off at step "clean"'
+        ClusterConflict, match=f'a move of shard {shard} from .* was interrupted at step "clean"'
     ):
         finish(nodes, shard, lambda catalog, number: mover.move(catalog, number, "a"))
     assert finish(nodes, shard, mover.abort).outcome == "moved"
     assert nodes.catalog.node_of(shard).name == "b"
-    assert_one_home(nodes, shard)
+    assert_one_owner(nodes, shard)
 
 
 def test_an_offline_move_that_was_killed(nodes: TwoNodes, nursery: Nursery) -> None:
     shard = nodes.new_shard()
     with Writers(nodes, shard, 1, every_s=0.01) as writers:
-        for step, how, home in (("copy", mover.abort, "a"), ("stop", mover.resume, "b")):
+        for step, how, owner in (("copy", mover.abort, "a"), ("stop", mover.resume, "b")):
             assert killed_move(nodes, nursery, shard, step, kind="StepDone", offline=True)
             finish(nodes, shard, how)
-            assert nodes.catalog.node_of(shard).name == home
-            assert_one_home(nodes, shard)
+            assert nodes.catalog.node_of(shard).name == owner
+            assert_one_owner(nodes, shard)
     assert_nothing_lost(nodes, shard, writers)
 
 
@@ -90,7 +90,7 @@ def test_an_abort_that_was_killed_is_an_abort_still(nodes: TwoNodes, nursery: Nu
     )
     assert nursery.line() == "dying"
     assert finish(nodes, shard, mover.resume).outcome == "aborted"
-    assert_one_home(nodes, shard)
+    assert_one_owner(nodes, shard)
 
 
 def test_a_move_that_is_under_way_is_left_alone(nodes: TwoNodes) -> None:
@@ -124,7 +124,7 @@ def test_a_table_that_is_changed_meanwhile_stops_the_move(nodes: TwoNodes) -> No
     with pytest.raises(ClusterConflict, match='table "late" was changed while it was moved'):
         mover.move(nodes.catalog, shard, "b", on_event=change)
     assert mover.abort(nodes.catalog, shard).outcome == "aborted"
-    assert_one_home(nodes, shard)
+    assert_one_owner(nodes, shard)
 
 
 def test_a_slot_that_the_source_gave_up_is_not_waited_for(nodes: TwoNodes) -> None:
@@ -147,7 +147,7 @@ def test_a_slot_that_the_source_gave_up_is_not_waited_for(nodes: TwoNodes) -> No
             source.execute("alter system reset max_slot_wal_keep_size")
             source.execute("select pg_reload_conf()")
     assert finish(nodes, shard, mover.abort).outcome == "aborted"
-    assert_one_home(nodes, shard)
+    assert_one_owner(nodes, shard)
 
 
 def lost_slot(source: psycopg.Connection) -> bool:
@@ -160,7 +160,7 @@ def lost_slot(source: psycopg.Connection) -> bool:
 def test_rows_that_do_not_come_are_not_waited_for_without_end(
     nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copying, "PATIENCE_S", 2.0)
+    monkeypatch.setattr(replication, "PATIENCE_S", 2.0)
     shard = nodes.new_shard()
 
     def hold_up(event: mover.Event) -> None:
@@ -177,12 +177,12 @@ def test_rows_that_do_not_come_are_not_waited_for_without_end(
         holder.execute("rollback")
     monkeypatch.undo()
     assert finish(nodes, shard, mover.resume).outcome == "moved"
-    assert_one_home(nodes, shard)
+    assert_one_owner(nodes, shard)
 
 
 def test_a_target_that_is_gone_is_not_needed_to_abort(nodes: TwoNodes, nursery: Nursery) -> None:
     shard = nodes.new_shard()
-    assert killed_move(nodes, nursery, shard, "gate")
+    assert killed_move(nodes, nursery, shard, "barrier")
     nodes.servers["b"].stop()
     try:
         done = finish(nodes, shard, mover.abort)

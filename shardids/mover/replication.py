@@ -12,8 +12,8 @@ from sqlalchemy import Connection, text
 
 from shardids.catalog.connections import keep_out_of_logs
 from shardids.errors import MoveFailed, StatementFailed
-from shardids.mover.dumping import Scripts, find_programs
 from shardids.mover.events import Copying
+from shardids.mover.programs import Scripts, find_programs
 from shardids.mover.sides import Side, Sides, server_major
 
 PATIENCE_S = 300.0
@@ -39,15 +39,15 @@ def play(connection: Connection, script: str) -> None:
 def make_tables(sides: Sides, scripts: Scripts) -> None:
     """Makes the schema on the target, without what is quicker made after the rows; nobody can write there.
 
-    An old copy that a former move left behind goes. Done already, it does nothing.
+    Replaces an old copy that a former move left behind. Idempotent.
     """
-    with sides.target.engine.begin() as connection:
+    with sides.target.begin() as connection:
         if arrived(connection, sides.shard) is not None:
             return
         connection.execute(text("select shardids.drop_copy(:shard)"), {"shard": sides.shard})
         play(connection, scripts.tables)
-        connection.execute(text("select shardids.adopt(:shard)"), {"shard": sides.shard})
-        connection.execute(text("select shardids.gate_all(:shard)"), {"shard": sides.shard})
+        connection.execute(text("select shardids.enter_moved(:shard)"), {"shard": sides.shard})
+        connection.execute(text("select shardids.add_barriers(:shard)"), {"shard": sides.shard})
 
 
 def arrived(connection: Connection, shard: int) -> str | None:
@@ -77,7 +77,7 @@ def subscribe(sides: Sides, name: str) -> None:
     conninfo = make_conninfo("", **sides.source.parameters())
     with sides.source.autocommit() as source:
         version = server_major(source)
-    with sides.target.engine.begin() as connection:
+    with sides.target.begin() as connection:
         keep_out_of_logs(connection)
         connection.execute(
             text("select shardids.subscribe(:shard, :name, :conninfo, :version)"),
@@ -86,8 +86,8 @@ def subscribe(sides: Sides, name: str) -> None:
 
 
 def copy_offline(sides: Sides) -> None:
-    """Copies all rows by pg_dump; the source takes no writes. Done already, it does nothing."""
-    with sides.target.engine.begin() as connection:
+    """Copies all rows by pg_dump; the source takes no writes. Idempotent."""
+    with sides.target.begin() as connection:
         if arrived(connection, sides.shard) != "tables":
             return
     with sides.source.autocommit() as connection:
@@ -97,7 +97,7 @@ def copy_offline(sides: Sides) -> None:
         sides.target.parameters(),
         sides.schema,
         first=f"select shardids.take_rows({sides.shard})",
-        last=f"select shardids.gate_all({sides.shard})",
+        last=f"select shardids.add_barriers({sides.shard})",
     )
 
 
@@ -171,9 +171,9 @@ class _Arrival:
             self._bytes, self._rows = max(bytes_done, self._bytes), max(rows, self._rows)
         elif time.monotonic() - self._changed > PATIENCE_S:
             raise MoveFailed(
-                f'shard {self._sides.shard}: no more rows have come to node "{self._sides.target.node.name}"'
+                f'shard {self._sides.shard}: no more rows have come to node "{self._sides.target.name}"'
                 f" for {PATIENCE_S:.0f} s, and {tables_left} tables are not copied; its log may say why",
-                hint="Remove the reason, then go on with --resume, or undo the move with --abort.",
+                hint="Remove the reason, then resume it with --resume, or undo the move with --abort.",
             )
         else:
             return
@@ -189,12 +189,12 @@ def _check_slot(side: Side, name: str) -> None:
         ).scalar_one_or_none()
     if state is None:
         raise MoveFailed(
-            f'node "{side.node.name}" has no replication slot "{name}" any more',
+            f'node "{side.name}" has no replication slot "{name}" any more',
             hint="Undo the move with --abort, then begin it anew.",
         )
     if state == "lost":
         raise MoveFailed(
-            f'node "{side.node.name}" has given up replication slot "{name}" (wal_status = lost)',
+            f'node "{side.name}" has given up replication slot "{name}" (wal_status = lost)',
             hint="Undo the move with --abort, raise max_slot_wal_keep_size there, then begin it anew.",
         )
 
@@ -211,22 +211,20 @@ def _check_workers(target: Connection, side: Side, name: str) -> None:
     ).scalar_one()
     if failures > _ERRORS_TOLERATED:
         raise MoveFailed(
-            f'node "{side.node.name}" failed {failures} times to take rows in; its log says why',
-            hint="Remove the reason, then go on with --resume, or undo the move with --abort.",
+            f'node "{side.name}" failed {failures} times to take rows in; its log says why',
+            hint="Remove the reason, then resume it with --resume, or undo the move with --abort.",
         )
 
 
 def make_rest(sides: Sides, scripts: Scripts) -> None:
     """Makes indexes, foreign keys, triggers and the rest on the target, and gathers statistics there.
 
-    Done already, it does nothing.
+    Idempotent.
     """
     deadline = time.monotonic() + PATIENCE_S
     while not _try_rest(sides, scripts):
         if time.monotonic() > deadline:
-            raise MoveFailed(
-                f'node "{sides.target.node.name}": the tables of shard {sides.shard} stay locked'
-            )
+            raise MoveFailed(f'node "{sides.target.name}": the tables of shard {sides.shard} stay locked')
         time.sleep(_POLL_S)
     with sides.target.autocommit() as connection:
         connection.execute(text("select shardids.analyze(:shard)"), {"shard": sides.shard})
@@ -234,7 +232,7 @@ def make_rest(sides: Sides, scripts: Scripts) -> None:
 
 def _try_rest(sides: Sides, scripts: Scripts) -> bool:
     try:
-        with sides.target.engine.begin() as connection:
+        with sides.target.begin() as connection:
             if arrived(connection, sides.shard) == "all":
                 return True
             # All locks at once, and not for long: the apply worker takes them in an order of its own.
@@ -273,7 +271,7 @@ def _drop_slot(source: Connection, side: Side, name: str) -> None:
     deadline = time.monotonic() + _SLOT_PATIENCE_S
     while source.execute(there, {"name": name}).one_or_none() is not None:
         if time.monotonic() > deadline:
-            raise MoveFailed(f'node "{side.node.name}": replication slot "{name}" stays in use')
+            raise MoveFailed(f'node "{side.name}": replication slot "{name}" stays in use')
         with suppress(StatementFailed):  # It came into use meanwhile, or went away.
             source.execute(dropping, {"name": name})
         time.sleep(_POLL_S / 10)

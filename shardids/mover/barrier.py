@@ -1,4 +1,4 @@
-"""The gate of a shard's tables: see ``sql/moving.v1.sql``. Made open, so that nothing changes yet."""
+"""The write barrier on the source (see ``sql/mover/moving.v1.sql``): made open, closed for the cutover."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlalchemy import Connection, text
 
 from shardids.catalog.locks import AdvisoryLock
 from shardids.errors import StatementFailed
-from shardids.mover.copying import LOCK_FAILURES, PATIENCE_S
+from shardids.mover.replication import LOCK_FAILURES, PATIENCE_S
 from shardids.mover.sides import Side, Sides
 
 LOCK_MS = 100
@@ -21,27 +21,65 @@ OnWait = Callable[[int, str], None]
 """Called with the number of the attempt that failed, and why."""
 
 
-def make_gate(sides: Sides, on_wait: OnWait) -> None:
-    """Makes the gate of each table of the source; open, so that nothing changes yet. Can be repeated.
+class PutOff(Exception):
+    """The cutover can't be made now, and nothing has happened; the text says why."""
+
+
+def make_barrier(sides: Sides, on_wait: OnWait) -> None:
+    """Makes the barrier of each table of the source; open, so that nothing changes yet. Idempotent.
 
     Each is tried until it can be made quickly, so that live traffic waits for no attempt longer than 0.1 s.
     """
     shard = {"shard": sides.shard}
     with sides.source.autocommit() as source:
-        tables = source.scalars(text("select oid::bigint from shardids.ungated(:shard) oid"), shard).all()
+        tables = source.scalars(
+            text("select oid::bigint from shardids.without_barrier(:shard) oid"), shard
+        ).all()
         release_offset(source, sides)
         for table in tables:
             _with_locks(
                 sides.source,
-                "select shardids.gate(:shard, cast(:table as oid), true)",
+                "select shardids.add_barrier(:shard, cast(:table as oid), true)",
                 shard | {"table": table},
-                on_wait=lambda attempt: on_wait(attempt, who_holds(source, sides)),
+                on_wait=lambda attempt: on_wait(attempt, who_writes(source, sides)),
             )
 
 
-def drop_gate(side: Side, shard: int) -> None:
-    """Takes the gates away again; waits for readers as well, while nobody waits for it."""
-    _with_locks(side, "select shardids.ungate(:shard)", {"shard": shard})
+def drop_barrier(side: Side, shard: int) -> None:
+    """Drops the barrier of each table; waits for readers as well, while nobody waits for it."""
+    _with_locks(side, "select shardids.drop_barriers(:shard)", {"shard": shard})
+
+
+def close_barrier(source: Connection, watching: Connection, sides: Sides, max_pause_s: float) -> None:
+    """Keeps writers waiting until the end of the source's transaction; all that have written have ended.
+
+    Raises:
+        PutOff: somebody writes, or changes the shard's schema.
+    """
+    # The server ends the transaction when this process hangs, and with it the wait of the writers.
+    is_mine, *_ = source.execute(
+        text("""
+            select pg_try_advisory_xact_lock(:schema_lock, :shard),
+                   set_config('idle_in_transaction_session_timeout', :pause_ms, true),
+                   set_config('lock_timeout', :lock_ms, true)"""),
+        {
+            "schema_lock": AdvisoryLock.SHARD_SCHEMA,
+            "shard": sides.shard,
+            "pause_ms": str(round(max_pause_s * 1000)),
+            "lock_ms": str(LOCK_MS),
+        },
+    ).one()
+    if not is_mine:
+        raise PutOff("a migration of the shard is running")
+    try:
+        source.execute(
+            text("select pg_advisory_xact_lock(:class, :shard)"),
+            {"class": AdvisoryLock.WRITE_BARRIER, "shard": sides.shard},
+        )
+    except StatementFailed as error:
+        if error.sqlstate in LOCK_FAILURES:
+            raise PutOff(who_writes(watching, sides)) from error
+        raise
 
 
 def release_offset(source: Connection, sides: Sides) -> None:
@@ -49,8 +87,8 @@ def release_offset(source: Connection, sides: Sides) -> None:
     source.execute(text("select shardids.release(:shard)"), {"shard": sides.shard})
 
 
-def who_holds(watching: Connection, sides: Sides) -> str:
-    """Which session keeps the tables or the gate of the shard on the source from being locked."""
+def who_writes(watching: Connection, sides: Sides) -> str:
+    """Which session keeps the tables or the barrier of the shard on the source from being locked."""
     oldest = watching.execute(
         text("""
             select a.pid, a.usename, extract(epoch from clock_timestamp() - a.xact_start)::integer as seconds
@@ -83,7 +121,7 @@ def _with_locks(
     while True:
         attempt += 1
         try:
-            with side.engine.begin() as connection:
+            with side.begin() as connection:
                 connection.execute(text("select set_config('lock_timeout', :ms, true)"), {"ms": str(LOCK_MS)})
                 connection.execute(text(statement), parameters)
                 return
