@@ -69,12 +69,14 @@ class Draws:
     """How far a shard's generator has come: one row of ``doctor/draws.v1.sql``.
 
     ``drawn`` is the value of its counter, ``clock_ms`` its server's clock in milliseconds since the epoch.
+    ``is_fenced``: its sequences say so, whatever its row says.
     """
 
     shard: int
     drawn: int
     offset_ms: int
     clock_ms: int
+    is_fenced: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

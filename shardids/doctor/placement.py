@@ -166,11 +166,18 @@ def shard_misplaced(facts: ClusterFacts) -> Iterator[Found]:
 def shard_stopped(facts: ClusterFacts) -> Iterator[Found]:
     """A shard is fenced, or marked as moved, on the node where the catalog places it."""
     active = _active_on(facts)
-    stopped = (
+    stopped = [
         ((node, f'moved to node "{local.moved_to}"' if local.moved_to else "fenced"), shard)
         for shard, node, local in _settled(facts)
         if local and local.state in ("fenced", "moved") and shard not in active
-    )
+    ]
+    # Seen twice: in the time between, a fence would have been committed.
+    stopped += [
+        ((node, "fenced by a transaction that was rolled back"), shard)
+        for shard, node, local in _settled(facts)
+        if local and local.state == "active" and (draws := facts.nodes[node].draws.get(shard))
+        if all(read.is_fenced for read in draws)
+    ]
     for (node, state), shards in grouped(stopped).items():
         yield Found(
             what=f'{named_shards(shards)}: {state}, says node "{node}", where the catalog places it; it'

@@ -141,7 +141,7 @@ begin
   union all
   select format('function %s %s', p.oid::regprocedure, pg_get_functiondef(p.oid))
   from pg_proc p join pg_namespace n on n.oid = p.pronamespace and n.nspname = schema
-  where p.prokind in ('f', 'p') and p.proname not in ('next_id', 'next_ids', 'late_id', 'reserve')
+  where p.prokind in ('f', 'p') and p.proname not in ('next_id', 'next_ids', 'late_id', 'set_aside')
   union all
   select format('type %s %s', format_type(t.oid, null), coalesce(
            (select string_agg(quote_literal(e.enumlabel), ', ' order by e.enumsortorder)

@@ -113,9 +113,9 @@ create function shardids.enter_moved(shard integer) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 begin
-  insert into shardids.shard (id, schema, state, id_counter, id_offset, server, timeline, arrived)
+  insert into shardids.shard (id, schema, state, id_counter, id_offset, server, timeline, incarnation, arrived)
   values (shard, shardids.schema_of(shard), 'fenced', format('%I.id_counter', shardids.schema_of(shard))::regclass,
-          format('%I.id_offset', shardids.schema_of(shard))::regclass, shardids.server(), shardids.timeline(), 'tables');
+          format('%I.id_offset', shardids.schema_of(shard))::regclass, shardids.server(), shardids.timeline(), shardids.incarnation(), 'tables');
 end
 $$;
 

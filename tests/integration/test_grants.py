@@ -17,6 +17,7 @@ Db = psycopg.Connection[Any]
 PUBLIC = """
 shardids.clamped_ms(timestamp with time zone)
 shardids.drawn_id(bigint,bigint,integer)
+shardids.enter_shard(integer)
 shardids.epoch_ms()
 shardids.id_of(bigint,integer)
 shardids.is_ahead(bigint,bigint,interval)
@@ -45,11 +46,14 @@ shardids_catalog.changed()
 """
 """What anybody with USAGE on the schema may execute: it computes, raises errors, or acts as its caller."""
 
+BY_ADMINISTRATORS = {"shardids.enter_shard(integer)", "shardids.timeline()"}
+"""Those of them that no draw needs; enter_shard says which membership its caller lacks."""
+
 BY_GRANT = """
 shard_0005.late_id(regclass)
 shard_0005.next_id()
 shard_0005.next_ids(integer)
-shard_0005.reserve(regclass,integer)
+shard_0005.set_aside(regclass,integer)
 """
 """What ``shardids grant`` lets a role execute."""
 
@@ -67,7 +71,6 @@ shardids.drop_barriers(integer)
 shardids.drop_copy(integer)
 shardids.enter_moved(integer)
 shardids.enter_revision(integer,name,text[])
-shardids.enter_shard(integer)
 shardids.fence(integer,text)
 shardids.grant_usage(integer,name)
 shardids.late_id(regclass,integer)
@@ -93,7 +96,7 @@ shardids_catalog.grant_usage(name)
 
 DEFINERS = """
 shard_0005.late_id(regclass)
-shard_0005.reserve(regclass,integer)
+shard_0005.set_aside(regclass,integer)
 shardids.activate(integer,bigint)
 shardids.fence(integer,text)
 shardids.offset_base()
@@ -127,7 +130,7 @@ def test_every_function_is_executed_by_those_who_need_it_and_nobody_else(
         [*BY_GRANT.split("\n")[1:-1], *OWNER.split("\n")[1:-1]]
     )
     granted = {name for name, _, there in found if quoted in there}
-    drawing = {name for name in PUBLIC.split("\n") if name.startswith("shardids.")} - {"shardids.timeline()"}
+    drawing = {name for name in PUBLIC.split("\n") if name.startswith("shardids.")} - BY_ADMINISTRATORS
     assert granted == drawing | set(BY_GRANT.split("\n")[1:-1])
     assert sorted(name for name, is_definer, _ in found if is_definer) == DEFINERS.split("\n")[1:-1]
 

@@ -212,7 +212,7 @@ def test_another_shards_offset_can_not_be_named_to_an_allowed_one(owner: Db, app
     draw(app)
     before = shard_states(owner)
     for oid in (scalar(owner, "select 'shard_0006.id_offset'::regclass::oid"), 0, 2**32 - 1):
-        for call in ("reserve(%s::oid::regclass, 10)", "late_id(%s::oid::regclass)"):
+        for call in ("set_aside(%s::oid::regclass, 10)", "late_id(%s::oid::regclass)"):
             with refused("SI004"):
                 app.execute(f"select shard_0005.{call}", [oid])
     assert shard_states(owner) == before
@@ -221,7 +221,7 @@ def test_another_shards_offset_can_not_be_named_to_an_allowed_one(owner: Db, app
 @pytest.mark.parametrize(
     "statement",
     [
-        "select shard_0006.reserve('shard_0006.id_offset', 100)",
+        "select shard_0006.set_aside('shard_0006.id_offset', 100)",
         "select shard_0006.late_id('shard_0006.id_offset')",
         "select shardids.reserve(6, 100)",
         "select shardids.advance(6, 'shard_0006.id_offset', 100)",
@@ -276,7 +276,7 @@ def test_revoking_takes_back_draws_and_reservations(owner: Db, app: Db, role: UR
                 with refused(DENIED, "permission denied"):
                     session.execute(statement)
         with refused(DENIED):
-            later.execute("select shard_0005.reserve('shard_0005.id_offset', 10)")
+            later.execute("select shard_0005.set_aside('shard_0005.id_offset', 10)")
 
 
 def test_revoking_takes_back_what_a_prepared_insert_draws(owner: Db, app: Db, role: URL) -> None:
@@ -298,7 +298,7 @@ def test_a_role_without_usage_is_denied(url: URL, make_role: MakeRole) -> None:
         for statement in (
             "select shard_0005.next_id()",
             "select shard_0005.next_ids(1)",
-            "select shard_0005.reserve(0, 1)",
+            "select shard_0005.set_aside(0, 1)",
             "select shard_0005.late_id(0)",
             "select shardids.reserve(5, 1)",
             "select shardids.shard_of(1)",
