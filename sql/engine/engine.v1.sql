@@ -314,7 +314,7 @@ $$;
 comment on function shardids.set_aside(regclass, integer, integer) is 'Sets n consecutive ticks of a shard aside';
 
 revoke execute on function
-  shardids.late_id(regclass, integer), shardids.advance(integer, regclass, bigint),
+  shardids.incarnation(), shardids.late_id(regclass, integer), shardids.advance(integer, regclass, bigint),
   shardids.set_aside(regclass, integer, integer)
   from public;
 

@@ -23,6 +23,7 @@ shardids.id_of(bigint,integer)
 shardids.is_ahead(bigint,bigint,interval)
 shardids.is_current(bigint,bigint)
 shardids.is_in_time(bigint,bigint)
+shardids.is_marked(bigint,bigint)
 shardids.is_unchanged(bigint,regclass)
 shardids.max_id(timestamp with time zone)
 shardids.min_id(timestamp with time zone)
@@ -46,7 +47,11 @@ shardids_catalog.changed()
 """
 """What anybody with USAGE on the schema may execute: it computes, raises errors, or acts as its caller."""
 
-BY_ADMINISTRATORS = {"shardids.enter_shard(integer)", "shardids.timeline()"}
+BY_ADMINISTRATORS = {
+    "shardids.enter_shard(integer)",
+    "shardids.is_marked(bigint,bigint)",
+    "shardids.timeline()",
+}
 """Those of them that no draw needs; enter_shard says which membership its caller lacks."""
 
 BY_GRANT = """
@@ -73,14 +78,17 @@ shardids.enter_moved(integer)
 shardids.enter_revision(integer,name,text[])
 shardids.fence(integer,text)
 shardids.grant_usage(integer,name)
+shardids.incarnation()
 shardids.late_id(regclass,integer)
 shardids.lock_tables(integer)
+shardids.log_offset(regclass,bigint,bigint)
 shardids.pass_barrier()
 shardids.publish(integer,name)
 shardids.release(integer)
 shardids.revisions(name)
 shardids.revisions_in(name,name)
 shardids.revoke_usage(integer,name)
+shardids.safe_tick(integer,regclass,regclass,integer)
 shardids.sequences_of(integer)
 shardids.set_aside(regclass,integer,integer)
 shardids.stop(integer,regclass,regclass)
@@ -99,6 +107,7 @@ shard_0005.late_id(regclass)
 shard_0005.set_aside(regclass,integer)
 shardids.activate(integer,bigint)
 shardids.fence(integer,text)
+shardids.incarnation()
 shardids.offset_base()
 shardids.pass_barrier()
 shardids.refuse(text,integer,bigint)
