@@ -5,10 +5,12 @@ Every command imports this module, so it imports neither Rich nor SQLAlchemy bef
 
 from __future__ import annotations
 
+import codecs
 import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -75,6 +77,22 @@ def opened(url: str) -> Iterator[Catalog]:
         yield catalog
     finally:
         catalog.close()
+
+
+def print_escapes() -> None:
+    """Lets stdout and stderr print what their encoding lacks as an escape, where Python would fail."""
+    codecs.register_error("shardids", _escaped)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
+            stream.reconfigure(errors="shardids")
+
+
+def _escaped(error: UnicodeError) -> tuple[str | bytes, int]:
+    try:
+        # A byte of an argument that could not be decoded is printed as it came.
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeError:
+        return codecs.lookup_error("backslashreplace")(error)
 
 
 def print_json(value: object) -> None:

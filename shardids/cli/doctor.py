@@ -32,7 +32,7 @@ def _list(wanted: bool) -> None:
 def examine(
     catalog: CatalogOption,
     checks: Annotated[
-        str | None, typer.Option(metavar="NAME,…", help="Only these checks, separated by commas.")
+        str | None, typer.Option(metavar="NAME,...", help="Only these checks, separated by commas.")
     ] = None,
     key: Annotated[
         list[str] | None,

@@ -49,7 +49,7 @@ def _context(layout: str | None, catalog: str | None) -> tuple[Layout, Placement
 def decode(
     ids: Annotated[
         list[str] | None,
-        typer.Argument(metavar="ID…", help="Decimal, 0x hex, or 13 characters of base 32; - or none: stdin."),
+        typer.Argument(metavar="ID", help="Decimal, 0x hex, or 13 characters of base 32; - or none: stdin."),
     ] = None,
     layout: LayoutOption = None,
     catalog: OptionalCatalog = None,
@@ -60,7 +60,7 @@ def decode(
     if not ids or ids == ["-"]:
         ids = sys.stdin.read().split()
         if not ids:
-            raise BadArgument("no ID given", hint="shardids id decode ID…, or one a line on stdin")
+            raise BadArgument("no ID given", hint="shardids id decode ID..., or one a line on stdin")
     used, placement = _context(layout, catalog)
     decoded = [used.decode(parse_id(text)) for text in ids]
     if as_json:
@@ -121,7 +121,7 @@ def id_range(
     catalog: OptionalCatalog = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The lowest and the highest ID of a time range: WHERE id BETWEEN … AND …"""
+    """The lowest and the highest ID of a time range: WHERE id BETWEEN ... AND ..."""
     used, _ = _context(layout, catalog)
     bounds = used.id_range(parse_time(start), parse_time(end), shard)
     if as_json:

@@ -19,7 +19,7 @@ from shardids.cli.output import err, out, print_rows, print_warnings
 from shardids.errors import BadArgument
 
 ShardsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="SHARD…", help="Numbers and ranges, 0-31,40, or all.")
+    list[str] | None, typer.Argument(metavar="SHARD", help="Numbers and ranges, 0-31,40, or all.")
 ]
 MaxPauseOption = Annotated[
     str, typer.Option(metavar="TIME", help="How long a shard may take no writes: 500ms, 2s.")

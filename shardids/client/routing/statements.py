@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, CursorResult, Engine, Result
 from sqlalchemy.dialects import postgresql
@@ -15,14 +17,21 @@ from sqlalchemy.orm import Mapper, ORMExecuteState
 from shardids.catalog.topology import Node, Placement
 from shardids.client.routing.criteria import Named, narrowed
 from shardids.client.routing.fanout import Question, combined, compiled, gather
+from shardids.client.routing.functions import kinds_on
 from shardids.client.routing.models import ShardFinder, Tells, facts_of, how_it_tells, is_sharding_key
 from shardids.client.routing.placing import shown_value
-from shardids.client.routing.plans import Plan, check_subqueries, plan, tables_of
-from shardids.client.routing.replay import STAND_IN
+from shardids.client.routing.plans import MergePlan, plan, tables_of
+from shardids.client.routing.replay import STAND_IN, Capture
+from shardids.client.routing.shapes import check_change, check_select
 from shardids.errors import BadArgument, FanOutRefused, ShardidsError, WrongShard
 
 FanOut = Literal["allow", "error"]
 """What becomes of a statement that names no shard: it asks all shards, or it is refused."""
+
+
+def is_strict() -> bool:
+    """Returns whether one node refuses what several would: ``SHARDIDS_STRICT``, by default under pytest."""
+    return os.environ.get("SHARDIDS_STRICT", str(int("PYTEST_CURRENT_TEST" in os.environ))) == "1"
 
 
 class Shards(ShardFinder, Protocol):
@@ -79,8 +88,9 @@ def execute(router: Router, context: ORMExecuteState, named: Named) -> Result[An
     shards = _asked(router, context, named)
     if context.is_select:
         return _select(router, context, named, shards)
-    check_subqueries(context.statement)
-    results = [_in_shard(router, context, context.statement, named, shard) for shard in shards]
+    connection = router.node_connection(shards[0])
+    check_change(context.statement, connection.dialect, kinds_on(connection))
+    results = [_changed(router, context, named, shard) for shard in shards]
     return results[0].merge(*results[1:])
 
 
@@ -115,21 +125,27 @@ def _select(router: Router, context: ORMExecuteState, named: Named, shards: list
         # What is placed nowhere yet gets the cluster's error when its connection is asked for.
         by_node[node_of.get(shard, "")].append(shard)
     nodes = {router.node_connection(there[0]): there for there in by_node.values()}
-    how = plan(context.statement, context.parameters, several_nodes=len(nodes) > 1)
+    how = plan(context.statement, context.parameters, in_python=len(nodes) > 1 or is_strict())
     first = next(iter(nodes))
-    shared = None if named.lists else compiled(first, how.branch, context.parameters)
+
+    def captured(shard: int) -> Capture:
+        return compiled(first, *narrowed(how.branch, context.parameters, named, shard))
+
+    shared = captured(shards[0])
+    if not _reads_tables(first, shared, how):
+        return _in_shard(router, context, context.statement, named, shards[0])
+    if how.locks or (how.limit is not None and shared.multiplies_rows):
+        return _one_by_one(router, context, named, shards)
     asked = {
         connection: [
             Question(
                 schema=router.shards.schema_of(shard),
-                compiled=shared or compiled(first, *narrowed(how.branch, context.parameters, named, shard)),
+                compiled=captured(shard) if named.lists and shard != shards[0] else shared,
             )
             for shard in there
         ]
         for connection, there in nodes.items()
     }
-    if how.locks or (how.limit is not None and asked[first][0].compiled.multiplies_rows):
-        return _one_by_one(router, context, named, shards)
     replay = gather(how, asked)
     return context.invoke_statement(
         bind_arguments={"shard_id": shards[0]},
@@ -137,9 +153,27 @@ def _select(router: Router, context: ORMExecuteState, named: Named, shards: list
     )
 
 
+_READS: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+"""The answer of :func:`check_select` for what was compiled and found right."""
+
+
+def _reads_tables(connection: Connection, capture: Capture, how: MergePlan) -> bool:
+    """Returns whether a statement, whose shape is checked here, reads tables."""
+    known = _READS.get(capture.compiled)
+    if known is None:
+        branch = how.branch
+        if capture.multiplies_rows:
+            # SQLAlchemy puts a LIMIT into a subquery then, and each shard is asked by itself.
+            branch = branch.limit(None).offset(None)
+        dialect, kind_of = connection.dialect, kinds_on(connection)
+        known = check_select(branch, dialect, folded=bool(how.folds), kind_of=kind_of)
+        _READS[capture.compiled] = known
+    return known
+
+
 def _one_by_one(router: Router, context: ORMExecuteState, named: Named, shards: list[int]) -> Result[Any]:
     """Returns a SELECT that PostgreSQL does not take into a UNION, or whose objects are several rows each."""
-    how: Plan = plan(context.statement, context.parameters, several_nodes=len(shards) > 1)
+    how = plan(context.statement, context.parameters, in_python=True)
     results = [_in_shard(router, context, how.branch, named, shard).unique() for shard in shards]
     names = list(results[0].keys())
     width = len(names) - len(how.keys)
@@ -157,6 +191,19 @@ def _in_shard(
         bind_arguments={"shard_id": shard},
         execution_options={"_sa_shard_id": shard, **router.options_of(shard)},
     )
+
+
+def _changed(router: Router, context: ORMExecuteState, named: Named, shard: int) -> Result[Any]:
+    """Changes the rows of one shard, and the session's objects of these rows alone.
+
+    By default SQLAlchemy looks for the objects in Python, in the whole session: it would add a relative
+    change to each of them once a shard. ``fetch`` asks each shard for the keys of the rows that it changed.
+    """
+    statement: Any = context.statement
+    wanted = context.execution_options.get("synchronize_session", "auto")
+    if wanted in ("auto", "evaluate"):
+        statement = statement.execution_options(synchronize_session="fetch")
+    return _in_shard(router, context, statement, named, shard)
 
 
 def check_assignments(context: ORMExecuteState) -> None:

@@ -2173,9 +2173,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382746844075130882);
-INSERT INTO shard_0000.kept VALUES (382746844075130883);
-INSERT INTO shard_0000.kept VALUES (382746844075130884);
+INSERT INTO shard_0000.kept VALUES (382748791549198338);
+INSERT INTO shard_0000.kept VALUES (382748791549198339);
+INSERT INTO shard_0000.kept VALUES (382748791603724293);
 
 
 --
@@ -2203,8 +2203,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710845641525196717/5/16533', 1, 1836791348804452352, '755', '2026-11-22 04:19:18.606383+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710845641525196717/5/16533', 1, 1836791348804452352, '756', '2026-11-22 04:19:18.648293+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710847622358743093/5/16533', 1, 1468692448011091968, '755', '2026-11-22 04:27:02.876409+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710847622358743093/5/16533', 1, 1468692448011091968, '756', '2026-11-22 04:27:02.94118+00', NULL);
 
 
 --
@@ -2218,7 +2218,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 04:19:18.261943+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 04:27:02.39778+00');
 
 
 --
@@ -2231,7 +2231,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 04:19:18.674036+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 04:27:02.976789+00');
 
 
 --
@@ -2259,14 +2259,14 @@ INSERT INTO shardids_catalog.shardids_version VALUES ('catalog_0001');
 -- Name: id_counter; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
+SELECT pg_catalog.setval('shard_0000.id_counter', 5, true);
 
 
 --
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 1836791440058411072, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 1468692539265515015, true);
 
 
 --
@@ -2280,7 +2280,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 1836791440058410999, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 1468692539265514898, true);
 
 
 --
