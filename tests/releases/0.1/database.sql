@@ -456,10 +456,10 @@ COMMENT ON FUNCTION shardids.tables_of(shard integer) IS 'The tables of a shard,
 
 
 --
--- Name: without_barrier(integer); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: without_barrier(integer, boolean); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.without_barrier(shard integer) RETURNS SETOF regclass
+CREATE FUNCTION shardids.without_barrier(shard integer, replicated boolean) RETURNS SETOF regclass
     LANGUAGE sql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
     BEGIN ATOMIC
@@ -467,15 +467,15 @@ CREATE FUNCTION shardids.without_barrier(shard integer) RETURNS SETOF regclass
     FROM unnest(shardids.tables_of(without_barrier.shard)) name(name)
    WHERE (NOT (EXISTS ( SELECT
             FROM pg_trigger t
-           WHERE ((t.tgrelid = (name.name)::oid) AND (t.tgname = 'shardids_barrier'::name)))));
+           WHERE ((t.tgrelid = (name.name)::oid) AND (t.tgname = 'shardids_barrier'::name) AND ((t.tgenabled = 'A'::"char") OR (NOT without_barrier.replicated))))));
 END;
 
 
 --
--- Name: FUNCTION without_barrier(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+-- Name: FUNCTION without_barrier(shard integer, replicated boolean); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.without_barrier(shard integer) IS 'The tables of a shard without a write barrier';
+COMMENT ON FUNCTION shardids.without_barrier(shard integer, replicated boolean) IS 'The tables of a shard without a write barrier, or with one that was disabled';
 
 
 --
@@ -487,7 +487,7 @@ CREATE FUNCTION shardids.add_barriers(shard integer) RETURNS void
     SET search_path TO 'pg_catalog', 'pg_temp'
     BEGIN ATOMIC
  SELECT shardids.add_barrier(add_barriers.shard, name.name, false) AS add_barrier
-    FROM shardids.without_barrier(add_barriers.shard) name(name);
+    FROM shardids.without_barrier(add_barriers.shard, false) name(name);
 END;
 
 
@@ -649,6 +649,126 @@ COMMENT ON FUNCTION shardids."analyze"(shard integer) IS 'Fills materialized vie
 
 
 --
+-- Name: database(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.database() RETURNS oid
+    LANGUAGE sql STABLE PARALLEL SAFE
+    RETURN (SELECT d.oid FROM pg_database d WHERE (d.datname = current_database()));
+
+
+--
+-- Name: FUNCTION database(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.database() IS 'The OID of this database';
+
+
+--
+-- Name: schema_prefix(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.schema_prefix() RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN 'shard_'::text;
+
+
+--
+-- Name: FUNCTION schema_prefix(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.schema_prefix() IS 'What a shard''s schema name starts with';
+
+
+--
+-- Name: schema_of(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.schema_of(shard integer) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN (shardids.schema_prefix() || lpad((shard)::text, GREATEST(4, length((shard)::text)), '0'::text));
+
+
+--
+-- Name: FUNCTION schema_of(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.schema_of(shard integer) IS 'Name of the schema of a logical shard';
+
+
+--
+-- Name: barrier_holders(integer, boolean); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.barrier_holders(shard integer, waiting boolean) RETURNS TABLE(pid integer, holder text, seconds integer)
+    LANGUAGE sql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    BEGIN ATOMIC
+ WITH held AS MATERIALIZED (
+          SELECT l.locktype,
+             l.database,
+             l.relation,
+             l.page,
+             l.tuple,
+             l.virtualxid,
+             l.transactionid,
+             l.classid,
+             l.objid,
+             l.objsubid,
+             l.virtualtransaction,
+             l.pid,
+             l.mode,
+             l.granted,
+             l.fastpath,
+             l.waitstart,
+             c.relnamespace,
+             c.relkind
+            FROM (pg_locks l
+              LEFT JOIN pg_class c ON (((l.locktype = 'relation'::text) AND (l.database = shardids.database()) AND (c.oid = l.relation))))
+           WHERE (l.granted AND (l.pid IS DISTINCT FROM pg_backend_pid()))
+         ), writer AS (
+          SELECT h.pid,
+             array_agg((h.transactionid)::text) AS xids,
+             bool_or(((h.database = shardids.database()) AND
+                 CASE h.locktype
+                     WHEN 'advisory'::text THEN ((h.classid = (1936220521)::oid) AND (h.objid = (barrier_holders.shard)::oid) AND (h.objsubid = 2))
+                     WHEN 'object'::text THEN ((h.classid = ('pg_namespace'::regclass)::oid) AND (h.objid = n.oid))
+                     WHEN 'relation'::text THEN ((h.relnamespace = n.oid) AND (h.mode <> ALL (ARRAY['AccessShareLock'::text, 'RowShareLock'::text])) AND (barrier_holders.waiting OR (h.mode <> 'RowExclusiveLock'::text)))
+                     ELSE false
+                 END)) AS is_here,
+             bool_or((h.locktype = 'transactionid'::text)) AS has_written,
+             bool_or(((h.locktype = 'relation'::text) AND (h.mode <> ALL (ARRAY['AccessShareLock'::text, 'RowShareLock'::text])) AND ((h.relation >= (16384)::oid) OR (h.database IS DISTINCT FROM shardids.database())))) AS has_table
+            FROM held h,
+             pg_namespace n
+           WHERE (n.oid = (to_regnamespace(shardids.schema_of(barrier_holders.shard)))::oid)
+           GROUP BY h.pid, h.virtualtransaction
+         )
+  SELECT w.pid,
+         CASE
+             WHEN (w.pid IS NULL) THEN format('prepared transaction %L'::text, p.gid)
+             ELSE format('process %s of %s'::text, a.pid, a.usename)
+         END AS format,
+     (EXTRACT(epoch FROM (clock_timestamp() - COALESCE(a.xact_start, p.prepared))))::integer AS "extract"
+    FROM ((writer w
+      LEFT JOIN pg_stat_activity a ON ((a.pid = w.pid)))
+      LEFT JOIN pg_prepared_xacts p ON (((w.pid IS NULL) AND ((p.transaction)::text = ANY (w.xids)))))
+   WHERE ((COALESCE(a.datname, p.database) = current_database()) AND (w.is_here OR (w.has_written AND (NOT w.has_table))) AND (COALESCE(a.backend_type, 'client backend'::text) = 'client backend'::text) AND (NOT (EXISTS ( SELECT
+            FROM pg_stat_progress_vacuum v
+           WHERE (v.pid = w.pid)))) AND (NOT (EXISTS ( SELECT
+            FROM pg_stat_progress_analyze v
+           WHERE (v.pid = w.pid)))))
+   ORDER BY COALESCE(a.xact_start, p.prepared);
+END;
+
+
+--
+-- Name: FUNCTION barrier_holders(shard integer, waiting boolean); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.barrier_holders(shard integer, waiting boolean) IS 'Who writes to a shard, or changes its schema, although or because its write barrier is open';
+
+
+--
 -- Name: epoch_ms(); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -737,19 +857,250 @@ COMMENT ON FUNCTION shardids.create_subscription(name name, conninfo text, optio
 
 
 --
--- Name: database(); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: objects_of(integer); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.database() RETURNS oid
-    LANGUAGE sql STABLE PARALLEL SAFE
-    RETURN (SELECT d.oid FROM pg_database d WHERE (d.datname = current_database()));
+CREATE FUNCTION shardids.objects_of(shard integer) RETURNS TABLE(classid oid, objid oid, version text)
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    BEGIN ATOMIC
+ WITH schema(oid) AS (
+          SELECT (to_regnamespace(shardids.schema_of(objects_of.shard)))::oid AS to_regnamespace
+         ), relation AS (
+          SELECT c.oid,
+             c.xmin,
+             c.reltoastrelid
+            FROM pg_class c
+           WHERE (c.relnamespace = ( SELECT schema.oid
+                    FROM schema))
+         ), toast AS (
+          SELECT r.reltoastrelid AS oid
+            FROM relation r
+           WHERE (r.reltoastrelid <> (0)::oid)
+         )
+  SELECT ('pg_namespace'::regclass)::oid AS oid,
+     n.oid,
+     (n.xmin)::text AS xmin
+    FROM pg_namespace n
+   WHERE (n.oid = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_class'::regclass AS regclass,
+     r.oid,
+     (r.xmin)::text AS xmin
+    FROM relation r
+ UNION ALL
+  SELECT 'pg_class'::regclass AS regclass,
+     t.oid,
+     NULL::text
+    FROM toast t
+ UNION ALL
+  SELECT 'pg_class'::regclass AS regclass,
+     i.indexrelid,
+     NULL::text
+    FROM (toast t
+      JOIN pg_index i ON ((i.indrelid = t.oid)))
+ UNION ALL
+  SELECT 'pg_attrdef'::regclass AS regclass,
+     d.oid,
+     (d.xmin)::text AS xmin
+    FROM (pg_attrdef d
+      JOIN relation r ON ((r.oid = d.adrelid)))
+ UNION ALL
+  SELECT 'pg_constraint'::regclass AS regclass,
+     c.oid,
+     (c.xmin)::text AS xmin
+    FROM pg_constraint c
+   WHERE (c.connamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_rewrite'::regclass AS regclass,
+     w.oid,
+     (w.xmin)::text AS xmin
+    FROM (pg_rewrite w
+      JOIN relation r ON ((r.oid = w.ev_class)))
+ UNION ALL
+  SELECT 'pg_policy'::regclass AS regclass,
+     p.oid,
+     (p.xmin)::text AS xmin
+    FROM (pg_policy p
+      JOIN relation r ON ((r.oid = p.polrelid)))
+ UNION ALL
+  SELECT 'pg_trigger'::regclass AS regclass,
+     t.oid,
+     (t.xmin)::text AS xmin
+    FROM (pg_trigger t
+      JOIN relation r ON ((r.oid = t.tgrelid)))
+   WHERE ((NOT t.tgisinternal) AND (t.tgname <> 'shardids_barrier'::name))
+ UNION ALL
+  SELECT 'pg_statistic_ext'::regclass AS regclass,
+     s.oid,
+     (s.xmin)::text AS xmin
+    FROM pg_statistic_ext s
+   WHERE (s.stxnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_type'::regclass AS regclass,
+     t.oid,
+     (t.xmin)::text AS xmin
+    FROM pg_type t
+   WHERE (t.typnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_proc'::regclass AS regclass,
+     p.oid,
+     (p.xmin)::text AS xmin
+    FROM pg_proc p
+   WHERE (p.pronamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_operator'::regclass AS regclass,
+     o.oid,
+     (o.xmin)::text AS xmin
+    FROM pg_operator o
+   WHERE (o.oprnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_opclass'::regclass AS regclass,
+     o.oid,
+     (o.xmin)::text AS xmin
+    FROM pg_opclass o
+   WHERE (o.opcnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_opfamily'::regclass AS regclass,
+     o.oid,
+     (o.xmin)::text AS xmin
+    FROM pg_opfamily o
+   WHERE (o.opfnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_amop'::regclass AS regclass,
+     a.oid,
+     (a.xmin)::text AS xmin
+    FROM (pg_amop a
+      JOIN pg_opfamily f ON ((f.oid = a.amopfamily)))
+   WHERE (f.opfnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_amproc'::regclass AS regclass,
+     a.oid,
+     (a.xmin)::text AS xmin
+    FROM (pg_amproc a
+      JOIN pg_opfamily f ON ((f.oid = a.amprocfamily)))
+   WHERE (f.opfnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_collation'::regclass AS regclass,
+     c.oid,
+     (c.xmin)::text AS xmin
+    FROM pg_collation c
+   WHERE (c.collnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_conversion'::regclass AS regclass,
+     c.oid,
+     (c.xmin)::text AS xmin
+    FROM pg_conversion c
+   WHERE (c.connamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_ts_config'::regclass AS regclass,
+     c.oid,
+     (c.xmin)::text AS xmin
+    FROM pg_ts_config c
+   WHERE (c.cfgnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_ts_dict'::regclass AS regclass,
+     d.oid,
+     (d.xmin)::text AS xmin
+    FROM pg_ts_dict d
+   WHERE (d.dictnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_ts_parser'::regclass AS regclass,
+     p.oid,
+     (p.xmin)::text AS xmin
+    FROM pg_ts_parser p
+   WHERE (p.prsnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_ts_template'::regclass AS regclass,
+     t.oid,
+     (t.xmin)::text AS xmin
+    FROM pg_ts_template t
+   WHERE (t.tmplnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_default_acl'::regclass AS regclass,
+     a.oid,
+     (a.xmin)::text AS xmin
+    FROM pg_default_acl a
+   WHERE (a.defaclnamespace = ( SELECT schema.oid
+            FROM schema));
+END;
 
 
 --
--- Name: FUNCTION database(); Type: COMMENT; Schema: shardids; Owner: -
+-- Name: FUNCTION objects_of(shard integer); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.database() IS 'The OID of this database';
+COMMENT ON FUNCTION shardids.objects_of(shard integer) IS 'All objects of a shard''s schema, and a version of each';
+
+
+--
+-- Name: dependents_of(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.dependents_of(shard integer) RETURNS SETOF text
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    BEGIN ATOMIC
+ WITH own AS MATERIALIZED (
+          SELECT o_1.classid,
+             o_1.objid
+            FROM shardids.objects_of(dependents_of.shard) o_1(classid, objid, version)
+         ), dependent(classid, objid, objsubid) AS (
+          SELECT d_1.classid,
+             d_1.objid,
+             d_1.objsubid
+            FROM (own o_1
+              JOIN pg_depend d_1 ON (((d_1.refclassid = o_1.classid) AND (d_1.refobjid = o_1.objid))))
+         UNION
+          SELECT d_1.refclassid,
+             d_1.refobjid,
+             d_1.refobjsubid
+            FROM (own o_1
+              JOIN pg_depend d_1 ON (((d_1.classid = o_1.classid) AND (d_1.objid = o_1.objid))))
+           WHERE (d_1.deptype = ANY (ARRAY['e'::"char", 'i'::"char"]))
+         )
+  SELECT DISTINCT
+         CASE
+             WHEN (w.oid IS NULL) THEN pg_describe_object(d.classid, d.objid, d.objsubid)
+             ELSE pg_describe_object(('pg_class'::regclass)::oid, w.ev_class, 0)
+         END AS pg_describe_object
+    FROM ((((dependent d
+      LEFT JOIN own o ON (((o.classid = d.classid) AND (o.objid = d.objid))))
+      LEFT JOIN pg_rewrite w ON (((d.classid = ('pg_rewrite'::regclass)::oid) AND (w.oid = d.objid))))
+      LEFT JOIN pg_class v ON ((v.oid = w.ev_class)))
+      LEFT JOIN pg_trigger t ON (((d.classid = ('pg_trigger'::regclass)::oid) AND (t.oid = d.objid))))
+   WHERE ((o.objid IS NULL) AND (t.tgisinternal IS NOT TRUE) AND (t.tgname IS DISTINCT FROM 'shardids_barrier'::name) AND ((v.relnamespace = (to_regnamespace('shardids_views'::text))::oid) IS NOT TRUE) AND (NOT (EXISTS ( SELECT
+            FROM pg_depend m
+           WHERE ((m.classid = d.classid) AND (m.objid = d.objid) AND (m.deptype = 'e'::"char"))))) AND (((d.classid)::regclass)::text <> ALL (ARRAY['pg_publication_rel'::text, 'pg_publication_namespace'::text])))
+   ORDER BY
+         CASE
+             WHEN (w.oid IS NULL) THEN pg_describe_object(d.classid, d.objid, d.objsubid)
+             ELSE pg_describe_object(('pg_class'::regclass)::oid, w.ev_class, 0)
+         END;
+END;
+
+
+--
+-- Name: FUNCTION dependents_of(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.dependents_of(shard integer) IS 'What is outside of a shard''s schema and would be dropped with it: extensions, views, constraints, columns …';
 
 
 --
@@ -766,13 +1117,20 @@ CREATE FUNCTION shardids.digest(shard integer) RETURNS TABLE(name text, rows big
     SET bytea_output TO 'hex'
     SET xmlbinary TO 'base64'
     AS $$
+declare
+  is_parent boolean;
 begin
-  for name in
-    select c.oid::regclass from pg_class c where c.oid = any (shardids.tables_of(shard)) and c.relkind = 'r'
+  for name, is_parent in
+    select c.oid::regclass, c.relkind = 'p' from pg_class c where c.oid = any (shardids.tables_of(shard))
     order by c.relname
   loop
-    execute format('select count(*), coalesce(sum(hashtextextended(t::text, 0)::numeric), 0) from %s t', name)
-    into rows, digest;
+    if is_parent then
+      execute format('select count(*) from %s', name) into rows;
+      digest := null;
+    else
+      execute format('select count(*), coalesce(sum(hashtextextended(t::text, 0)::numeric), 0) from only %s t', name)
+      into rows, digest;
+    end if;
     return next;
   end loop;
 end
@@ -783,7 +1141,7 @@ $$;
 -- Name: FUNCTION digest(shard integer); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.digest(shard integer) IS 'The number of rows of each table of a shard, and a hash of them in any order';
+COMMENT ON FUNCTION shardids.digest(shard integer) IS 'The number of rows of each table of a shard, and a hash of them in any order; no hash for partitioned tables';
 
 
 --
@@ -830,7 +1188,9 @@ CREATE FUNCTION shardids.drop_copy(shard integer) RETURNS void
     AS $$
 declare
   this shardids.shard;
+  tables constant regclass[] := shardids.tables_of(shard);
   reader name;
+  dependents text;
 begin
   select s.* into this from shardids.shard s where s.id = drop_copy.shard for update;
   if this.state = 'active' then
@@ -848,10 +1208,21 @@ begin
       message = format('view shardids_views.%I still reads the old copy of shard %s', reader, shard),
       hint = format('To let it read the shard where it is: shardids view refresh %s', reader);
   end if;
-  if this.id is not null then
-    execute format('drop schema if exists %I cascade', this.schema);
-    delete from shardids.shard s where s.id = drop_copy.shard;
+  if this.id is null then
+    return;
   end if;
+  if tables <> '{}' then
+    execute format('lock table %s in access exclusive mode', array_to_string(tables, ', '));
+  end if;
+  select string_agg(d, ', ') into dependents from shardids.dependents_of(shard) d;
+  if dependents is not null then
+    raise dependent_objects_still_exist using
+      message = format('%s would be dropped with the copy of shard %s on node "%s"',
+                       dependents, shard, (select n.name from shardids.node n)),
+      hint = 'Drop it, or let it depend on something outside of the shard''s schema; an extension: ALTER EXTENSION … SET SCHEMA public.';
+  end if;
+  execute format('drop schema if exists %I cascade', this.schema);
+  delete from shardids.shard s where s.id = drop_copy.shard;
 end
 $$;
 
@@ -1451,35 +1822,66 @@ COMMENT ON FUNCTION shardids.safe_tick(shard integer, id_counter regclass, id_of
 
 
 --
--- Name: schema_prefix(); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: schema_version(integer); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.schema_prefix() RETURNS text
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN 'shard_'::text;
+CREATE FUNCTION shardids.schema_version(shard integer) RETURNS text
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    BEGIN ATOMIC
+ WITH own AS MATERIALIZED (
+          SELECT o.classid,
+             o.objid,
+             o.version
+            FROM shardids.objects_of(schema_version.shard) o(classid, objid, version)
+         ), part("row") AS (
+          SELECT format('%s %s %s'::text, o.classid, o.objid, o.version) AS format
+            FROM own o
+           WHERE (o.version IS NOT NULL)
+         UNION ALL
+          SELECT format('column %s %s %s'::text, a.attrelid, a.attnum, a.xmin) AS format
+            FROM (own o
+              JOIN pg_attribute a ON ((a.attrelid = o.objid)))
+           WHERE ((o.classid = ('pg_class'::regclass)::oid) AND (o.version IS NOT NULL) AND (a.attnum > 0))
+         UNION ALL
+          SELECT format('index %s %s'::text, i.indexrelid, i.xmin) AS format
+            FROM (own o
+              JOIN pg_index i ON ((i.indexrelid = o.objid)))
+           WHERE (o.classid = ('pg_class'::regclass)::oid)
+         UNION ALL
+          SELECT format('child %s %s %s'::text, i.inhrelid, i.inhparent, i.xmin) AS format
+            FROM (own o
+              JOIN pg_inherits i ON (((o.objid = i.inhrelid) OR (o.objid = i.inhparent))))
+           WHERE (o.classid = ('pg_class'::regclass)::oid)
+         UNION ALL
+          SELECT format('sequence %s %s'::text, s.seqrelid, s.xmin) AS format
+            FROM (own o
+              JOIN pg_sequence s ON ((s.seqrelid = o.objid)))
+           WHERE (o.classid = ('pg_class'::regclass)::oid)
+         UNION ALL
+          SELECT format('label %s %s'::text, e.oid, e.xmin) AS format
+            FROM (own o
+              JOIN pg_enum e ON ((e.enumtypid = o.objid)))
+           WHERE (o.classid = ('pg_type'::regclass)::oid)
+         UNION ALL
+          SELECT format('comment %s %s %s %s'::text, c.classoid, c.objoid, c.objsubid, c.xmin) AS format
+            FROM (own o
+              JOIN pg_description c ON (((c.classoid = o.classid) AND (c.objoid = o.objid))))
+         UNION ALL
+          SELECT format('security label %s %s %s %s'::text, l.classoid, l.objoid, l.objsubid, l.xmin) AS format
+            FROM (own o
+              JOIN pg_seclabel l ON (((l.classoid = o.classid) AND (l.objoid = o.objid))))
+         )
+  SELECT md5(string_agg(p."row", ','::text ORDER BY p."row")) AS md5
+    FROM part p;
+END;
 
 
 --
--- Name: FUNCTION schema_prefix(); Type: COMMENT; Schema: shardids; Owner: -
+-- Name: FUNCTION schema_version(shard integer); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.schema_prefix() IS 'What a shard''s schema name starts with';
-
-
---
--- Name: schema_of(integer); Type: FUNCTION; Schema: shardids; Owner: -
---
-
-CREATE FUNCTION shardids.schema_of(shard integer) RETURNS text
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN (shardids.schema_prefix() || lpad((shard)::text, GREATEST(4, length((shard)::text)), '0'::text));
-
-
---
--- Name: FUNCTION schema_of(shard integer); Type: COMMENT; Schema: shardids; Owner: -
---
-
-COMMENT ON FUNCTION shardids.schema_of(shard integer) IS 'Name of the schema of a logical shard';
+COMMENT ON FUNCTION shardids.schema_version(shard integer) IS 'Another text after each change of the definition of anything in a shard''s schema';
 
 
 --
@@ -2043,6 +2445,7 @@ CREATE TABLE shardids_catalog.move (
     target text NOT NULL,
     offline boolean NOT NULL,
     step text NOT NULL,
+    schema text,
     started_at timestamp with time zone DEFAULT now() NOT NULL,
     ended_at timestamp with time zone,
     outcome text,
@@ -2064,6 +2467,13 @@ COMMENT ON TABLE shardids_catalog.move IS 'Moves of shards between nodes';
 --
 
 COMMENT ON COLUMN shardids_catalog.move.step IS 'The last step that was begun';
+
+
+--
+-- Name: COLUMN move.schema; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.move.schema IS 'What pg_dump gave for the shard when the target''s tables were made; null when the move is over';
 
 
 --
@@ -2173,9 +2583,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382748791549198338);
-INSERT INTO shard_0000.kept VALUES (382748791549198339);
-INSERT INTO shard_0000.kept VALUES (382748791603724293);
+INSERT INTO shard_0000.kept VALUES (382751751058489346);
+INSERT INTO shard_0000.kept VALUES (382751751058489347);
+INSERT INTO shard_0000.kept VALUES (382751751058489348);
 
 
 --
@@ -2203,8 +2613,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710847622358743093/5/16533', 1, 1468692448011091968, '755', '2026-11-22 04:27:02.876409+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710847622358743093/5/16533', 1, 1468692448011091968, '756', '2026-11-22 04:27:02.94118+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710850673889491313/5/16533', 1, 605883683462709248, '755', '2026-11-22 04:38:48.548928+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710850673889491313/5/16533', 1, 605883683462709248, '756', '2026-11-22 04:38:48.595883+00', NULL);
 
 
 --
@@ -2218,7 +2628,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 04:27:02.39778+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 04:38:48.28704+00');
 
 
 --
@@ -2231,7 +2641,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 04:27:02.976789+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 04:38:48.614939+00');
 
 
 --
@@ -2259,14 +2669,14 @@ INSERT INTO shardids_catalog.shardids_version VALUES ('catalog_0001');
 -- Name: id_counter; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_counter', 5, true);
+SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 
 
 --
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 1468692539265515015, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 605883774717837884, true);
 
 
 --
@@ -2280,7 +2690,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 1468692539265514898, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 605883774717837843, true);
 
 
 --
@@ -2516,10 +2926,10 @@ REVOKE ALL ON FUNCTION shardids.tables_of(shard integer) FROM PUBLIC;
 
 
 --
--- Name: FUNCTION without_barrier(shard integer); Type: ACL; Schema: shardids; Owner: -
+-- Name: FUNCTION without_barrier(shard integer, replicated boolean); Type: ACL; Schema: shardids; Owner: -
 --
 
-REVOKE ALL ON FUNCTION shardids.without_barrier(shard integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION shardids.without_barrier(shard integer, replicated boolean) FROM PUBLIC;
 
 
 --
@@ -2544,6 +2954,20 @@ REVOKE ALL ON FUNCTION shardids."analyze"(shard integer) FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION database(); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.database() FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION barrier_holders(shard integer, waiting boolean); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.barrier_holders(shard integer, waiting boolean) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION create_subscription(name name, conninfo text, options text); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -2551,10 +2975,17 @@ REVOKE ALL ON FUNCTION shardids.create_subscription(name name, conninfo text, op
 
 
 --
--- Name: FUNCTION database(); Type: ACL; Schema: shardids; Owner: -
+-- Name: FUNCTION objects_of(shard integer); Type: ACL; Schema: shardids; Owner: -
 --
 
-REVOKE ALL ON FUNCTION shardids.database() FROM PUBLIC;
+REVOKE ALL ON FUNCTION shardids.objects_of(shard integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION dependents_of(shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.dependents_of(shard integer) FROM PUBLIC;
 
 
 --
@@ -2660,6 +3091,13 @@ REVOKE ALL ON FUNCTION shardids.revoke_usage(shard integer, role name) FROM PUBL
 --
 
 REVOKE ALL ON FUNCTION shardids.safe_tick(shard integer, id_counter regclass, id_offset regclass, margins integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION schema_version(shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.schema_version(shard integer) FROM PUBLIC;
 
 
 --
