@@ -226,7 +226,11 @@ def inspect_shard(catalog: Catalog, shard: int) -> dict[str, object]:
     with Nodes({node.name: node}, catalog.url) as nodes, nodes[node.name].connect() as connection:
         row = connection.execute(
             text("""
-                select schema, state, moved_to, server, activated_at,
+                select schema,
+                       case when state = 'active' and pg_sequence_last_value(id_offset) < 0
+                                 and unfences is distinct from pg_sequence_last_value(id_offset)
+                            then 'fenced by a transaction that was rolled back' else state end as state,
+                       moved_to, server, activated_at,
                        shardids.time_of(shardids.id_of(
                          (shardids.offset_ms(pg_sequence_last_value(id_offset))
                           << shardids.sequence_bits())

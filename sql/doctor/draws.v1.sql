@@ -7,7 +7,13 @@
 select s.id as shard,
        coalesce(pg_sequence_last_value(counter.oid), 0) as drawn,
        shardids.offset_ms(coalesce(pg_sequence_last_value(id_offset.oid), -1)) as offset_ms,
-       shardids.ms_of(clock_timestamp()) as clock_ms
+       shardids.ms_of(clock_timestamp()) as clock_ms,
+       s.high_water_tick,
+       -- From its activation to its first draw a shard has the offset of a fence.
+       coalesce(pg_sequence_last_value(id_offset.oid) >= 0, false) as has_drawn,
+       -- A fence that was rolled back holds, though the row says active.
+       coalesce(pg_sequence_last_value(id_offset.oid) < 0
+                and s.unfences is distinct from pg_sequence_last_value(id_offset.oid), false) as is_fenced
 from shardids.shard s
 join pg_class counter on counter.oid = s.id_counter
 join pg_class id_offset on id_offset.oid = s.id_offset

@@ -22,7 +22,8 @@ begin
   high_water_tick := greatest(shardids.stop(shard, this.id_counter, this.id_offset), this.high_water_tick);
   update shardids.shard s
   set state = case when fence.moved_to is null then 'fenced' else 'moved' end,
-      moved_to = fence.moved_to, high_water_tick = fence.high_water_tick, unfences = null
+      moved_to = fence.moved_to, high_water_tick = fence.high_water_tick, unfences = null,
+      incarnation = shardids.incarnation(), changed_in = pg_current_xact_id()
   where s.id = fence.shard;
 end
 $$;
@@ -35,16 +36,19 @@ language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp 
 declare
   seen bigint;
   offset_ms bigint;
+  base constant bigint := shardids.incarnation();
 begin
   begin
     perform pg_advisory_xact_lock(1936220516, shard);
     seen := coalesce(pg_sequence_last_value(id_offset), -1);
     offset_ms := shardids.offset_ms(seen);
-    if (case when seen >= 0 then seen - offset_ms <> shardids.offset_base()
+    if (case when seen >= 0 then not shardids.is_marked(seen, base)
             else exists (select from shardids.shard s where s.id = stop.shard and s.unfences = seen
-                         and s.life is distinct from shardids.offset_base()) end) then
-      -- Another life of the server may have issued more than it had stored, or released this fence.
-      offset_ms := offset_ms + (select extract(epoch from n.safety_margin) * 1000 from shardids.node n);
+                         and s.incarnation is distinct from base) end) then
+      -- Another incarnation may have issued more than it had stored, or released this fence. Twice the margin: it may
+      -- have jumped by one itself.
+      offset_ms := ((shardids.safe_tick(shard, id_counter, id_offset, 2) - coalesce(pg_sequence_last_value(id_counter), 0))
+                    >> shardids.sequence_bits()) + 1;
     end if;
     perform setval(id_offset, -2 - offset_ms);
     -- Read after setval: a draw that still passed with the old offset has a counter no higher than this.
@@ -56,6 +60,20 @@ begin
 end
 $$;
 
+-- What another incarnation issued is known only from the clock, from what is stored, and from the row.
+create function shardids.safe_tick(shard integer, id_counter regclass, id_offset regclass, margins integer) returns bigint
+language sql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
+  select greatest((shardids.offset_ms(coalesce(pg_sequence_last_value(id_offset), -1)) << shardids.sequence_bits())
+                    + coalesce(pg_sequence_last_value(id_counter), 0),
+                  shardids.ms_of(clock_timestamp()) << shardids.sequence_bits(),
+                  (select s.high_water_tick from shardids.shard s where s.id = safe_tick.shard))
+         + ((margins * extract(epoch from n.safety_margin) * 1000)::bigint << shardids.sequence_bits())
+  from shardids.node n;
+$$;
+
+comment on function shardids.safe_tick(integer, regclass, regclass, integer) is
+  'A tick that no incarnation of a shard has issued, if none was more than so many margins ahead of its clock';
+
 -- Changes the row only: the first draw after COMMIT releases the fence, so an activation that is rolled back
 -- has released nothing.
 create function shardids.activate(shard integer, above_tick bigint default -1) returns void
@@ -63,8 +81,19 @@ language plpgsql volatile parallel unsafe security definer set search_path = pg_
 #variable_conflict use_variable
 declare
   this shardids.shard;
-  margin_ms bigint;
+  node shardids.node;
+  seen bigint;
+  base constant bigint := shardids.incarnation();
+  ahead_ms bigint := (above_tick >> shardids.sequence_bits()) - shardids.ms_of(clock_timestamp());
 begin
+  select n.* into node from shardids.node n;
+  if ahead_ms > extract(epoch from node.max_ahead) * 1000 then
+    raise exception using
+      errcode = 'SI005',
+      message = format('shard %s can''t start above tick %s, which is %s ms ahead of the clock; the limit is max_ahead = %s [node "%s"]',
+                       shard, above_tick, ahead_ms, node.max_ahead, node.name),
+      hint = 'Pass what fence() returned: a tick, not an ID. If it is right, look at the clocks of both servers.';
+  end if;
   select s.* into this from shardids.shard s where s.id = activate.shard for update;
   if not found then
     -- The schema was copied here without its row, by pg_dump -n for example.
@@ -82,26 +111,22 @@ begin
     this.id_offset := format('%I.id_offset', this.schema)::regclass;
     update shardids.shard s set id_counter = this.id_counter, id_offset = this.id_offset where s.id = activate.shard;
   end if;
-  -- What the original, or the old primary, issued meanwhile is unknown; the clock is the best witness of it.
-  if this.server <> shardids.server() or this.timeline <> shardids.timeline() then
-    select extract(epoch from n.safety_margin) * 1000 into margin_ms from shardids.node n;
-    above_tick := greatest(above_tick,
-      (shardids.ms_of(clock_timestamp()) + margin_ms) << shardids.sequence_bits());
+  seen := coalesce(pg_sequence_last_value(this.id_offset), -1);
+  -- What the original, an old primary, or an incarnation whose last changes were lost issued since is unknown.
+  if this.server <> shardids.server()
+     or (this.incarnation is distinct from base and not shardids.is_marked(seen, base)) then
+    above_tick := greatest(above_tick, shardids.safe_tick(shard, this.id_counter, this.id_offset, 1));
   end if;
   -- Draws that are current don't look at the row: fencing makes them.
   if greatest(this.high_water_tick, above_tick) >=
-     (shardids.offset_ms(coalesce(pg_sequence_last_value(this.id_offset), -1)) << shardids.sequence_bits())
-     + coalesce(pg_sequence_last_value(this.id_counter), 0) then
+     (shardids.offset_ms(seen) << shardids.sequence_bits()) + coalesce(pg_sequence_last_value(this.id_counter), 0) then
     perform shardids.stop(shard, this.id_counter, this.id_offset);
   end if;
   update shardids.shard s
   set state = 'active', moved_to = null, arrived = null, unfences = coalesce(pg_sequence_last_value(this.id_offset), -1),
       high_water_tick = greatest(this.high_water_tick, above_tick),
-      server = shardids.server(), timeline = shardids.timeline(),
-      -- The fence may have been released in the life of the activation before this one.
-      life = case when s.unfences = coalesce(pg_sequence_last_value(this.id_offset), -1) then s.life
-                  else shardids.offset_base() end,
-      activated_at = clock_timestamp()
+      server = shardids.server(), timeline = shardids.timeline(), incarnation = base,
+      changed_in = pg_current_xact_id(), activated_at = clock_timestamp()
   where s.id = activate.shard;
 end
 $$;
@@ -124,9 +149,10 @@ begin
     select format('grant execute on function %s to %I', string_agg(p.oid::regprocedure::text, ', '), role)
     from pg_proc p
     where p.pronamespace = 'shardids'::regnamespace
-      and p.proname not in ('fence', 'stop', 'activate', 'grant_usage', 'revoke_usage', 'enter_shard', 'tables_of',
+      and p.proname not in ('fence', 'stop', 'safe_tick', 'log_offset', 'activate', 'grant_usage', 'revoke_usage', 'enter_shard', 'tables_of',
                             'pass_barrier', 'add_barrier', 'add_barriers', 'without_barrier', 'drop_barriers', 'release', 'enter_moved', 'take_rows', 'drop_copy',
-                            'publish', 'subscribe', 'try_subscribing', 'create_subscription', 'unsubscribe', 'sequences_of', 'digest', 'database', 'lock_tables', 'analyze'));
+                            'publish', 'subscribe', 'try_subscribing', 'create_subscription', 'unsubscribe', 'sequences_of', 'digest', 'database', 'lock_tables', 'analyze',
+                            'objects_of', 'dependents_of', 'schema_version', 'barrier_holders'));
   execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer) to %2$I', schema, role);
   execute format('grant usage on sequence %I.id_counter to %I', schema, role);
   execute format('grant select on sequence %I.id_offset to %I', schema, role);
@@ -150,6 +176,7 @@ comment on function shardids.revoke_usage(integer, name) is 'Takes back what gra
 
 revoke execute on function
   shardids.fence(integer, text), shardids.stop(integer, regclass, regclass),
+  shardids.safe_tick(integer, regclass, regclass, integer),
   shardids.activate(integer, bigint), shardids.grant_usage(integer, name), shardids.revoke_usage(integer, name)
   from public;
 

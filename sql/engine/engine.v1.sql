@@ -11,7 +11,7 @@
 -- caller reaches them.
 
 -- The tick of a draw lies between a minute ahead of the clock and 2 ms behind it (-60000 < lag < 2), id_offset
--- was written in this life of the server, and the layout's time is not exhausted. In one comparison: an
+-- was written in this incarnation of the server, and the layout's time is not exhausted. In one comparison: an
 -- exhausted time field loses its top bit and lags by half the layout's range; a foreign base is centuries off.
 create function shardids.is_current(seen bigint, drawn bigint) returns boolean
 language sql volatile parallel safe
@@ -79,13 +79,16 @@ comment on function shardids.next_id(bigint, regclass, regclass, integer) is
   'Draws an ID; call it as the shard''s own next_id()';
 
 -- The only place that raises an offset. Brings the shard to the clock of this server, releases it after
--- activate(), jumps over what a crash or a lost primary may have issued, and sets ticks aside.
+-- activate(), jumps past what a crash or a lost primary may have issued, and sets ticks aside.
 --
 -- first_tick and last_tick bound the ticks set aside. With the lock held the offset goes from old to new:
 -- draws that saw the old one have counters up to c2, read after the change, and draws that see the new one
 -- have counters above c1, read before it; the ticks (old + c2, new + c1] are nobody else's.
 --
--- The lock goes with the subtransaction that raises SI099, also on cancel; setval is not transactional and stays.
+-- setval is not transactional: what it stored stays if the caller rolls back. So a fence or another incarnation's
+-- offset is never left behind on the word of a row that the caller's own transaction wrote.
+--
+-- The lock goes with the subtransaction that raises SI099, also on cancel.
 create function shardids.advance(
   shard integer, id_offset regclass, ticks bigint default 0,
   out seen bigint, out first_tick bigint, out last_tick bigint)
@@ -94,66 +97,66 @@ language plpgsql volatile parallel unsafe security definer set search_path = pg_
 declare
   this shardids.shard;
   node shardids.node;
-  base constant bigint := shardids.offset_base();
+  base bigint := shardids.offset_base();
   bits constant integer := shardids.sequence_bits();
   limit_ms constant bigint := 1::bigint << shardids.time_bits();
   now_ms bigint;
   offset_ms bigint;
   target_ms bigint;
   margin_ms bigint;
-  max_ahead_ms bigint;
   c1 bigint;
   spare_ticks bigint := 0;
   reason text;
+  is_new boolean := false;
+  is_logged boolean := true;
 begin
-  select s.* into this from shardids.shard s where s.id = advance.shard;
   select n.* into node from shardids.node n;
-  reason := case
-    when this.id is null then 'SI001'
-    when this.id_offset <> id_offset then 'SI004'
-    when this.state = 'active' and this.server <> shardids.server() and node.on_copy = 'refuse' then 'SI004'
-    when ticks between 0 and node.max_reserve then null
-    else 'SI007'
-    end;
-  if reason is not null then
-    perform shardids.refuse(reason, shard, ticks);
-  end if;
   margin_ms := extract(epoch from node.safety_margin) * 1000;
-  -- Two lives may begin with the same stored offset, ahead of the clock: the next one of this server, and that of an
-  -- older copy of its files in its place. The mark of the life, 20 bits, takes each to another tick.
-  margin_ms := margin_ms + ((margin_ms * (base >> 43)) >> 20);
-  max_ahead_ms := extract(epoch from node.max_ahead) * 1000;
   begin
-    -- currval shows that this session has drawn from the shard, so that its role was allowed to.
-    perform currval(this.id_counter), pg_advisory_xact_lock(1936220516, shard);
+    perform pg_advisory_xact_lock(1936220516, shard);
+    -- With the lock held: the row is no older than what the others under the lock went by.
+    select s.* into this from shardids.shard s where s.id = advance.shard;
+    reason := case
+      when this.id is null then 'SI001'
+      when this.id_offset <> id_offset then 'SI004'
+      when this.state = 'active' and this.server <> shardids.server() and node.on_copy = 'refuse' then 'SI004'
+      when (ticks between 0 and node.max_reserve) is not true then 'SI007'
+      when this.state <> 'active' then 'SI002'
+      end;
+    if reason is not null then
+      perform shardids.refuse(reason, shard, ticks);
+    end if;
+    -- Shows that this session has drawn from the shard, so that its role was allowed to.
+    perform currval(this.id_counter);
     seen := coalesce(pg_sequence_last_value(this.id_offset), -1);
     c1 := pg_sequence_last_value(this.id_counter);
     now_ms := floor(date_part('epoch', clock_timestamp()) * 1000)::bigint - shardids.epoch_ms();
     offset_ms := shardids.offset_ms(seen);
-    target_ms := greatest(offset_ms, now_ms - (c1 >> bits),
-                          ((this.high_water_tick - c1) >> bits) + 1);
-    if seen < 0 then
-      if this.state <> 'active' or this.unfences is distinct from seen then
-        perform shardids.refuse('SI002', shard);
-      end if;
-      -- The server may have crashed since the activation, and lost what this draw did once before.
-      target_ms := greatest(target_ms, offset_ms + case when this.life = base then 1 else margin_ms end);
-    elsif seen - offset_ms <> base then
-      -- A copy may hold the sequences from before a fence with the row from after it.
-      if this.state <> 'active' then
-        perform shardids.refuse('SI002', shard);
-      end if;
-      target_ms := greatest(target_ms, offset_ms + margin_ms);
-    end if;
     if seen < 0 or seen - offset_ms <> base then
+      if this.changed_in = pg_current_xact_id_if_assigned() or (seen < 0 and this.unfences is distinct from seen) then
+        perform shardids.refuse('SI002', shard);
+      end if;
+      -- This session may have computed its own when the owner had other rights.
+      base := shardids.incarnation();
+      is_logged := false;
+      -- An activation may have been released, and the release lost in a crash since.
+      is_new := case when seen < 0 then this.incarnation is distinct from base
+                     else not shardids.is_marked(seen, base) end;
       if this.server <> shardids.server() then
         raise warning 'shardids: shard % of node "%" is a copy that was not activated, and issues IDs', shard, node.name
           using hint = format('If the original still issues IDs, some will be issued twice. Otherwise: select shardids.activate(%s)', shard);
       end if;
-      -- The old primary may have issued more than its last WAL told, also after an activation.
-      if this.timeline <> shardids.timeline() then
-        target_ms := greatest(target_ms, now_ms - (c1 >> bits) + margin_ms);
-      end if;
+    end if;
+    target_ms := greatest(offset_ms + (seen < 0)::integer, now_ms - (c1 >> bits),
+                          ((this.high_water_tick - c1) >> bits) + 1);
+    if is_new then
+      -- The incarnation before, or a lost primary, may have been a margin ahead of its clock and of all that is left.
+      -- Two incarnations may begin with the same offset, if an older copy of the files takes the server's place. The
+      -- clock tells them apart; ahead of it the mark does, 20 bits.
+      target_ms := target_ms + margin_ms
+                   + case when target_ms > now_ms - (c1 >> bits) then (margin_ms * (base >> 43)) >> 20 else 0 end;
+    end if;
+    if seen < 0 or is_new then
       offset_ms := target_ms;
     end if;
     loop
@@ -163,11 +166,18 @@ begin
       end if;
       if now_ms >= limit_ms or target_ms + (c1 >> bits) >= limit_ms then
         perform shardids.refuse('SI006', shard);
-      elsif target_ms + (c1 >> bits) - now_ms > max_ahead_ms then
+      elsif target_ms + (c1 >> bits) - now_ms > extract(epoch from node.max_ahead) * 1000 then
         perform shardids.refuse('SI005', shard, target_ms + (c1 >> bits) - now_ms);
       end if;
       if base + target_ms <> seen then
+        -- Past half the margin ahead of the clock, nobody draws before this offset, or one an eighth of the margin
+        -- below it, is on disk.
+        if (target_ms + (c1 >> bits) - now_ms) * 2 > margin_ms
+           and not (is_logged and target_ms * 8 / margin_ms = (seen & 8796093022207) * 8 / margin_ms) then
+          perform shardids.log_offset(this.id_offset, base, target_ms);
+        end if;
         seen := setval(this.id_offset, base + target_ms);
+        is_logged := true;
       end if;
       exit when ticks = 0;
       first_tick := (offset_ms << bits) + pg_sequence_last_value(this.id_counter) + 1;
@@ -204,6 +214,29 @@ return case when seen < 0 then -1 - seen else seen & 8796093022207 end;
 
 comment on function shardids.offset_ms(bigint) is 'The offset in ms that a value of id_offset holds, active or fenced';
 
+-- A base with its lowest bit inverted marks an offset of the same incarnation that nobody may draw with yet.
+create function shardids.is_marked(seen bigint, base bigint) returns boolean
+language sql immutable parallel safe
+return seen >= 0 and seen >> 43 in (base >> 43, (base >> 43) # 1);
+
+comment on function shardids.is_marked(bigint, bigint) is 'Whether a value of id_offset was written in the incarnation with this base';
+
+-- Puts an offset on disk before anybody can draw with it. Lost in the midst, by a cancel or a crash, it is an offset
+-- that the next advance() begins with. Before PostgreSQL 17 nothing in SQL flushes the log but a COMMIT.
+create function shardids.log_offset(id_offset regclass, base bigint, offset_ms bigint) returns void
+language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
+begin
+  if current_setting('server_version_num')::integer >= 170000 then
+    perform setval(id_offset, (base # (1::bigint << 43)) + offset_ms);
+    perform pg_logical_emit_message(false, 'shardids', '', true);
+  end if;
+end
+$$;
+
+comment on function shardids.log_offset(regclass, bigint, bigint) is 'Flushes the log with a shard''s next offset, on PostgreSQL 17 and later';
+
+revoke execute on function shardids.log_offset(regclass, bigint, bigint) from public;
+
 -- Raises the SQLSTATE reason. amount: milliseconds ahead of the clock (SI005), IDs asked for (SI007).
 create function shardids.refuse(reason text, shard integer, amount bigint default null) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
@@ -227,7 +260,10 @@ begin
     when 'SI002' then
       what := 'is fenced and issues no IDs';
       next := format('To let it issue again: select shardids.activate(%s)', shard);
-      if this.arrived is not null then
+      if this.state = 'active' and this.changed_in = pg_current_xact_id_if_assigned() then
+        what := 'was activated in this transaction, and issues IDs from its COMMIT on';
+        next := 'Commit, then draw: what is drawn before would stay drawn after a ROLLBACK.';
+      elsif this.arrived is not null then
         what := 'is fenced: it is being moved here';
         next := format('The catalog knows where it is until then: shardids shard show %s', shard);
       end if;

@@ -1,29 +1,32 @@
--- Purpose:    which server this is, and which of its lives: how a copy and a restart are noticed.
+-- Purpose:    which server this is, and which of its incarnations: how a copy and a restart are noticed.
 -- Locks:      none.
 -- Privileges: CREATE on schema shardids. With pg_read_all_stats (or superuser) a crash of one backend,
 --             after which the server recovers without a new postmaster, is told from normal running.
 --
--- server() and offset_base() are constant for the whole life of a session, and only for that. They are
+-- server() and offset_base() are constant as long as a session lasts, and only for that. They are
 -- declared immutable so that a PL/pgSQL function's cached expressions fold them into constants: the
 -- check that every draw makes of them costs one addition. Never use them in an index or a stored value.
 
 create function shardids.server() returns text
 language plpgsql immutable parallel safe security definer set search_path = pg_catalog, pg_temp as $$
 begin
-  return format('%s/%s', (select system_identifier from pg_control_system()),
-                (select oid from pg_database where datname = current_database()));
+  -- The table has another OID once a dump of the whole database was restored in the original's place.
+  return format('%s/%s/%s', (select system_identifier from pg_control_system()),
+                (select oid from pg_database where datname = current_database()),
+                'shardids.shard'::regclass::oid);
 end
 $$;
 
-comment on function shardids.server() is 'System identifier of this server and OID of this database';
+comment on function shardids.server() is
+  'System identifier of this server, OID of this database, and OID of table shardids.shard';
 
--- The value of a shard's id_offset is offset_base() + offset in ms. The base holds 20 bits of a hash of
--- the server's present life, above the 43 bits of the largest offset: an id_offset written in another life
--- or on another server reads as a time centuries away, so the draw goes to advance(), which looks closer.
-create function shardids.offset_base() returns bigint
-language plpgsql immutable parallel safe security definer set search_path = pg_catalog, pg_temp as $$
+-- The value of a shard's id_offset is incarnation() + offset in ms: 20 bits of a hash of the server's present
+-- incarnation, above the 43 bits of the largest offset. An id_offset written in another incarnation or on another
+-- server reads as a time centuries away, so the draw goes to advance(), which looks closer.
+create function shardids.incarnation() returns bigint
+language plpgsql volatile parallel safe security definer set search_path = pg_catalog, pg_temp as $$
 declare
-  -- As of the installation: sessions from before and after a grant must agree.
+  -- A right that the owner gets after the installation makes no other incarnation. One that it loses makes one other.
   sees_all boolean := (select n.sees_all from shardids.node n)
                       and pg_has_role(current_user, 'pg_read_all_stats', 'usage');
   checkpointer_start timestamptz;
@@ -42,7 +45,16 @@ begin
 end
 $$;
 
-comment on function shardids.offset_base() is 'What this life of the server adds to the stored offset of a shard';
+comment on function shardids.incarnation() is 'What this incarnation of the server adds to the stored offset of a shard';
+
+create function shardids.offset_base() returns bigint
+language plpgsql immutable parallel safe security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  return shardids.incarnation();
+end
+$$;
+
+comment on function shardids.offset_base() is 'shardids.incarnation() when the session first asked';
 
 create function shardids.timeline() returns integer
 language sql volatile parallel safe

@@ -20,10 +20,10 @@ create table shardids.node (
 comment on table shardids.node is 'This database as a node of a shardids cluster, and its settings';
 comment on column shardids.node.on_copy is 'What a copied shard does until it is activated: refuse to draw, or warn and draw';
 comment on column shardids.node.max_ahead is 'How far a shard''s IDs may run ahead of this server''s clock';
-comment on column shardids.node.safety_margin is 'How far at least, and twice as far at most, IDs jump ahead of what is known to have been issued, after a restart or promotion';
+comment on column shardids.node.safety_margin is 'How far at least, and twice as far at most, IDs jump ahead of the clock and of what is known to have been issued, after a restart or promotion';
 comment on column shardids.node.max_reserve is 'How many IDs one call may reserve';
 
-comment on column shardids.node.sees_all is 'Whether the owner could read all statistics at installation: see shardids.offset_base';
+comment on column shardids.node.sees_all is 'Whether the owner could read all statistics at installation: see shardids.incarnation';
 
 insert into shardids.node (name, cluster)
 values (current_setting('shardids.node'), current_setting('shardids.cluster')::uuid);
@@ -39,7 +39,8 @@ create table shardids.shard (
   id_offset       regclass    not null,
   server          text,
   timeline        integer,
-  life            bigint,
+  incarnation     bigint,
+  changed_in      xid8        not null default pg_current_xact_id(),
   activated_at    timestamptz,
   arrived         text        check (arrived in ('tables', 'rows', 'all'))
 );
@@ -49,6 +50,7 @@ comment on column shardids.shard.high_water_tick is 'No tick up to this one is i
 comment on column shardids.shard.unfences is 'The fenced value of id_offset that the last activation releases';
 comment on column shardids.shard.server is 'shardids.server() when the shard was activated';
 comment on column shardids.shard.timeline is 'WAL timeline when the shard was activated';
-comment on column shardids.shard.life is 'shardids.offset_base() when the shard was activated';
+comment on column shardids.shard.incarnation is 'shardids.incarnation() when the shard was last fenced or activated';
+comment on column shardids.shard.changed_in is 'The transaction that last fenced or activated the shard';
 comment on column shardids.shard.arrived is
   'While the shard is moved here: tables and keys are there, also rows by pg_dump, or also indexes and constraints';

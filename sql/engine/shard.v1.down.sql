@@ -2,7 +2,8 @@
 --             drop fails while a column's default still calls next_id(). Refuses while the shard's IDs are
 --             ahead of the clock: a generator made anew starts at the clock.
 -- Settings:   shardids.shard, set by shardids.enter_shard(shard)
--- Locks:      those of DROP.
+-- Locks:      those of DROP; SHARE ROW EXCLUSIVE on the sequences before that. They keep draws waiting, not fenced,
+--             so that a failure leaves the shard as it was.
 -- Privileges: membership in the owner of schema shardids.
 
 do $do$
@@ -11,6 +12,13 @@ declare
   schema constant text := shardids.schema_of(shard);
   ahead_ms bigint;
 begin
+  if not exists (select from shardids.shard s where s.id = shard) then
+    perform shardids.refuse('SI001', shard);
+  end if;
+  execute format('drop function %1$I.next_id(), %1$I.next_ids(integer)', schema);
+  -- Changes nothing; its lock conflicts with that of nextval.
+  execute format('alter sequence %I.id_offset owned by none', schema);
+  execute format('alter sequence %I.id_counter owned by none', schema);
   select greatest(s.high_water_tick >> shardids.sequence_bits(),
                   shardids.offset_ms(pg_sequence_last_value(s.id_offset))
                   + (pg_sequence_last_value(s.id_counter) >> shardids.sequence_bits()))
@@ -19,8 +27,6 @@ begin
   if ahead_ms >= 0 then
     perform shardids.refuse('SI005', shard, ahead_ms);
   end if;
-  perform shardids.fence(shard);
-  execute format('drop function %1$I.next_id(), %1$I.next_ids(integer)', schema);
   execute format('drop sequence %1$I.id_counter, %1$I.id_offset', schema);
   delete from shardids.shard s where s.id = shard;
 end

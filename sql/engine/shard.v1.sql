@@ -33,9 +33,12 @@ begin
     execute format('alter function %I.next_ids(integer) owner to %I', schema, owner);
     execute format('alter table if exists %I.shardids_version owner to %I', schema, owner);
   end if;
-  perform setval(format('%I.id_offset', schema)::regclass, -1);
-  insert into shardids.shard (id, schema, id_counter, id_offset)
-  values (shard, schema, format('%I.id_counter', schema)::regclass, format('%I.id_offset', schema)::regclass);
-  perform shardids.activate(shard);
+  -- Issues IDs from now on: if this is rolled back, the sequences go with it.
+  perform setval(format('%I.id_offset', schema)::regclass,
+                 shardids.incarnation() + greatest(0, shardids.ms_of(clock_timestamp())));
+  insert into shardids.shard
+    (id, schema, state, unfences, id_counter, id_offset, server, timeline, incarnation, activated_at)
+  values (shard, schema, 'active', -1, format('%I.id_counter', schema)::regclass, format('%I.id_offset', schema)::regclass,
+          shardids.server(), shardids.timeline(), shardids.incarnation(), clock_timestamp());
 end
 $do$;

@@ -26,7 +26,7 @@ begin
     unfinished := substring(this.comment from '^shardids: (.*)$');
     if this.oid is not null then
       begin
-        execute format('select coalesce(array_agg(v.version_num::text order by 1), ''{}'') from %I.%I v',
+        execute format('select coalesce(array_agg(v.version_num::text order by v.version_num collate "C"), ''{}'') from %I.%I v',
                        this.schema, version_table) into revisions;
         raise exception using errcode = 'SI099';
       exception when sqlstate 'SI099' then
@@ -62,7 +62,7 @@ begin
       hint = 'Wait until it has ended, and run the migration again.';
   end if;
   if to_regclass(format('%I.%I', schema, version_table)) is not null then
-    execute format('select coalesce(array_agg(v.version_num::text order by 1), ''{}'') from %I.%I v',
+    execute format('select coalesce(array_agg(v.version_num::text order by v.version_num collate "C"), ''{}'') from %I.%I v',
                    schema, version_table) into found_there;
   end if;
   if found_there is distinct from expected then

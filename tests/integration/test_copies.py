@@ -262,6 +262,23 @@ def test_a_shards_schema_restored_beside_another_engine_refuses_until_it_is_acti
     assert row(copy, "select schema, state from shardids.shard where id = 5") == ("shard_0005", "active")
 
 
+@pytest.mark.parametrize("ahead_ms", [0, 30_000])
+def test_a_dump_restored_in_the_place_of_its_original_refuses_until_it_is_activated(
+    ahead_ms: int, original: Db, dumper: Dumper, url: URL
+) -> None:
+    """In the same database and incarnation; what was issued since the dump is not in it."""
+    if ahead_ms:
+        run_ahead(original, ahead_ms)
+    dumped = dumper.dump(dsn(url), "--clean", "--if-exists")
+    issued = draw(original, 20_000)
+    original.close()
+    dumper.restore(dsn(url), dumped)
+    with connect(dsn(url)) as session:
+        refuses(session)
+        session.execute("select shardids.activate(5)")
+        assert draw(session)[0] > issued[-1]
+
+
 # Ahead of the clock it is a documented limit: docs/decisions/0005-copies-and-restarts.md
 @pytest.mark.parametrize("ahead_ms", [0])
 def test_a_shards_schema_that_is_dropped_and_restored_stops_until_it_is_activated(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
@@ -19,10 +17,9 @@ from sqlalchemy.engine import URL
 
 from shardids import Layout
 from shardids.catalog.connections import open_engine, parse_url
-from shardids.dev.embedded import EmbeddedServer, temporary_server
 from shardids.errors import TooFarAhead
 from shardids.install import trees
-from tests.conftest import MakeRole, dsn
+from tests.conftest import dsn
 from tests.support.generator import (
     DEFAULT,
     Ids,
@@ -778,7 +775,7 @@ def test_a_clock_long_before_the_epoch_is_refused(make_node: MakeNode) -> None:
         assert increases(draw(connection, 500))
 
 
-# Shards that are made anew, and owners whose rights change
+# Shards that are made anew
 
 
 def test_a_generator_ahead_of_the_clock_is_not_taken_away(db: Db, node: str) -> None:
@@ -795,164 +792,3 @@ def test_a_generator_ahead_of_the_clock_is_not_taken_away(db: Db, node: str) -> 
         trees.upgrade(connection, "shard", {"shard": "6"})
     engine.dispose()
     assert scalar(db, "select shardids.shard_of(shard_0006.next_id())") == 6
-
-
-@pytest.mark.parametrize("change", ["grant"])
-def test_sessions_old_and_new_agree_when_the_owner_sees_more_or_less_of_the_server(
-    change: str, admin: Db, make_role: MakeRole, make_database: Callable[[], URL]
-) -> None:
-    """What pg_read_all_stats shows tells server lives apart: sessions that differ in it, too."""
-    owner, database = make_role("owner"), make_database().database
-    admin.execute(f'grant create on database "{database}" to "{owner.username}"')
-    statements = [f'grant pg_read_all_stats to "{owner.username}"']
-    if change == "revoke":
-        admin.execute(statements[0])
-        statements = [f'revoke pg_read_all_stats from "{owner.username}"']
-    url = owner.set(database=database)
-    install(url)
-    with connect(dsn(url)) as old:
-        last = draw(old, 10)[-1]
-        admin.execute(statements[0])
-        with connect(dsn(url)) as new:
-            ids = np.array([scalar(connection, NEXT) for _ in range(20) for connection in (old, new)])
-    assert increases(np.concatenate([[last], ids]))
-    assert DEFAULT.decode(int(ids[-1])).ms < now_ms() - DEFAULT.epoch_ms + 60_000
-
-
-# Lives of the server
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedServer]:
-    """A server that writes no WAL to disk before a COMMIT, as far as that can be."""
-    settings = {"fsync": "on", "wal_level": "minimal", "max_wal_senders": "0", "wal_writer_delay": "10s"}
-    with temporary_server(settings=settings) as server:
-        install(parse_url(server.url()), shards=(5, 6))
-        yield server
-
-
-LIVES = ("restart", "immediate shutdown", "kill of one backend")
-
-
-def begin_another_life(server: EmbeddedServer, how: str, observer: Db, working: Db) -> None:
-    """Ends the server as told, with the sessions still there, and has it started again."""
-    if how == "kill of one backend":
-        postmaster = server.pid
-        os.kill(working.info.backend_pid, signal.SIGKILL)
-        wait_for(lambda: is_cut_off(observer), "the server ends all sessions")
-        assert server.pid == postmaster
-    else:
-        server.restart("fast" if how == "restart" else "immediate")
-    observer.close()
-    working.close()
-
-
-def is_cut_off(connection: Db) -> bool:
-    try:
-        connection.execute("select 1")
-    except psycopg.OperationalError:
-        return True
-    return False
-
-
-def reconnect(url: str) -> Db:
-    found: list[Db] = []
-
-    def connected() -> bool:
-        try:
-            found.append(connect(url))
-        except psycopg.OperationalError:
-            return False
-        return True
-
-    wait_for(connected, "the server answers")
-    return found[0]
-
-
-def bases(url: str) -> set[int]:
-    """What eight new sessions at once say of this life of the server."""
-
-    def session(_number: int) -> int:
-        with reconnect(url) as connection:
-            connection.execute(NEXT)
-            return scalar(connection, "select shardids.offset_base()")
-
-    return set(at_once(8, session))
-
-
-@pytest.mark.parametrize("reserved", [3_000_000])  # more than safety_margin is a documented limit
-@pytest.mark.parametrize("how", LIVES)
-def test_a_new_life_of_the_server_issues_no_id_of_an_earlier_one(
-    how: str, reserved: int, server: EmbeddedServer
-) -> None:
-    """The transaction is open and its WAL not on disk; its ticks are ahead of the clock."""
-    url = server.url()
-    with reconnect(url) as observer, reconnect(url) as working:
-        draw(observer, 1000)
-        before = scalar(working, "select shardids.offset_base()")
-        assert scalar(observer, "select shardids.offset_base()") == before
-        working.execute("begin")
-        for _ in range(reserved // 1_000_000):
-            _, last = reserve(working, 1_000_000)
-        issued = max(last, ticks(draw(working, 5000)[-1]))
-        stored = scalar(observer, "select shardids.offset_ms(%s)", offset(observer))
-        assert issued >> DEFAULT.sequence_bits > now_ms() - DEFAULT.epoch_ms + reserved // 1024 // 2
-        begin_another_life(server, how, observer, working)
-    with reconnect(url) as connection:
-        found = scalar(connection, "select shardids.offset_ms(%s)", offset(connection))
-        assert found == stored or how != "restart"
-        ids = draw(connection, 1000)
-    assert ticks(ids[0]) > issued
-    assert increases(ids)
-
-
-@pytest.mark.parametrize("how", LIVES)
-def test_the_sessions_of_one_life_agree_and_tell_it_from_the_last(how: str, server: EmbeddedServer) -> None:
-    url = server.url()
-    before = bases(url)
-    with reconnect(url) as observer, reconnect(url) as working:
-        begin_another_life(server, how, observer, working)
-    after = bases(url)
-    assert (len(before), len(after)) == (1, 1)
-    assert before != after
-
-
-@pytest.mark.parametrize("how", LIVES)
-def test_ids_that_were_committed_are_not_issued_again(how: str, server: EmbeddedServer) -> None:
-    url = server.url()
-    with reconnect(url) as observer, reconnect(url) as working:
-        last = run_ahead(working, 30_000)
-        issued = draw(working, 5000)
-        begin_another_life(server, how, observer, working)
-    with reconnect(url) as connection:
-        ids = draw(connection, 5000)
-    assert last < ticks(issued[0])
-    assert increases(np.concatenate([issued, ids]))
-
-
-def test_a_fence_right_after_a_crash_bounds_what_was_issued_before_it(server: EmbeddedServer) -> None:
-    url = server.url()
-    with reconnect(url) as observer, reconnect(url) as working:
-        draw(observer, 10)
-        working.execute("begin")
-        _, last = reserve(working, 3_000_000)
-        begin_another_life(server, "immediate shutdown", observer, working)
-    with reconnect(url) as connection:
-        high_water = scalar(connection, "select shardids.fence(5)")
-        connection.execute("select shardids.activate(5)")
-        id_ = scalar(connection, NEXT)
-    assert ticks(id_) > high_water
-    assert high_water >= last
-
-
-def test_a_fence_lasts_over_a_crash(server: EmbeddedServer) -> None:
-    url = server.url()
-    with reconnect(url) as observer, reconnect(url) as working:
-        draw(working, 10)
-        high_water = scalar(working, "select shardids.fence(5)")
-        begin_another_life(server, "kill of one backend", observer, working)
-    with reconnect(url) as connection:
-        with refused("SI002"):
-            connection.execute(NEXT)
-        connection.execute("select shardids.activate(5)")
-        assert ticks(scalar(connection, NEXT)) > high_water

@@ -17,6 +17,7 @@ from uuid import UUID
 
 from psycopg import sql
 
+from shardids.catalog.connections import OLDEST_SERVER
 from shardids.errors import BadArgument, MissingLibrary
 from shardids.ids.text import checked_integer
 from shardids.multimaster.mariadb_session import Login
@@ -40,7 +41,7 @@ class Needs:
     """
 
     postgresql: int = 0
-    oldest_postgresql: int = 14
+    oldest_postgresql: int = OLDEST_SERVER
     mariadb: tuple[Mapping[str, str], ...] = ()
     redis: tuple[Mapping[str, str], ...] = ()
 

@@ -321,8 +321,19 @@ CREATE FUNCTION shardids.activate(shard integer, above_tick bigint DEFAULT '-1':
 #variable_conflict use_variable
 declare
   this shardids.shard;
-  margin_ms bigint;
+  node shardids.node;
+  seen bigint;
+  base constant bigint := shardids.incarnation();
+  ahead_ms bigint := (above_tick >> shardids.sequence_bits()) - shardids.ms_of(clock_timestamp());
 begin
+  select n.* into node from shardids.node n;
+  if ahead_ms > extract(epoch from node.max_ahead) * 1000 then
+    raise exception using
+      errcode = 'SI005',
+      message = format('shard %s can''t start above tick %s, which is %s ms ahead of the clock; the limit is max_ahead = %s [node "%s"]',
+                       shard, above_tick, ahead_ms, node.max_ahead, node.name),
+      hint = 'Pass what fence() returned: a tick, not an ID. If it is right, look at the clocks of both servers.';
+  end if;
   select s.* into this from shardids.shard s where s.id = activate.shard for update;
   if not found then
     -- The schema was copied here without its row, by pg_dump -n for example.
@@ -340,26 +351,22 @@ begin
     this.id_offset := format('%I.id_offset', this.schema)::regclass;
     update shardids.shard s set id_counter = this.id_counter, id_offset = this.id_offset where s.id = activate.shard;
   end if;
-  -- What the original, or the old primary, issued meanwhile is unknown; the clock is the best witness of it.
-  if this.server <> shardids.server() or this.timeline <> shardids.timeline() then
-    select extract(epoch from n.safety_margin) * 1000 into margin_ms from shardids.node n;
-    above_tick := greatest(above_tick,
-      (shardids.ms_of(clock_timestamp()) + margin_ms) << shardids.sequence_bits());
+  seen := coalesce(pg_sequence_last_value(this.id_offset), -1);
+  -- What the original, an old primary, or an incarnation whose last changes were lost issued since is unknown.
+  if this.server <> shardids.server()
+     or (this.incarnation is distinct from base and not shardids.is_marked(seen, base)) then
+    above_tick := greatest(above_tick, shardids.safe_tick(shard, this.id_counter, this.id_offset, 1));
   end if;
   -- Draws that are current don't look at the row: fencing makes them.
   if greatest(this.high_water_tick, above_tick) >=
-     (shardids.offset_ms(coalesce(pg_sequence_last_value(this.id_offset), -1)) << shardids.sequence_bits())
-     + coalesce(pg_sequence_last_value(this.id_counter), 0) then
+     (shardids.offset_ms(seen) << shardids.sequence_bits()) + coalesce(pg_sequence_last_value(this.id_counter), 0) then
     perform shardids.stop(shard, this.id_counter, this.id_offset);
   end if;
   update shardids.shard s
   set state = 'active', moved_to = null, arrived = null, unfences = coalesce(pg_sequence_last_value(this.id_offset), -1),
       high_water_tick = greatest(this.high_water_tick, above_tick),
-      server = shardids.server(), timeline = shardids.timeline(),
-      -- The fence may have been released in the life of the activation before this one.
-      life = case when s.unfences = coalesce(pg_sequence_last_value(this.id_offset), -1) then s.life
-                  else shardids.offset_base() end,
-      activated_at = clock_timestamp()
+      server = shardids.server(), timeline = shardids.timeline(), incarnation = base,
+      changed_in = pg_current_xact_id(), activated_at = clock_timestamp()
   where s.id = activate.shard;
 end
 $$;
@@ -424,10 +431,10 @@ COMMENT ON FUNCTION shardids.tables_of(shard integer) IS 'The tables of a shard,
 
 
 --
--- Name: without_barrier(integer); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: without_barrier(integer, boolean); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.without_barrier(shard integer) RETURNS SETOF regclass
+CREATE FUNCTION shardids.without_barrier(shard integer, replicated boolean) RETURNS SETOF regclass
     LANGUAGE sql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
     BEGIN ATOMIC
@@ -435,15 +442,15 @@ CREATE FUNCTION shardids.without_barrier(shard integer) RETURNS SETOF regclass
     FROM unnest(shardids.tables_of(without_barrier.shard)) name(name)
    WHERE (NOT (EXISTS ( SELECT
             FROM pg_trigger t
-           WHERE ((t.tgrelid = (name.name)::oid) AND (t.tgname = 'shardids_barrier'::name)))));
+           WHERE ((t.tgrelid = (name.name)::oid) AND (t.tgname = 'shardids_barrier'::name) AND ((t.tgenabled = 'A'::"char") OR (NOT without_barrier.replicated))))));
 END;
 
 
 --
--- Name: FUNCTION without_barrier(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+-- Name: FUNCTION without_barrier(shard integer, replicated boolean); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.without_barrier(shard integer) IS 'The tables of a shard without a write barrier';
+COMMENT ON FUNCTION shardids.without_barrier(shard integer, replicated boolean) IS 'The tables of a shard without a write barrier, or with one that was disabled';
 
 
 --
@@ -455,7 +462,7 @@ CREATE FUNCTION shardids.add_barriers(shard integer) RETURNS void
     SET search_path TO 'pg_catalog', 'pg_temp'
     BEGIN ATOMIC
  SELECT shardids.add_barrier(add_barriers.shard, name.name, false) AS add_barrier
-    FROM shardids.without_barrier(add_barriers.shard) name(name);
+    FROM shardids.without_barrier(add_barriers.shard, false) name(name);
 END;
 
 
@@ -478,66 +485,66 @@ CREATE FUNCTION shardids.advance(shard integer, id_offset regclass, ticks bigint
 declare
   this shardids.shard;
   node shardids.node;
-  base constant bigint := shardids.offset_base();
+  base bigint := shardids.offset_base();
   bits constant integer := shardids.sequence_bits();
   limit_ms constant bigint := 1::bigint << shardids.time_bits();
   now_ms bigint;
   offset_ms bigint;
   target_ms bigint;
   margin_ms bigint;
-  max_ahead_ms bigint;
   c1 bigint;
   spare_ticks bigint := 0;
   reason text;
+  is_new boolean := false;
+  is_logged boolean := true;
 begin
-  select s.* into this from shardids.shard s where s.id = advance.shard;
   select n.* into node from shardids.node n;
-  reason := case
-    when this.id is null then 'SI001'
-    when this.id_offset <> id_offset then 'SI004'
-    when this.state = 'active' and this.server <> shardids.server() and node.on_copy = 'refuse' then 'SI004'
-    when ticks between 0 and node.max_reserve then null
-    else 'SI007'
-    end;
-  if reason is not null then
-    perform shardids.refuse(reason, shard, ticks);
-  end if;
   margin_ms := extract(epoch from node.safety_margin) * 1000;
-  -- Two lives may begin with the same stored offset, ahead of the clock: the next one of this server, and that of an
-  -- older copy of its files in its place. The mark of the life, 20 bits, takes each to another tick.
-  margin_ms := margin_ms + ((margin_ms * (base >> 43)) >> 20);
-  max_ahead_ms := extract(epoch from node.max_ahead) * 1000;
   begin
-    -- currval shows that this session has drawn from the shard, so that its role was allowed to.
-    perform currval(this.id_counter), pg_advisory_xact_lock(1936220516, shard);
+    perform pg_advisory_xact_lock(1936220516, shard);
+    -- With the lock held: the row is no older than what the others under the lock went by.
+    select s.* into this from shardids.shard s where s.id = advance.shard;
+    reason := case
+      when this.id is null then 'SI001'
+      when this.id_offset <> id_offset then 'SI004'
+      when this.state = 'active' and this.server <> shardids.server() and node.on_copy = 'refuse' then 'SI004'
+      when (ticks between 0 and node.max_reserve) is not true then 'SI007'
+      when this.state <> 'active' then 'SI002'
+      end;
+    if reason is not null then
+      perform shardids.refuse(reason, shard, ticks);
+    end if;
+    -- Shows that this session has drawn from the shard, so that its role was allowed to.
+    perform currval(this.id_counter);
     seen := coalesce(pg_sequence_last_value(this.id_offset), -1);
     c1 := pg_sequence_last_value(this.id_counter);
     now_ms := floor(date_part('epoch', clock_timestamp()) * 1000)::bigint - shardids.epoch_ms();
     offset_ms := shardids.offset_ms(seen);
-    target_ms := greatest(offset_ms, now_ms - (c1 >> bits),
-                          ((this.high_water_tick - c1) >> bits) + 1);
-    if seen < 0 then
-      if this.state <> 'active' or this.unfences is distinct from seen then
-        perform shardids.refuse('SI002', shard);
-      end if;
-      -- The server may have crashed since the activation, and lost what this draw did once before.
-      target_ms := greatest(target_ms, offset_ms + case when this.life = base then 1 else margin_ms end);
-    elsif seen - offset_ms <> base then
-      -- A copy may hold the sequences from before a fence with the row from after it.
-      if this.state <> 'active' then
-        perform shardids.refuse('SI002', shard);
-      end if;
-      target_ms := greatest(target_ms, offset_ms + margin_ms);
-    end if;
     if seen < 0 or seen - offset_ms <> base then
+      if this.changed_in = pg_current_xact_id_if_assigned() or (seen < 0 and this.unfences is distinct from seen) then
+        perform shardids.refuse('SI002', shard);
+      end if;
+      -- This session may have computed its own when the owner had other rights.
+      base := shardids.incarnation();
+      is_logged := false;
+      -- An activation may have been released, and the release lost in a crash since.
+      is_new := case when seen < 0 then this.incarnation is distinct from base
+                     else not shardids.is_marked(seen, base) end;
       if this.server <> shardids.server() then
         raise warning 'shardids: shard % of node "%" is a copy that was not activated, and issues IDs', shard, node.name
           using hint = format('If the original still issues IDs, some will be issued twice. Otherwise: select shardids.activate(%s)', shard);
       end if;
-      -- The old primary may have issued more than its last WAL told, also after an activation.
-      if this.timeline <> shardids.timeline() then
-        target_ms := greatest(target_ms, now_ms - (c1 >> bits) + margin_ms);
-      end if;
+    end if;
+    target_ms := greatest(offset_ms + (seen < 0)::integer, now_ms - (c1 >> bits),
+                          ((this.high_water_tick - c1) >> bits) + 1);
+    if is_new then
+      -- The incarnation before, or a lost primary, may have been a margin ahead of its clock and of all that is left.
+      -- Two incarnations may begin with the same offset, if an older copy of the files takes the server's place. The
+      -- clock tells them apart; ahead of it the mark does, 20 bits.
+      target_ms := target_ms + margin_ms
+                   + case when target_ms > now_ms - (c1 >> bits) then (margin_ms * (base >> 43)) >> 20 else 0 end;
+    end if;
+    if seen < 0 or is_new then
       offset_ms := target_ms;
     end if;
     loop
@@ -547,11 +554,18 @@ begin
       end if;
       if now_ms >= limit_ms or target_ms + (c1 >> bits) >= limit_ms then
         perform shardids.refuse('SI006', shard);
-      elsif target_ms + (c1 >> bits) - now_ms > max_ahead_ms then
+      elsif target_ms + (c1 >> bits) - now_ms > extract(epoch from node.max_ahead) * 1000 then
         perform shardids.refuse('SI005', shard, target_ms + (c1 >> bits) - now_ms);
       end if;
       if base + target_ms <> seen then
+        -- Past half the margin ahead of the clock, nobody draws before this offset, or one an eighth of the margin
+        -- below it, is on disk.
+        if (target_ms + (c1 >> bits) - now_ms) * 2 > margin_ms
+           and not (is_logged and target_ms * 8 / margin_ms = (seen & 8796093022207) * 8 / margin_ms) then
+          perform shardids.log_offset(this.id_offset, base, target_ms);
+        end if;
         seen := setval(this.id_offset, base + target_ms);
+        is_logged := true;
       end if;
       exit when ticks = 0;
       first_tick := (offset_ms << bits) + pg_sequence_last_value(this.id_counter) + 1;
@@ -616,6 +630,126 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids."analyze"(shard integer) IS 'Fills materialized views of a shard, and gathers statistics of its tables';
+
+
+--
+-- Name: database(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.database() RETURNS oid
+    LANGUAGE sql STABLE PARALLEL SAFE
+    RETURN (SELECT d.oid FROM pg_database d WHERE (d.datname = current_database()));
+
+
+--
+-- Name: FUNCTION database(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.database() IS 'The OID of this database';
+
+
+--
+-- Name: schema_prefix(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.schema_prefix() RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN 'shard_'::text;
+
+
+--
+-- Name: FUNCTION schema_prefix(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.schema_prefix() IS 'What a shard''s schema name starts with';
+
+
+--
+-- Name: schema_of(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.schema_of(shard integer) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN (shardids.schema_prefix() || lpad((shard)::text, GREATEST(4, length((shard)::text)), '0'::text));
+
+
+--
+-- Name: FUNCTION schema_of(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.schema_of(shard integer) IS 'Name of the schema of a logical shard';
+
+
+--
+-- Name: barrier_holders(integer, boolean); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.barrier_holders(shard integer, waiting boolean) RETURNS TABLE(pid integer, holder text, seconds integer)
+    LANGUAGE sql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    BEGIN ATOMIC
+ WITH held AS MATERIALIZED (
+          SELECT l.locktype,
+             l.database,
+             l.relation,
+             l.page,
+             l.tuple,
+             l.virtualxid,
+             l.transactionid,
+             l.classid,
+             l.objid,
+             l.objsubid,
+             l.virtualtransaction,
+             l.pid,
+             l.mode,
+             l.granted,
+             l.fastpath,
+             l.waitstart,
+             c.relnamespace,
+             c.relkind
+            FROM (pg_locks l
+              LEFT JOIN pg_class c ON (((l.locktype = 'relation'::text) AND (l.database = shardids.database()) AND (c.oid = l.relation))))
+           WHERE (l.granted AND (l.pid IS DISTINCT FROM pg_backend_pid()))
+         ), writer AS (
+          SELECT h.pid,
+             array_agg((h.transactionid)::text) AS xids,
+             bool_or(((h.database = shardids.database()) AND
+                 CASE h.locktype
+                     WHEN 'advisory'::text THEN ((h.classid = (1936220521)::oid) AND (h.objid = (barrier_holders.shard)::oid) AND (h.objsubid = 2))
+                     WHEN 'object'::text THEN ((h.classid = ('pg_namespace'::regclass)::oid) AND (h.objid = n.oid))
+                     WHEN 'relation'::text THEN ((h.relnamespace = n.oid) AND (h.mode <> ALL (ARRAY['AccessShareLock'::text, 'RowShareLock'::text])) AND (barrier_holders.waiting OR (h.mode <> 'RowExclusiveLock'::text)))
+                     ELSE false
+                 END)) AS is_here,
+             bool_or((h.locktype = 'transactionid'::text)) AS has_written,
+             bool_or(((h.locktype = 'relation'::text) AND (h.mode <> ALL (ARRAY['AccessShareLock'::text, 'RowShareLock'::text])) AND ((h.relation >= (16384)::oid) OR (h.database IS DISTINCT FROM shardids.database())))) AS has_table
+            FROM held h,
+             pg_namespace n
+           WHERE (n.oid = (to_regnamespace(shardids.schema_of(barrier_holders.shard)))::oid)
+           GROUP BY h.pid, h.virtualtransaction
+         )
+  SELECT w.pid,
+         CASE
+             WHEN (w.pid IS NULL) THEN format('prepared transaction %L'::text, p.gid)
+             ELSE format('process %s of %s'::text, a.pid, a.usename)
+         END AS format,
+     (EXTRACT(epoch FROM (clock_timestamp() - COALESCE(a.xact_start, p.prepared))))::integer AS "extract"
+    FROM ((writer w
+      LEFT JOIN pg_stat_activity a ON ((a.pid = w.pid)))
+      LEFT JOIN pg_prepared_xacts p ON (((w.pid IS NULL) AND ((p.transaction)::text = ANY (w.xids)))))
+   WHERE ((COALESCE(a.datname, p.database) = current_database()) AND (w.is_here OR (w.has_written AND (NOT w.has_table))) AND (COALESCE(a.backend_type, 'client backend'::text) = 'client backend'::text) AND (NOT (EXISTS ( SELECT
+            FROM pg_stat_progress_vacuum v
+           WHERE (v.pid = w.pid)))) AND (NOT (EXISTS ( SELECT
+            FROM pg_stat_progress_analyze v
+           WHERE (v.pid = w.pid)))))
+   ORDER BY COALESCE(a.xact_start, p.prepared);
+END;
+
+
+--
+-- Name: FUNCTION barrier_holders(shard integer, waiting boolean); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.barrier_holders(shard integer, waiting boolean) IS 'Who writes to a shard, or changes its schema, although or because its write barrier is open';
 
 
 --
@@ -707,19 +841,250 @@ COMMENT ON FUNCTION shardids.create_subscription(name name, conninfo text, optio
 
 
 --
--- Name: database(); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: objects_of(integer); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.database() RETURNS oid
-    LANGUAGE sql STABLE PARALLEL SAFE
-    RETURN (SELECT d.oid FROM pg_database d WHERE (d.datname = current_database()));
+CREATE FUNCTION shardids.objects_of(shard integer) RETURNS TABLE(classid oid, objid oid, version text)
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    BEGIN ATOMIC
+ WITH schema(oid) AS (
+          SELECT (to_regnamespace(shardids.schema_of(objects_of.shard)))::oid AS to_regnamespace
+         ), relation AS (
+          SELECT c.oid,
+             c.xmin,
+             c.reltoastrelid
+            FROM pg_class c
+           WHERE (c.relnamespace = ( SELECT schema.oid
+                    FROM schema))
+         ), toast AS (
+          SELECT r.reltoastrelid AS oid
+            FROM relation r
+           WHERE (r.reltoastrelid <> (0)::oid)
+         )
+  SELECT ('pg_namespace'::regclass)::oid AS oid,
+     n.oid,
+     (n.xmin)::text AS xmin
+    FROM pg_namespace n
+   WHERE (n.oid = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_class'::regclass AS regclass,
+     r.oid,
+     (r.xmin)::text AS xmin
+    FROM relation r
+ UNION ALL
+  SELECT 'pg_class'::regclass AS regclass,
+     t.oid,
+     NULL::text
+    FROM toast t
+ UNION ALL
+  SELECT 'pg_class'::regclass AS regclass,
+     i.indexrelid,
+     NULL::text
+    FROM (toast t
+      JOIN pg_index i ON ((i.indrelid = t.oid)))
+ UNION ALL
+  SELECT 'pg_attrdef'::regclass AS regclass,
+     d.oid,
+     (d.xmin)::text AS xmin
+    FROM (pg_attrdef d
+      JOIN relation r ON ((r.oid = d.adrelid)))
+ UNION ALL
+  SELECT 'pg_constraint'::regclass AS regclass,
+     c.oid,
+     (c.xmin)::text AS xmin
+    FROM pg_constraint c
+   WHERE (c.connamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_rewrite'::regclass AS regclass,
+     w.oid,
+     (w.xmin)::text AS xmin
+    FROM (pg_rewrite w
+      JOIN relation r ON ((r.oid = w.ev_class)))
+ UNION ALL
+  SELECT 'pg_policy'::regclass AS regclass,
+     p.oid,
+     (p.xmin)::text AS xmin
+    FROM (pg_policy p
+      JOIN relation r ON ((r.oid = p.polrelid)))
+ UNION ALL
+  SELECT 'pg_trigger'::regclass AS regclass,
+     t.oid,
+     (t.xmin)::text AS xmin
+    FROM (pg_trigger t
+      JOIN relation r ON ((r.oid = t.tgrelid)))
+   WHERE ((NOT t.tgisinternal) AND (t.tgname <> 'shardids_barrier'::name))
+ UNION ALL
+  SELECT 'pg_statistic_ext'::regclass AS regclass,
+     s.oid,
+     (s.xmin)::text AS xmin
+    FROM pg_statistic_ext s
+   WHERE (s.stxnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_type'::regclass AS regclass,
+     t.oid,
+     (t.xmin)::text AS xmin
+    FROM pg_type t
+   WHERE (t.typnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_proc'::regclass AS regclass,
+     p.oid,
+     (p.xmin)::text AS xmin
+    FROM pg_proc p
+   WHERE (p.pronamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_operator'::regclass AS regclass,
+     o.oid,
+     (o.xmin)::text AS xmin
+    FROM pg_operator o
+   WHERE (o.oprnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_opclass'::regclass AS regclass,
+     o.oid,
+     (o.xmin)::text AS xmin
+    FROM pg_opclass o
+   WHERE (o.opcnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_opfamily'::regclass AS regclass,
+     o.oid,
+     (o.xmin)::text AS xmin
+    FROM pg_opfamily o
+   WHERE (o.opfnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_amop'::regclass AS regclass,
+     a.oid,
+     (a.xmin)::text AS xmin
+    FROM (pg_amop a
+      JOIN pg_opfamily f ON ((f.oid = a.amopfamily)))
+   WHERE (f.opfnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_amproc'::regclass AS regclass,
+     a.oid,
+     (a.xmin)::text AS xmin
+    FROM (pg_amproc a
+      JOIN pg_opfamily f ON ((f.oid = a.amprocfamily)))
+   WHERE (f.opfnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_collation'::regclass AS regclass,
+     c.oid,
+     (c.xmin)::text AS xmin
+    FROM pg_collation c
+   WHERE (c.collnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_conversion'::regclass AS regclass,
+     c.oid,
+     (c.xmin)::text AS xmin
+    FROM pg_conversion c
+   WHERE (c.connamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_ts_config'::regclass AS regclass,
+     c.oid,
+     (c.xmin)::text AS xmin
+    FROM pg_ts_config c
+   WHERE (c.cfgnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_ts_dict'::regclass AS regclass,
+     d.oid,
+     (d.xmin)::text AS xmin
+    FROM pg_ts_dict d
+   WHERE (d.dictnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_ts_parser'::regclass AS regclass,
+     p.oid,
+     (p.xmin)::text AS xmin
+    FROM pg_ts_parser p
+   WHERE (p.prsnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_ts_template'::regclass AS regclass,
+     t.oid,
+     (t.xmin)::text AS xmin
+    FROM pg_ts_template t
+   WHERE (t.tmplnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_default_acl'::regclass AS regclass,
+     a.oid,
+     (a.xmin)::text AS xmin
+    FROM pg_default_acl a
+   WHERE (a.defaclnamespace = ( SELECT schema.oid
+            FROM schema));
+END;
 
 
 --
--- Name: FUNCTION database(); Type: COMMENT; Schema: shardids; Owner: -
+-- Name: FUNCTION objects_of(shard integer); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.database() IS 'The OID of this database';
+COMMENT ON FUNCTION shardids.objects_of(shard integer) IS 'All objects of a shard''s schema, and a version of each';
+
+
+--
+-- Name: dependents_of(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.dependents_of(shard integer) RETURNS SETOF text
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    BEGIN ATOMIC
+ WITH own AS MATERIALIZED (
+          SELECT o_1.classid,
+             o_1.objid
+            FROM shardids.objects_of(dependents_of.shard) o_1(classid, objid, version)
+         ), dependent(classid, objid, objsubid) AS (
+          SELECT d_1.classid,
+             d_1.objid,
+             d_1.objsubid
+            FROM (own o_1
+              JOIN pg_depend d_1 ON (((d_1.refclassid = o_1.classid) AND (d_1.refobjid = o_1.objid))))
+         UNION
+          SELECT d_1.refclassid,
+             d_1.refobjid,
+             d_1.refobjsubid
+            FROM (own o_1
+              JOIN pg_depend d_1 ON (((d_1.classid = o_1.classid) AND (d_1.objid = o_1.objid))))
+           WHERE (d_1.deptype = ANY (ARRAY['e'::"char", 'i'::"char"]))
+         )
+  SELECT DISTINCT
+         CASE
+             WHEN (w.oid IS NULL) THEN pg_describe_object(d.classid, d.objid, d.objsubid)
+             ELSE pg_describe_object(('pg_class'::regclass)::oid, w.ev_class, 0)
+         END AS pg_describe_object
+    FROM ((((dependent d
+      LEFT JOIN own o ON (((o.classid = d.classid) AND (o.objid = d.objid))))
+      LEFT JOIN pg_rewrite w ON (((d.classid = ('pg_rewrite'::regclass)::oid) AND (w.oid = d.objid))))
+      LEFT JOIN pg_class v ON ((v.oid = w.ev_class)))
+      LEFT JOIN pg_trigger t ON (((d.classid = ('pg_trigger'::regclass)::oid) AND (t.oid = d.objid))))
+   WHERE ((o.objid IS NULL) AND (t.tgisinternal IS NOT TRUE) AND (t.tgname IS DISTINCT FROM 'shardids_barrier'::name) AND ((v.relnamespace = (to_regnamespace('shardids_views'::text))::oid) IS NOT TRUE) AND (NOT (EXISTS ( SELECT
+            FROM pg_depend m
+           WHERE ((m.classid = d.classid) AND (m.objid = d.objid) AND (m.deptype = 'e'::"char"))))) AND (((d.classid)::regclass)::text <> ALL (ARRAY['pg_publication_rel'::text, 'pg_publication_namespace'::text])))
+   ORDER BY
+         CASE
+             WHEN (w.oid IS NULL) THEN pg_describe_object(d.classid, d.objid, d.objsubid)
+             ELSE pg_describe_object(('pg_class'::regclass)::oid, w.ev_class, 0)
+         END;
+END;
+
+
+--
+-- Name: FUNCTION dependents_of(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.dependents_of(shard integer) IS 'What is outside of a shard''s schema and would be dropped with it: extensions, views, constraints, columns …';
 
 
 --
@@ -736,13 +1101,20 @@ CREATE FUNCTION shardids.digest(shard integer) RETURNS TABLE(name text, rows big
     SET bytea_output TO 'hex'
     SET xmlbinary TO 'base64'
     AS $$
+declare
+  is_parent boolean;
 begin
-  for name in
-    select c.oid::regclass from pg_class c where c.oid = any (shardids.tables_of(shard)) and c.relkind = 'r'
+  for name, is_parent in
+    select c.oid::regclass, c.relkind = 'p' from pg_class c where c.oid = any (shardids.tables_of(shard))
     order by c.relname
   loop
-    execute format('select count(*), coalesce(sum(hashtextextended(t::text, 0)::numeric), 0) from %s t', name)
-    into rows, digest;
+    if is_parent then
+      execute format('select count(*) from %s', name) into rows;
+      digest := null;
+    else
+      execute format('select count(*), coalesce(sum(hashtextextended(t::text, 0)::numeric), 0) from only %s t', name)
+      into rows, digest;
+    end if;
     return next;
   end loop;
 end
@@ -753,7 +1125,7 @@ $$;
 -- Name: FUNCTION digest(shard integer); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.digest(shard integer) IS 'The number of rows of each table of a shard, and a hash of them in any order';
+COMMENT ON FUNCTION shardids.digest(shard integer) IS 'The number of rows of each table of a shard, and a hash of them in any order; no hash for partitioned tables';
 
 
 --
@@ -800,7 +1172,9 @@ CREATE FUNCTION shardids.drop_copy(shard integer) RETURNS void
     AS $$
 declare
   this shardids.shard;
+  tables constant regclass[] := shardids.tables_of(shard);
   reader name;
+  dependents text;
 begin
   select s.* into this from shardids.shard s where s.id = drop_copy.shard for update;
   if this.state = 'active' then
@@ -818,10 +1192,21 @@ begin
       message = format('view shardids_views.%I still reads the old copy of shard %s', reader, shard),
       hint = format('To let it read the shard where it is: shardids view refresh %s', reader);
   end if;
-  if this.id is not null then
-    execute format('drop schema if exists %I cascade', this.schema);
-    delete from shardids.shard s where s.id = drop_copy.shard;
+  if this.id is null then
+    return;
   end if;
+  if tables <> '{}' then
+    execute format('lock table %s in access exclusive mode', array_to_string(tables, ', '));
+  end if;
+  select string_agg(d, ', ') into dependents from shardids.dependents_of(shard) d;
+  if dependents is not null then
+    raise dependent_objects_still_exist using
+      message = format('%s would be dropped with the copy of shard %s on node "%s"',
+                       dependents, shard, (select n.name from shardids.node n)),
+      hint = 'Drop it, or let it depend on something outside of the shard''s schema; an extension: ALTER EXTENSION … SET SCHEMA public.';
+  end if;
+  execute format('drop schema if exists %I cascade', this.schema);
+  delete from shardids.shard s where s.id = drop_copy.shard;
 end
 $$;
 
@@ -843,9 +1228,9 @@ CREATE FUNCTION shardids.enter_moved(shard integer) RETURNS void
     AS $$
 #variable_conflict use_variable
 begin
-  insert into shardids.shard (id, schema, state, id_counter, id_offset, server, timeline, arrived)
+  insert into shardids.shard (id, schema, state, id_counter, id_offset, server, timeline, incarnation, arrived)
   values (shard, shardids.schema_of(shard), 'fenced', format('%I.id_counter', shardids.schema_of(shard))::regclass,
-          format('%I.id_offset', shardids.schema_of(shard))::regclass, shardids.server(), shardids.timeline(), 'tables');
+          format('%I.id_offset', shardids.schema_of(shard))::regclass, shardids.server(), shardids.timeline(), shardids.incarnation(), 'tables');
 end
 $$;
 
@@ -921,7 +1306,8 @@ begin
   high_water_tick := greatest(shardids.stop(shard, this.id_counter, this.id_offset), this.high_water_tick);
   update shardids.shard s
   set state = case when fence.moved_to is null then 'fenced' else 'moved' end,
-      moved_to = fence.moved_to, high_water_tick = fence.high_water_tick, unfences = null
+      moved_to = fence.moved_to, high_water_tick = fence.high_water_tick, unfences = null,
+      incarnation = shardids.incarnation(), changed_in = pg_current_xact_id()
   where s.id = fence.shard;
 end
 $$;
@@ -954,9 +1340,10 @@ begin
     select format('grant execute on function %s to %I', string_agg(p.oid::regprocedure::text, ', '), role)
     from pg_proc p
     where p.pronamespace = 'shardids'::regnamespace
-      and p.proname not in ('fence', 'stop', 'activate', 'grant_usage', 'revoke_usage', 'enter_shard', 'tables_of',
+      and p.proname not in ('fence', 'stop', 'safe_tick', 'log_offset', 'activate', 'grant_usage', 'revoke_usage', 'enter_shard', 'tables_of',
                             'pass_barrier', 'add_barrier', 'add_barriers', 'without_barrier', 'drop_barriers', 'release', 'enter_moved', 'take_rows', 'drop_copy',
-                            'publish', 'subscribe', 'try_subscribing', 'create_subscription', 'unsubscribe', 'sequences_of', 'digest', 'database', 'lock_tables', 'analyze'));
+                            'publish', 'subscribe', 'try_subscribing', 'create_subscription', 'unsubscribe', 'sequences_of', 'digest', 'database', 'lock_tables', 'analyze',
+                            'objects_of', 'dependents_of', 'schema_version', 'barrier_holders'));
   execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer) to %2$I', schema, role);
   execute format('grant usage on sequence %I.id_counter to %I', schema, role);
   execute format('grant select on sequence %I.id_offset to %I', schema, role);
@@ -972,15 +1359,15 @@ COMMENT ON FUNCTION shardids.grant_usage(shard integer, role name) IS 'Lets a ro
 
 
 --
--- Name: offset_base(); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: incarnation(); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.offset_base() RETURNS bigint
-    LANGUAGE plpgsql IMMUTABLE SECURITY DEFINER PARALLEL SAFE
+CREATE FUNCTION shardids.incarnation() RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
-  -- As of the installation: sessions from before and after a grant must agree.
+  -- A right that the owner gets after the installation makes no other incarnation. One that it loses makes one other.
   sees_all boolean := (select n.sees_all from shardids.node n)
                       and pg_has_role(current_user, 'pg_read_all_stats', 'usage');
   checkpointer_start timestamptz;
@@ -1001,10 +1388,31 @@ $$;
 
 
 --
+-- Name: FUNCTION incarnation(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.incarnation() IS 'What this incarnation of the server adds to the stored offset of a shard';
+
+
+--
+-- Name: offset_base(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.offset_base() RETURNS bigint
+    LANGUAGE plpgsql IMMUTABLE SECURITY DEFINER PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  return shardids.incarnation();
+end
+$$;
+
+
+--
 -- Name: FUNCTION offset_base(); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.offset_base() IS 'What this life of the server adds to the stored offset of a shard';
+COMMENT ON FUNCTION shardids.offset_base() IS 'shardids.incarnation() when the session first asked';
 
 
 --
@@ -1032,6 +1440,22 @@ CREATE FUNCTION shardids.is_current(seen bigint, drawn bigint) RETURNS boolean
 CREATE FUNCTION shardids.is_in_time(seen bigint, drawn bigint) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN (((seen & '8796093022207'::bigint) + (drawn >> shardids.sequence_bits())) < ((1)::bigint << shardids.time_bits()));
+
+
+--
+-- Name: is_marked(bigint, bigint); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.is_marked(seen bigint, base bigint) RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN ((seen >= 0) AND ((seen >> 43) = ANY (ARRAY[(base >> 43), ((base >> 43) # (1)::bigint)])));
+
+
+--
+-- Name: FUNCTION is_marked(seen bigint, base bigint); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.is_marked(seen bigint, base bigint) IS 'Whether a value of id_offset was written in the incarnation with this base';
 
 
 --
@@ -1066,6 +1490,30 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids.lock_tables(shard integer) IS 'Keeps writers out of all tables of a shard until the end of the transaction';
+
+
+--
+-- Name: log_offset(regclass, bigint, bigint); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.log_offset(id_offset regclass, base bigint, offset_ms bigint) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  if current_setting('server_version_num')::integer >= 170000 then
+    perform setval(id_offset, (base # (1::bigint << 43)) + offset_ms);
+    perform pg_logical_emit_message(false, 'shardids', '', true);
+  end if;
+end
+$$;
+
+
+--
+-- Name: FUNCTION log_offset(id_offset regclass, base bigint, offset_ms bigint); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.log_offset(id_offset regclass, base bigint, offset_ms bigint) IS 'Flushes the log with a shard''s next offset, on PostgreSQL 17 and later';
 
 
 --
@@ -1189,7 +1637,10 @@ begin
     when 'SI002' then
       what := 'is fenced and issues no IDs';
       next := format('To let it issue again: select shardids.activate(%s)', shard);
-      if this.arrived is not null then
+      if this.state = 'active' and this.changed_in = pg_current_xact_id_if_assigned() then
+        what := 'was activated in this transaction, and issues IDs from its COMMIT on';
+        next := 'Commit, then draw: what is drawn before would stay drawn after a ROLLBACK.';
+      elsif this.arrived is not null then
         what := 'is fenced: it is being moved here';
         next := format('The catalog knows where it is until then: shardids shard show %s', shard);
       end if;
@@ -1267,35 +1718,90 @@ COMMENT ON FUNCTION shardids.revoke_usage(shard integer, role name) IS 'Takes ba
 
 
 --
--- Name: schema_prefix(); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: safe_tick(integer, regclass, regclass, integer); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.schema_prefix() RETURNS text
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN 'shard_'::text;
-
-
---
--- Name: FUNCTION schema_prefix(); Type: COMMENT; Schema: shardids; Owner: -
---
-
-COMMENT ON FUNCTION shardids.schema_prefix() IS 'What a shard''s schema name starts with';
-
-
---
--- Name: schema_of(integer); Type: FUNCTION; Schema: shardids; Owner: -
---
-
-CREATE FUNCTION shardids.schema_of(shard integer) RETURNS text
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN (shardids.schema_prefix() || lpad((shard)::text, GREATEST(4, length((shard)::text)), '0'::text));
+CREATE FUNCTION shardids.safe_tick(shard integer, id_counter regclass, id_offset regclass, margins integer) RETURNS bigint
+    LANGUAGE sql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+  select greatest((shardids.offset_ms(coalesce(pg_sequence_last_value(id_offset), -1)) << shardids.sequence_bits())
+                    + coalesce(pg_sequence_last_value(id_counter), 0),
+                  shardids.ms_of(clock_timestamp()) << shardids.sequence_bits(),
+                  (select s.high_water_tick from shardids.shard s where s.id = safe_tick.shard))
+         + ((margins * extract(epoch from n.safety_margin) * 1000)::bigint << shardids.sequence_bits())
+  from shardids.node n;
+$$;
 
 
 --
--- Name: FUNCTION schema_of(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+-- Name: FUNCTION safe_tick(shard integer, id_counter regclass, id_offset regclass, margins integer); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.schema_of(shard integer) IS 'Name of the schema of a logical shard';
+COMMENT ON FUNCTION shardids.safe_tick(shard integer, id_counter regclass, id_offset regclass, margins integer) IS 'A tick that no incarnation of a shard has issued, if none was more than so many margins ahead of its clock';
+
+
+--
+-- Name: schema_version(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.schema_version(shard integer) RETURNS text
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    BEGIN ATOMIC
+ WITH own AS MATERIALIZED (
+          SELECT o.classid,
+             o.objid,
+             o.version
+            FROM shardids.objects_of(schema_version.shard) o(classid, objid, version)
+         ), part("row") AS (
+          SELECT format('%s %s %s'::text, o.classid, o.objid, o.version) AS format
+            FROM own o
+           WHERE (o.version IS NOT NULL)
+         UNION ALL
+          SELECT format('column %s %s %s'::text, a.attrelid, a.attnum, a.xmin) AS format
+            FROM (own o
+              JOIN pg_attribute a ON ((a.attrelid = o.objid)))
+           WHERE ((o.classid = ('pg_class'::regclass)::oid) AND (o.version IS NOT NULL) AND (a.attnum > 0))
+         UNION ALL
+          SELECT format('index %s %s'::text, i.indexrelid, i.xmin) AS format
+            FROM (own o
+              JOIN pg_index i ON ((i.indexrelid = o.objid)))
+           WHERE (o.classid = ('pg_class'::regclass)::oid)
+         UNION ALL
+          SELECT format('child %s %s %s'::text, i.inhrelid, i.inhparent, i.xmin) AS format
+            FROM (own o
+              JOIN pg_inherits i ON (((o.objid = i.inhrelid) OR (o.objid = i.inhparent))))
+           WHERE (o.classid = ('pg_class'::regclass)::oid)
+         UNION ALL
+          SELECT format('sequence %s %s'::text, s.seqrelid, s.xmin) AS format
+            FROM (own o
+              JOIN pg_sequence s ON ((s.seqrelid = o.objid)))
+           WHERE (o.classid = ('pg_class'::regclass)::oid)
+         UNION ALL
+          SELECT format('label %s %s'::text, e.oid, e.xmin) AS format
+            FROM (own o
+              JOIN pg_enum e ON ((e.enumtypid = o.objid)))
+           WHERE (o.classid = ('pg_type'::regclass)::oid)
+         UNION ALL
+          SELECT format('comment %s %s %s %s'::text, c.classoid, c.objoid, c.objsubid, c.xmin) AS format
+            FROM (own o
+              JOIN pg_description c ON (((c.classoid = o.classid) AND (c.objoid = o.objid))))
+         UNION ALL
+          SELECT format('security label %s %s %s %s'::text, l.classoid, l.objoid, l.objsubid, l.xmin) AS format
+            FROM (own o
+              JOIN pg_seclabel l ON (((l.classoid = o.classid) AND (l.objoid = o.objid))))
+         )
+  SELECT md5(string_agg(p."row", ','::text ORDER BY p."row")) AS md5
+    FROM part p;
+END;
+
+
+--
+-- Name: FUNCTION schema_version(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.schema_version(shard integer) IS 'Another text after each change of the definition of anything in a shard''s schema';
 
 
 --
@@ -1352,8 +1858,10 @@ CREATE FUNCTION shardids.server() RETURNS text
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
-  return format('%s/%s', (select system_identifier from pg_control_system()),
-                (select oid from pg_database where datname = current_database()));
+  -- The table has another OID once a dump of the whole database was restored in the original's place.
+  return format('%s/%s/%s', (select system_identifier from pg_control_system()),
+                (select oid from pg_database where datname = current_database()),
+                'shardids.shard'::regclass::oid);
 end
 $$;
 
@@ -1362,7 +1870,7 @@ $$;
 -- Name: FUNCTION server(); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.server() IS 'System identifier of this server and OID of this database';
+COMMENT ON FUNCTION shardids.server() IS 'System identifier of this server, OID of this database, and OID of table shardids.shard';
 
 
 --
@@ -1392,16 +1900,19 @@ CREATE FUNCTION shardids.stop(shard integer, id_counter regclass, id_offset regc
 declare
   seen bigint;
   offset_ms bigint;
+  base constant bigint := shardids.incarnation();
 begin
   begin
     perform pg_advisory_xact_lock(1936220516, shard);
     seen := coalesce(pg_sequence_last_value(id_offset), -1);
     offset_ms := shardids.offset_ms(seen);
-    if (case when seen >= 0 then seen - offset_ms <> shardids.offset_base()
+    if (case when seen >= 0 then not shardids.is_marked(seen, base)
             else exists (select from shardids.shard s where s.id = stop.shard and s.unfences = seen
-                         and s.life is distinct from shardids.offset_base()) end) then
-      -- Another life of the server may have issued more than it had stored, or released this fence.
-      offset_ms := offset_ms + (select extract(epoch from n.safety_margin) * 1000 from shardids.node n);
+                         and s.incarnation is distinct from base) end) then
+      -- Another incarnation may have issued more than it had stored, or released this fence. Twice the margin: it may
+      -- have jumped by one itself.
+      offset_ms := ((shardids.safe_tick(shard, id_counter, id_offset, 2) - coalesce(pg_sequence_last_value(id_counter), 0))
+                    >> shardids.sequence_bits()) + 1;
     end if;
     perform setval(id_offset, -2 - offset_ms);
     -- Read after setval: a draw that still passed with the old offset has a counter no higher than this.
@@ -1676,7 +2187,7 @@ COMMENT ON COLUMN shardids.node.max_ahead IS 'How far a shard''s IDs may run ahe
 -- Name: COLUMN node.safety_margin; Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON COLUMN shardids.node.safety_margin IS 'How far at least, and twice as far at most, IDs jump ahead of what is known to have been issued, after a restart or promotion';
+COMMENT ON COLUMN shardids.node.safety_margin IS 'How far at least, and twice as far at most, IDs jump ahead of the clock and of what is known to have been issued, after a restart or promotion';
 
 
 --
@@ -1690,7 +2201,7 @@ COMMENT ON COLUMN shardids.node.max_reserve IS 'How many IDs one call may reserv
 -- Name: COLUMN node.sees_all; Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON COLUMN shardids.node.sees_all IS 'Whether the owner could read all statistics at installation: see shardids.offset_base';
+COMMENT ON COLUMN shardids.node.sees_all IS 'Whether the owner could read all statistics at installation: see shardids.incarnation';
 
 
 --
@@ -1708,7 +2219,8 @@ CREATE TABLE shardids.shard (
     id_offset regclass NOT NULL,
     server text,
     timeline integer,
-    life bigint,
+    incarnation bigint,
+    changed_in xid8 DEFAULT pg_current_xact_id() NOT NULL,
     activated_at timestamp with time zone,
     arrived text,
     CONSTRAINT shard_arrived_check CHECK ((arrived = ANY (ARRAY['tables'::text, 'rows'::text, 'all'::text]))),
@@ -1754,10 +2266,17 @@ COMMENT ON COLUMN shardids.shard.timeline IS 'WAL timeline when the shard was ac
 
 
 --
--- Name: COLUMN shard.life; Type: COMMENT; Schema: shardids; Owner: -
+-- Name: COLUMN shard.incarnation; Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON COLUMN shardids.shard.life IS 'shardids.offset_base() when the shard was activated';
+COMMENT ON COLUMN shardids.shard.incarnation IS 'shardids.incarnation() when the shard was last fenced or activated';
+
+
+--
+-- Name: COLUMN shard.changed_in; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON COLUMN shardids.shard.changed_in IS 'The transaction that last fenced or activated the shard';
 
 
 --
@@ -1822,6 +2341,7 @@ CREATE TABLE shardids_catalog.move (
     target text NOT NULL,
     offline boolean NOT NULL,
     step text NOT NULL,
+    schema text,
     started_at timestamp with time zone DEFAULT now() NOT NULL,
     ended_at timestamp with time zone,
     outcome text,
@@ -1843,6 +2363,13 @@ COMMENT ON TABLE shardids_catalog.move IS 'Moves of shards between nodes';
 --
 
 COMMENT ON COLUMN shardids_catalog.move.step IS 'The last step that was begun';
+
+
+--
+-- Name: COLUMN move.schema; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.move.schema IS 'What pg_dump gave for the shard when the target''s tables were made; null when the move is over';
 
 
 --
@@ -1952,9 +2479,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382742620796878850);
-INSERT INTO shard_0000.kept VALUES (382742620805267460);
-INSERT INTO shard_0000.kept VALUES (382742620805267461);
+INSERT INTO shard_0000.kept VALUES (382749305141723138);
+INSERT INTO shard_0000.kept VALUES (382749305141723139);
+INSERT INTO shard_0000.kept VALUES (382749305141723140);
 
 
 --
@@ -1982,8 +2509,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710841326894391369/5', 1, 5085214890184933376, '2026-11-22 04:02:31.763354+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710841326894391369/5', 1, 5085214890184933376, '2026-11-22 04:02:31.783774+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710848164270203606/5/16533', 1, 6720865979850555392, '755', '2026-11-22 04:29:05.366187+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710848164270203606/5/16533', 1, 6720865979850555392, '756', '2026-11-22 04:29:05.416296+00', NULL);
 
 
 --
@@ -1997,7 +2524,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 04:02:31.548733+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 04:29:05.13201+00');
 
 
 --
@@ -2010,7 +2537,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 04:02:31.795845+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 04:29:05.441842+00');
 
 
 --
@@ -2038,14 +2565,14 @@ INSERT INTO shardids_catalog.shardids_version VALUES ('catalog_0001');
 -- Name: id_counter; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_counter', 5, true);
+SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 
 
 --
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 5085214981437885190, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 6720866071105100876, true);
 
 
 --
@@ -2059,7 +2586,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', -1, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 6720866071105100800, true);
 
 
 --
@@ -2267,10 +2794,10 @@ REVOKE ALL ON FUNCTION shardids.tables_of(shard integer) FROM PUBLIC;
 
 
 --
--- Name: FUNCTION without_barrier(shard integer); Type: ACL; Schema: shardids; Owner: -
+-- Name: FUNCTION without_barrier(shard integer, replicated boolean); Type: ACL; Schema: shardids; Owner: -
 --
 
-REVOKE ALL ON FUNCTION shardids.without_barrier(shard integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION shardids.without_barrier(shard integer, replicated boolean) FROM PUBLIC;
 
 
 --
@@ -2288,6 +2815,20 @@ REVOKE ALL ON FUNCTION shardids."analyze"(shard integer) FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION database(); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.database() FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION barrier_holders(shard integer, waiting boolean); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.barrier_holders(shard integer, waiting boolean) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION create_subscription(name name, conninfo text, options text); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -2295,10 +2836,17 @@ REVOKE ALL ON FUNCTION shardids.create_subscription(name name, conninfo text, op
 
 
 --
--- Name: FUNCTION database(); Type: ACL; Schema: shardids; Owner: -
+-- Name: FUNCTION objects_of(shard integer); Type: ACL; Schema: shardids; Owner: -
 --
 
-REVOKE ALL ON FUNCTION shardids.database() FROM PUBLIC;
+REVOKE ALL ON FUNCTION shardids.objects_of(shard integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION dependents_of(shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.dependents_of(shard integer) FROM PUBLIC;
 
 
 --
@@ -2351,6 +2899,13 @@ REVOKE ALL ON FUNCTION shardids.lock_tables(shard integer) FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION log_offset(id_offset regclass, base bigint, offset_ms bigint); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.log_offset(id_offset regclass, base bigint, offset_ms bigint) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION pass_barrier(); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -2376,6 +2931,20 @@ REVOKE ALL ON FUNCTION shardids.release(shard integer) FROM PUBLIC;
 --
 
 REVOKE ALL ON FUNCTION shardids.revoke_usage(shard integer, role name) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION safe_tick(shard integer, id_counter regclass, id_offset regclass, margins integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.safe_tick(shard integer, id_counter regclass, id_offset regclass, margins integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION schema_version(shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.schema_version(shard integer) FROM PUBLIC;
 
 
 --
