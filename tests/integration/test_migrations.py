@@ -310,7 +310,9 @@ def test_every_file_runs_just_as_it_stands(blank_database: Blank) -> None:
     assert sorted(order) == [
         name
         for name in sql_names()
-        if not name.startswith(("doctor/", "views/columns", "views/state", "compare/", "multimaster/", "catalog/objects"))
+        if not name.startswith(
+            ("doctor/", "views/columns", "views/state", "compare/", "multimaster/", "catalog/objects")
+        )
     ]
     with psycopg.connect(dsn(url), autocommit=True) as connection:
         for name, value in SETTINGS.items():
