@@ -66,7 +66,9 @@ class WatchedConnection(psycopg.Connection[Any]):
                 if self.server_pid is None:
                     return True
                 row = probe.execute(
-                    "select state = 'active' from pg_stat_activity where pid = %s", [self.server_pid]
+                    "select state operator(pg_catalog.=) 'active' from pg_catalog.pg_stat_activity"
+                    " where pid operator(pg_catalog.=) %s",
+                    [self.server_pid],
                 ).fetchone()
         except psycopg.Error:
             return None
@@ -97,7 +99,7 @@ class _Probe(psycopg.Connection[Any]):
 def connect_watched(*arguments: Any, **options: Any) -> WatchedConnection:
     """Connects, and finds out who serves the connection."""
     connection = WatchedConnection.connect(*arguments, **options)
-    row = connection.execute("select pg_backend_pid()").fetchone()
+    row = connection.execute("select pg_catalog.pg_backend_pid()").fetchone()
     connection.rollback()
     if row is not None and row[0] == connection.info.backend_pid:
         connection.server_pid = row[0]

@@ -22,7 +22,7 @@ COMMANDS = {
     ),
     "doctor": Entry(
         "doctor:examine",
-        "Say what is wrong with the cluster, where, and what to do. Changes nothing; exit 3 if something is.",
+        "Find what is wrong with the cluster, and say what to do. Changes nothing; exits 3 if something is.",
     ),
     "rebalance": Entry(
         "moves:rebalance", "Move shards, one after another, until all nodes carry about the same."

@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from shardids.errors import BadArgument, ShardidsError
+from shardids.ids import PRESETS
 
 if TYPE_CHECKING:
     from shardids.catalog.rows import Catalog
@@ -30,6 +31,8 @@ CatalogOption = Annotated[
         help="Database that holds the catalog: postgresql://user@host:5432/database",
     ),
 ]
+LAYOUTS = f"{', '.join(PRESETS)}, or widths of time, shard and sequence"
+"""What a layout is named by, for help texts."""
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardids.cli.common import CatalogOption, JsonOption, opened, print_json
+from shardids.cli.common import LAYOUTS, CatalogOption, JsonOption, opened, print_json
 from shardids.errors import BadArgument
 from shardids.ids import DecodedId, Layout
 from shardids.ids.text import parse_id, to_decimal, to_text
@@ -23,8 +23,7 @@ LayoutOption = Annotated[
     typer.Option(
         "--layout",
         metavar="NAME|T-S-Q[@EPOCH_MS]",
-        help="default, instagram, twitter, discord, js53, or widths of time, shard and sequence."
-        " Without it: that of the catalog if one is given, else default.",
+        help=f"{LAYOUTS}. Without it: that of the catalog if one is given, else default.",
     ),
 ]
 OptionalCatalog = Annotated[

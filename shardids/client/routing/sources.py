@@ -169,7 +169,13 @@ class Scope:
             if left is None or right is None:
                 continue
             for (one, its), (other, others) in ((left, right), (right, left)):
-                if one.located and other.located and its.tells is not None and its.tells is others.tells:
+                if (
+                    one.located
+                    and other.located
+                    and its.tells
+                    and others.tells
+                    and its.tells.alike(others.tells)
+                ):
                     yield one, other, False
                 elif not other.located and _refers(its, others):
                     yield one, other, True
