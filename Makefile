@@ -13,7 +13,7 @@ help: ## Show this list
 demo: $(VENV)/.demo ## Two servers, 64 shards, 6,000 rows: see what it does
 	@$(BIN)/shardids demo
 
-test: $(VENV)/.dev ## All tests, on real servers that they start themselves
+test: $(VENV)/.dev ## Unit, integration and acceptance tests, on servers that they start themselves
 	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 test-faults: $(VENV)/.dev ## The fault tests (FAULTS=short: some two minutes); they need Debian's libfaketime

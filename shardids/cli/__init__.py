@@ -3,12 +3,12 @@
 ``COMMANDS`` lists all commands. The module of a command is imported when that command is used.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 import shardids
-from shardids.cli.common import ErrorsAsMessages
+from shardids.cli.common import ErrorsAsMessages, print_escapes
 from shardids.cli.lazy import Entry, LazyGroup
 
 COMMANDS = {
@@ -22,7 +22,7 @@ COMMANDS = {
     ),
     "doctor": Entry(
         "doctor:examine",
-        "Say what is wrong with the cluster, where, and what to do. Changes nothing; exit 3 if something is.",
+        "Find what is wrong with the cluster, and say what to do. Changes nothing; exits 3 if something is.",
     ),
     "rebalance": Entry(
         "moves:rebalance", "Move shards, one after another, until all nodes carry about the same."
@@ -48,6 +48,10 @@ COMMANDS = {
 
 class _Shardids(ErrorsAsMessages, LazyGroup):
     entries = COMMANDS
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        print_escapes()
+        return super().main(*args, **options)
 
 
 app = typer.Typer(

@@ -14,7 +14,7 @@ from shardids.catalog.notation import parse_shards
 from shardids.catalog.rows import SCHEMA_PREFIX, Catalog, unknown_node
 from shardids.catalog.topology import schema_name
 from shardids.cli import moves
-from shardids.cli.common import CatalogOption, DryRunOption, JsonOption, opened
+from shardids.cli.common import LAYOUTS, CatalogOption, DryRunOption, JsonOption, opened
 from shardids.cli.output import err, out, print_rows, print_warnings
 from shardids.ids.layout import Layout
 from shardids.install import provision
@@ -33,8 +33,7 @@ def init(
         str,
         typer.Option(
             metavar="NAME|T-S-Q[@EPOCH_MS]",
-            help="default, instagram, twitter, discord, js53, or widths of time, shard and sequence;"
-            " fixed for good.",
+            help=f"{LAYOUTS}; fixed for good.",
         ),
     ] = "default",
     schema_prefix: Annotated[

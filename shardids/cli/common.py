@@ -5,16 +5,19 @@ Every command imports this module, so it imports neither Rich nor SQLAlchemy bef
 
 from __future__ import annotations
 
+import codecs
 import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from shardids.errors import BadArgument, ShardidsError
+from shardids.ids import PRESETS
 
 if TYPE_CHECKING:
     from shardids.catalog.rows import Catalog
@@ -28,6 +31,8 @@ CatalogOption = Annotated[
         help="Database that holds the catalog: postgresql://user@host:5432/database",
     ),
 ]
+LAYOUTS = f"{', '.join(PRESETS)}, or widths of time, shard and sequence"
+"""What a layout is named by, for help texts."""
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")]
 
@@ -75,6 +80,22 @@ def opened(url: str) -> Iterator[Catalog]:
         yield catalog
     finally:
         catalog.close()
+
+
+def print_escapes() -> None:
+    """Lets stdout and stderr print what their encoding lacks as an escape, where Python would fail."""
+    codecs.register_error("shardids", _escaped)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
+            stream.reconfigure(errors="shardids")
+
+
+def _escaped(error: UnicodeError) -> tuple[str | bytes, int]:
+    try:
+        # A byte of an argument that could not be decoded is printed as it came.
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeError:
+        return codecs.lookup_error("backslashreplace")(error)
 
 
 def print_json(value: object) -> None:

@@ -25,7 +25,7 @@ def compare(
     ] = False,
     schemes: Annotated[
         str | None,
-        typer.Option(metavar="NAME,…", help="Only these; shardids baseline list tells all. [default: all]"),
+        typer.Option(metavar="NAME,...", help="Only these; shardids baseline list tells all. [default: all]"),
     ] = None,
     as_json: JsonOption = False,
     html: Annotated[

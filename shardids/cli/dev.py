@@ -151,7 +151,8 @@ def _show_range(demo: Demo, photo_id: int) -> None:
     _heading("A time range needs no date column: the primary key has it")
     out.print(f"photos of shard {shard} from {start:%H:%M:%S.%f} to {end:%H:%M:%S.%f} UTC: {count}")
     out.print(
-        f"  … FROM {demo.cluster.schema_of(shard)}.photos WHERE id BETWEEN {bounds.first} AND {bounds.last}",
+        f"  ... FROM {demo.cluster.schema_of(shard)}.photos"
+        f" WHERE id BETWEEN {bounds.first} AND {bounds.last}",
         style="dim",
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import groupby
 from typing import Annotated
 
 import typer
@@ -32,7 +33,7 @@ def _list(wanted: bool) -> None:
 def examine(
     catalog: CatalogOption,
     checks: Annotated[
-        str | None, typer.Option(metavar="NAME,…", help="Only these checks, separated by commas.")
+        str | None, typer.Option(metavar="NAME,...", help="Only these checks, separated by commas.")
     ] = None,
     key: Annotated[
         list[str] | None,
@@ -46,9 +47,9 @@ def examine(
         bool, typer.Option("--list", callback=_list, is_eager=True, help="List the checks, and do nothing.")
     ] = False,
 ) -> None:
-    """Say what is wrong with the cluster, where, and what to do. Changes nothing; exit 3 if something is."""
+    """Find what is wrong with the cluster, and say what to do. Changes nothing; exits 3 if something is."""
     names = None if checks is None else [name.strip() for name in checks.split(",")]
-    with opened(catalog) as there, err.status("asking all nodes"):
+    with opened(catalog) as there, err.status("Asking all nodes"):
         report = doctor.examine(there, names, [ShardingKey.parse(one) for one in key or ()])
     if as_json:
         print_json(_as_json(report))
@@ -81,6 +82,11 @@ def _show(finding: Finding) -> None:
     out.print(f"  {finding.what}", markup=False)
     for line in finding.to_do.splitlines():
         out.print(f"  → {line}", markup=False, style="cyan")
+    for place, commands in groupby(finding.commands, lambda command: command.place):
+        out.print(f"  {place}:", style="dim", markup=False)
+        for command in commands:
+            # Nothing but the command on its line, and no line breaks: to be pasted.
+            out.print(f"    {command.text}", markup=False, style="cyan", soft_wrap=True)
 
 
 def _summary(report: doctor.Report) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardids.cli.common import CatalogOption, JsonOption, opened, print_json
+from shardids.cli.common import LAYOUTS, CatalogOption, JsonOption, opened, print_json
 from shardids.errors import BadArgument
 from shardids.ids import DecodedId, Layout
 from shardids.ids.text import parse_id, to_decimal, to_text
@@ -23,8 +23,7 @@ LayoutOption = Annotated[
     typer.Option(
         "--layout",
         metavar="NAME|T-S-Q[@EPOCH_MS]",
-        help="default, instagram, twitter, discord, js53, or widths of time, shard and sequence."
-        " Without it: that of the catalog if one is given, else default.",
+        help=f"{LAYOUTS}. Without it: that of the catalog if one is given, else default.",
     ),
 ]
 OptionalCatalog = Annotated[
@@ -49,7 +48,7 @@ def _context(layout: str | None, catalog: str | None) -> tuple[Layout, Placement
 def decode(
     ids: Annotated[
         list[str] | None,
-        typer.Argument(metavar="ID…", help="Decimal, 0x hex, or 13 characters of base 32; - or none: stdin."),
+        typer.Argument(metavar="ID", help="Decimal, 0x hex, or 13 characters of base 32; - or none: stdin."),
     ] = None,
     layout: LayoutOption = None,
     catalog: OptionalCatalog = None,
@@ -60,7 +59,7 @@ def decode(
     if not ids or ids == ["-"]:
         ids = sys.stdin.read().split()
         if not ids:
-            raise BadArgument("no ID given", hint="shardids id decode ID…, or one a line on stdin")
+            raise BadArgument("no ID given", hint="shardids id decode ID..., or one a line on stdin")
     used, placement = _context(layout, catalog)
     decoded = [used.decode(parse_id(text)) for text in ids]
     if as_json:
@@ -121,7 +120,7 @@ def id_range(
     catalog: OptionalCatalog = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The lowest and the highest ID of a time range: WHERE id BETWEEN … AND …"""
+    """The lowest and the highest ID of a time range: WHERE id BETWEEN ... AND ..."""
     used, _ = _context(layout, catalog)
     bounds = used.id_range(parse_time(start), parse_time(end), shard)
     if as_json:

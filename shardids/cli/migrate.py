@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from shardids.catalog.connections import parse_url, shown_url
 from shardids.catalog.notation import parse_duration_ms
 from shardids.cli import migrate_read
 from shardids.cli.common import CatalogOption, DryRunOption, JsonOption
@@ -125,8 +126,8 @@ def up(
         prepared = migration.prepare(
             target, "up", numbers, canaries=canary, contract=contract, continue_on_error=continue_on_error
         )
-        words = ["shardids", "migrate", "up", *([] if target == "head" else [target])]
-        words += _words(folder, settings, canary) + (["--contract"] if contract else [])
+        words = ["shardids", "migrate", "up", *([] if target == "head" else [prepared.target])]
+        words += _words(catalog, folder, settings, canary) + (["--contract"] if contract else [])
         _carry_out(migration, prepared, settings, words, dry_run=dry_run, show_sql=show_sql, as_json=as_json)
         if prepared.held_back and not as_json:
             err.print(
@@ -160,7 +161,7 @@ def down(
         prepared = migration.prepare(
             target, "down", numbers, canaries=canary, continue_on_error=continue_on_error
         )
-        words = ["shardids", "migrate", "down", target, *_words(folder, settings, canary)]
+        words = ["shardids", "migrate", "down", prepared.target, *_words(catalog, folder, settings, canary)]
         _carry_out(migration, prepared, settings, words, dry_run=dry_run, show_sql=show_sql, as_json=as_json)
 
 
@@ -181,7 +182,7 @@ def stamp(
         prepared = migration.prepare_stamp(
             revision, chosen(migration, shards, nodes), continue_on_error=continue_on_error
         )
-        words = ["shardids", "migrate", "stamp", revision, *_words(folder, settings, None)]
+        words = ["shardids", "migrate", "stamp", revision, *_words(catalog, folder, settings, None)]
         _carry_out(migration, prepared, settings, words, dry_run=dry_run, show_sql=False, as_json=as_json)
 
 
@@ -195,10 +196,15 @@ def _settings(
     return RunSettings(jobs=jobs, retries=retries, continue_on_error=continue_on_error, limits=limits)
 
 
-def _words(folder: Path, settings: RunSettings, canary: int | None) -> list[str]:
+def _words(catalog: str, folder: Path, settings: RunSettings, canary: int | None) -> list[str]:
     """Returns the options that a retry command needs."""
     default = RunSettings()
-    words = [] if folder == FOLDER or "SHARDIDS_MIGRATIONS" in os.environ else ["--dir", str(folder)]
+    words = []
+    if catalog != os.environ.get("SHARDIDS_CATALOG"):
+        # Without the password, which no command prints.
+        words += ["--catalog", shown_url(parse_url(catalog))]
+    if str(folder) != os.environ.get("SHARDIDS_MIGRATIONS", str(FOLDER)):
+        words += ["--dir", str(folder)]
     for option, value, usual in (
         ("--jobs", settings.jobs, default.jobs),
         ("--retries", settings.retries, default.retries),

@@ -19,7 +19,7 @@ from shardids.cli.output import err, out, print_rows, print_warnings
 from shardids.errors import BadArgument
 
 ShardsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="SHARD…", help="Numbers and ranges, 0-31,40, or all.")
+    list[str] | None, typer.Argument(metavar="SHARD", help="Numbers and ranges, 0-31,40, or all.")
 ]
 MaxPauseOption = Annotated[
     str, typer.Option(metavar="TIME", help="How long a shard may take no writes: 500ms, 2s.")
@@ -180,7 +180,7 @@ def purge_shards(
         if not shards:
             raise BadArgument("which shards?", hint="For example: shardids shard purge 5, or all")
         numbers = parse_shards(",".join(shards), there.describe().shard_count)
-        copies = mover.old_copies(there, numbers)
+        copies = mover.purge(there, numbers, dry_run=True)
         if copies and not dry_run:
             # A view that reads a copy would fail from now on.
             print_warnings(views.follow_placement(there))

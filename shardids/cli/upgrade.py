@@ -48,8 +48,9 @@ def upgrade(
                     f"Upgraded {target.tree} {target.name} to {target.newest}", markup=False
                 ),
             )
-    for outcome in done.shards.of("failed"):
-        err.print(f"shard {outcome.shard}: {outcome.error}", markup=False)
+    for outcome in done.shards.outcomes:
+        if outcome.error:
+            err.print(f"shard {outcome.shard}: {outcome.error}", markup=False)
     changed = done.shards.of("done")
     if changed:
         out.print(f"Upgraded {len(changed)} shards: {shown_shards(one.shard for one in changed)}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterator
 
 from shardids.catalog.notation import named_shards, shown_shards
 from shardids.catalog.topology import schema_name
-from shardids.doctor.facts import ClusterFacts
-from shardids.doctor.findings import Found, Severity, check, grouped
+from shardids.doctor.facts import ClusterFacts, PathTrap
+from shardids.doctor.findings import Command, Found, Severity, check, grouped, in_shell, on_node, quoted
 
 Thing = tuple[str, str]
 """Kind and name of an object, the same in all shards."""
@@ -50,7 +51,8 @@ def role_rights(facts: ClusterFacts) -> Iterator[Found]:
                     f"{_verb(privileges)} {_shown(thing)}"
                     for thing, privileges in sorted(lacking, key=_by_name)
                 ),
-                to_do=_remedy(facts, role, lacking, shards),
+                to_do="Grant the same in all shards, or revoke it from the others",
+                commands=_grants(facts, role, lacking, shards),
                 nodes=tuple(sorted({facts.placed[shard].node for shard in shards})),
                 shards=shards,
                 thing=role,
@@ -82,21 +84,31 @@ def _shown(thing: Thing) -> str:
     return name or f"the {kind}"
 
 
-def _remedy(
+def _grants(
     facts: ClusterFacts, role: str, missing: Collection[tuple[Thing, Privileges]], shards: Collection[int]
-) -> str:
-    lines = []
+) -> tuple[Command, ...]:
+    """What gives the role in the shards what it lacks: on each node, what concerns its shards."""
+    to = "public" if role == "public" else quoted(role)
+    commands: list[Command] = []
     if any(thing in _GENERATOR for thing, _ in missing):
-        lines.append(f"shardids grant {role} --shards {shown_shards(shards)}")
+        commands += in_shell(f"shardids grant {shlex.quote(role)} --shards {shown_shards(shards)}")
     prefix = facts.description.schema_prefix
-    for (kind, name), privileges in sorted(missing, key=_by_name):
-        if (kind, name) not in _GENERATOR:
-            objects = ", ".join(f"{schema_name(prefix, shard)}.{name}" for shard in shards)
-            lines.append(f'grant {", ".join(sorted(privileges)).lower()} on {kind} {objects} to "{role}";')
-    return "\n".join(lines)
+    for node in sorted({facts.placed[shard].node for shard in shards}):
+        schemas = [schema_name(prefix, shard) for shard in shards if facts.owns(node, shard)]
+        for (kind, name), privileges in sorted(missing, key=_by_name):
+            if (kind, name) not in _GENERATOR:
+                objects = ", ".join(_qualified(schema, kind, name) for schema in schemas)
+                verbs = ", ".join(sorted(privileges)).lower()
+                commands += on_node(node, f"grant {verbs} on {kind} {objects} to {to};")
+    return tuple(commands)
 
 
-@check("search-path", Severity.WARNING, remedy="Take the setting back, or name the schema.")
+def _qualified(schema: str, kind: str, name: str) -> str:
+    """An object's name; a function's comes quoted, with its arguments."""
+    return f"{quoted(schema)}.{name if kind == 'function' else quoted(name)}"
+
+
+@check("search-path", Severity.WARNING, remedy="Reset the setting, or name the schema.")
 def search_path(facts: ClusterFacts) -> Iterator[Found]:
     """A role's or the database's `search_path` leads into one shard, whichever shard is meant."""
     for name, node in facts.nodes.items():
@@ -105,16 +117,24 @@ def search_path(facts: ClusterFacts) -> Iterator[Found]:
                 whose = f'role "{trap.name}"' if trap.name else "the database"
                 yield Found(
                     what=f'search_path of {whose} on node "{name}" is {trap.path}: every name without a'
-                    " schema is"
-                    f" taken from {named_shards(trap.shards)}",
-                    to_do=f'alter role "{trap.name}" reset search_path; (or: alter role … in database …'
-                    " reset)"
-                    if trap.name
-                    else "alter database … reset search_path;",
+                    f" schema is taken from {named_shards(trap.shards)}",
+                    to_do="Reset it; sessions that are connected keep it until they reconnect",
+                    commands=on_node(name, _reset(trap)),
                     nodes=(name,),
                     shards=tuple(trap.shards),
                     thing=trap.name,
                 )
+
+
+def _reset(trap: PathTrap) -> str:
+    """ALTER ROLE or ALTER DATABASE, for just where the setting is."""
+    if not trap.name:
+        whom = f"database {quoted(trap.database)}" if trap.database else "role all"
+    else:
+        whom = f"role {quoted(trap.name)}" + (
+            f" in database {quoted(trap.database)}" if trap.database else ""
+        )
+    return f"alter {whom} reset search_path;"
 
 
 @check("shadowed-name", Severity.WARNING, remedy="Rename or drop it.")
@@ -125,9 +145,8 @@ def shadowed_name(facts: ClusterFacts) -> Iterator[Found]:
             if trap.kind != "setting":
                 yield Found(
                     what=f'{trap.kind} {trap.name} on node "{name}" has the name of one in the shards: a'
-                    " session that"
-                    " forgets the schema uses it, and no error is raised",
-                    to_do=f"alter {trap.kind} {trap.name} rename to …; or drop {trap.kind} {trap.name};",
+                    " session that omits the schema uses it, and no error is raised",
+                    to_do=f"Rename the {trap.kind}, or drop it if it is not needed",
                     nodes=(name,),
                     shards=tuple(trap.shards),
                     thing=trap.name,

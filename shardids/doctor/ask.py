@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine, text
 from shardids.catalog.connections import parse_url, with_password_of
 from shardids.catalog.locks import AdvisoryLock
 from shardids.catalog.nodes import Nodes, administrative_engine
+from shardids.catalog.objects import read_objects
 from shardids.catalog.queries import batches, prepare, read
 from shardids.catalog.rows import Catalog, Description, describe_in
 from shardids.catalog.topology import Node
@@ -24,6 +25,7 @@ from shardids.doctor.facts import (
     ClusterFacts,
     Draws,
     ForeignKey,
+    GeneratorSequence,
     Grant,
     Installation,
     InvalidIndex,
@@ -34,10 +36,11 @@ from shardids.doctor.facts import (
     NodeFacts,
     PathTrap,
     Placed,
+    Stray,
     ViewFacts,
 )
 from shardids.doctor.samples import ShardingKey, sample_ids, sample_keys
-from shardids.errors import BadArgument, ShardidsError
+from shardids.errors import BadArgument, ClusterConflict, ShardidsError
 from shardids.views.state import View, read_sources, views_in
 
 _ATTEMPTS: Final = 3
@@ -86,6 +89,7 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[int, ClusterFacts]:
         there = {row.name: Node(name=row.name, url=row.url) for row in found}
         placed = connection.execute(text("select shard, node, state from shardids_catalog.placement")).all()
         moves = _read_moves(connection)
+        is_migrating = _is_migrating(connection)
         views = views_in(connection)
     clock = LocalClock()
     with (
@@ -97,6 +101,8 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[int, ClusterFacts]:
     with catalog.engine.connect() as connection, connection.begin():
         prepare(connection)
         moves = moves_meanwhile(moves, _read_moves(connection))
+        is_migrating = is_migrating or _is_migrating(connection)
+    answers = asked.all()
     return version, ClusterFacts(
         at=datetime.now(UTC),
         description=description,
@@ -104,7 +110,8 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[int, ClusterFacts]:
         placed={row.shard: Placed(node=row.node, state=row.state) for row in placed},
         moves=moves,
         views=[one.result() for one in viewed],
-        nodes=asked.all(),
+        nodes=answers,
+        is_migrating=is_migrating or any(node.in_flux for node in answers.values()),
     )
 
 
@@ -124,6 +131,21 @@ def _read_moves(connection: Connection) -> list[Move]:
         {"lock": AdvisoryLock.MOVE},
     )
     return [Move(**row._mapping) for row in found]
+
+
+def _is_migrating(connection: Connection) -> bool:
+    """Whether a run of the application's migrations holds its lock, whose key is one number."""
+    return bool(
+        connection.scalar(
+            text("""
+                select exists (
+                  select from pg_locks l
+                  where l.locktype = 'advisory' and l.granted
+                    and l.classid = 0 and l.objid = :lock and l.objsubid = 1
+                    and l.database = (select oid from pg_database where datname = current_database()))"""),
+            {"lock": AdvisoryLock.MIGRATE_RUN},
+        )
+    )
 
 
 def moves_meanwhile(before: Sequence[Move], after: Sequence[Move]) -> list[Move]:
@@ -179,22 +201,35 @@ def _node_facts(
 ) -> Iterator[dict[str, Any]]:
     """Fields of :class:`NodeFacts`, as they become known."""
     yield {"clock": clock.compare(connection)}
-    (engine,) = read(connection, "doctor/node.v1", Installation)
+    engines = read(connection, "doctor/node.v1", Installation)
+    if len(engines) != 1:
+        raise ClusterConflict(
+            "schema shardids has no row in shardids.node",
+            hint="Restore the row of shardids.node from a backup: it holds the node's name and cluster.",
+        )
+    engine = engines[0]
     shards = {local.shard: local for local in read(connection, "doctor/shards.v1", LocalShard)}
     # Together: without its shards a node would seem to have lost them.
     yield {"engine": engine, "shards": shards}
     begun = time.monotonic()
     first = _read_draws(connection, shards)
+    before = _read_revisions(connection, shards, "alembic_version")
     yield {
         "revisions": _read_revisions(connection, shards, "shardids_version"),
-        "application_revisions": _read_revisions(connection, shards, "alembic_version"),
+        "objects": read_objects(connection, [s.shard for s in shards.values() if s.state == "active"]),
     }
+    # A migration that committed in between took its shard from one revision to another.
+    after = _read_revisions(connection, shards, "alembic_version")
+    in_flux = (shard for shard in shards if before.get(shard) != after.get(shard))
+    yield {"application_revisions": after, "in_flux": frozenset(in_flux)}
     yield {
         "changed_functions": changed_functions(connection, engine),
         "keys": (keys := read(connection, "doctor/keys.v1", KeyColumn)),
         "foreign_keys": read(connection, "doctor/foreign_keys.v1", ForeignKey),
         "invalid_indexes": read(connection, "doctor/indexes.v1", InvalidIndex),
         "leftovers": read(connection, "doctor/leftovers.v1", Leftover),
+        "strays": read(connection, "doctor/strays.v1", Stray),
+        "sequences": read(connection, "doctor/sequences.v1", GeneratorSequence),
         "grants": read(connection, "doctor/grants.v1", Grant),
         "path_traps": read(connection, "doctor/paths.v1", PathTrap),
     }

@@ -6,6 +6,7 @@ import time
 
 from sqlalchemy import Connection, text
 
+from shardids.catalog.queries import prepare
 from shardids.doctor.facts import ClockSample
 
 _ROUND_TRIPS = 8
@@ -24,6 +25,7 @@ class LocalClock:
     def compare(self, connection: Connection) -> ClockSample:
         """Returns the best of several measurements: that of the shortest round trip."""
         with connection.begin():
+            prepare(connection)
             samples = [self._compare_once(connection) for _ in range(_ROUND_TRIPS)]
         return min(samples, key=lambda sample: sample.error_s)
 

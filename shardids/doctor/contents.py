@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from shardids.catalog.notation import named_shards
 from shardids.doctor.facts import ClusterFacts, Sample
-from shardids.doctor.findings import Found, Severity, check
+from shardids.doctor.findings import Found, Severity, check, in_shell
 from shardids.views.state import stale_shards
 
 
@@ -27,8 +27,7 @@ def _found(node: str, samples: list[Sample], why: str, to_do: str) -> Found:
     wrong, looked_at = sum(s.wrong for s in samples), sum(s.rows for s in samples)
     return Found(
         what=f'{column}: {wrong} of {looked_at} sampled rows in {named_shards(shards)} of node "{node}"'
-        f" {why}, for"
-        f" example {first.example} in shard {first.shard}, which says shard {first.belongs_to}",
+        f" {why}, for example {first.example} in shard {first.shard}, which says shard {first.belongs_to}",
         to_do=to_do,
         nodes=(node,),
         shards=shards,
@@ -71,11 +70,11 @@ def view_stale(facts: ClusterFacts) -> Iterator[Found]:
         view = one.view
         node = facts.nodes[view.node] if view.node else None
         error = node.error if node else one.error
-        to_do = f"shardids view refresh {view.name}"
+        refresh = in_shell(f"shardids view refresh {view.name}")
         if error is not None:
             if node is None:
                 what = f'view "{view.name}" can\'t be read: {error.message}'
-                yield Found(what=what, to_do=error.hint or to_do, thing=view.name)
+                yield Found(what=what, to_do=error.hint or "Correct its URL", thing=view.name)
             continue
         sources = node.view_sources if node else one.sources
         stale = stale_shards(view, sources, node_of, nodes)
@@ -83,7 +82,8 @@ def view_stale(facts: ClusterFacts) -> Iterator[Found]:
             yield Found(
                 what=f'view "{view.name}" on {view.where} does not read {named_shards(stale)} from their'
                 " owners",
-                to_do=to_do,
+                to_do="Refresh it",
+                commands=refresh,
                 nodes=(view.node,) if view.node else (),
                 shards=tuple(stale),
                 thing=view.name,

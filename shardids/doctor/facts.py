@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
+from shardids.catalog.objects import SchemaObject
 from shardids.catalog.rows import Description
 from shardids.catalog.topology import Node
 from shardids.errors import ShardidsError
@@ -43,6 +44,9 @@ class Installation:
     server_version: int
     is_standby: bool
     is_read_only: bool
+    read_only_source: str
+    database: str
+    role: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +73,7 @@ class Draws:
     """How far a shard's generator has come: one row of ``doctor/draws.v1.sql``.
 
     ``drawn`` is the value of its counter, ``clock_ms`` its server's clock in milliseconds since the epoch.
+    ``has_drawn``: at least once since it was activated. No tick up to ``high_water_tick`` is issued again.
     ``is_fenced``: its sequences say so, whatever its row says.
     """
 
@@ -76,6 +81,8 @@ class Draws:
     drawn: int
     offset_ms: int
     clock_ms: int
+    high_water_tick: int = -1
+    has_drawn: bool = True
     is_fenced: bool = False
 
 
@@ -138,7 +145,7 @@ class InvalidIndex:
 class Leftover:
     """Something that a move creates and drops: one row of ``doctor/leftovers.v1.sql``.
 
-    ``kind``: ``slot``, ``publication``, ``subscription``, ``gate`` of a table, or ``shut gate``.
+    ``kind``: ``slot``, ``publication``, ``subscription``, ``barrier`` of a table, or ``closed barrier``.
     ``kept_bytes`` is the WAL that a slot keeps.
     """
 
@@ -146,6 +153,35 @@ class Leftover:
     name: str
     shard: int | None
     kept_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stray:
+    """Something that is not where it belongs: one row of ``doctor/strays.v1.sql``.
+
+    ``kind``: ``schema``, ``extension``, ``prepared transaction``, ``slot`` or ``revision``; ``detail`` is
+    what the finding says of it.
+    """
+
+    kind: str
+    name: str
+    shard: int | None
+    detail: str | None
+    age_s: float | None
+    kept_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratorSequence:
+    """A generator's sequence that is not as shardids creates it: one row of ``doctor/sequences.v1.sql``.
+
+    ``owner`` is the role that it should have.
+    """
+
+    shard: int
+    name: str
+    differences: list[str]
+    owner: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,12 +202,14 @@ class Grant:
 class PathTrap:
     """Something that makes an unqualified name mean the wrong object: one row of ``doctor/paths.v1.sql``.
 
-    ``kind``: ``setting`` of a role (or of the database, without a name), ``table`` or ``function``.
+    ``kind``: ``setting`` of a role (or of the database, without a name), ``table`` or ``function``. A setting
+    holds in ``database``, or in all.
     """
 
     kind: str
     name: str
     path: str | None
+    database: str
     shards: list[int]
 
 
@@ -179,8 +217,8 @@ class PathTrap:
 class Sample:
     """Rows of a table that were sampled in one shard, and how many of them belong to another.
 
-    ``said_by``: ``id``, the shard of birth, or ``key``, the hash of the sharding key. ``example`` is a wrong
-    one, which belongs to shard ``belongs_to``.
+    ``said_by``: ``id``, the shard in the ID, or ``key``, the hash of the sharding key. ``example`` is a wrong
+    one, which belongs to shard ``belongs_to``. ``newest`` is the highest ID of the shard's own.
     """
 
     table_name: str
@@ -191,11 +229,15 @@ class Sample:
     wrong: int
     example: str | None
     belongs_to: int | None
+    newest: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """One node. With an ``error``, which says why not all could be read, any of the rest may be missing."""
+    """One node. With an ``error``, which says why not all could be read, any of the rest may be missing.
+
+    ``objects`` are those of the shards' schemas. The shards ``in_flux`` were migrated while they were read.
+    """
 
     node: Node
     error: ShardidsError | None = None
@@ -210,6 +252,10 @@ class NodeFacts:
     foreign_keys: Sequence[ForeignKey] = ()
     invalid_indexes: Sequence[InvalidIndex] = ()
     leftovers: Sequence[Leftover] = ()
+    strays: Sequence[Stray] = ()
+    sequences: Sequence[GeneratorSequence] = ()
+    objects: Sequence[SchemaObject] = ()
+    in_flux: frozenset[int] = frozenset()
     grants: Sequence[Grant] = ()
     path_traps: Sequence[PathTrap] = ()
     samples: Sequence[Sample] = ()
@@ -246,7 +292,7 @@ class ViewFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFacts:
-    """The catalog and all its nodes."""
+    """The catalog and all its nodes. ``is_migrating``: the application's migrations were running."""
 
     at: datetime
     description: Description
@@ -255,13 +301,18 @@ class ClusterFacts:
     moves: Sequence[Move]
     views: Sequence[ViewFacts]
     nodes: Mapping[str, NodeFacts]
+    is_migrating: bool = False
 
     @property
     def moving(self) -> frozenset[int]:
         """The shards with an open move: the catalog and the nodes need not agree on them."""
         return frozenset(move.shard for move in self.moves)
 
+    def owns(self, node: str, shard: int) -> bool:
+        """Whether the catalog places the shard on the node."""
+        placed = self.placed.get(shard)
+        return placed is not None and placed.node == node
+
     def is_settled(self, shard: int, node: str) -> bool:
         """Whether the node owns the shard, and no move of it is open."""
-        placed = self.placed.get(shard)
-        return placed is not None and placed.node == node and shard not in self.moving
+        return self.owns(node, shard) and shard not in self.moving

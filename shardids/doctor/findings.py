@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
+from psycopg import sql
+
 from shardids.catalog.notation import shown_shards
 from shardids.doctor.facts import ClusterFacts
 
@@ -19,17 +21,59 @@ class Severity(StrEnum):
     INFO = "info"
 
 
+class Where(StrEnum):
+    """Where a command of a remedy is to be run; SQL for a node is with the node's name."""
+
+    SHELL = "shell"
+    CATALOG = "catalog"
+    NODE = "node"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A remedy that can be pasted: a ``shardids`` command, or SQL for the catalog or for a node."""
+
+    where: Where
+    text: str
+    node: str = ""
+
+    @property
+    def place(self) -> str:
+        """The place in words."""
+        return {
+            Where.SHELL: "in a shell",
+            Where.CATALOG: "on the catalog",
+            Where.NODE: f'on node "{self.node}"',
+        }[self.where]
+
+
+def in_shell(*lines: str) -> tuple[Command, ...]:
+    """Commands for a shell."""
+    return tuple(Command(where=Where.SHELL, text=line) for line in lines)
+
+
+def on_catalog(*statements: str) -> tuple[Command, ...]:
+    """Statements for the database with the catalog."""
+    return tuple(Command(where=Where.CATALOG, text=statement) for statement in statements)
+
+
+def on_node(node: str, *statements: str) -> tuple[Command, ...]:
+    """Statements for a node."""
+    return tuple(Command(where=Where.NODE, node=node, text=statement) for statement in statements)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """What a check returns. ``severity`` is the check's own unless it is given here.
 
-    ``what`` is a sentence with the figures; ``to_do`` can be pasted into a shell or psql, or says what to
-    do. ``nodes``, ``shards`` and ``thing`` say where: ``thing`` is an object's name, without the schema if
-    it is the same in several shards.
+    ``what`` is a sentence with the figures. ``to_do`` says in words what to do, ``commands`` are what can be
+    pasted for it. ``nodes``, ``shards`` and ``thing`` say where: ``thing`` is an object's name, without the
+    schema if it is the same in several shards.
     """
 
     what: str
-    to_do: str
+    to_do: str = ""
+    commands: tuple[Command, ...] = ()
     nodes: tuple[str, ...] = ()
     shards: tuple[int, ...] = ()
     thing: str = ""
@@ -44,6 +88,7 @@ class Finding:
     severity: Severity
     what: str
     to_do: str
+    commands: tuple[Command, ...]
     nodes: tuple[str, ...]
     shards: tuple[int, ...]
     thing: str
@@ -74,6 +119,7 @@ class Check:
                 severity=found.severity or self.severity,
                 what=found.what,
                 to_do=found.to_do,
+                commands=found.commands,
                 nodes=found.nodes,
                 shards=found.shards,
                 thing=found.thing,
@@ -98,9 +144,19 @@ def grouped(pairs: Iterable[tuple[Key, int]]) -> dict[Key, tuple[int, ...]]:
     return {key: tuple(sorted(shards)) for key, shards in groups.items()}
 
 
+def quoted(name: str) -> str:
+    """An identifier as SQL writes it."""
+    return sql.Identifier(name).as_string()
+
+
+def literal(text: str) -> str:
+    """A string as SQL writes it."""
+    return sql.Literal(text).as_string()
+
+
 def call(function: str, shards: Collection[int]) -> str:
     """Returns SQL that calls a function of schema ``shardids`` for shards."""
     if len(shards) == 1:
-        return f"select shardids.{function}({shown_shards(shards)})"
+        return f"select shardids.{function}({shown_shards(shards)});"
     array = ",".join(map(str, sorted(shards)))
-    return f"select shardids.{function}(shard) from unnest('{{{array}}}'::integer[]) shard"
+    return f"select shardids.{function}(shard) from unnest('{{{array}}}'::integer[]) shard;"

@@ -8,7 +8,7 @@ from itertools import combinations
 
 from shardids.catalog.notation import named_shards
 from shardids.doctor.facts import ChangedFunction, ClusterFacts, Draws
-from shardids.doctor.findings import Found, Severity, check, grouped
+from shardids.doctor.findings import Found, Severity, check, grouped, in_shell, on_node, quoted
 from shardids.ids.layout import Layout
 from shardids.install import trees
 
@@ -40,8 +40,8 @@ def layout_differs(facts: ClusterFacts) -> Iterator[Found]:
             if node.engine and (there := getattr(node.engine, field)) != expected:
                 yield Found(
                     what=f'shardids.{field}() of node "{name}" is {there}; the cluster\'s is {expected}',
-                    to_do=f'Fence the shards of node "{name}" until it is clear which IDs it issued: select'
-                    " shardids.fence(id) from shardids.shard",
+                    to_do="Fence its shards until it is clear which IDs it issued: select shardids.fence(id)"
+                    " from shardids.shard",
                     nodes=(name,),
                     thing=f"shardids.{field}()",
                 )
@@ -76,7 +76,8 @@ def _other_revision(
     there = ", ".join(revisions) or "no revision"
     return Found(
         what=f"{where}: at {there}; this shardids installs {trees.head(tree)}",
-        to_do="With the newest shardids of those that use the cluster: shardids upgrade",
+        to_do="Run it with the newest shardids of those that use the cluster",
+        commands=in_shell("shardids upgrade"),
         nodes=nodes,
         shards=shards,
     )
@@ -94,9 +95,12 @@ def engine_changed(facts: ClusterFacts) -> Iterator[Found]:
             if functions:
                 yield Found(
                     what=f'{what} in schema shardids of node "{name}": {", ".join(functions)}',
-                    to_do="Create them anew from the files, see: shardids sql list"
+                    to_do="Create them again from the files that shardids sql list names"
                     if what != "not of shardids"
-                    else "\n".join(f"drop function {function};" for function in functions),
+                    else "Drop them",
+                    commands=on_node(name, *(f"drop function {function};" for function in functions))
+                    if what == "not of shardids"
+                    else (),
                     nodes=(name,),
                     thing=functions[0] if len(functions) == 1 else "",
                 )
@@ -119,14 +123,107 @@ def generator_changed(facts: ClusterFacts) -> Iterator[Found]:
         ):
             if changed:
                 yield Found(
-                    what=f'{function} of {named_shards(changed)} on node "{name}" is not what shardids'
-                    " installs",
-                    to_do="Fence the shard, compare with: shardids sql show engine/shard.v1, and create the"
-                    " function anew from there",
+                    what=f'{function} of {named_shards(changed)} on node "{name}" is not as installed',
+                    to_do="Fence the shard, and create the function again as engine/shard.v1 does; shardids"
+                    " sql show engine/shard.v1 prints it",
                     nodes=(name,),
                     shards=tuple(changed),
                     thing=function,
                 )
+
+
+@check("generator-sequence", Severity.ERROR, remedy="Alter it back: a cached value issues IDs out of order.")
+def generator_sequence(facts: ClusterFacts) -> Iterator[Found]:
+    """A sequence of a shard's generator is not as shardids creates it: CACHE, INCREMENT, CYCLE, owner."""
+    for name, node in facts.nodes.items():
+        alike = grouped(
+            ((sequence.name, tuple(sequence.differences), sequence.owner), sequence.shard)
+            for sequence in node.sequences
+        )
+        for (sequence, differences, owner), shards in alike.items():
+            qualified = [f"{quoted(node.shards[s].schema)}.{sequence}" for s in shards if s in node.shards]
+            changes = [_reset(difference, owner) for difference in differences]
+            yield Found(
+                what=f'{sequence} of {named_shards(shards)} on node "{name}" has {", ".join(differences)}',
+                to_do="Alter it back",
+                commands=on_node(
+                    name, *(f"alter sequence {one} {change};" for one in qualified for change in changes)
+                ),
+                nodes=(name,),
+                shards=shards,
+                thing=sequence,
+            )
+
+
+def _reset(difference: str, owner: str) -> str:
+    """What ALTER SEQUENCE takes to end a difference of ``doctor/sequences.v1.sql``."""
+    match difference.split(maxsplit=1)[0]:
+        case "cache":
+            return "cache 1"
+        case "increment":
+            return "increment by 1"
+        case "cycle":
+            return "no cycle"
+        case "unlogged":
+            return "set logged"
+        case "owner":
+            return f"owner to {quoted(owner)}"
+        case _:
+            return "as bigint no maxvalue"
+
+
+@check("generator-behind", Severity.ERROR, remedy="Fence the shard, then activate it past its newest ID.")
+def generator_behind(facts: ClusterFacts) -> Iterator[Found]:
+    """A shard has an ID beyond those that its generator issued: a sequence was set back."""
+    layout = facts.description.layout
+    for name, node in facts.nodes.items():
+        for sample in node.samples:
+            # Read after the rows, so that it is past all of them.
+            _, last = node.draws.get(sample.shard, (None, None))
+            if sample.newest is None or last is None or not facts.is_settled(sample.shard, name):
+                continue
+            newest = layout.decode(sample.newest)
+            newest_tick = (newest.ms << layout.sequence_bits) | newest.sequence
+            clock_tick = last.clock_ms << layout.sequence_bits
+            if newest_tick > _reached(last, layout, clock_tick):
+                column = f"{sample.table_name}.{sample.column_name}"
+                comes_twice = newest_tick > clock_tick
+                yield Found(
+                    what=f'{column} of shard {sample.shard} on node "{name}" has ID {sample.newest},'
+                    " beyond the last that its generator issued"
+                    + (" and ahead of the clock: it will come twice" if comes_twice else ""),
+                    to_do="Fence it, and activate it past that ID",
+                    commands=on_node(
+                        name,
+                        f"select shardids.fence({sample.shard});",
+                        f"select shardids.activate({sample.shard}, {newest_tick});",
+                    ),
+                    nodes=(name,),
+                    shards=(sample.shard,),
+                    thing=column,
+                    severity=None if comes_twice else Severity.WARNING,
+                )
+
+
+def _reached(draws: Draws, layout: Layout, clock_tick: int) -> int:
+    """A tick that the generator will not issue again, nor any before it."""
+    reached = max((draws.offset_ms << layout.sequence_bits) + draws.drawn, draws.high_water_tick)
+    # The first draw after an activation goes past the clock.
+    return reached if draws.has_drawn else max(reached, clock_tick)
+
+
+@check("on-copy-warns", Severity.WARNING, remedy="Set `on_copy` to `refuse`, once the copy is activated.")
+def on_copy_warns(facts: ClusterFacts) -> Iterator[Found]:
+    """A node lets copies of its shards issue IDs, with a warning: those of the original will come twice."""
+    for name, node in facts.nodes.items():
+        if node.engine and node.engine.on_copy != "refuse":
+            yield Found(
+                what=f'shardids.node.on_copy of node "{name}" is {node.engine.on_copy}: a copy of this'
+                " database issues the same IDs as the original",
+                to_do="Let copies refuse",
+                commands=on_node(name, "update shardids.node set on_copy = 'refuse';"),
+                nodes=(name,),
+            )
 
 
 @check(
@@ -144,7 +241,7 @@ def clocks_apart(facts: ClusterFacts) -> Iterator[Found]:
             yield Found(
                 what=f'the clock of node "{ahead}" is {abs(apart_s):.3f} s ± {error_s * 1000:.1f} ms ahead of'
                 f' node "{behind}"\'s',
-                to_do="Look at the synchronisation of both, for example: chronyc tracking",
+                to_do="See how both are synchronised, for example with chronyc tracking",
                 nodes=(ahead, behind),
             )
 
@@ -171,10 +268,9 @@ def ticks_ahead(facts: ClusterFacts) -> Iterator[Found]:
             most, limit_ms = max(ahead.values()), node.engine.max_ahead_ms
             yield Found(
                 what=f'{named_shards(ahead)} of node "{name}": IDs are up to {most / 1000:.1f} s ahead of the'
-                " clock; at"
-                f" {limit_ms / 1000:.0f} s draws are refused",
-                to_do="Was the clock set back? Look at it: select clock_timestamp(). Else more IDs are drawn"
-                f" than the layout has ({facts.description.layout.sequence_limit * 1000} a second and shard)",
+                f" clock; at {limit_ms / 1000:.0f} s draws are refused",
+                to_do="See whether the server's clock was set back. If it is right, more IDs are drawn than"
+                f" the layout has ({facts.description.layout.sequence_limit * 1000} a second and shard)",
                 nodes=(name,),
                 shards=tuple(sorted(ahead)),
                 severity=Severity.ERROR if most > limit_ms / 2 else None,
@@ -200,8 +296,7 @@ def tick_rate(facts: ClusterFacts) -> Iterator[Found]:
             if seconds > 0 and drawn / seconds > _NEAR_THE_LIMIT * limit:
                 yield Found(
                     what=f'shard {shard} of node "{name}" drew {drawn / seconds:,.0f} IDs a second in the'
-                    " last"
-                    f" {seconds:.1f} s; the layout has {limit:,}",
+                    f" last {seconds:.1f} s; the layout has {limit:,}",
                     to_do="Spread its writes over more shards, or draw fewer IDs that are not used",
                     nodes=(name,),
                     shards=(shard,),
@@ -222,7 +317,7 @@ def years_left(facts: ClusterFacts) -> Iterator[Found]:
         if years < _FEW_YEARS and (years > 0 or at == layout.last_time):
             yield Found(
                 what=f"from {at:%Y-%m-%d} on, in {years:.1f} years, {what} in layout {layout}",
-                to_do="Plan the move to a cluster with another layout: shardids init --layout …",
+                to_do="Plan the move to a cluster with another layout",
                 severity=Severity.ERROR if years < 1 else None,
             )
 
@@ -232,6 +327,9 @@ CHECKS = (
     engine_revision,
     engine_changed,
     generator_changed,
+    generator_sequence,
+    generator_behind,
+    on_copy_warns,
     clocks_apart,
     ticks_ahead,
     tick_rate,

@@ -1,14 +1,16 @@
-"""Checks for what interrupted moves leave behind."""
+"""Checks for what moves, migrations and others leave behind."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
-from shardids.catalog.notation import named_shards
-from shardids.doctor.facts import ClusterFacts, Leftover
-from shardids.doctor.findings import Found, Severity, check
+from shardids.catalog.notation import named_shards, shown_shards
+from shardids.doctor.facts import ClusterFacts, Leftover, Stray
+from shardids.doctor.findings import Found, Severity, check, grouped, in_shell, literal, on_node, quoted
 
-_MIB = 1 << 20
+_MIB: Final = 1 << 20
+_PREPARED_S: Final = 5.0
 
 
 @check("move-interrupted", Severity.ERROR, remedy="`shardids shard move --resume` or `--abort`.")
@@ -19,8 +21,8 @@ def move_interrupted(facts: ClusterFacts) -> Iterator[Found]:
             yield Found(
                 what=f'the move of shard {move.shard} from node "{move.source}" to node "{move.target}"'
                 f' was interrupted in step "{move.step}"',
-                to_do=f"shardids shard move {move.shard} --resume\nOr: shardids shard move {move.shard}"
-                " --abort",
+                to_do=f"Resume it, or undo it with shardids shard move {move.shard} --abort",
+                commands=in_shell(f"shardids shard move {move.shard} --resume"),
                 nodes=(move.source, move.target),
                 shards=(move.shard,),
             )
@@ -42,7 +44,8 @@ def leftover_slot(facts: ClusterFacts) -> Iterator[Found]:
         kept = f"; it keeps {slot.kept_bytes / _MIB:,.1f} MiB of WAL" if slot.kept_bytes is not None else ""
         yield Found(
             what=f'replication slot {slot.name} of node "{name}" belongs to no open move{kept}',
-            to_do=f"select pg_drop_replication_slot('{slot.name}');",
+            to_do="Drop it",
+            commands=on_node(name, f"select pg_drop_replication_slot('{slot.name}');"),
             nodes=(name,),
             thing=slot.name,
         )
@@ -54,7 +57,8 @@ def leftover_publication(facts: ClusterFacts) -> Iterator[Found]:
     for name, publication in _left_behind(facts, "publication"):
         yield Found(
             what=f'publication {publication.name} of node "{name}" belongs to no open move',
-            to_do=f'drop publication "{publication.name}";',
+            to_do="Drop it",
+            commands=on_node(name, f"drop publication {quoted(publication.name)};"),
             nodes=(name,),
             thing=publication.name,
         )
@@ -64,39 +68,159 @@ def leftover_publication(facts: ClusterFacts) -> Iterator[Found]:
 def leftover_subscription(facts: ClusterFacts) -> Iterator[Found]:
     """A subscription of a move that has ended."""
     for name, subscription in _left_behind(facts, "subscription"):
-        quoted = f'"{subscription.name}"'
+        this = quoted(subscription.name)
         yield Found(
             what=f'subscription {subscription.name} of node "{name}" belongs to no open move',
-            to_do=f"alter subscription {quoted} disable;\nalter subscription {quoted} set (slot_name ="
-            f" none);\ndrop subscription {quoted};",
+            to_do="Drop it, and its slot on the other node",
+            commands=on_node(
+                name,
+                f"alter subscription {this} disable;",
+                f"alter subscription {this} set (slot_name = none);",
+                f"drop subscription {this};",
+            ),
             nodes=(name,),
             thing=subscription.name,
         )
 
 
-@check("writes-rejected", Severity.ERROR, remedy="Take the gate away: `shardids.drop_barriers(shard)`.")
+@check("writes-rejected", Severity.ERROR, remedy="Drop the write barrier: `shardids.drop_barriers(shard)`.")
 def writes_rejected(facts: ClusterFacts) -> Iterator[Found]:
-    """A table of an active shard still has a move's gate: it refuses writes, or (a warning) slows them."""
+    """A table of an active shard has a move's write barrier: it refuses writes, or (a warning) slows them."""
     for name, node in facts.nodes.items():
         for kind, severity, does in (
-            ("shut gate", Severity.ERROR, "refuse writes, though the shard is active here"),
-            ("gate", Severity.WARNING, "have the gate of a move still, which costs a lock at every write"),
+            ("closed barrier", Severity.ERROR, "refuse writes, though the shard is active here"),
+            (
+                "barrier",
+                Severity.WARNING,
+                "still have a move's write barrier, which costs a lock at every write",
+            ),
         ):
-            gates = [
-                gate.shard
-                for gate in node.leftovers
-                if gate.kind == kind and gate.shard is not None and facts.is_settled(gate.shard, name)
+            barriers = [
+                barrier.shard
+                for barrier in node.leftovers
+                if barrier.kind == kind
+                and barrier.shard is not None
+                and facts.is_settled(barrier.shard, name)
             ]
-            if gates:
-                shards = tuple(sorted(set(gates)))
+            if barriers:
+                shards = tuple(sorted(set(barriers)))
                 yield Found(
-                    what=f'{len(gates)} tables in {named_shards(shards)} of node "{name}" {does}',
-                    to_do="\n".join(f"select shardids.drop_barriers({shard});" for shard in shards),
+                    what=f'{len(barriers)} tables in {named_shards(shards)} of node "{name}" {does}',
+                    to_do="Drop the write barriers",
+                    commands=on_node(name, *(f"select shardids.drop_barriers({shard});" for shard in shards)),
                     nodes=(name,),
                     shards=shards,
                     severity=severity,
                 )
 
 
-CHECKS = (move_interrupted, leftover_slot, leftover_publication, leftover_subscription, writes_rejected)
+def _strays(facts: ClusterFacts, kind: str) -> Iterator[tuple[str, Stray]]:
+    for name, node in facts.nodes.items():
+        for stray in node.strays:
+            if stray.kind == kind:
+                yield name, stray
+
+
+@check("schema-orphaned", Severity.WARNING, remedy="Drop it, if nobody needs its tables.")
+def schema_orphaned(facts: ClusterFacts) -> Iterator[Found]:
+    """A schema with the name of a shard that its node does not know, and without a generator."""
+    for name, schema in _strays(facts, "schema"):
+        placed = facts.placed.get(schema.shard) if schema.shard is not None else None
+        if schema.shard in facts.moving or (placed is not None and placed.state == "creating"):
+            continue
+        yield Found(
+            what=f'schema {schema.name} of node "{name}" has {schema.detail} tables and no generator, and is'
+            " not a shard of the node",
+            to_do="See whose tables these are; if nobody needs them, drop it",
+            commands=on_node(name, f"drop schema {quoted(schema.name)} cascade;"),
+            nodes=(name,),
+            shards=() if schema.shard is None else (schema.shard,),
+            thing=schema.name,
+        )
+
+
+@check("extension-in-shard", Severity.ERROR, remedy="Move it to a schema that no shard has.")
+def extension_in_shard(facts: ClusterFacts) -> Iterator[Found]:
+    """An extension in a shard's schema: all shards of the node need it, and it goes where that shard goes."""
+    for name, extension in _strays(facts, "extension"):
+        schema = facts.nodes[name].shards[extension.shard].schema if extension.shard is not None else ""
+        yield Found(
+            what=f'extension {extension.name} of node "{name}" is in schema {schema}: dropping that drops it,'
+            " and what uses it in other shards",
+            to_do="Move it to a schema that no shard has"
+            if extension.detail
+            else "It cannot be moved: create it again in another schema, with what uses it",
+            commands=on_node(name, f"alter extension {quoted(extension.name)} set schema public;")
+            if extension.detail
+            else (),
+            nodes=(name,),
+            shards=() if extension.shard is None else (extension.shard,),
+            thing=extension.name,
+        )
+
+
+@check("prepared-transaction", Severity.WARNING, remedy="Commit it or roll it back.")
+def prepared_transaction(facts: ClusterFacts) -> Iterator[Found]:
+    """A transaction that was prepared over five seconds ago, and neither committed nor rolled back."""
+    for name, transaction in _strays(facts, "prepared transaction"):
+        age_s = transaction.age_s or 0.0
+        if age_s >= _PREPARED_S:
+            locks = f"locks {transaction.detail}" if transaction.detail else "locks no table"
+            yield Found(
+                what=f'transaction {transaction.name!r} of node "{name}" was prepared {age_s:,.0f} s ago and'
+                f" {locks}; until it ends, VACUUM removes no newer rows, and moves and migrations wait",
+                to_do="Ask its coordinator whether to commit it; if nobody knows of it, roll it back",
+                commands=on_node(name, f"rollback prepared {literal(transaction.name)};"),
+                nodes=(name,),
+                thing=transaction.name,
+            )
+
+
+@check("slot-inactive", Severity.WARNING, remedy="Drop it, if nobody will read it: it keeps WAL.")
+def slot_inactive(facts: ClusterFacts) -> Iterator[Found]:
+    """A replication slot that is not of shardids, and that nobody reads."""
+    for name, slot in _strays(facts, "slot"):
+        kept = f"; it keeps {slot.kept_bytes / _MIB:,.1f} MiB of WAL" if slot.kept_bytes is not None else ""
+        yield Found(
+            what=f'{slot.detail} replication slot {slot.name} of the server of node "{name}" is'
+            f" inactive{kept}",
+            to_do="Start its reader; if there is none any more, drop it",
+            commands=on_node(name, f"select pg_drop_replication_slot({literal(slot.name)});"),
+            nodes=(name,),
+            thing=slot.name,
+        )
+
+
+@check("revision-unfinished", Severity.ERROR, remedy="`shardids migrate up` or `down`, for these shards.")
+def revision_unfinished(facts: ClusterFacts) -> Iterator[Found]:
+    """A revision with parts outside a transaction that was interrupted in a shard."""
+    unfinished = (
+        ((name, *stray.name.split(" ")[:2]), stray.shard)
+        for name, stray in _strays(facts, "revision")
+        if stray.shard is not None and not stray.detail and not facts.is_migrating
+    )
+    for (name, direction, *revision), shards in grouped(unfinished).items():
+        yield Found(
+            what=f'{named_shards(shards)} of node "{name}": revision {"".join(revision)} was interrupted half'
+            f" way {direction}",
+            to_do="Finish it",
+            commands=in_shell(f"shardids migrate {direction} --shards {shown_shards(shards)}"),
+            nodes=(name,),
+            shards=shards,
+            thing="".join(revision),
+        )
+
+
+CHECKS = (
+    move_interrupted,
+    leftover_slot,
+    leftover_publication,
+    leftover_subscription,
+    writes_rejected,
+    schema_orphaned,
+    extension_in_shard,
+    prepared_transaction,
+    slot_inactive,
+    revision_unfinished,
+)
 """All checks of this module."""

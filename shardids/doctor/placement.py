@@ -6,8 +6,19 @@ from collections.abc import Iterator
 
 from shardids.catalog.connections import parse_url, shown_url
 from shardids.catalog.notation import named_nodes, named_shards, shown_shards
-from shardids.doctor.facts import ClusterFacts, LocalShard
-from shardids.doctor.findings import Found, Severity, call, check, grouped
+from shardids.doctor.facts import ClusterFacts, Installation, LocalShard
+from shardids.doctor.findings import (
+    Command,
+    Found,
+    Severity,
+    call,
+    check,
+    grouped,
+    in_shell,
+    on_catalog,
+    on_node,
+    quoted,
+)
 from shardids.errors import ConnectionFailed
 
 
@@ -37,8 +48,9 @@ def node_mistaken(facts: ClusterFacts) -> Iterator[Found]:
         if node.engine is None:
             if node.error is not None and not isinstance(node.error, ConnectionFailed):
                 yield Found(
-                    what=f"{url} can't be read as a node: {node.error.message}",
-                    to_do=node.error.hint or f"shardids node add {name} --url {url}",
+                    what=f"{url} cannot be read as a node: {node.error.message}",
+                    to_do=node.error.hint
+                    or f"If a new, empty node shall take its place: shardids node add {name} --url {url}",
                     nodes=(name,),
                 )
         elif (node.engine.name, node.engine.cluster) != (name, facts.description.cluster):
@@ -71,15 +83,39 @@ def node_read_only(facts: ClusterFacts) -> Iterator[Found]:
             yield Found(
                 what="is a standby"
                 if standby
-                else "has default_transaction_read_only on: it takes no writes",
-                to_do="Point the node's URL at the primary, or promote this server: select pg_promote()"
+                else "has default_transaction_read_only on, so it accepts no writes"
+                f" (set by: {node.engine.read_only_source})",
+                to_do="Point the node's URL at the primary, or promote this server if the primary is gone"
                 if standby
-                else "Where it is set, take it back: alter database … reset default_transaction_read_only",
+                else "Reset the setting; sessions that are connected keep it until they reconnect",
+                commands=on_node(name, "select pg_promote();")
+                if standby
+                else _allow_writes(name, node.engine),
                 nodes=(name,),
             )
 
 
+def _allow_writes(name: str, engine: Installation) -> Commands:
+    """Resets default_transaction_read_only where it is set; in a file that this can't know, nowhere."""
+    setting = "default_transaction_read_only"
+    # In a session that may write: these statements are writes, too.
+    may_write = f"set {setting} = off;"
+    match engine.read_only_source:
+        case "database":
+            reset = f"alter database {quoted(engine.database)} reset {setting};"
+        case "user":
+            reset = f"alter role {quoted(engine.role)} reset {setting};"
+        case "database user":
+            reset = f"alter role {quoted(engine.role)} in database {quoted(engine.database)} reset {setting};"
+        case "configuration file":
+            return on_node(name, f"alter system set {setting} = off;", "select pg_reload_conf();")
+        case _:
+            return ()
+    return on_node(name, may_write, reset)
+
+
 Names = tuple[str, ...]
+Commands = tuple[Command, ...]
 
 
 def _active_on(facts: ClusterFacts) -> dict[int, Names]:
@@ -108,8 +144,14 @@ def shard_on_two_nodes(facts: ClusterFacts) -> Iterator[Found]:
         yield Found(
             what=f"{named_shards(shards)}: active on {named_nodes(names)}; both issue IDs, and rows may be"
             " written to either",
-            to_do=f"On the node where the catalog does not place it: {call('fence', shards)}\n"
-            "Then compare the rows",
+            to_do="Fence it on the node that the catalog does not name, compare the rows with those of its"
+            " owner, and drop that schema or keep it as an old copy",
+            commands=tuple(
+                command
+                for name in names
+                if (others := [shard for shard in shards if not facts.owns(name, shard)])
+                for command in on_node(name, call("fence", others))
+            ),
             nodes=names,
             shards=shards,
         )
@@ -126,9 +168,9 @@ def shard_on_no_node(facts: ClusterFacts) -> Iterator[Found]:
     )
     for node, shards in grouped(missing).items():
         yield Found(
-            what=f'{named_shards(shards)}: node "{node}" should have it and does not, nor does any other that'
-            " answers",
-            to_do=f'Restore the schema on node "{node}" from a backup, then there:'
+            what=f'{named_shards(shards)}: missing on the owner, node "{node}", and not active on any other'
+            " node that answers",
+            to_do=f'Restore the schema on node "{node}" from a backup, then activate the shard there:'
             f" {call('activate', shards)}",
             nodes=(node,),
             shards=shards,
@@ -147,16 +189,23 @@ def shard_misplaced(facts: ClusterFacts) -> Iterator[Found]:
     for (node, names), shards in grouped(elsewhere).items():
         yield Found(
             what=f'{named_shards(shards)}: active on {named_nodes(names)}; the catalog says node "{node}"',
-            to_do="If that is where the newest rows are, on the catalog: update shardids_catalog.placement"
-            f" set node = '{names[0]}' where shard in ({','.join(map(str, shards))})",
+            to_do=f'If node "{names[0]}" has the newest rows, place it there',
+            commands=on_catalog(
+                f"update shardids_catalog.placement set node = '{names[0]}'"
+                f" where shard in ({','.join(map(str, shards))});"
+            ),
             nodes=(node, *names),
             shards=shards,
         )
     unknown = ((names, shard) for shard, names in active.items() if shard not in facts.placed)
     for names, shards in grouped(unknown).items():
+        known = max(shards) < facts.description.shard_count
         yield Found(
             what=f"{named_shards(shards)}: active on {named_nodes(names)}, and not in the catalog",
-            to_do=f"shardids shard create {shown_shards(shards)} --node {names[0]}",
+            to_do="Enter it in the catalog" if known else "Its number is outside the cluster: fence it",
+            commands=in_shell(f"shardids shard create {shown_shards(shards)} --node {names[0]}")
+            if known
+            else on_node(names[0], call("fence", shards)),
             nodes=names,
             shards=shards,
         )
@@ -180,10 +229,9 @@ def shard_stopped(facts: ClusterFacts) -> Iterator[Found]:
     ]
     for (node, state), shards in grouped(stopped).items():
         yield Found(
-            what=f'{named_shards(shards)}: {state}, says node "{node}", where the catalog places it; it'
-            " issues"
-            " IDs nowhere",
-            to_do=f'If no other copy was active meanwhile, on node "{node}": {call("activate", shards)}',
+            what=f'{named_shards(shards)}: {state} on the owner, node "{node}", so no node issues IDs',
+            to_do="If no other copy was active meanwhile, activate it",
+            commands=on_node(node, call("activate", shards)),
             nodes=(node,),
             shards=shards,
         )
@@ -196,7 +244,8 @@ def shard_unfinished(facts: ClusterFacts) -> Iterator[Found]:
     if shards:
         yield Found(
             what=f"{named_shards(shards)}: creation was begun and not finished",
-            to_do=f"shardids shard create {shown_shards(shards)}",
+            to_do="Repeat the command",
+            commands=in_shell(f"shardids shard create {shown_shards(shards)}"),
             shards=shards,
         )
 
@@ -211,10 +260,10 @@ def copy_not_activated(facts: ClusterFacts) -> Iterator[Found]:
         if node.engine and copies:
             warns = node.engine.on_copy == "warn"
             yield Found(
-                what=f'{named_shards(copies)}: copied to node "{name}" from another server and not activated,'
-                " so"
+                what=f'{named_shards(copies)}: copied to node "{name}" from another server and not activated;'
                 f" it {'draws with a warning' if warns else 'refuses to draw (SI004)'}",
-                to_do=f"If the original will never issue IDs again: {call('activate', copies)}",
+                to_do="If the original will never issue IDs again, activate it",
+                commands=on_node(name, call("activate", copies)),
                 nodes=(name,),
                 shards=tuple(sorted(copies)),
                 severity=Severity.WARNING if warns else None,
@@ -229,11 +278,12 @@ def shard_unregistered(facts: ClusterFacts) -> Iterator[Found]:
             if local.state is None and local.shard not in facts.moving:
                 placed = facts.placed.get(local.shard)
                 yield Found(
-                    what=f'schema {local.schema} of node "{name}" holds a generator, but the node does not'
-                    " know"
-                    " the shard: it was copied here without its row",
-                    to_do=f"If it is to issue IDs here: {call('activate', [local.shard])}; if not: drop"
-                    f" schema {local.schema} cascade",
+                    what=f'schema {local.schema} of node "{name}" has a generator, but no row in'
+                    " shardids.shard: it was copied here without it",
+                    to_do="If it shall issue IDs here, activate it; if it is not needed, drop the schema",
+                    commands=on_node(name, call("activate", [local.shard]))
+                    if placed and placed.node == name
+                    else on_node(name, f"drop schema {quoted(local.schema)} cascade;"),
                     nodes=(name,),
                     shards=(local.shard,),
                     thing=local.schema,
@@ -252,10 +302,9 @@ def shard_incomplete(facts: ClusterFacts) -> Iterator[Found]:
         )
         if shards:
             yield Found(
-                what=f'{named_shards(shards)} of node "{name}": the sequences are not those of its'
-                " activation; the"
-                " schema was dropped and restored, or a sequence was",
-                to_do=f"If these rows are the newest: {call('activate', shards)}",
+                what=f'{named_shards(shards)} of node "{name}": the sequences are not those that it was'
+                " activated with; they, or the whole schema, were dropped and restored",
+                to_do="If these rows are the newest, activate it: " + call("activate", shards),
                 nodes=(name,),
                 shards=shards,
             )
@@ -275,9 +324,9 @@ def old_copy(facts: ClusterFacts) -> Iterator[Found]:
         ]
         if old:
             yield Found(
-                what=f'{named_shards(old)}: node "{name}" keeps the old copy, stopped; the shard lives'
-                " elsewhere",
-                to_do=f"When it is not needed any more: shardids shard purge {shown_shards(old)}",
+                what=f'{named_shards(old)}: node "{name}" keeps a stopped old copy',
+                to_do="When it is not needed any more, purge it",
+                commands=in_shell(f"shardids shard purge {shown_shards(old)}"),
                 nodes=(name,),
                 shards=tuple(sorted(old)),
             )

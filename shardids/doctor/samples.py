@@ -74,7 +74,8 @@ def sample_ids(connection: Connection, prefix: str, keys: Sequence[KeyColumn]) -
         select {table} as table_name, {column} as column_name, 'id' as said_by, {shard} as shard,
                count(*) as rows, count(*) filter (where shardids.shard_of(id) <> {shard}) as wrong,
                (min(id) filter (where shardids.shard_of(id) <> {shard}))::text as example,
-               shardids.shard_of(min(id) filter (where shardids.shard_of(id) <> {shard})) as belongs_to
+               shardids.shard_of(min(id) filter (where shardids.shard_of(id) <> {shard})) as belongs_to,
+               max(id) filter (where shardids.shard_of(id) = {shard}) as newest
         from (({sampled}) union (select {id} from {relation} order by 1 desc limit {limit})) sampled (id)""")
     for batch in batches(chosen, _STATEMENT):
         selects = [

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from shardids.catalog.notation import named_shards, shown_shards
 from shardids.doctor.facts import ClusterFacts, KeyColumn
-from shardids.doctor.findings import Found, Severity, check, grouped
+from shardids.doctor.findings import Found, Severity, check, grouped, on_node, quoted
 
 
 @check("primary-key-default", Severity.WARNING, remedy="Give it the shard's `next_id()` as its default.")
@@ -34,6 +34,39 @@ def _not_ours(key: KeyColumn) -> str:
     return ""
 
 
+@check("id-column-type", Severity.ERROR, remedy="Make it `bigint`.")
+def id_column_type(facts: ClusterFacts) -> Iterator[Found]:
+    """A column for IDs of type integer or smallint: inserts fail, for no ID fits."""
+    for name, node in facts.nodes.items():
+        for key in node.keys:
+            holds_ids = key.filled_by in ("own", "foreign") or (
+                key.is_primary_key
+                and not key.is_foreign_key
+                and key.filled_by == "none"
+                and (key.column_name == "id" or key.column_name.endswith("_id"))
+            )
+            if holds_ids and key.type in ("integer", "smallint"):
+                schemas = [node.shards[shard].schema for shard in key.shards if shard in node.shards]
+                column = quoted(key.column_name)
+                yield Found(
+                    what=f"{key.table_name}.{key.column_name} in {named_shards(key.shards)} of node"
+                    f' "{name}" is {key.type}, and IDs are bigint',
+                    to_do="Change the type, in a migration of all shards; it rewrites the table under a lock",
+                    commands=on_node(
+                        name,
+                        *(
+                            f"alter table {quoted(schema)}.{quoted(key.table_name)}"
+                            f" alter {column} type bigint,"
+                            f" alter {column} set default {quoted(schema)}.next_id();"
+                            for schema in schemas
+                        ),
+                    ),
+                    nodes=(name,),
+                    shards=tuple(key.shards),
+                    thing=f"{key.table_name}.{key.column_name}",
+                )
+
+
 @check("key-of-another-shard", Severity.ERROR, remedy="Set the shard's own `next_id()` as the default.")
 def key_of_another_shard(facts: ClusterFacts) -> Iterator[Found]:
     """A column that another schema's `next_id()` fills: its IDs name a shard where the rows are not."""
@@ -44,10 +77,14 @@ def key_of_another_shard(facts: ClusterFacts) -> Iterator[Found]:
                 yield Found(
                     what=f"{key.table_name}.{key.column_name} in {named_shards(key.shards)} of node"
                     f' "{name}" is filled by {key.filled_from}.next_id()',
-                    to_do="\n".join(
-                        f"alter table {schema}.{key.table_name} alter {key.column_name} set default"
-                        f" {schema}.next_id();"
-                        for schema in schemas
+                    to_do="Set the shard's own next_id() as the default",
+                    commands=on_node(
+                        name,
+                        *(
+                            f"alter table {quoted(schema)}.{quoted(key.table_name)} alter"
+                            f" {quoted(key.column_name)} set default {quoted(schema)}.next_id();"
+                            for schema in schemas
+                        ),
                     ),
                     nodes=(name,),
                     shards=tuple(key.shards),
@@ -97,10 +134,14 @@ def invalid_index(facts: ClusterFacts) -> Iterator[Found]:
             schemas = [node.shards[shard].schema for shard in index.shards if shard in node.shards]
             yield Found(
                 what=f"index {index.index_name} on {index.table_name} in {named_shards(index.shards)} of node"
-                f' "{name}"'
-                " is invalid, and nobody is building it",
-                to_do="\n".join(
-                    f"reindex index concurrently {schema}.{index.index_name};" for schema in schemas
+                f' "{name}" is invalid, and nobody is building it',
+                to_do="Rebuild it; for a unique index, remove the duplicates first",
+                commands=on_node(
+                    name,
+                    *(
+                        f"reindex index concurrently {quoted(schema)}.{quoted(index.index_name)};"
+                        for schema in schemas
+                    ),
                 ),
                 nodes=(name,),
                 shards=tuple(index.shards),
@@ -110,7 +151,9 @@ def invalid_index(facts: ClusterFacts) -> Iterator[Found]:
 
 @check("revisions-apart", Severity.WARNING, remedy="Run the application's migrations over all shards.")
 def revisions_apart(facts: ClusterFacts) -> Iterator[Found]:
-    """Shards whose `alembic_version` is not the same as that of most."""
+    """Shards whose `alembic_version` is not the same as that of most, while no migration is running."""
+    if facts.is_migrating:
+        return
     at = grouped(
         (node.application_revisions.get(shard), shard)
         for name, node in facts.nodes.items()
@@ -138,6 +181,7 @@ def _named(revisions: tuple[str, ...] | None) -> str:
 
 CHECKS = (
     primary_key_default,
+    id_column_type,
     key_of_another_shard,
     foreign_key_type,
     foreign_key_leaves_shard,

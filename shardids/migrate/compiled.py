@@ -7,19 +7,24 @@ can't be compiled: it needs a connection, and runs through Alembic on each shard
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import date, datetime
+from decimal import Decimal
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Final, Literal
+from uuid import UUID
 
 from alembic.ddl.postgresql import PostgresqlImpl
 from alembic.runtime.environment import EnvironmentContext
 from alembic.runtime.migration import HeadMaintainer, MigrationContext, RevisionStep
-from sqlalchemy import Connection, Insert, text
+from alembic.util import sqla_compat
+from sqlalchemy import Connection, Insert, Table, TableClause, text, types
 from sqlalchemy.schema import CreateTable
 from sqlalchemy.sql.ddl import DDLElement
+from sqlalchemy.types import TypeEngine
 
 from shardids.migrate.environment import Direction, Environment
 from shardids.migrate.plan import Heads, Route
@@ -92,7 +97,8 @@ class _Recorder(PostgresqlImpl):
     """Records statements, and refuses what needs an answer from the database."""
 
     def __init__(self, migration: MigrationContext) -> None:
-        super().__init__(migration.dialect, None, True, True, None, migration.opts)
+        # The connection that types such as Enum ask for writes their DDL to this object, too.
+        super().__init__(migration.dialect, migration.connection, True, True, None, migration.opts)
         self.recorded: list[object] = []
 
     def _exec(
@@ -110,6 +116,13 @@ class _Recorder(PostgresqlImpl):
         # Alembic would turn tabs into blanks, in literals too.
         self.static_output(str(construct.compile(dialect=self.dialect, **literal)).strip() + ";")
 
+    def bulk_insert(
+        self, table: TableClause | Table, rows: list[dict[str, Any]], multiinsert: bool = True
+    ) -> None:
+        """Writes the rows as literals; the type of a column that has none is that of the value."""
+        typed = [{name: _literal(table, name, value) for name, value in row.items()} for row in rows]
+        super().bulk_insert(table, typed, multiinsert)
+
     def static_output(self, text: str) -> None:  # Alembic's name
         if text.strip():
             self.recorded.append(text)
@@ -123,6 +136,27 @@ class _Recorder(PostgresqlImpl):
     @property
     def bind(self) -> Connection | None:
         raise NeedsConnection("it calls op.get_bind()")
+
+
+_LITERALS: Final[Mapping[type, Callable[[], TypeEngine[Any]]]] = {
+    str: types.String,
+    bool: types.Boolean,
+    int: types.BigInteger,
+    Decimal: types.Numeric,
+    date: types.Date,
+    datetime: types.DateTime,
+    UUID: types.Uuid,
+    type(None): types.String,
+}
+"""The values whose literal form PostgreSQL reads as it does the parameter that the driver would send."""
+
+
+def _literal(table: TableClause | Table, name: str, value: object) -> object:
+    if not isinstance(table.c[name].type, types.NullType):
+        return value
+    if type(value) not in _LITERALS:
+        raise NeedsConnection(f"column {name} has no type for a value of type {type(value).__name__}")
+    return sqla_compat._literal_bindparam(name, value, type_=_LITERALS[type(value)]())
 
 
 class _Recording:

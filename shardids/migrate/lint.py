@@ -89,7 +89,7 @@ def lint(compiled: Compiled) -> list[LintWarning]:
         "revisions.sql",
     ]
     ran = subprocess.run(  # noqa: S603 -- the words are constants
-        words, input="\n".join(lines), capture_output=True, text=True, check=False, timeout=60
+        words, input="\n".join(lines), capture_output=True, encoding="utf-8", check=False, timeout=60
     )
     try:
         found = json.loads(ran.stdout)

@@ -29,7 +29,7 @@ from shardids.migrate.plan import (
 )
 from shardids.migrate.player import Player
 from shardids.migrate.runner import MOST_JOBS, Observer, Run, RunSettings
-from shardids.migrate.status import State, read_state
+from shardids.migrate.status import OpenMoves, State, read_state
 
 APPLICATION_NAME: Final = "shardids migrate"
 
@@ -41,6 +41,7 @@ class PreparedRun:
     plan: MigrationPlan
     compiler: Compiler
     direction: Direction
+    target: str
     stop_at_contract: bool
     refused: tuple[Outcome, ...]
 
@@ -71,6 +72,7 @@ class Migration:
         self.catalog = catalog
         self.environment = environment
         self.placement: Placement = catalog.placement()
+        self._moves = OpenMoves(catalog)
         self.nodes = Nodes(
             self.placement.nodes,
             catalog.url,
@@ -136,13 +138,16 @@ class Migration:
         """Plans a run to a target over some shards.
 
         A shard that can't take part (its node is down, its version table names a revision that the code
-        lacks) is an error, or with ``continue_on_error`` a failed outcome of the run.
+        lacks) is an error, or with ``continue_on_error`` a failed outcome of the run. A shard that is being
+        moved is left out: it is an outcome that was not started.
 
         Raises:
             BadArgument: there is no such target.
             ClusterConflict: a contract is to run, and a shard is not past its expand revision.
         """
         target = self.environment.target(target, direction)
+        moving = self._moving(shards)
+        shards = [shard for shard in shards if shard not in moving]
         state = self.state(shards)
         refused = self._refusals(shards, state)
         if refused and not continue_on_error:
@@ -161,9 +166,27 @@ class Migration:
             plan=make_plan(positions, route_from, canaries),
             compiler=compiler,
             direction=direction,
+            target=target,
             stop_at_contract=stop_at_contract,
-            refused=tuple(self._refused(shard, error, state) for shard, error in refused.items()),
+            refused=(
+                *moving.values(),
+                *(self._refused(shard, error, state) for shard, error in refused.items()),
+            ),
         )
+
+    def _moving(self, shards: Sequence[int]) -> dict[int, Outcome]:
+        return {
+            shard: Outcome(
+                shard=shard,
+                node=self.placement.node_of[shard],
+                start=None,
+                end=None,
+                status="not started",
+                error=move,
+            )
+            for shard, move in self._moves.now().items()
+            if shard in shards
+        }
 
     def _absolute(self, target: str, direction: Direction, positions: Sequence[Position]) -> str:
         """Resolves a relative target once for all shards, from those with the longest way to go.
@@ -233,6 +256,7 @@ class Migration:
             prepared.plan,
             compile_route=prepared.compiler.compile,
             route_from=prepared.route_from,
+            check_free=self._moves.check_free,
             player_on=lambda name: Player(self.nodes[name], self.environment, settings.limits),
             settings=settings,
             observer=observer,
@@ -251,6 +275,8 @@ class Migration:
         """
         target = self.environment.target(revision, "up")
         end = () if target == "base" else (self.environment.revision(target).revision,)
+        moving = self._moving(shards)
+        shards = [shard for shard in shards if shard not in moving]
         state = self.state(shards)
         troubles = {**state.unread} | {
             shard: state.down[self.placement.node_of[shard]]
@@ -272,8 +298,12 @@ class Migration:
             plan=make_plan(positions, route_from, canaries=0),
             compiler=_Stamper(self.environment, "up"),
             direction="up",
+            target=target,
             stop_at_contract=False,
-            refused=tuple(self._refused(shard, error, state) for shard, error in troubles.items()),
+            refused=(
+                *moving.values(),
+                *(self._refused(shard, error, state) for shard, error in troubles.items()),
+            ),
         )
 
 

@@ -13,7 +13,7 @@ from psycopg import sql
 from sqlalchemy import Connection, Engine, event, text
 
 from shardids.catalog.locks import AdvisoryLock
-from shardids.errors import ClusterConflict, ShardBusy
+from shardids.errors import ClusterConflict, ShardBusy, UnknownShard
 from shardids.migrate.compiled import Compiled, Part, Stage
 from shardids.migrate.environment import Direction, Environment
 from shardids.migrate.plan import Heads, Position, Start
@@ -126,11 +126,20 @@ class Player:
                 self._play_parts(position, compiled)
 
     def reread(self, position: Position) -> Position:
-        """Returns the shard's position as it is now."""
+        """Returns the shard's position as it is now.
+
+        Raises:
+            UnknownShard: the shard was moved to another node.
+        """
         row = self._connection().execute(
             text("select revisions, unfinished from shardids.revisions(:table) where shard = :shard"),
             {"table": self._environment.version_table, "shard": position.shard},
-        ).one()  # fmt: skip
+        ).one_or_none()  # fmt: skip
+        if row is None:
+            raise UnknownShard(
+                f'shard {position.shard} is no longer on node "{position.node}"',
+                hint="It was moved during the run: run the migration again.",
+            )
         heads = None if row.revisions is None else tuple(row.revisions)
         return Position(shard=position.shard, node=position.node, heads=heads, unfinished=row.unfinished)
 

@@ -38,6 +38,8 @@ TRANSIENT: Final = frozenset({"55P03", "40P01", "40001"})
 """Lock timeout, deadlock, serialization failure: another attempt may succeed."""
 MOST_JOBS: Final = 64
 """The most shards of a node that a run migrates at once."""
+MOST_FAILED_CANARIES: Final = 3
+"""After how many failed canaries in a row even a run with ``continue_on_error`` begins no other shard."""
 _LONGEST_NAME: Final = 63
 """How much of ``application_name`` a server keeps, in characters."""
 
@@ -144,6 +146,7 @@ class Run:
         plan: what to do.
         compile_route: returns what to run for a route; called from several threads.
         route_from: returns the route to a target from a starting point that is not in the plan.
+        check_free: raises ShardBusy if a shard is being moved; called from several threads.
         player_on: opens a player on a node, by name.
         settings: how to proceed.
         observer: receives the run's events.
@@ -156,6 +159,7 @@ class Run:
         *,
         compile_route: Callable[[Route], Compiled],
         route_from: Callable[[Start, str], Route],
+        check_free: Callable[[int], None],
         player_on: Callable[[str], Player],
         settings: RunSettings,
         observer: Observer,
@@ -164,6 +168,7 @@ class Run:
         self._plan = plan
         self._compile_route = compile_route
         self._route_from = route_from
+        self._check_free = check_free
         self._player_on = player_on
         self._settings = settings
         self._observer = observer
@@ -177,15 +182,10 @@ class Run:
         """Runs the plan to its end. A failure is an outcome, never an exception."""
         began = time.monotonic()
         self._observer.planned(dict(sorted(Counter(p.node for p in self._plan.pending).items())))
-        for canary in self._plan.canaries:
-            if self._is_over():
-                break
-            self._work(canary.node, deque([canary]))
-            if self._outcomes[canary.shard].status == "failed":
-                # Even with continue_on_error: the canary's failure is taken as every shard's.
-                self._stop.set()
+        queues = {node: deque(positions) for node, positions in self._plan.queues.items()}
+        self._run_canaries(queues)
         if not self._is_over():
-            self._run_queues()
+            self._run_queues(queues)
         for position in self._plan.pending:
             self._outcomes.setdefault(position.shard, _not_started(position))
         return RunReport(
@@ -197,8 +197,28 @@ class Run:
     def _is_over(self) -> bool:
         return self._stop.is_set() or self._interrupted.is_set()
 
-    def _run_queues(self) -> None:
-        queues = {node: deque(positions) for node, positions in self._plan.queues.items()}
+    def _run_canaries(self, queues: Mapping[str, deque[Position]]) -> None:
+        """Migrates the canaries; with ``continue_on_error`` one that fails is replaced, from ``queues``.
+
+        The replacement is the last of the longest queue: a repeated run begins with the same canaries, and
+        neighbours often fail alike. Several failures in a row are taken as every shard's.
+        """
+        canaries, failed = deque(self._plan.canaries), 0
+        while canaries and not self._is_over():
+            canary = canaries.popleft()
+            self._work(canary.node, deque([canary]))
+            outcome = self._outcomes.get(canary.shard)
+            if outcome is None or outcome.status != "failed":
+                failed = 0
+                continue
+            failed += 1
+            longest = max(queues.values(), key=len, default=None)
+            if not self._settings.continue_on_error or failed == MOST_FAILED_CANARIES or not longest:
+                self._stop.set()
+            else:
+                canaries.append(longest.pop())
+
+    def _run_queues(self, queues: Mapping[str, deque[Position]]) -> None:
         workers = [
             (node, queue)
             for node, queue in queues.items()
@@ -237,6 +257,7 @@ class Run:
             attempts += 1
             if position.node in self._down:
                 raise self._down[position.node]
+            self._check_free(position.shard)
             if attempts > 1:
                 now = player.reread(now)
                 compiled = self._compile_route(self._route_from(now.heads, planned.target))

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
+from typing import Final
 
 from sqlalchemy import Engine, text
 
 from shardids.catalog.nodes import Nodes
+from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Placement
-from shardids.errors import ConnectionFailed, ShardidsError, StatementFailed, UnknownShard
+from shardids.errors import ConnectionFailed, ShardBusy, ShardidsError, StatementFailed, UnknownShard
 from shardids.migrate.environment import Environment
 from shardids.migrate.plan import Heads, Position, Start
+
+_OPEN_MOVES_S: Final = 1.0
+"""How long the open moves that were read are believed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +84,43 @@ def read_node(name: str, engine: Engine, version_table: str) -> dict[int, Positi
         )
         for row in rows
     }
+
+
+class OpenMoves:
+    """The shards that are being moved, or whose move was interrupted: their tables must not change meanwhile.
+
+    The mover compares the schemas of both sides before it switches over, so a move that begins between two
+    reads of the catalog loses nothing; it takes longer.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._lock = Lock()
+        self._read_at = float("-inf")
+        self._moves: Mapping[int, str] = {}
+
+    def now(self) -> Mapping[int, str]:
+        """Returns each shard that is being moved, and what to say of it; as of at most a second ago."""
+        with self._lock:
+            if time.monotonic() - self._read_at > _OPEN_MOVES_S:
+                query = "select shard, source, target from shardids_catalog.move where ended_at is null"
+                with self._catalog.engine.connect() as connection:
+                    rows = connection.execute(text(query)).all()
+                self._moves = {
+                    row.shard: f'shard {row.shard} is being moved from node "{row.source}" to "{row.target}"'
+                    for row in rows
+                }
+                self._read_at = time.monotonic()
+            return self._moves
+
+    def check_free(self, shard: int) -> None:
+        """Refuses a shard that is being moved.
+
+        Raises:
+            ShardBusy: it is.
+        """
+        if shard in (moves := self.now()):
+            raise ShardBusy(moves[shard], hint="Run the migration again when the move has ended.")
 
 
 def _missing(shard: int, node: str) -> UnknownShard:

@@ -33,7 +33,7 @@ def make_barrier(sides: Sides, on_wait: OnWait) -> None:
     shard = {"shard": sides.shard}
     with sides.source.autocommit() as source:
         tables = source.scalars(
-            text("select oid::bigint from shardids.without_barrier(:shard) oid"), shard
+            text("select oid::bigint from shardids.without_barrier(:shard, true) oid"), shard
         ).all()
         release_offset(source, sides)
         for table in tables:
@@ -51,10 +51,10 @@ def drop_barrier(side: Side, shard: int) -> None:
 
 
 def close_barrier(source: Connection, watching: Connection, sides: Sides, max_pause_s: float) -> None:
-    """Keeps writers waiting until the end of the source's transaction; all that have written have ended.
+    """Keeps writers waiting until the end of the source's transaction; all that have passed have ended.
 
     Raises:
-        PutOff: somebody writes, or changes the shard's schema.
+        PutOff: somebody writes, or migrates the shard.
     """
     # The server ends the transaction when this process hangs, and with it the wait of the writers.
     is_mine, *_ = source.execute(
@@ -82,31 +82,45 @@ def close_barrier(source: Connection, watching: Connection, sides: Sides, max_pa
         raise
 
 
+def require_closed(source: Connection, sides: Sides, schema_version: str) -> None:
+    """Finds out whether the closed barrier keeps everybody out, and the schema is still of a version.
+
+    Triggers can be disabled, tables made and the schema changed, each by a transaction that the barrier does
+    not stop. What such a transaction has committed shows in the triggers and in the version; one that is open
+    holds locks.
+
+    Raises:
+        PutOff: it does not, or is not.
+    """
+    found = source.execute(
+        text("""
+            select (select min(name::text) from shardids.without_barrier(:shard, true) name) as open_table,
+                   (select holder from shardids.barrier_holders(:shard, false) limit 1) as holder,
+                   shardids.schema_version(:shard) as version"""),
+        {"shard": sides.shard},
+    ).one()
+    if found.open_table is not None:
+        raise PutOff(f"table {found.open_table} has no write barrier, or a disabled one")
+    if found.holder is not None:
+        raise PutOff(f"{found.holder} changes the shard without passing its write barrier")
+    if found.version != schema_version:
+        raise PutOff("the shard's schema was changed")
+
+
 def release_offset(source: Connection, sides: Sides) -> None:
     """Draws an ID from a shard that was activated and never drew since: its offset is negative till then."""
     source.execute(text("select shardids.release(:shard)"), {"shard": sides.shard})
 
 
 def who_writes(watching: Connection, sides: Sides) -> str:
-    """Which session keeps the tables or the barrier of the shard on the source from being locked."""
+    """Which transaction keeps the tables or the barrier of the shard on the source from being locked."""
     oldest = watching.execute(
-        text("""
-            select a.pid, a.usename, extract(epoch from clock_timestamp() - a.xact_start)::integer as seconds
-            from pg_locks l join pg_stat_activity a on a.pid = l.pid
-            where l.database = shardids.database() and l.granted and a.pid <> pg_backend_pid()
-              and case l.locktype
-                  when 'advisory' then l.classid = :barrier and l.objid = :shard and l.objsubid = 2
-                  when 'relation' then l.relation = any (shardids.tables_of(:shard))
-                                       and l.mode not in ('AccessShareLock', 'RowShareLock')
-                  end
-            order by a.xact_start limit 1"""),
-        {"barrier": AdvisoryLock.WRITE_BARRIER, "shard": sides.shard},
+        text("select holder, seconds from shardids.barrier_holders(:shard, true) limit 1"),
+        {"shard": sides.shard},
     ).one_or_none()
     if oldest is None:
         return "somebody else was writing to it"
-    return (
-        f"process {oldest.pid} of {oldest.usename} has been in a writing transaction for {oldest.seconds} s"
-    )
+    return f"{oldest.holder} has been in a writing transaction for {oldest.seconds} s"
 
 
 def _with_locks(

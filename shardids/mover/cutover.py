@@ -14,8 +14,16 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection, text
 
-from shardids.errors import ClusterConflict, MoveFailed
-from shardids.mover.barrier import PAUSE_BETWEEN_S, OnWait, PutOff, close_barrier, release_offset
+from shardids.errors import MoveFailed
+from shardids.mover.barrier import (
+    PAUSE_BETWEEN_S,
+    OnWait,
+    PutOff,
+    close_barrier,
+    make_barrier,
+    release_offset,
+    require_closed,
+)
 from shardids.mover.replication import PATIENCE_S
 from shardids.mover.sides import Sides, refuse_partial_copy
 
@@ -24,12 +32,6 @@ _WORTH_TRYING = 0.1
 """The target is close enough when it confirms the present within this part of the longest pause…"""
 _WORTH_TRYING_S = 0.05
 """…or within this."""
-_SHAPE = text("""
-    select c.relname, a.attname, t.typname, a.atttypmod, a.attnotnull
-    from pg_class c
-    join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
-    join pg_type t on t.oid = a.atttypid
-    where c.oid = any (shardids.tables_of(:shard)) order by 1, 2""")
 
 
 def await_applied(
@@ -129,21 +131,27 @@ class _Progress:
             )
 
 
-def stop_writes(sides: Sides, name: str | None, max_pause_s: float, on_wait: OnWait) -> float:
+def stop_writes(
+    sides: Sides, name: str | None, max_pause_s: float, version: Callable[[], str], on_wait: OnWait
+) -> float:
     """Makes the source refuse writes and IDs, when the target has all that was written before. Idempotent.
 
-    Tries again and again until it can wait for those who write: live traffic waits for no attempt longer than
-    0.1 s. Without ``name`` (no replication) it waits for nothing. Returns since when no writes are taken, by
-    the monotonic clock.
+    Tries again and again until it can wait for those who write: live traffic waits for no attempt longer
+    than 0.1 s. Without ``name`` (no replication) it waits for nothing. Returns since when no writes are
+    taken, by the monotonic clock.
+
+    ``version`` is called before each attempt: it returns the version of the shard's schema on the source,
+    which the target's copy has too, or raises.
 
     Raises:
         MoveFailed: it could not be done in time; the source takes writes as before.
+        ClusterConflict: the shard's schema was changed.
     """
     deadline, attempt = time.monotonic() + PATIENCE_S, 0
     while True:
         attempt += 1
         try:
-            return _try_stop(sides, name, max_pause_s)
+            return _try_stop(sides, name, max_pause_s, version)
         except PutOff as reason:
             on_wait(attempt, str(reason))
             if time.monotonic() > deadline:
@@ -152,27 +160,32 @@ def stop_writes(sides: Sides, name: str | None, max_pause_s: float, on_wait: OnW
                     hint="Resume it with --resume, perhaps with a longer --max-pause; undo it with --abort.",
                 ) from reason
         time.sleep(PAUSE_BETWEEN_S)
+        # A barrier that was disabled meanwhile, or a table without one.
+        make_barrier(sides, on_wait)
         if name is not None:
             catch_up(sides, name, max_pause_s, lambda _bytes: None)
 
 
-def _try_stop(sides: Sides, name: str | None, max_pause_s: float) -> float:
+def _try_stop(sides: Sides, name: str | None, max_pause_s: float, version: Callable[[], str]) -> float:
     shard = {"shard": sides.shard}
     with sides.source.autocommit() as watching, sides.target.autocommit() as target:
+        if watching.execute(_IS_MOVED, shard).scalar_one():
+            return time.monotonic()
+        schema_version = version()
         # Connected before the pause begins.
         _flush(target)
         _flush(watching)
         with sides.source.begin() as source:
-            if source.execute(_IS_MOVED, shard).scalar_one():
-                return time.monotonic()
             since = time.monotonic()
+            source.execute(_IS_MOVED, shard)  # Locks the row.
             close_barrier(source, watching, sides, max_pause_s)
+            require_closed(source, sides, schema_version)
             wanted = _position(watching)
-            # While the target catches up.
-            _refuse_other_shape(source, target, sides)
             remaining_s = max(max_pause_s / 2 - (time.monotonic() - since), 0.05)
             if name is not None and not _await_confirmed(watching, target, name, wanted, seconds=remaining_s):
                 raise PutOff("the target did not catch up in time")
+            # Again: a transaction that has written past the barrier since the first time has left traces.
+            require_closed(source, sides, schema_version)
             source.execute(
                 text("select shardids.fence(:shard, :target)"), shard | {"target": sides.target.name}
             )
@@ -180,15 +193,6 @@ def _try_stop(sides: Sides, name: str | None, max_pause_s: float) -> float:
 
 
 _IS_MOVED = text("select state = 'moved' from shardids.shard where id = :shard for update")
-
-
-def _refuse_other_shape(source: Connection, target: Connection, sides: Sides) -> None:
-    shapes = [set(side.execute(_SHAPE, {"shard": sides.shard}).all()) for side in (source, target)]
-    for table, *_ in sorted(shapes[0] ^ shapes[1], key=str):
-        raise ClusterConflict(
-            f'shard {sides.shard}: table "{table}" was changed while it was moved',
-            hint=f"Undo the move with shardids shard move {sides.shard} --abort, then begin it anew.",
-        )
 
 
 def activate_target(sides: Sides) -> None:

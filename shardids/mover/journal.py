@@ -57,6 +57,18 @@ class Journal:
         self._move: Move | None = None
         self.step = FIRST_STEP
 
+    def schema(self) -> str | None:
+        """What :meth:`keep_schema` was given for this move."""
+        with self._connection.begin():
+            found: str | None = self._connection.execute(
+                text("select schema from shardids_catalog.move where id = :id"), {"id": self.move.id}
+            ).scalar_one()
+        return found
+
+    def keep_schema(self, definition: str) -> None:
+        """Writes down the definition of the schema that the target is given."""
+        self._update("schema = :definition", definition=definition)
+
     @classmethod
     @contextmanager
     def opened(cls, catalog: Catalog, shard: int) -> Iterator[Self]:
@@ -162,7 +174,7 @@ class Journal:
 
     def end(self, outcome: Outcome) -> None:
         """Closes the entry."""
-        self._update("ended_at = clock_timestamp(), outcome = :outcome", outcome=outcome)
+        self._update("ended_at = clock_timestamp(), outcome = :outcome, schema = null", outcome=outcome)
         self._move = None
 
     def _set(self, move: Move) -> None:

@@ -30,8 +30,8 @@ from shardids.mover.steps import DEFAULTS, Mover, Options
 class MovePlan:
     """What a move that nothing stands in the way of would move, and how.
 
-    ``size_bytes`` is that of tables and indexes, ``rows`` an estimate. ``notes`` are what could not be
-    checked.
+    ``size_bytes`` is that of tables and indexes, ``rows`` an estimate. ``notes`` are what could not
+    be checked, and what stays behind.
     """
 
     shard: int

@@ -38,6 +38,11 @@ class Scripts:
     tables: str
     rest: str
 
+    @property
+    def text(self) -> str:
+        """The whole definition."""
+        return self.tables + self.rest
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programs:
@@ -158,6 +163,30 @@ def schema_of_source(sides: Sides) -> Scripts:
 _IDENTITY_INDEXES = text("""
     select c.relname from pg_index i join pg_class c on c.oid = i.indexrelid
     where i.indrelid = any (shardids.tables_of(:shard)) and i.indisreplident""")
+
+
+def changed_objects(before: str, after: str) -> list[str]:
+    """What differs between two definitions of a schema: ``table "users"``, ``index "users_name"``."""
+    old, new = (_definitions(script) for script in (before, after))
+    return sorted(
+        f'{kind.lower()} "{name}"'
+        for kind, name in old.keys() | new.keys()
+        if old.get((kind, name)) != new.get((kind, name))
+    )
+
+
+_HEADER = re.compile(r"^--\n-- Name: (.*); Type: (.*?); Schema: .*\n--\n", re.MULTILINE)
+
+
+def _definitions(script: str) -> dict[tuple[str, str], str]:
+    found: dict[tuple[str, str], str] = {}
+    _, *parts = _HEADER.split(script)
+    for name, kind, definition in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+        settled = "\n".join(
+            line for line in definition.splitlines() if line and not line.startswith(("SET ", "--"))
+        )
+        found[kind, name] = found.get((kind, name), "") + settled
+    return found
 
 
 def for_any_server(script: str) -> str:

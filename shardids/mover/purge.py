@@ -33,20 +33,26 @@ def old_copies(catalog: Catalog, shards: Iterable[int]) -> list[OldCopy]:
         return _old_copies(nodes, placement, shards)
 
 
-def purge(catalog: Catalog, shards: Iterable[int]) -> list[OldCopy]:
+def purge(catalog: Catalog, shards: Iterable[int], *, dry_run: bool = False) -> list[OldCopy]:
     """Drops the copies of these shards that moves have left behind; returns what it dropped.
 
+    With ``dry_run`` it finds out what it would drop, and whether it may.
+
     Raises:
-        ClusterConflict: a move of a shard is not over, or the shard's owner does not have it active: the old
-            copy stays.
+        ClusterConflict: a move of a shard is not over; or the shard's owner does not have it active; or
+        something
+            outside of a copy, which is not the shard's, would be dropped with it. No copy was dropped.
     """
     placement = catalog.placement()
     with move_nodes(placement, catalog.url, name=_NAME) as nodes:
         copies = _old_copies(nodes, placement, shards)
+        _refuse_dependents(nodes, copies)
         for copy in copies:
             with Journal.opened(catalog, copy.shard) as journal:
                 journal.refuse_open()
                 _require_owner(nodes, catalog.placement(), copy)
+                if dry_run:
+                    continue
                 with nodes[copy.node].begin() as connection:
                     connection.execute(text("select shardids.drop_copy(:shard)"), {"shard": copy.shard})
     return copies
@@ -71,6 +77,25 @@ _OLD = text("""
     select s.id, (select coalesce(sum(pg_total_relation_size(t.name)), 0)
                   from unnest(shardids.tables_of(s.id)) t (name))::bigint as size_bytes
     from shardids.shard s where s.state = 'moved' and s.id = any (:shards)""")
+
+
+def _refuse_dependents(nodes: Nodes, copies: Sequence[OldCopy]) -> None:
+    found = []
+    for copy in copies:
+        with nodes[copy.node].connect() as connection:
+            found += [
+                f'{dependent} on node "{copy.node}" (with shard {copy.shard})'
+                for dependent in connection.scalars(
+                    text("select * from shardids.dependents_of(:shard)"), {"shard": copy.shard}
+                )
+            ]
+    if found:
+        raise ClusterConflict(
+            "these are not the shard's and would be dropped with it:\n"
+            + "\n".join(f"- {line}" for line in found),
+            hint="Drop them, or let them depend on something outside of the shard's schema;"
+            " an extension: ALTER EXTENSION … SET SCHEMA public.",
+        )
 
 
 def _require_owner(nodes: Nodes, placement: Placement, copy: OldCopy) -> None:

@@ -50,6 +50,12 @@ def make_tables(sides: Sides, scripts: Scripts) -> None:
         connection.execute(text("select shardids.add_barriers(:shard)"), {"shard": sides.shard})
 
 
+def is_begun(sides: Sides) -> bool:
+    """Whether the target has the tables of the move's copy."""
+    with sides.target.begin() as connection:
+        return arrived(connection, sides.shard) is not None
+
+
 def arrived(connection: Connection, shard: int) -> str | None:
     """How far a shard that is moved here has come: see ``shardids.shard.arrived``."""
     found: str | None = connection.execute(

@@ -32,7 +32,7 @@ def examine(
 ) -> list[Refusal]:
     """Every reason against the move, but those of :func:`target_takes_schema`.
 
-    ``notes`` gets what could not be checked.
+    ``notes`` gets what could not be checked, and what stays behind.
 
     ``replace_copy``: the target may have an old copy of the shard, which is replaced. ``parallel`` is how
     many moves will run at once.
@@ -46,6 +46,13 @@ def examine(
             *target_is_free(target, sides, replace_copy),
             *engines_agree(source, target, sides),
             *roles_exist(source, target, sides),
+            *children_are_inside(source, sides),
+        ]
+        notes += [
+            f'{dependent} on node "{sides.source.name}" depends on the shard, and stays with the old copy'
+            for dependent in source.scalars(
+                text("select * from shardids.dependents_of(:shard)"), {"shard": sides.shard}
+            )
         ]
         if not offline:
             refusals += tables_can_be_followed(source, sides)
@@ -89,7 +96,7 @@ def target_is_free(target: Connection, sides: Sides, replace_copy: bool) -> list
     node = sides.target.name
     if row.state == "moved":
         if replace_copy:
-            return []
+            return copy_can_go(target, sides)
         return [
             Refusal(
                 reason=f'node "{node}" still has the copy that was left there when the shard was moved away',
@@ -106,6 +113,41 @@ def target_is_free(target: Connection, sides: Sides, replace_copy: bool) -> list
             )
         ]
     return []
+
+
+def copy_can_go(target: Connection, sides: Sides) -> list[Refusal]:
+    """Nothing outside of the old copy on the target would be dropped with it."""
+    return [
+        Refusal(
+            reason=f'{dependent} on node "{sides.target.name}" would be dropped with the old copy there',
+            remedy="Drop it, or let it depend on something outside of the shard's schema;"
+            " an extension: ALTER EXTENSION … SET SCHEMA public.",
+        )
+        for dependent in target.scalars(
+            text("select * from shardids.dependents_of(:shard)"), {"shard": sides.shard}
+        )
+    ]
+
+
+def children_are_inside(source: Connection, sides: Sides) -> list[Refusal]:
+    """Partitions and inheritance children are in one schema with their parents: pg_dump takes one schema."""
+    return [
+        Refusal(
+            reason=f"table {row.child} is a partition or child of {row.parent}, in another schema",
+            remedy=f"alter table {row.child} set schema …, so that both are in the shard, or detach it.",
+        )
+        for row in source.execute(_STRAY_CHILDREN, {"schema": sides.schema})
+    ]
+
+
+_STRAY_CHILDREN = text("""
+    select i.inhrelid::regclass::text as child, i.inhparent::regclass::text as parent
+    from pg_inherits i
+    join pg_class c on c.oid = i.inhrelid
+    join pg_class p on p.oid = i.inhparent
+    where c.relkind in ('r', 'p', 'f')
+      and (c.relnamespace = to_regnamespace(:schema)) <> (p.relnamespace = to_regnamespace(:schema))
+    order by 1""")
 
 
 def engines_agree(source: Connection, target: Connection, sides: Sides) -> list[Refusal]:

@@ -219,7 +219,7 @@ class RowComparison:
                     f'table {table} differs: {_shown(there)} on node "{a}", {_shown(here)} on "{b}"',
                     hint=f'The shard has moved. Its old copy on "{a}" is as it was then; don\'t purge it.',
                 )
-        return sum(row.rows for row in original.values())
+        return sum(row.rows for row in original.values() if row.digest is not None)
 
 
 def _digests(connection: Connection, shard: int) -> Mapping[str, Any]:
@@ -230,4 +230,6 @@ def _digests(connection: Connection, shard: int) -> Mapping[str, Any]:
 
 
 def _shown(row: Any) -> str:
-    return "no table" if row is None else f"{row.rows} rows (digest {row.digest})"
+    if row is None:
+        return "no table"
+    return f"{row.rows} rows" + (f" (digest {row.digest})" if row.digest is not None else "")

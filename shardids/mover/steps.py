@@ -12,7 +12,7 @@ from sqlalchemy import text
 
 from shardids import views
 from shardids.catalog.rows import Catalog
-from shardids.errors import ConnectionFailed, MoveFailed, ShardidsError
+from shardids.errors import ClusterConflict, ConnectionFailed, MoveFailed, ShardidsError
 from shardids.mover import barrier, cutover, programs, replication
 from shardids.mover.events import Lagging, OnEvent, Result, StepBegun, StepDone, Waiting
 from shardids.mover.journal import ABORT, LAST_STEP, Journal, Outcome
@@ -22,6 +22,8 @@ from shardids.mover.sides import Directory, RowComparison, Sides, refuse_other_c
 MAX_PAUSE_S: Final = 2.0
 """How long a shard may take no writes, unless the caller says otherwise."""
 _SCHEMA_FRESH_S: Final = 60.0
+_NAMED: Final = 5
+"""Changed objects that a message names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,7 @@ class Mover:
         self._pause_ms: float | None = None
         self._comparison: RowComparison | None = None
         self._left_behind: str | None = None
+        self._known_version: str | None = None
 
     @classmethod
     @contextmanager
@@ -151,7 +154,10 @@ class Mover:
         return self._result("aborted")
 
     def _make_tables(self) -> None:
-        replication.make_tables(self.sides, self._scripts())
+        scripts = self._scripts()
+        if not replication.is_begun(self.sides):
+            self._journal.keep_schema(scripts.text)
+        replication.make_tables(self.sides, scripts)
 
     def _drop_copy(self) -> None:
         if self._left_behind is None:
@@ -180,7 +186,9 @@ class Mover:
         replication.copy_offline(self.sides)
 
     def _make_rest(self) -> None:
-        replication.make_rest(self.sides, self._scripts())
+        scripts = self._scripts()
+        self._refuse_other_schema(scripts)
+        replication.make_rest(self.sides, scripts)
 
     def _make_barrier(self) -> None:
         barrier.make_barrier(self.sides, self._on_wait)
@@ -189,12 +197,15 @@ class Mover:
         barrier.drop_barrier(self.sides.source, self._move.shard)
 
     def _catch_up(self) -> None:
+        self._schema_version()
         cutover.catch_up(self.sides, self.name, self._options.max_pause_s, self._on_lag)
 
     def _cut_over(self) -> None:
         slot = None if self._move.offline else self.name
         pause_s = self._options.max_pause_s
-        self._stopped_since = cutover.stop_writes(self.sides, slot, pause_s, self._on_wait)
+        self._stopped_since = cutover.stop_writes(
+            self.sides, slot, pause_s, self._schema_version, self._on_wait
+        )
 
     def _reverse_cutover(self) -> None:
         try:
@@ -243,6 +254,33 @@ class Mover:
         if self._schema is None or time.monotonic() - self._schema[0] > _SCHEMA_FRESH_S:
             self._schema = (time.monotonic(), programs.schema_of_source(self.sides))
         return self._schema[1]
+
+    def _schema_version(self) -> str:
+        """The version of the source's schema, which is still what the target was given.
+
+        pg_dump, which takes a second, is asked only when the version has changed.
+
+        Raises:
+            ClusterConflict: the schema was changed.
+        """
+        with self.sides.source.autocommit() as source:
+            version: str = source.execute(
+                text("select shardids.schema_version(:shard)"), {"shard": self._move.shard}
+            ).scalar_one()
+        if version != self._known_version:
+            self._refuse_other_schema(programs.schema_of_source(self.sides))
+            self._known_version = version
+        return version
+
+    def _refuse_other_schema(self, scripts: Scripts) -> None:
+        changed = programs.changed_objects(self._journal.schema() or "", scripts.text)
+        if changed:
+            shard = self._move.shard
+            more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
+            raise ClusterConflict(
+                f"shard {shard}: {', '.join(changed[:_NAMED])}{more} was changed while it was moved",
+                hint=f"Undo the move with shardids shard move {shard} --abort, then begin it anew.",
+            )
 
     def _on_lag(self, lag_bytes: int) -> None:
         self._on_event(Lagging(shard=self._move.shard, lag_bytes=lag_bytes))

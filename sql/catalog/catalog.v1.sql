@@ -53,6 +53,7 @@ create table shardids_catalog.move (
   target     text        not null check (target <> source),
   offline    boolean     not null,
   step       text        not null,
+  schema     text,
   started_at timestamptz not null default now(),
   ended_at   timestamptz,
   outcome    text        check (outcome in ('moved', 'aborted')),
@@ -63,6 +64,7 @@ create unique index on shardids_catalog.move (shard) where ended_at is null;
 
 comment on table shardids_catalog.move is 'Moves of shards between nodes';
 comment on column shardids_catalog.move.step is 'The last step that was begun';
+comment on column shardids_catalog.move.schema is 'What pg_dump gave for the shard when the target''s tables were made; null when the move is over';
 
 insert into shardids_catalog.cluster
   (id, layout_name, epoch_ms, time_bits, shard_bits, sequence_bits, schema_prefix, shard_count)

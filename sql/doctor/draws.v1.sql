@@ -8,6 +8,9 @@ select s.id as shard,
        coalesce(pg_sequence_last_value(counter.oid), 0) as drawn,
        shardids.offset_ms(coalesce(pg_sequence_last_value(id_offset.oid), -1)) as offset_ms,
        shardids.ms_of(clock_timestamp()) as clock_ms,
+       s.high_water_tick,
+       -- From its activation to its first draw a shard has the offset of a fence.
+       coalesce(pg_sequence_last_value(id_offset.oid) >= 0, false) as has_drawn,
        -- A fence that was rolled back holds, though the row says active.
        coalesce(pg_sequence_last_value(id_offset.oid) < 0
                 and s.unfences is distinct from pg_sequence_last_value(id_offset.oid), false) as is_fenced

@@ -15,7 +15,9 @@ object as (
   select s.id, case c.relkind when 'S' then 'sequence' else 'table' end, c.relname, c.relowner, c.relacl
   from shard s join pg_class c on c.relnamespace = s.namespace and c.relkind in ('r', 'p', 'v', 'm', 'f', 'S')
   union all
-  select s.id, 'function', format('%s(%s)', p.proname, pg_get_function_identity_arguments(p.oid)), p.proowner, p.proacl
+  select s.id, 'function', format('%s(%s)', p.proname, pg_get_function_identity_arguments(p.oid)), p.proowner,
+         -- Without a list everybody may call it, which a list that is there says.
+         coalesce(p.proacl, acldefault('f', p.proowner))
   from shard s join pg_proc p on p.pronamespace = s.namespace
   union all
   select s.id, 'engine schema', 'shardids', n.nspowner, n.nspacl

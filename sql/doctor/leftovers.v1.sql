@@ -1,5 +1,5 @@
 -- Purpose:    what shardids doctor asks after moves: slots, publications and subscriptions of moves, and tables of
---             active shards that still have the gate of one. It is shut while id_offset is negative.
+--             active shards that still have the write barrier of one. It is closed while id_offset is negative.
 -- Locks:      none beyond those of reading the server's catalogs.
 -- Privileges: USAGE on schema shardids, SELECT on its tables.
 
@@ -19,9 +19,9 @@ from pg_subscription s
 where starts_with(s.subname, 'shardids_') and s.subdbid = (select oid from pg_database where datname = current_database())
 union all
 select case
-         when not exists (select from pg_class o where o.oid = s.id_offset) then 'gate'
-         when coalesce(pg_sequence_last_value(s.id_offset), -1) < 0 then 'shut gate'
-         else 'gate'
+         when not exists (select from pg_class o where o.oid = s.id_offset) then 'barrier'
+         when coalesce(pg_sequence_last_value(s.id_offset), -1) < 0 then 'closed barrier'
+         else 'barrier'
        end,
        c.relname, s.id, null
 from shardids.shard s

@@ -15,5 +15,8 @@ select n.name,
        array(select v.version_num::text from shardids.shardids_version v order by 1) as revisions,
        current_setting('server_version_num')::integer as server_version,
        pg_is_in_recovery() as is_standby,
-       current_setting('default_transaction_read_only')::boolean as is_read_only
+       current_setting('default_transaction_read_only')::boolean as is_read_only,
+       (select source from pg_settings where name = 'default_transaction_read_only') as read_only_source,
+       current_database()::text as database,
+       session_user::text as role
 from shardids.node n;

@@ -4,8 +4,10 @@
 -- Privileges: USAGE on schema shardids, SELECT on its tables.
 
 with setting as (
-  select r.rolname::text as role, r.rolcanlogin, substr(c.value, length('search_path=') + 1) as path
+  select r.rolname::text as role, r.rolcanlogin, substr(c.value, length('search_path=') + 1) as path,
+         coalesce(d.datname, '')::text as database
   from pg_db_role_setting s
+  left join pg_database d on d.oid = s.setdatabase
   cross join lateral unnest(s.setconfig) c (value)
   left join pg_roles r on r.oid = s.setrole
   where s.setdatabase in (0, (select oid from pg_database where datname = current_database()))
@@ -25,13 +27,13 @@ shard as (
   join pg_namespace n on n.nspname = s.schema
   where s.state <> 'moved')
 -- A path that leads into a shard.
-select 'setting' as kind, coalesce(s.role, '') as name, s.path, array_agg(sh.id order by sh.id) as shards
+select 'setting' as kind, coalesce(s.role, '') as name, s.path, s.database, array_agg(sh.id order by sh.id) as shards
 from setting s
 join shardids.shard sh on sh.schema in (select trim(both '"' from part) from regexp_split_to_table(s.path, '\s*,\s*') part)
-group by s.role, s.path
+group by s.role, s.path, s.database
 union all
 -- A table in front of the shards' own.
-select 'table', format('%I.%I', f.nspname, c.relname), null, array_agg(s.id order by s.id)
+select 'table', format('%I.%I', f.nspname, c.relname), null, '', array_agg(s.id order by s.id)
 from front f
 join pg_class c on c.relnamespace = f.oid and c.relkind in ('r', 'p', 'v', 'm', 'f')
 join pg_class own on own.relname = c.relname and own.relkind in ('r', 'p')
@@ -39,7 +41,7 @@ join shard s on s.namespace = own.relnamespace
 where c.relname not in ('shardids_version', 'alembic_version')
 group by f.nspname, c.relname
 union all
-select 'function', format('%I.%s(%s)', f.nspname, p.proname, pg_get_function_identity_arguments(p.oid)), null, '{}'
+select 'function', format('%I.%s(%s)', f.nspname, p.proname, pg_get_function_identity_arguments(p.oid)), null, '', '{}'
 from front f
 join pg_proc p on p.pronamespace = f.oid and p.proname in ('next_id', 'next_ids')
 order by 1, 2;

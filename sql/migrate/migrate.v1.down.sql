@@ -2,4 +2,4 @@
 -- Locks:      none beyond those of DROP.
 -- Privileges: ownership of schema shardids.
 
-drop function shardids.revisions(name), shardids.enter_revision(integer, name, text[]), shardids.description(name);
+drop function shardids.revisions(name), shardids.revisions_in(name, name), shardids.enter_revision(integer, name, text[]), shardids.description(name);

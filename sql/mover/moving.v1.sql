@@ -9,6 +9,12 @@
 -- old to see it. Whoever holds the advisory lock exclusively knows that every transaction that has passed the
 -- barrier has ended, and that no other passes before the lock is released.
 
+create function shardids.database() returns oid
+language sql stable parallel safe
+return (select d.oid from pg_catalog.pg_database d where d.datname operator(pg_catalog.=) pg_catalog.current_database());
+
+comment on function shardids.database() is 'The OID of this database';
+
 create function shardids.tables_of(shard integer) returns regclass[]
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
@@ -51,20 +57,73 @@ $$;
 comment on function shardids.add_barrier(integer, regclass, boolean) is
   'Lets INSERT, UPDATE, DELETE, TRUNCATE and COPY pass on a table of a shard only while the shard issues IDs';
 
-create function shardids.without_barrier(shard integer) returns setof regclass
+create function shardids.without_barrier(shard integer, replicated boolean) returns setof regclass
 language sql stable set search_path = pg_catalog, pg_temp
 begin atomic
   select name from unnest(shardids.tables_of(shard)) name
-  where not exists (select from pg_trigger t where t.tgrelid = name and t.tgname = 'shardids_barrier');
+  where not exists (
+    select from pg_trigger t
+    where t.tgrelid = name and t.tgname = 'shardids_barrier' and (t.tgenabled = 'A' or not replicated));
 end;
 
-comment on function shardids.without_barrier(integer) is 'The tables of a shard without a write barrier';
+comment on function shardids.without_barrier(integer, boolean) is
+  'The tables of a shard without a write barrier, or with one that was disabled';
+
+-- A transaction that has passed the barrier of a table holds the advisory lock. Others get by it: those that
+-- disabled its triggers, or made the table, or change the schema. They hold a lock that conflicts with writers, or on
+-- the schema, in which a table that nobody else can see yet is being made. Functions, grants and comments leave no
+-- lock: a transaction that has changed something, and no table that anybody can see, may have changed those.
+-- RowExclusiveLock alone is the lock of a writer who has not written yet, and waits for the barrier: with waiting, the
+-- caller wants to know of those too. VACUUM and ANALYZE change nothing that moves.
+create function shardids.barrier_holders(shard integer, waiting boolean)
+returns table (pid integer, holder text, seconds integer)
+language sql volatile set search_path = pg_catalog, pg_temp
+begin atomic
+  with held as materialized (
+    select l.*, c.relnamespace, c.relkind
+    from pg_locks l
+    left join pg_class c on l.locktype = 'relation' and l.database = shardids.database() and c.oid = l.relation
+    where l.granted and l.pid is distinct from pg_backend_pid()),
+  writer as (
+    -- Of one transaction, also of a prepared one, which has no process.
+    select h.pid, array_agg(h.transactionid::text) as xids,
+           bool_or(h.database = shardids.database() and case h.locktype
+             when 'advisory' then h.classid = 1936220521 and h.objid = shard and h.objsubid = 2
+             when 'object' then h.classid = 'pg_namespace'::regclass and h.objid = n.oid
+             when 'relation' then
+               h.relnamespace = n.oid
+               and h.mode not in ('AccessShareLock', 'RowShareLock')
+               and (waiting or h.mode <> 'RowExclusiveLock')
+             else false
+           end) as is_here,
+           bool_or(h.locktype = 'transactionid') as has_written,
+           bool_or(h.locktype = 'relation' and h.mode not in ('AccessShareLock', 'RowShareLock')
+                   and (h.relation >= 16384 or h.database is distinct from shardids.database())) as has_table
+    from held h, pg_namespace n
+    where n.oid = to_regnamespace(shardids.schema_of(shard))
+    group by h.pid, h.virtualtransaction)
+  select w.pid, case when w.pid is null then format('prepared transaction %L', p.gid)
+              else format('process %s of %s', a.pid, a.usename) end,
+         extract(epoch from clock_timestamp() - coalesce(a.xact_start, p.prepared))::integer
+  from writer w
+  left join pg_stat_activity a on a.pid = w.pid
+  left join pg_prepared_xacts p on w.pid is null and p.transaction::text = any (w.xids)
+  where coalesce(a.datname, p.database) = current_database()
+    and (w.is_here or (w.has_written and not w.has_table))
+    and coalesce(a.backend_type, 'client backend') = 'client backend'
+    and not exists (select from pg_stat_progress_vacuum v where v.pid = w.pid)
+    and not exists (select from pg_stat_progress_analyze v where v.pid = w.pid)
+  order by coalesce(a.xact_start, p.prepared);
+end;
+
+comment on function shardids.barrier_holders(integer, boolean) is
+  'Who writes to a shard, or changes its schema, although or because its write barrier is open';
 
 -- For a copy that is being made; replication passes.
 create function shardids.add_barriers(shard integer) returns void
 language sql volatile set search_path = pg_catalog, pg_temp
 begin atomic
-  select shardids.add_barrier(shard, name, false) from shardids.without_barrier(shard) name;
+  select shardids.add_barrier(shard, name, false) from shardids.without_barrier(shard, false) name;
 end;
 
 comment on function shardids.add_barriers(integer) is 'Adds the write barriers of a shard that is being moved here';
@@ -213,12 +272,6 @@ $$;
 
 comment on function shardids.unsubscribe(name) is 'Drops a subscription of subscribe';
 
-create function shardids.database() returns oid
-language sql stable parallel safe
-return (select d.oid from pg_catalog.pg_database d where d.datname operator(pg_catalog.=) pg_catalog.current_database());
-
-comment on function shardids.database() is 'The OID of this database';
-
 create function shardids.sequences_of(shard integer)
 returns table (name text, last_value bigint, is_called boolean)
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -259,32 +312,42 @@ $$;
 
 comment on function shardids.analyze(integer) is 'Fills materialized views of a shard, and gathers statistics of its tables';
 
--- The text of a row depends on these settings, which are the session's own.
+-- The text of a row depends on these settings, which are the session's own. Rows are in leaf partitions; through the
+-- partitioned table they are only counted, so that a partition which is missing is noticed.
 create function shardids.digest(shard integer) returns table (name text, rows bigint, digest numeric)
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp set datestyle = 'ISO, YMD' set intervalstyle = 'postgres' set timezone = 'UTC'
 set extra_float_digits = 1 set bytea_output = 'hex' set xmlbinary = 'base64' as $$
+declare
+  is_parent boolean;
 begin
-  for name in
-    select c.oid::regclass from pg_class c where c.oid = any (shardids.tables_of(shard)) and c.relkind = 'r'
+  for name, is_parent in
+    select c.oid::regclass, c.relkind = 'p' from pg_class c where c.oid = any (shardids.tables_of(shard))
     order by c.relname
   loop
-    execute format('select count(*), coalesce(sum(hashtextextended(t::text, 0)::numeric), 0) from %s t', name)
-    into rows, digest;
+    if is_parent then
+      execute format('select count(*) from %s', name) into rows;
+      digest := null;
+    else
+      execute format('select count(*), coalesce(sum(hashtextextended(t::text, 0)::numeric), 0) from only %s t', name)
+      into rows, digest;
+    end if;
     return next;
   end loop;
 end
 $$;
 
-comment on function shardids.digest(integer) is 'The number of rows of each table of a shard, and a hash of them in any order';
+comment on function shardids.digest(integer) is 'The number of rows of each table of a shard, and a hash of them in any order; no hash for partitioned tables';
 
--- Drops a shard's schema and forgets the shard. Refuses one that may issue IDs, or that a view over all shards
--- reads directly: the view would go with it.
+-- Drops a shard's schema and forgets the shard. Refuses one that may issue IDs, or that something outside of the
+-- schema depends on, which CASCADE would drop too. With the tables locked nothing comes to depend on them meanwhile.
 create function shardids.drop_copy(shard integer) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   this shardids.shard;
+  tables constant regclass[] := shardids.tables_of(shard);
   reader name;
+  dependents text;
 begin
   select s.* into this from shardids.shard s where s.id = drop_copy.shard for update;
   if this.state = 'active' then
@@ -302,17 +365,28 @@ begin
       message = format('view shardids_views.%I still reads the old copy of shard %s', reader, shard),
       hint = format('To let it read the shard where it is: shardids view refresh %s', reader);
   end if;
-  if this.id is not null then
-    execute format('drop schema if exists %I cascade', this.schema);
-    delete from shardids.shard s where s.id = drop_copy.shard;
+  if this.id is null then
+    return;
   end if;
+  if tables <> '{}' then
+    execute format('lock table %s in access exclusive mode', array_to_string(tables, ', '));
+  end if;
+  select string_agg(d, ', ') into dependents from shardids.dependents_of(shard) d;
+  if dependents is not null then
+    raise dependent_objects_still_exist using
+      message = format('%s would be dropped with the copy of shard %s on node "%s"',
+                       dependents, shard, (select n.name from shardids.node n)),
+      hint = 'Drop it, or let it depend on something outside of the shard''s schema; an extension: ALTER EXTENSION … SET SCHEMA public.';
+  end if;
+  execute format('drop schema if exists %I cascade', this.schema);
+  delete from shardids.shard s where s.id = drop_copy.shard;
 end
 $$;
 
 comment on function shardids.drop_copy(integer) is 'Drops a shard that was moved away or fenced, with all that is in it';
 
 revoke execute on function
-  shardids.pass_barrier(), shardids.add_barrier(integer, regclass, boolean), shardids.without_barrier(integer),
+  shardids.pass_barrier(), shardids.add_barrier(integer, regclass, boolean), shardids.without_barrier(integer, boolean), shardids.barrier_holders(integer, boolean),
   shardids.add_barriers(integer),  shardids.drop_barriers(integer), shardids.release(integer), shardids.tables_of(integer), shardids.enter_moved(integer), shardids.take_rows(integer), shardids.drop_copy(integer),
   shardids.publish(integer, name), shardids.subscribe(integer, name, text, integer), shardids.unsubscribe(name), shardids.try_subscribing(text), shardids.create_subscription(name, text, text),
   shardids.digest(integer), shardids.sequences_of(integer), shardids.database(), shardids.lock_tables(integer), shardids.analyze(integer)

@@ -416,10 +416,11 @@ def test_the_doctor_says_what_is_wrong_and_exits_with_3(run: Run, cluster_url: U
         connection.execute("select shardids.fence(1), shardids.fence(2)")
     ill = run("doctor", "--catalog", catalog, "--checks", "shard-stopped, years-left")
     assert (ill.code, ill.err) == (3, "")
-    head, what, to_do, summary = ill.out.splitlines()
+    head, what, to_do, place, command, summary = ill.out.splitlines()
     assert head == 'error shard-stopped  node "a", shards 1-2'
-    assert what.startswith("  shards 1-2: fenced, says node")
-    assert to_do.endswith("select shardids.activate(shard) from unnest('{1,2}'::integer[]) shard")
+    assert what.startswith("  shards 1-2: fenced on the owner, node")
+    assert place == '  on node "a":'
+    assert command == "    select shardids.activate(shard) from unnest('{1,2}'::integer[]) shard;"
     assert summary.startswith("1 wrong: 2 checks of 2 nodes")
     ran = run("doctor", "--catalog", catalog, "--checks", "shard-stopped", "--json")
     assert ran.code == 3
@@ -437,6 +438,7 @@ def test_the_doctor_says_what_is_wrong_and_exits_with_3(run: Run, cluster_url: U
         "severity": "error",
         "what": what.strip(),
         "to_do": to_do.removeprefix("  → "),
+        "commands": [{"where": "node", "text": command.strip(), "node": "a"}],
         "nodes": ["a"],
         "shards": [1, 2],
         "thing": "",

@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import IntegrityError, ProgrammingError
+from sqlalchemy.exc import DataError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import (
     DeclarativeBase,
@@ -43,7 +43,7 @@ from sqlalchemy.orm.exc import StaleDataError
 
 from shardids import AsyncCluster, Cluster, primary_key, sharding_key
 from shardids.client.routing.replay import STAND_IN
-from shardids.errors import BadArgument, FanOutRefused, WrongShard
+from shardids.errors import BadArgument, CannotCombine, FanOutRefused, WrongShard
 from tests.conftest import BlankDatabases, found_cluster
 
 
@@ -554,7 +554,7 @@ WRONG: list[tuple[Any, str, str]] = [
     (select(User.id).union_all(select(Photo.id)), "CompoundSelect", "shard_id"),
     (select(User).from_statement(text("select * from users")), "FromStatement", "shard_id"),
     (text("select 1"), "TextClause", "shard_id"),
-    (select(func.now()), "no table", "shard_id"),
+    (select(func.pg_backend_pid()), "pg_backend_pid() over several shards", "IMMUTABLE"),
     (select(func.count()).select_from(select(User).limit(3).subquery()), "subquery on users", "first"),
     (select(User).where(User.age == select(func.max(User.age)).scalar_subquery()), "subquery on", "first"),
     (update(User).values(age=1), "list of parameters", "flush"),
@@ -573,14 +573,18 @@ def test_what_can_not_be_combined(cluster: Cluster, statement: Any, said: str, h
         with pytest.raises(BadArgument, match=re.escape(said)) as caught:
             session.execute(statement, parameters)
         assert hint in caught.value.hint
-        assert sent == []
+        assert [one for one in sent if "pg_proc" not in one] == []
 
 
-def test_text_is_sorted_where_one_node_is_asked(cluster: Cluster) -> None:
+def test_text_is_sorted_where_one_node_is_asked(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = people(cluster)
     names = [name for name in ids if cluster.shard_for(name) < 4]
     with cluster.sharded_session() as session:
-        found = session.scalars(select(User.name).where(User.name.in_(names)).order_by(User.name)).all()
+        by_name = select(User.name).where(User.name.in_(names)).order_by(User.name)
+        with pytest.raises(CannotCombine, match="language's rules"):
+            session.scalars(by_name)
+        monkeypatch.setenv("SHARDIDS_STRICT", "0")
+        found = session.scalars(by_name).all()
         assert sorted(found) == sorted(names)
         assert session.scalars(select(func.now()), bind_arguments={"shard_id": 5}).one()
         connection = session.connection(bind_arguments={"shard_id": 5})
@@ -701,9 +705,9 @@ def test_objects_that_could_not_be_told_apart(cluster: Cluster) -> None:
             lambda: session.add(Country(code="SE")) or session.flush(),
         ):
             session.expire_all()
-            with pytest.raises(BadArgument, match="primary key of Country does not tell") as caught:
+            with pytest.raises(BadArgument, match=r"Country does not tell|rows of countries live") as caught:
                 load()
-            assert "cluster.session()" in caught.value.hint
+            assert re.search(r"cluster.session\(\)|name the shard", caught.value.hint)
             session.rollback()
         query = select(User.name, Country.code).join(Country)
         assert len(session.execute(query).all()) == 8
@@ -724,8 +728,8 @@ def test_asyncio(home: URL, cluster: Cluster) -> None:
             assert sorted(user.name for user in found) == sorted(names)
             assert all(user.photos[0].caption == user.name for user in found)
             assert await session.scalar(select(func.count()).select_from(User)) == 24
-            with pytest.raises(ProgrammingError, match="shardids_missing"):
-                await session.scalars(select(User).where(func.shardids_missing(User.id)))
+            with pytest.raises(DataError, match="division by zero"):
+                await session.scalars(select(User).where(1 / (User.id - User.id) == 1))
             await session.rollback()
             assert len((await session.scalars(select(User.id).where(User.id.in_(ids.values())))).all()) == 16
             async with aio.session(shard=2) as one:
@@ -739,8 +743,8 @@ def test_asyncio(home: URL, cluster: Cluster) -> None:
 def test_an_error_of_a_node_leaves_the_session_usable(cluster: Cluster) -> None:
     people(cluster)
     with cluster.sharded_session() as session:
-        with pytest.raises(ProgrammingError, match="shardids_missing"):
-            session.scalars(select(User).where(func.shardids_missing(User.id)))
+        with pytest.raises(DataError, match="division by zero"):
+            session.scalars(select(User).where(1 / (User.id - User.id) == 1))
         session.rollback()
         assert len(session.scalars(select(User)).all()) == 16
 

@@ -12,6 +12,7 @@ from sqlalchemy.engine import URL
 
 from shardids.catalog.connections import parse_url
 from shardids.dev.embedded import temporary_server
+from tests.matrix import SUPPORTED
 
 
 @contextmanager
@@ -21,7 +22,7 @@ def server_for_tests() -> Iterator[URL]:
     if dsn := os.environ.get("SHARDIDS_TEST_DSN"):
         yield parse_url(dsn)
     elif docker_answers():
-        with container_server(os.environ.get("SHARDIDS_TEST_IMAGE", "postgres:18")) as url:
+        with container_server(os.environ.get("SHARDIDS_TEST_IMAGE") or f"postgres:{SUPPORTED[-1]}") as url:
             yield url
     else:
         with temporary_server() as server:

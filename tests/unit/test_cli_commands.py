@@ -22,7 +22,7 @@ NOT_LOADED = {
     "id decode --json 1234567": (*SQL_STACK, "rich"),
     "id decode 1234567": SQL_STACK,
     "id encode --shard 5 --time 2026-11-21": (*SQL_STACK, "rich"),
-    "--version": (*SQL_STACK, "rich", "shardids.ids"),
+    "--version": (*SQL_STACK, "rich"),
     "--help": (*SQL_STACK, *(f"shardids.cli.{entry.where.split(':')[0]}" for entry in COMMANDS.values())),
 }
 """Modules that take longer to import than these commands to run."""

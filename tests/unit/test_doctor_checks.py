@@ -53,6 +53,9 @@ INSTALLATION = Installation(
     server_version=180000,
     is_standby=False,
     is_read_only=False,
+    read_only_source="default",
+    database="a",
+    role="postgres",
 )
 SHARD = LocalShard(
     shard=5,
@@ -143,8 +146,8 @@ def test_years(layout: str, year: int, found: list[tuple[str, str]]) -> None:
 
 def test_words() -> None:
     assert shown_shards([7, 0, 1, 2, 3, 9, 10]) == "0-3,7,9-10"
-    assert call("fence", [5]) == "select shardids.fence(5)"
-    assert call("fence", [6, 5]) == "select shardids.fence(shard) from unnest('{5,6}'::integer[]) shard"
+    assert call("fence", [5]) == "select shardids.fence(5);"
+    assert call("fence", [6, 5]) == "select shardids.fence(shard) from unnest('{5,6}'::integer[]) shard;"
 
 
 def test_every_check_has_a_name_of_its_own_and_is_in_the_how_to() -> None:

@@ -33,7 +33,7 @@ from sqlalchemy.types import TypeEngine
 
 from shardids.client.routing.fanout import Question, combined, node_statement
 from shardids.client.routing.order import OrderKey
-from shardids.client.routing.plans import Plan, plan
+from shardids.client.routing.plans import MergePlan, plan
 from shardids.client.routing.replay import Capture
 from shardids.errors import CannotCombine
 
@@ -49,9 +49,9 @@ def key(*, descending: bool = False, nulls_first: bool = False) -> OrderKey:
     return OrderKey(expression=column("x"), descending=descending, nulls_first=nulls_first)
 
 
-def plan_of(*keys: OrderKey, limit: int | None = None, offset: int = 0) -> Plan:
+def plan_of(*keys: OrderKey, limit: int | None = None, offset: int = 0) -> MergePlan:
     statement: Any = select(table("t", column("x")))
-    return Plan(branch=statement, keys=keys, limit=limit, offset=offset, folds=(), locks=False)
+    return MergePlan(branch=statement, keys=keys, limit=limit, offset=offset, folds=(), locks=False)
 
 
 def sorted_by(one: OrderKey, values: list[Any]) -> list[Any]:
@@ -109,17 +109,25 @@ def test_several_keys_and_a_part_of_the_rows() -> None:
 @pytest.mark.parametrize("other", [LargeBinary(), String(collation="C"), Uuid(as_uuid=False)])
 def test_types_that_python_sorts(type_: TypeEngine[Any], other: TypeEngine[Any]) -> None:
     query = select(table("t", column("x", type_), column("y", other))).order_by("x", "y")
-    assert len(plan(query, None, several_nodes=True).keys) == 2
+    assert len(plan(query, None, in_python=True).keys) == 2
 
 
 @pytest.mark.parametrize(
-    "type_", [String(), String(collation="de_DE"), Enum("b", "a"), Interval(), JSON(), Time(timezone=True)]
+    "type_",
+    [
+        String(),
+        String(collation="de_DE"),
+        Enum("b", "a", native_enum=False),
+        Interval(),
+        JSON(),
+        Time(timezone=True),
+    ],
 )
 def test_types_that_python_does_not_sort_alike(type_: TypeEngine[Any]) -> None:
     query = select(table("t", column("x", type_))).order_by("x")
     with pytest.raises(CannotCombine, match="ORDER BY"):
-        plan(query, None, several_nodes=True)
-    assert plan(query, None, several_nodes=False).keys
+        plan(query, None, in_python=True)
+    assert plan(query, None, in_python=False).keys
 
 
 def asked(sql: str, **parameters: Any) -> Capture:

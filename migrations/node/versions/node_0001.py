@@ -16,6 +16,7 @@ def upgrade() -> None:
         "engine/identity.v1.sql",
         "engine/engine.v1.sql",
         "engine/admin.v1.sql",
+        "mover/objects.v1.sql",
         "mover/moving.v1.sql",
     )
 

@@ -108,7 +108,7 @@ class _Reader:
             tells = _tells(column)
             value = self._value(other) if tells else None
             if tells and value is not None:
-                return frozenset((self._shard(column, tells, value),))
+                return frozenset((self._shard(column, tells, value, other),))
         return None
 
     def _listed(self, element: BinaryExpression[Any]) -> Choice:
@@ -118,7 +118,7 @@ class _Reader:
         by_shard: dict[int, list[Any]] = defaultdict(list)
         for value in values:
             if value is not None:
-                by_shard[self._shard(element.left, tells, value)].append(value)
+                by_shard[self._shard(element.left, tells, value, element.right)].append(value)
         if isinstance(element.right, BindParameter):
             self.lists[element.right.key] = dict(by_shard)
         return frozenset(by_shard)
@@ -152,7 +152,8 @@ class _Reader:
                     (one.right, _MIRRORED[one.operator], one.left),
                 ]
             for column, operator, bound in sides:
-                if _tells(column) is Tells.BY_ID and type(value := self._value(bound)) is int:
+                tells = _tells(column)
+                if tells and tells.kind is None and type(value := self._value(bound)) is int:
                     yield column, operator, value
 
     def _between(self, low: int, high: int) -> Choice:
@@ -173,9 +174,10 @@ class _Reader:
             return None
         return self._parameters.get(element.key, element.effective_value)
 
-    def _shard(self, column: ColumnElement[Any], tells: Tells, value: Any) -> int:
+    def _shard(self, column: ColumnElement[Any], tells: Tells, value: Any, given: Any) -> int:
         try:
-            return tells.shard(value, self._finder)
+            # The parameter's type, not the column's, decides what is sent.
+            return tells.shard(value, self._finder, getattr(given, "type", None))
         except ShardidsError as error:
             raise type(error)(f"{column}: {error.message}", hint=error.hint) from None
 

@@ -10,10 +10,10 @@ from functools import cache, partial
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import Connection
+from sqlalchemy import ARRAY, Connection, Enum, TypeDecorator
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from shardids.client.routing.plans import KEY_NAME, Plan
+from shardids.client.routing.plans import KEY_NAME, MergePlan
 from shardids.client.routing.replay import STAND_IN, Capture, Replay, Row, prepare
 
 _ANY_SHARD = "shardids_any_shard"
@@ -42,7 +42,7 @@ def compiled(connection: Connection, statement: Any, parameters: Any) -> Capture
     return capture
 
 
-def gather(plan: Plan, asked: Mapping[Connection, Sequence[Question]]) -> Replay:
+def gather(plan: MergePlan, asked: Mapping[Connection, Sequence[Question]]) -> Replay:
     """Returns the answer of all shards, to be loaded as the result of the application's statement.
 
     Args:
@@ -65,19 +65,41 @@ def gather(plan: Plan, asked: Mapping[Connection, Sequence[Question]]) -> Replay
     return Replay(rows, [description[place] for place in kept])
 
 
-def node_statement(plan: Plan, questions: Sequence[Question]) -> tuple[str, dict[str, Any]]:
+def node_statement(plan: MergePlan, questions: Sequence[Question]) -> tuple[str, dict[str, Any]]:
     """One statement, and its parameters, for all shards of a node: the branches, joined by UNION ALL."""
     alike = len({id(question.compiled) for question in questions}) == 1
     branches, parameters = _alike(questions) if alike else _unlike(questions)
     if len(branches) == 1:
         return branches[0], parameters
-    sql = "\nUNION ALL ".join(branches)
+    columns = questions[0].compiled.columns
+    sql = "\nUNION ALL ".join(_with_types_in_common(branch, columns) for branch in branches)
     if plan.keys:
         names = (key.sql(KEY_NAME.format(number)) for number, key in enumerate(plan.keys))
         sql += f"\nORDER BY {', '.join(names)}"
-    if plan.limit is not None:
+    if plan.limit is not None and not plan.folds:
         sql += f"\nLIMIT {plan.limit + plan.offset:d}"
     return sql, parameters
+
+
+def _with_types_in_common(branch: str, columns: Sequence[tuple[str, Any]]) -> str:
+    """Casts what each shard has a type of its own for: PostgreSQL takes no union of two shards' enums."""
+    casts = [_cast(type_) for _, type_ in columns]
+    if not any(casts):
+        return branch
+    names = ['"{}"'.format(name.replace('"', '""').replace("%", "%%")) for name, _ in columns]
+    selected = ", ".join(
+        f"c{n}{cast} AS {name}" for n, (name, cast) in enumerate(zip(names, casts, strict=True))
+    )
+    given = ", ".join(f"c{n}" for n in range(len(names)))
+    return f"(SELECT {selected} FROM {branch} AS one ({given}))"  # noqa: S608 -- SQLAlchemy's own SQL
+
+
+def _cast(type_: Any) -> str:
+    while isinstance(type_, TypeDecorator):
+        type_ = type_.impl_instance
+    if isinstance(type_, ARRAY):
+        return _cast(type_.item_type) and "::text[]"
+    return "::text" if isinstance(type_, Enum) and type_.native_enum else ""
 
 
 def _alike(questions: Sequence[Question]) -> tuple[list[str], dict[str, Any]]:
@@ -108,7 +130,7 @@ def _without_integers(compiled: Capture) -> tuple[str, dict[str, Any]]:
     return sql, {name: value for name, value in compiled.parameters.items() if name not in integers}
 
 
-def combined(plan: Plan, answers: Sequence[Sequence[Row]], keys: Sequence[int]) -> list[Row]:
+def combined(plan: MergePlan, answers: Sequence[Sequence[Row]], keys: Sequence[int]) -> list[Row]:
     """Returns the rows of several answers, each in the plan's order, as one.
 
     Args:
@@ -118,10 +140,10 @@ def combined(plan: Plan, answers: Sequence[Sequence[Row]], keys: Sequence[int]) 
     """
     if plan.folds:
         columns = zip(*chain.from_iterable(answers), strict=True)
-        return [[_folded(fold, values) for fold, values in zip(plan.folds, columns, strict=True)]]
-
-    rows = list(chain.from_iterable(answers))
-    if len(answers) > 1:
+        rows: list[Row] = [[_folded(fold, values) for fold, values in zip(plan.folds, columns, strict=True)]]
+    else:
+        rows = list(chain.from_iterable(answers))
+    if len(answers) > 1 and not plan.folds:
         # To sort what is made of sorted runs is to merge them.
         for key, place in reversed(list(zip(plan.keys, keys, strict=True))):
             key.sort(rows, place)

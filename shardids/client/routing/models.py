@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, Protocol
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Column, DefaultClause
 from sqlalchemy.orm import Mapper, RelationshipProperty
+from sqlalchemy.types import TypeEngine
 
+from shardids.client.routing.stored import kind_of_key, stored_value
 from shardids.errors import BadArgument
 from shardids.ids.layout import Layout
 from shardids.models.columns import SHARDING_KEY, next_id
@@ -38,15 +39,30 @@ class ShardFinder(Protocol):
         """Returns the shard of a sharding key."""
 
 
-class Tells(Enum):
-    """How a column's value tells the shard of its row."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tells:
+    """How a column's value tells the shard of its row.
 
-    BY_ID = "by ID"
-    BY_KEY = "by key"
+    Attributes:
+        kind: what its sharding keys are in the database; ``None`` if its values are IDs.
+        type_: the column's type.
+    """
 
-    def shard(self, value: Any, finder: ShardFinder) -> int:
-        """Returns the shard that a value tells; raises what the finder raises."""
-        return finder.shard_of(value) if self is Tells.BY_ID else finder.shard_for(value)
+    kind: type | None
+    type_: TypeEngine[Any]
+
+    def alike(self, other: Tells) -> bool:
+        """Returns whether equal values of both columns tell the same shard."""
+        return self.kind is other.kind
+
+    def shard(self, value: Any, finder: ShardFinder, type_: TypeEngine[Any] | None = None) -> int:
+        """Returns the shard that a value tells; ``type_`` is that of the parameter, if not the column's.
+
+        Raises:
+            BadArgument: an ID of no shard of this cluster, or a value that is not of the column's kind.
+        """
+        stored = stored_value(self.type_ if type_ is None else type_, value, self.kind)
+        return finder.shard_of(stored) if self.kind is None else finder.shard_for(stored)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +73,7 @@ class ModelFacts:
         name: the class's name.
         telling: attributes whose value tells the shard: IDs, the sharding key, foreign keys to them.
         key: the attribute that is the model's own sharding key, if there is one.
+        key_column: its column.
         relatives: relationships over foreign keys: both ends live in one shard.
         streamed: those of them that are never in an object's ``__dict__`` (``write_only``, ``dynamic``).
         of_interest: all attributes that can say something of the shard.
@@ -66,6 +83,7 @@ class ModelFacts:
     name: str
     telling: tuple[tuple[str, Tells], ...]
     key: str | None
+    key_column: Column[Any] | None
     relatives: tuple[str, ...]
     streamed: tuple[str, ...]
     of_interest: frozenset[str]
@@ -139,11 +157,32 @@ def _read(mapper: Mapper[Any]) -> ModelFacts:
         name=name,
         telling=tuple(telling.items()),
         key=keys[0] if keys else None,
+        key_column=next(filter(is_sharding_key, mapper.column_attrs[keys[0]].columns)) if keys else None,  # type: ignore[arg-type]  # a Column
         relatives=tuple(prop.key for prop in relatives),
         streamed=tuple(prop.key for prop in relatives if prop.lazy in ("dynamic", "write_only")),
         of_interest=frozenset((*telling, *(prop.key for prop in relatives))),
         identity=tuple(map(how_it_tells, mapper.primary_key)),
     )
+
+
+def default_key(column: Column[Any]) -> Any:
+    """Returns a new value of a sharding key's default in Python; ``None`` if it has none.
+
+    Raises:
+        BadArgument: the default needs the statement that it is for.
+    """
+    default = column.default
+    if default is None or not (default.is_scalar or default.is_callable):
+        return None
+    if default.is_scalar:
+        return default.arg  # type: ignore[attr-defined]  # a scalar default's value
+    try:
+        return default.arg(None)  # type: ignore[attr-defined]  # SQLAlchemy wraps it to take a context
+    except AttributeError as error:
+        raise BadArgument(
+            f"the default of the sharding key {column} needs its statement: {error}",
+            hint="Set the key before the object is flushed.",
+        ) from error
 
 
 def is_sharding_key(column: object) -> bool:
@@ -161,11 +200,11 @@ def how_it_tells(column: object) -> Tells | None:
         return None
     for referred in _referred(column):
         if is_sharding_key(referred):
-            return Tells.BY_KEY
+            return Tells(kind=kind_of_key(column.type, str(column)), type_=column.type)
         default = referred.server_default
         filled = isinstance(default, DefaultClause) and isinstance(default.arg, next_id)
         if filled and referred.primary_key:
-            return Tells.BY_ID
+            return Tells(kind=None, type_=column.type)
     return None
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
 from typing import Any, NamedTuple
 
 from sqlalchemy import inspect
-from sqlalchemy.orm import InstanceState, Mapper, PassiveFlag, Session
+from sqlalchemy.orm import InstanceState, PassiveFlag, Session
 from sqlalchemy.orm.attributes import get_history
 from sqlalchemy.sql.elements import ClauseElement
 
-from shardids.client.routing.models import ShardFinder, Tells, facts_of, require_located
+from shardids.client.routing.models import ShardFinder, Tells, default_key, facts_of, require_located
 from shardids.errors import BadArgument, ShardidsError, WrongShard
 
 State = InstanceState[Any]
@@ -44,9 +43,10 @@ def place(session: Session, finder: ShardFinder) -> dict[State, int]:
     states: list[State] = [inspect(one) for one in (*session.new, *session.dirty)]
     for state in states:
         require_located(state.mapper)
+        set_default_key(state)
     bound: dict[State, list[State]] = {}
     for state in states:
-        for relative in _new_relatives(state):
+        for relative in new_relatives(state):
             bound.setdefault(state, []).append(relative)
             bound.setdefault(relative, []).append(state)
     placed: dict[State, int] = {}
@@ -58,31 +58,13 @@ def place(session: Session, finder: ShardFinder) -> dict[State, int]:
     return placed
 
 
-def refuse_other_shards(session: Session, finder: ShardFinder, only: int) -> None:
-    """Refuses a flush that holds an object of another shard than the session's only one.
-
-    Raises:
-        BadArgument: an object of another shard, or an ID of no shard of the cluster.
-        UnsupportedKey: a sharding key that has no hash.
-    """
-    silent: dict[Mapper[Any], frozenset[str] | None] = {}
-    for one in chain(session.new, session.dirty):
-        state: State = inspect(one)
-        # Most objects of a large flush say nothing yet; this finds them in a microsecond.
-        mapper = state.mapper
-        if mapper not in silent:
-            facts = facts_of(mapper)
-            silent[mapper] = None if facts.streamed else facts.of_interest
-        names = silent[mapper]
-        if state.key is None and names is not None and names.isdisjoint(state.dict):
-            continue
-        for sign in chain(signs_of(state, finder), *(signs_of(r, finder) for r in _new_relatives(state))):
-            if sign.shard != only:
-                raise WrongShard(
-                    f"{described(state)} can't be written in a session of shard {only}: {sign}",
-                    hint="Foreign keys can't cross shards. Open the session on the object's own shard, or on"
-                    " all of them: cluster.sharded_session(). Nothing was written.",
-                )
+def set_default_key(state: State) -> None:
+    """Gives a new object the sharding key that its column's default in Python makes."""
+    facts = facts_of(state.mapper)
+    if state.key is None and facts.key_column is not None and facts.key not in state.dict:
+        value = default_key(facts.key_column)
+        if value is not None:
+            setattr(state.obj(), str(facts.key), value)
 
 
 def signs_of(state: State, finder: ShardFinder) -> Iterator[Sign]:
@@ -156,7 +138,7 @@ def _agreed(signs: Iterable[Sign], about: State) -> int:
     )
 
 
-def _new_relatives(state: State) -> Iterator[State]:
+def new_relatives(state: State) -> Iterator[State]:
     """Returns the objects that were attached by a relationship over a foreign key, at either end of it."""
     facts = facts_of(state.mapper)
     for name in facts.relatives:

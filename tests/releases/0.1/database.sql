@@ -53,6 +53,23 @@ CREATE SCHEMA shardids_catalog;
 
 
 --
+-- Name: late_id(regclass); Type: FUNCTION; Schema: shard_0000; Owner: -
+--
+
+CREATE FUNCTION shard_0000.late_id(id_offset regclass) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$begin return shardids.late_id(id_offset, 0); end$$;
+
+
+--
+-- Name: FUNCTION late_id(id_offset regclass); Type: COMMENT; Schema: shard_0000; Owner: -
+--
+
+COMMENT ON FUNCTION shard_0000.late_id(id_offset regclass) IS 'What next_id() calls where the clock has gone ahead';
+
+
+--
 -- Name: next_id(bigint, regclass, regclass, integer); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -75,17 +92,11 @@ begin
       return shardids.drawn_id(seen, drawn, shard);
     end if;
   end if;
-  loop
-    seen := (shardids.advance(shard, id_offset)).seen;
-    -- Newer servers say null where older ones raise this themselves.
-    if pg_catalog.pg_sequence_last_value(id_offset) is null then
-      raise insufficient_privilege using message = pg_catalog.format('permission denied for sequence %s', id_offset);
-    end if;
-    drawn := pg_catalog.nextval(counter);
-    if shardids.is_unchanged(seen, id_offset) and shardids.is_in_time(seen, drawn) then
-      return shardids.drawn_id(seen, drawn, shard);
-    end if;
-  end loop;
+  -- Older servers raise this themselves. Null is also what was never set: in a copy without rows, for example.
+  if seen is null and not pg_catalog.has_sequence_privilege(id_offset, 'select') then
+    raise insufficient_privilege using message = pg_catalog.format('permission denied for sequence %s', id_offset);
+  end if;
+  return null;
 end
 $$;
 
@@ -94,7 +105,7 @@ $$;
 -- Name: FUNCTION next_id(seen bigint, counter regclass, id_offset regclass, shard integer); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.next_id(seen bigint, counter regclass, id_offset regclass, shard integer) IS 'Draws an ID; call it as the shard''s own next_id()';
+COMMENT ON FUNCTION shardids.next_id(seen bigint, counter regclass, id_offset regclass, shard integer) IS 'Draws an ID, or null if the offset is to be raised first; call it as the shard''s own next_id()';
 
 
 --
@@ -127,7 +138,7 @@ CREATE SEQUENCE shard_0000.id_offset
 
 CREATE FUNCTION shard_0000.next_id() RETURNS bigint
     LANGUAGE sql
-    RETURN shardids.next_id(pg_sequence_last_value('shard_0000.id_offset'::regclass), 'shard_0000.id_counter'::regclass, 'shard_0000.id_offset'::regclass, 0);
+    RETURN COALESCE(shardids.next_id(pg_sequence_last_value('shard_0000.id_offset'::regclass), 'shard_0000.id_counter'::regclass, 'shard_0000.id_offset'::regclass, 0), shard_0000.late_id('shard_0000.id_offset'::regclass));
 
 
 --
@@ -135,6 +146,23 @@ CREATE FUNCTION shard_0000.next_id() RETURNS bigint
 --
 
 COMMENT ON FUNCTION shard_0000.next_id() IS 'The next ID of shard 0';
+
+
+--
+-- Name: set_aside(regclass, integer); Type: FUNCTION; Schema: shard_0000; Owner: -
+--
+
+CREATE FUNCTION shard_0000.set_aside(id_offset regclass, n integer, OUT first_tick bigint, OUT last_tick bigint) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$begin select r.first_tick, r.last_tick into first_tick, last_tick from shardids.set_aside(id_offset, 0, n) r; end$$;
+
+
+--
+-- Name: FUNCTION set_aside(id_offset regclass, n integer, OUT first_tick bigint, OUT last_tick bigint); Type: COMMENT; Schema: shard_0000; Owner: -
+--
+
+COMMENT ON FUNCTION shard_0000.set_aside(id_offset regclass, n integer, OUT first_tick bigint, OUT last_tick bigint) IS 'What next_ids(n) and shardids.reserve() call';
 
 
 --
@@ -186,43 +214,6 @@ COMMENT ON FUNCTION shardids.id_of(tick bigint, shard integer) IS 'The ID of a t
 
 
 --
--- Name: reserve(integer, integer); Type: FUNCTION; Schema: shardids; Owner: -
---
-
-CREATE FUNCTION shardids.reserve(shard integer, n integer, OUT first_tick bigint, OUT last_tick bigint) RETURNS record
-    LANGUAGE plpgsql
-    AS $$
-declare
-  counter pg_catalog.regclass;
-  id_offset pg_catalog.regclass;
-begin
-  select s.id_counter, s.id_offset into counter, id_offset
-  from shardids.shard s where s.id operator(pg_catalog.=) reserve.shard;
-  if id_offset is null then
-    perform shardids.refuse('SI001', shard);
-  elsif not exists (select from pg_catalog.pg_class c where c.oid operator(pg_catalog.=) counter) then
-    perform shardids.refuse('SI004', shard);
-  end if;
-  if n is null or n operator(pg_catalog.<) 1
-     or n operator(pg_catalog.>) (select node.max_reserve from shardids.node) then
-    perform shardids.refuse('SI007', shard, n);
-  end if;
-  -- nextval is refused to a role that may not draw here; see currval in advance().
-  perform pg_catalog.nextval(counter);
-  select a.first_tick, a.last_tick into first_tick, last_tick
-  from shardids.advance(shard, id_offset, n) a;
-end
-$$;
-
-
---
--- Name: FUNCTION reserve(shard integer, n integer, OUT first_tick bigint, OUT last_tick bigint); Type: COMMENT; Schema: shardids; Owner: -
---
-
-COMMENT ON FUNCTION shardids.reserve(shard integer, n integer, OUT first_tick bigint, OUT last_tick bigint) IS 'Sets n consecutive ticks of a shard aside for the caller; shardids.id_of(tick, shard) makes them IDs';
-
-
---
 -- Name: next_ids(integer); Type: FUNCTION; Schema: shard_0000; Owner: -
 --
 
@@ -234,7 +225,7 @@ CREATE FUNCTION shard_0000.next_ids(n integer) RETURNS SETOF bigint
    WHERE ((next_ids.n >= 1) AND (next_ids.n <= 63))
  UNION ALL
   SELECT shardids.id_of(generate_series(r.first_tick, r.last_tick), 0) AS id_of
-    FROM shardids.reserve(0, next_ids.n) r(first_tick, last_tick)
+    FROM shard_0000.set_aside('shard_0000.id_offset'::regclass, next_ids.n) r(first_tick, last_tick)
    WHERE (((next_ids.n >= 1) AND (next_ids.n <= 63)) IS NOT TRUE);
 END;
 
@@ -244,6 +235,23 @@ END;
 --
 
 COMMENT ON FUNCTION shard_0000.next_ids(n integer) IS 'The next n IDs of shard 0, in order';
+
+
+--
+-- Name: late_id(regclass); Type: FUNCTION; Schema: shard_0001; Owner: -
+--
+
+CREATE FUNCTION shard_0001.late_id(id_offset regclass) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$begin return shardids.late_id(id_offset, 1); end$$;
+
+
+--
+-- Name: FUNCTION late_id(id_offset regclass); Type: COMMENT; Schema: shard_0001; Owner: -
+--
+
+COMMENT ON FUNCTION shard_0001.late_id(id_offset regclass) IS 'What next_id() calls where the clock has gone ahead';
 
 
 --
@@ -276,7 +284,7 @@ CREATE SEQUENCE shard_0001.id_offset
 
 CREATE FUNCTION shard_0001.next_id() RETURNS bigint
     LANGUAGE sql
-    RETURN shardids.next_id(pg_sequence_last_value('shard_0001.id_offset'::regclass), 'shard_0001.id_counter'::regclass, 'shard_0001.id_offset'::regclass, 1);
+    RETURN COALESCE(shardids.next_id(pg_sequence_last_value('shard_0001.id_offset'::regclass), 'shard_0001.id_counter'::regclass, 'shard_0001.id_offset'::regclass, 1), shard_0001.late_id('shard_0001.id_offset'::regclass));
 
 
 --
@@ -284,6 +292,23 @@ CREATE FUNCTION shard_0001.next_id() RETURNS bigint
 --
 
 COMMENT ON FUNCTION shard_0001.next_id() IS 'The next ID of shard 1';
+
+
+--
+-- Name: set_aside(regclass, integer); Type: FUNCTION; Schema: shard_0001; Owner: -
+--
+
+CREATE FUNCTION shard_0001.set_aside(id_offset regclass, n integer, OUT first_tick bigint, OUT last_tick bigint) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$begin select r.first_tick, r.last_tick into first_tick, last_tick from shardids.set_aside(id_offset, 1, n) r; end$$;
+
+
+--
+-- Name: FUNCTION set_aside(id_offset regclass, n integer, OUT first_tick bigint, OUT last_tick bigint); Type: COMMENT; Schema: shard_0001; Owner: -
+--
+
+COMMENT ON FUNCTION shard_0001.set_aside(id_offset regclass, n integer, OUT first_tick bigint, OUT last_tick bigint) IS 'What next_ids(n) and shardids.reserve() call';
 
 
 --
@@ -298,7 +323,7 @@ CREATE FUNCTION shard_0001.next_ids(n integer) RETURNS SETOF bigint
    WHERE ((next_ids.n >= 1) AND (next_ids.n <= 63))
  UNION ALL
   SELECT shardids.id_of(generate_series(r.first_tick, r.last_tick), 1) AS id_of
-    FROM shardids.reserve(1, next_ids.n) r(first_tick, last_tick)
+    FROM shard_0001.set_aside('shard_0001.id_offset'::regclass, next_ids.n) r(first_tick, last_tick)
    WHERE (((next_ids.n >= 1) AND (next_ids.n <= 63)) IS NOT TRUE);
 END;
 
@@ -431,10 +456,10 @@ COMMENT ON FUNCTION shardids.tables_of(shard integer) IS 'The tables of a shard,
 
 
 --
--- Name: without_barrier(integer); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: without_barrier(integer, boolean); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.without_barrier(shard integer) RETURNS SETOF regclass
+CREATE FUNCTION shardids.without_barrier(shard integer, replicated boolean) RETURNS SETOF regclass
     LANGUAGE sql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
     BEGIN ATOMIC
@@ -442,15 +467,15 @@ CREATE FUNCTION shardids.without_barrier(shard integer) RETURNS SETOF regclass
     FROM unnest(shardids.tables_of(without_barrier.shard)) name(name)
    WHERE (NOT (EXISTS ( SELECT
             FROM pg_trigger t
-           WHERE ((t.tgrelid = (name.name)::oid) AND (t.tgname = 'shardids_barrier'::name)))));
+           WHERE ((t.tgrelid = (name.name)::oid) AND (t.tgname = 'shardids_barrier'::name) AND ((t.tgenabled = 'A'::"char") OR (NOT without_barrier.replicated))))));
 END;
 
 
 --
--- Name: FUNCTION without_barrier(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+-- Name: FUNCTION without_barrier(shard integer, replicated boolean); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.without_barrier(shard integer) IS 'The tables of a shard without a write barrier';
+COMMENT ON FUNCTION shardids.without_barrier(shard integer, replicated boolean) IS 'The tables of a shard without a write barrier, or with one that was disabled';
 
 
 --
@@ -462,7 +487,7 @@ CREATE FUNCTION shardids.add_barriers(shard integer) RETURNS void
     SET search_path TO 'pg_catalog', 'pg_temp'
     BEGIN ATOMIC
  SELECT shardids.add_barrier(add_barriers.shard, name.name, false) AS add_barrier
-    FROM shardids.without_barrier(add_barriers.shard) name(name);
+    FROM shardids.without_barrier(add_barriers.shard, false) name(name);
 END;
 
 
@@ -478,7 +503,7 @@ COMMENT ON FUNCTION shardids.add_barriers(shard integer) IS 'Adds the write barr
 --
 
 CREATE FUNCTION shardids.advance(shard integer, id_offset regclass, ticks bigint DEFAULT 0, OUT seen bigint, OUT first_tick bigint, OUT last_tick bigint) RETURNS record
-    LANGUAGE plpgsql SECURITY DEFINER
+    LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 #variable_conflict use_variable
@@ -514,10 +539,9 @@ begin
     if reason is not null then
       perform shardids.refuse(reason, shard, ticks);
     end if;
-    -- Shows that this session has drawn from the shard, so that its role was allowed to.
-    perform currval(this.id_counter);
     seen := coalesce(pg_sequence_last_value(this.id_offset), -1);
-    c1 := pg_sequence_last_value(this.id_counter);
+    -- Null before the first draw.
+    c1 := coalesce(pg_sequence_last_value(this.id_counter), 0);
     now_ms := floor(date_part('epoch', clock_timestamp()) * 1000)::bigint - shardids.epoch_ms();
     offset_ms := shardids.offset_ms(seen);
     if seen < 0 or seen - offset_ms <> base then
@@ -548,7 +572,7 @@ begin
       offset_ms := target_ms;
     end if;
     loop
-      c1 := pg_sequence_last_value(this.id_counter);
+      c1 := coalesce(pg_sequence_last_value(this.id_counter), 0);
       if ticks > 0 then
         target_ms := greatest(target_ms, offset_ms + ((ticks + spare_ticks) >> bits) + 1);
       end if;
@@ -568,7 +592,7 @@ begin
         is_logged := true;
       end if;
       exit when ticks = 0;
-      first_tick := (offset_ms << bits) + pg_sequence_last_value(this.id_counter) + 1;
+      first_tick := (offset_ms << bits) + coalesce(pg_sequence_last_value(this.id_counter), 0) + 1;
       last_tick := (target_ms << bits) + c1;
       exit when last_tick - first_tick >= ticks - 1;
       -- Others drew more than the spare meanwhile. What was set aside may be partly theirs: begin anew from
@@ -581,14 +605,6 @@ begin
     when sqlstate 'SI099' then
       -- The latest of what is ours: after a pause most of it lies in the past.
       first_tick := last_tick - ticks + 1;
-    when object_not_in_prerequisite_state then
-      -- The name stands for its whole class, lock_not_available included.
-      if sqlstate <> '55000' then
-        raise;
-      end if;
-      raise insufficient_privilege using
-        message = format('shard %s of node "%s": this session has not drawn from the shard', shard, node.name),
-        hint = 'Draw with the shard''s next_id() or next_ids(n).';
   end;
 end
 $$;
@@ -630,6 +646,126 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids."analyze"(shard integer) IS 'Fills materialized views of a shard, and gathers statistics of its tables';
+
+
+--
+-- Name: database(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.database() RETURNS oid
+    LANGUAGE sql STABLE PARALLEL SAFE
+    RETURN (SELECT d.oid FROM pg_database d WHERE (d.datname = current_database()));
+
+
+--
+-- Name: FUNCTION database(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.database() IS 'The OID of this database';
+
+
+--
+-- Name: schema_prefix(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.schema_prefix() RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN 'shard_'::text;
+
+
+--
+-- Name: FUNCTION schema_prefix(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.schema_prefix() IS 'What a shard''s schema name starts with';
+
+
+--
+-- Name: schema_of(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.schema_of(shard integer) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN (shardids.schema_prefix() || lpad((shard)::text, GREATEST(4, length((shard)::text)), '0'::text));
+
+
+--
+-- Name: FUNCTION schema_of(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.schema_of(shard integer) IS 'Name of the schema of a logical shard';
+
+
+--
+-- Name: barrier_holders(integer, boolean); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.barrier_holders(shard integer, waiting boolean) RETURNS TABLE(pid integer, holder text, seconds integer)
+    LANGUAGE sql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    BEGIN ATOMIC
+ WITH held AS MATERIALIZED (
+          SELECT l.locktype,
+             l.database,
+             l.relation,
+             l.page,
+             l.tuple,
+             l.virtualxid,
+             l.transactionid,
+             l.classid,
+             l.objid,
+             l.objsubid,
+             l.virtualtransaction,
+             l.pid,
+             l.mode,
+             l.granted,
+             l.fastpath,
+             l.waitstart,
+             c.relnamespace,
+             c.relkind
+            FROM (pg_locks l
+              LEFT JOIN pg_class c ON (((l.locktype = 'relation'::text) AND (l.database = shardids.database()) AND (c.oid = l.relation))))
+           WHERE (l.granted AND (l.pid IS DISTINCT FROM pg_backend_pid()))
+         ), writer AS (
+          SELECT h.pid,
+             array_agg((h.transactionid)::text) AS xids,
+             bool_or(((h.database = shardids.database()) AND
+                 CASE h.locktype
+                     WHEN 'advisory'::text THEN ((h.classid = (1936220521)::oid) AND (h.objid = (barrier_holders.shard)::oid) AND (h.objsubid = 2))
+                     WHEN 'object'::text THEN ((h.classid = ('pg_namespace'::regclass)::oid) AND (h.objid = n.oid))
+                     WHEN 'relation'::text THEN ((h.relnamespace = n.oid) AND (h.mode <> ALL (ARRAY['AccessShareLock'::text, 'RowShareLock'::text])) AND (barrier_holders.waiting OR (h.mode <> 'RowExclusiveLock'::text)))
+                     ELSE false
+                 END)) AS is_here,
+             bool_or((h.locktype = 'transactionid'::text)) AS has_written,
+             bool_or(((h.locktype = 'relation'::text) AND (h.mode <> ALL (ARRAY['AccessShareLock'::text, 'RowShareLock'::text])) AND ((h.relation >= (16384)::oid) OR (h.database IS DISTINCT FROM shardids.database())))) AS has_table
+            FROM held h,
+             pg_namespace n
+           WHERE (n.oid = (to_regnamespace(shardids.schema_of(barrier_holders.shard)))::oid)
+           GROUP BY h.pid, h.virtualtransaction
+         )
+  SELECT w.pid,
+         CASE
+             WHEN (w.pid IS NULL) THEN format('prepared transaction %L'::text, p.gid)
+             ELSE format('process %s of %s'::text, a.pid, a.usename)
+         END AS format,
+     (EXTRACT(epoch FROM (clock_timestamp() - COALESCE(a.xact_start, p.prepared))))::integer AS "extract"
+    FROM ((writer w
+      LEFT JOIN pg_stat_activity a ON ((a.pid = w.pid)))
+      LEFT JOIN pg_prepared_xacts p ON (((w.pid IS NULL) AND ((p.transaction)::text = ANY (w.xids)))))
+   WHERE ((COALESCE(a.datname, p.database) = current_database()) AND (w.is_here OR (w.has_written AND (NOT w.has_table))) AND (COALESCE(a.backend_type, 'client backend'::text) = 'client backend'::text) AND (NOT (EXISTS ( SELECT
+            FROM pg_stat_progress_vacuum v
+           WHERE (v.pid = w.pid)))) AND (NOT (EXISTS ( SELECT
+            FROM pg_stat_progress_analyze v
+           WHERE (v.pid = w.pid)))))
+   ORDER BY COALESCE(a.xact_start, p.prepared);
+END;
+
+
+--
+-- Name: FUNCTION barrier_holders(shard integer, waiting boolean); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.barrier_holders(shard integer, waiting boolean) IS 'Who writes to a shard, or changes its schema, although or because its write barrier is open';
 
 
 --
@@ -721,19 +857,250 @@ COMMENT ON FUNCTION shardids.create_subscription(name name, conninfo text, optio
 
 
 --
--- Name: database(); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: objects_of(integer); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.database() RETURNS oid
-    LANGUAGE sql STABLE PARALLEL SAFE
-    RETURN (SELECT d.oid FROM pg_database d WHERE (d.datname = current_database()));
+CREATE FUNCTION shardids.objects_of(shard integer) RETURNS TABLE(classid oid, objid oid, version text)
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    BEGIN ATOMIC
+ WITH schema(oid) AS (
+          SELECT (to_regnamespace(shardids.schema_of(objects_of.shard)))::oid AS to_regnamespace
+         ), relation AS (
+          SELECT c.oid,
+             c.xmin,
+             c.reltoastrelid
+            FROM pg_class c
+           WHERE (c.relnamespace = ( SELECT schema.oid
+                    FROM schema))
+         ), toast AS (
+          SELECT r.reltoastrelid AS oid
+            FROM relation r
+           WHERE (r.reltoastrelid <> (0)::oid)
+         )
+  SELECT ('pg_namespace'::regclass)::oid AS oid,
+     n.oid,
+     (n.xmin)::text AS xmin
+    FROM pg_namespace n
+   WHERE (n.oid = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_class'::regclass AS regclass,
+     r.oid,
+     (r.xmin)::text AS xmin
+    FROM relation r
+ UNION ALL
+  SELECT 'pg_class'::regclass AS regclass,
+     t.oid,
+     NULL::text
+    FROM toast t
+ UNION ALL
+  SELECT 'pg_class'::regclass AS regclass,
+     i.indexrelid,
+     NULL::text
+    FROM (toast t
+      JOIN pg_index i ON ((i.indrelid = t.oid)))
+ UNION ALL
+  SELECT 'pg_attrdef'::regclass AS regclass,
+     d.oid,
+     (d.xmin)::text AS xmin
+    FROM (pg_attrdef d
+      JOIN relation r ON ((r.oid = d.adrelid)))
+ UNION ALL
+  SELECT 'pg_constraint'::regclass AS regclass,
+     c.oid,
+     (c.xmin)::text AS xmin
+    FROM pg_constraint c
+   WHERE (c.connamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_rewrite'::regclass AS regclass,
+     w.oid,
+     (w.xmin)::text AS xmin
+    FROM (pg_rewrite w
+      JOIN relation r ON ((r.oid = w.ev_class)))
+ UNION ALL
+  SELECT 'pg_policy'::regclass AS regclass,
+     p.oid,
+     (p.xmin)::text AS xmin
+    FROM (pg_policy p
+      JOIN relation r ON ((r.oid = p.polrelid)))
+ UNION ALL
+  SELECT 'pg_trigger'::regclass AS regclass,
+     t.oid,
+     (t.xmin)::text AS xmin
+    FROM (pg_trigger t
+      JOIN relation r ON ((r.oid = t.tgrelid)))
+   WHERE ((NOT t.tgisinternal) AND (t.tgname <> 'shardids_barrier'::name))
+ UNION ALL
+  SELECT 'pg_statistic_ext'::regclass AS regclass,
+     s.oid,
+     (s.xmin)::text AS xmin
+    FROM pg_statistic_ext s
+   WHERE (s.stxnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_type'::regclass AS regclass,
+     t.oid,
+     (t.xmin)::text AS xmin
+    FROM pg_type t
+   WHERE (t.typnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_proc'::regclass AS regclass,
+     p.oid,
+     (p.xmin)::text AS xmin
+    FROM pg_proc p
+   WHERE (p.pronamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_operator'::regclass AS regclass,
+     o.oid,
+     (o.xmin)::text AS xmin
+    FROM pg_operator o
+   WHERE (o.oprnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_opclass'::regclass AS regclass,
+     o.oid,
+     (o.xmin)::text AS xmin
+    FROM pg_opclass o
+   WHERE (o.opcnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_opfamily'::regclass AS regclass,
+     o.oid,
+     (o.xmin)::text AS xmin
+    FROM pg_opfamily o
+   WHERE (o.opfnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_amop'::regclass AS regclass,
+     a.oid,
+     (a.xmin)::text AS xmin
+    FROM (pg_amop a
+      JOIN pg_opfamily f ON ((f.oid = a.amopfamily)))
+   WHERE (f.opfnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_amproc'::regclass AS regclass,
+     a.oid,
+     (a.xmin)::text AS xmin
+    FROM (pg_amproc a
+      JOIN pg_opfamily f ON ((f.oid = a.amprocfamily)))
+   WHERE (f.opfnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_collation'::regclass AS regclass,
+     c.oid,
+     (c.xmin)::text AS xmin
+    FROM pg_collation c
+   WHERE (c.collnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_conversion'::regclass AS regclass,
+     c.oid,
+     (c.xmin)::text AS xmin
+    FROM pg_conversion c
+   WHERE (c.connamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_ts_config'::regclass AS regclass,
+     c.oid,
+     (c.xmin)::text AS xmin
+    FROM pg_ts_config c
+   WHERE (c.cfgnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_ts_dict'::regclass AS regclass,
+     d.oid,
+     (d.xmin)::text AS xmin
+    FROM pg_ts_dict d
+   WHERE (d.dictnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_ts_parser'::regclass AS regclass,
+     p.oid,
+     (p.xmin)::text AS xmin
+    FROM pg_ts_parser p
+   WHERE (p.prsnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_ts_template'::regclass AS regclass,
+     t.oid,
+     (t.xmin)::text AS xmin
+    FROM pg_ts_template t
+   WHERE (t.tmplnamespace = ( SELECT schema.oid
+            FROM schema))
+ UNION ALL
+  SELECT 'pg_default_acl'::regclass AS regclass,
+     a.oid,
+     (a.xmin)::text AS xmin
+    FROM pg_default_acl a
+   WHERE (a.defaclnamespace = ( SELECT schema.oid
+            FROM schema));
+END;
 
 
 --
--- Name: FUNCTION database(); Type: COMMENT; Schema: shardids; Owner: -
+-- Name: FUNCTION objects_of(shard integer); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.database() IS 'The OID of this database';
+COMMENT ON FUNCTION shardids.objects_of(shard integer) IS 'All objects of a shard''s schema, and a version of each';
+
+
+--
+-- Name: dependents_of(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.dependents_of(shard integer) RETURNS SETOF text
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    BEGIN ATOMIC
+ WITH own AS MATERIALIZED (
+          SELECT o_1.classid,
+             o_1.objid
+            FROM shardids.objects_of(dependents_of.shard) o_1(classid, objid, version)
+         ), dependent(classid, objid, objsubid) AS (
+          SELECT d_1.classid,
+             d_1.objid,
+             d_1.objsubid
+            FROM (own o_1
+              JOIN pg_depend d_1 ON (((d_1.refclassid = o_1.classid) AND (d_1.refobjid = o_1.objid))))
+         UNION
+          SELECT d_1.refclassid,
+             d_1.refobjid,
+             d_1.refobjsubid
+            FROM (own o_1
+              JOIN pg_depend d_1 ON (((d_1.classid = o_1.classid) AND (d_1.objid = o_1.objid))))
+           WHERE (d_1.deptype = ANY (ARRAY['e'::"char", 'i'::"char"]))
+         )
+  SELECT DISTINCT
+         CASE
+             WHEN (w.oid IS NULL) THEN pg_describe_object(d.classid, d.objid, d.objsubid)
+             ELSE pg_describe_object(('pg_class'::regclass)::oid, w.ev_class, 0)
+         END AS pg_describe_object
+    FROM ((((dependent d
+      LEFT JOIN own o ON (((o.classid = d.classid) AND (o.objid = d.objid))))
+      LEFT JOIN pg_rewrite w ON (((d.classid = ('pg_rewrite'::regclass)::oid) AND (w.oid = d.objid))))
+      LEFT JOIN pg_class v ON ((v.oid = w.ev_class)))
+      LEFT JOIN pg_trigger t ON (((d.classid = ('pg_trigger'::regclass)::oid) AND (t.oid = d.objid))))
+   WHERE ((o.objid IS NULL) AND (t.tgisinternal IS NOT TRUE) AND (t.tgname IS DISTINCT FROM 'shardids_barrier'::name) AND ((v.relnamespace = (to_regnamespace('shardids_views'::text))::oid) IS NOT TRUE) AND (NOT (EXISTS ( SELECT
+            FROM pg_depend m
+           WHERE ((m.classid = d.classid) AND (m.objid = d.objid) AND (m.deptype = 'e'::"char"))))) AND (((d.classid)::regclass)::text <> ALL (ARRAY['pg_publication_rel'::text, 'pg_publication_namespace'::text])))
+   ORDER BY
+         CASE
+             WHEN (w.oid IS NULL) THEN pg_describe_object(d.classid, d.objid, d.objsubid)
+             ELSE pg_describe_object(('pg_class'::regclass)::oid, w.ev_class, 0)
+         END;
+END;
+
+
+--
+-- Name: FUNCTION dependents_of(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.dependents_of(shard integer) IS 'What is outside of a shard''s schema and would be dropped with it: extensions, views, constraints, columns …';
 
 
 --
@@ -750,13 +1117,20 @@ CREATE FUNCTION shardids.digest(shard integer) RETURNS TABLE(name text, rows big
     SET bytea_output TO 'hex'
     SET xmlbinary TO 'base64'
     AS $$
+declare
+  is_parent boolean;
 begin
-  for name in
-    select c.oid::regclass from pg_class c where c.oid = any (shardids.tables_of(shard)) and c.relkind = 'r'
+  for name, is_parent in
+    select c.oid::regclass, c.relkind = 'p' from pg_class c where c.oid = any (shardids.tables_of(shard))
     order by c.relname
   loop
-    execute format('select count(*), coalesce(sum(hashtextextended(t::text, 0)::numeric), 0) from %s t', name)
-    into rows, digest;
+    if is_parent then
+      execute format('select count(*) from %s', name) into rows;
+      digest := null;
+    else
+      execute format('select count(*), coalesce(sum(hashtextextended(t::text, 0)::numeric), 0) from only %s t', name)
+      into rows, digest;
+    end if;
     return next;
   end loop;
 end
@@ -767,7 +1141,7 @@ $$;
 -- Name: FUNCTION digest(shard integer); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.digest(shard integer) IS 'The number of rows of each table of a shard, and a hash of them in any order';
+COMMENT ON FUNCTION shardids.digest(shard integer) IS 'The number of rows of each table of a shard, and a hash of them in any order; no hash for partitioned tables';
 
 
 --
@@ -814,7 +1188,9 @@ CREATE FUNCTION shardids.drop_copy(shard integer) RETURNS void
     AS $$
 declare
   this shardids.shard;
+  tables constant regclass[] := shardids.tables_of(shard);
   reader name;
+  dependents text;
 begin
   select s.* into this from shardids.shard s where s.id = drop_copy.shard for update;
   if this.state = 'active' then
@@ -832,10 +1208,21 @@ begin
       message = format('view shardids_views.%I still reads the old copy of shard %s', reader, shard),
       hint = format('To let it read the shard where it is: shardids view refresh %s', reader);
   end if;
-  if this.id is not null then
-    execute format('drop schema if exists %I cascade', this.schema);
-    delete from shardids.shard s where s.id = drop_copy.shard;
+  if this.id is null then
+    return;
   end if;
+  if tables <> '{}' then
+    execute format('lock table %s in access exclusive mode', array_to_string(tables, ', '));
+  end if;
+  select string_agg(d, ', ') into dependents from shardids.dependents_of(shard) d;
+  if dependents is not null then
+    raise dependent_objects_still_exist using
+      message = format('%s would be dropped with the copy of shard %s on node "%s"',
+                       dependents, shard, (select n.name from shardids.node n)),
+      hint = 'Drop it, or let it depend on something outside of the shard''s schema; an extension: ALTER EXTENSION … SET SCHEMA public.';
+  end if;
+  execute format('drop schema if exists %I cascade', this.schema);
+  delete from shardids.shard s where s.id = drop_copy.shard;
 end
 $$;
 
@@ -969,10 +1356,11 @@ begin
     select format('grant execute on function %s to %I', string_agg(p.oid::regprocedure::text, ', '), role)
     from pg_proc p
     where p.pronamespace = 'shardids'::regnamespace
-      and p.proname not in ('fence', 'stop', 'safe_tick', 'log_offset', 'activate', 'grant_usage', 'revoke_usage', 'enter_shard', 'tables_of',
-                            'pass_barrier', 'add_barrier', 'add_barriers', 'without_barrier', 'drop_barriers', 'release', 'enter_moved', 'take_rows', 'drop_copy',
-                            'publish', 'subscribe', 'try_subscribing', 'create_subscription', 'unsubscribe', 'sequences_of', 'digest', 'database', 'lock_tables', 'analyze'));
-  execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer) to %2$I', schema, role);
+      and p.proname in ('epoch_ms', 'time_bits', 'shard_bits', 'sequence_bits', 'schema_prefix', 'schema_of', 'id_of', 'shard_of',
+                        'sequence_of', 'time_of', 'ms_of', 'clamped_ms', 'min_id', 'max_id', 'server', 'offset_base',
+                        'is_current', 'is_ahead', 'is_unchanged', 'is_in_time', 'drawn_id', 'next_id', 'offset_ms', 'refuse',
+                        'reserve'));
+  execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer) to %2$I', schema, role);
   execute format('grant usage on sequence %I.id_counter to %I', schema, role);
   execute format('grant select on sequence %I.id_offset to %I', schema, role);
 end
@@ -1093,6 +1481,38 @@ COMMENT ON FUNCTION shardids.is_marked(seen bigint, base bigint) IS 'Whether a v
 CREATE FUNCTION shardids.is_unchanged(seen bigint, id_offset regclass) RETURNS boolean
     LANGUAGE sql PARALLEL SAFE
     RETURN (pg_sequence_last_value(id_offset) = seen);
+
+
+--
+-- Name: late_id(regclass, integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.late_id(id_offset regclass, shard integer) RETURNS bigint
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  counter constant regclass := (
+    select s.id_counter from shardids.shard s where s.id = late_id.shard and s.id_offset = late_id.id_offset);
+  seen bigint;
+  drawn bigint;
+begin
+  loop
+    seen := (shardids.advance(shard, id_offset)).seen;
+    drawn := nextval(counter);
+    if shardids.is_unchanged(seen, id_offset) and shardids.is_in_time(seen, drawn) then
+      return shardids.drawn_id(seen, drawn, shard);
+    end if;
+  end loop;
+end
+$$;
+
+
+--
+-- Name: FUNCTION late_id(id_offset regclass, shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.late_id(id_offset regclass, shard integer) IS 'Raises the offset and draws an ID: what next_id() calls where its offset is not current';
 
 
 --
@@ -1321,6 +1741,38 @@ COMMENT ON FUNCTION shardids.release(shard integer) IS 'Draws an ID from a shard
 
 
 --
+-- Name: reserve(integer, integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.reserve(shard integer, n integer, OUT first_tick bigint, OUT last_tick bigint) RETURNS record
+    LANGUAGE plpgsql
+    AS $_$
+declare
+  id_offset pg_catalog.regclass;
+  schema pg_catalog.regnamespace;
+begin
+  select s.id_offset into id_offset from shardids.shard s where s.id operator(pg_catalog.=) reserve.shard;
+  if id_offset is null then
+    perform shardids.refuse('SI001', shard);
+  end if;
+  select c.relnamespace into schema from pg_catalog.pg_class c where c.oid operator(pg_catalog.=) id_offset;
+  if schema is null then
+    perform shardids.refuse('SI004', shard);
+  end if;
+  execute pg_catalog.format('select r.first_tick, r.last_tick from %s.set_aside($1, $2) r', schema)
+  into first_tick, last_tick using id_offset, n;
+end
+$_$;
+
+
+--
+-- Name: FUNCTION reserve(shard integer, n integer, OUT first_tick bigint, OUT last_tick bigint); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.reserve(shard integer, n integer, OUT first_tick bigint, OUT last_tick bigint) IS 'Sets n consecutive ticks of a shard aside for the caller; shardids.id_of(tick, shard) makes them IDs';
+
+
+--
 -- Name: revoke_usage(integer, name); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -1332,7 +1784,7 @@ declare
   schema name := shardids.schema_of(shard);
 begin
   perform pg_advisory_xact_lock(1936220518);
-  execute format('revoke execute on function %1$I.next_id(), %1$I.next_ids(integer) from %2$I', schema, role);
+  execute format('revoke execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer) from %2$I', schema, role);
   execute format('revoke all on sequence %1$I.id_counter, %1$I.id_offset from %2$I', schema, role);
 end
 $_$;
@@ -1370,35 +1822,66 @@ COMMENT ON FUNCTION shardids.safe_tick(shard integer, id_counter regclass, id_of
 
 
 --
--- Name: schema_prefix(); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: schema_version(integer); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.schema_prefix() RETURNS text
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN 'shard_'::text;
+CREATE FUNCTION shardids.schema_version(shard integer) RETURNS text
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    BEGIN ATOMIC
+ WITH own AS MATERIALIZED (
+          SELECT o.classid,
+             o.objid,
+             o.version
+            FROM shardids.objects_of(schema_version.shard) o(classid, objid, version)
+         ), part("row") AS (
+          SELECT format('%s %s %s'::text, o.classid, o.objid, o.version) AS format
+            FROM own o
+           WHERE (o.version IS NOT NULL)
+         UNION ALL
+          SELECT format('column %s %s %s'::text, a.attrelid, a.attnum, a.xmin) AS format
+            FROM (own o
+              JOIN pg_attribute a ON ((a.attrelid = o.objid)))
+           WHERE ((o.classid = ('pg_class'::regclass)::oid) AND (o.version IS NOT NULL) AND (a.attnum > 0))
+         UNION ALL
+          SELECT format('index %s %s'::text, i.indexrelid, i.xmin) AS format
+            FROM (own o
+              JOIN pg_index i ON ((i.indexrelid = o.objid)))
+           WHERE (o.classid = ('pg_class'::regclass)::oid)
+         UNION ALL
+          SELECT format('child %s %s %s'::text, i.inhrelid, i.inhparent, i.xmin) AS format
+            FROM (own o
+              JOIN pg_inherits i ON (((o.objid = i.inhrelid) OR (o.objid = i.inhparent))))
+           WHERE (o.classid = ('pg_class'::regclass)::oid)
+         UNION ALL
+          SELECT format('sequence %s %s'::text, s.seqrelid, s.xmin) AS format
+            FROM (own o
+              JOIN pg_sequence s ON ((s.seqrelid = o.objid)))
+           WHERE (o.classid = ('pg_class'::regclass)::oid)
+         UNION ALL
+          SELECT format('label %s %s'::text, e.oid, e.xmin) AS format
+            FROM (own o
+              JOIN pg_enum e ON ((e.enumtypid = o.objid)))
+           WHERE (o.classid = ('pg_type'::regclass)::oid)
+         UNION ALL
+          SELECT format('comment %s %s %s %s'::text, c.classoid, c.objoid, c.objsubid, c.xmin) AS format
+            FROM (own o
+              JOIN pg_description c ON (((c.classoid = o.classid) AND (c.objoid = o.objid))))
+         UNION ALL
+          SELECT format('security label %s %s %s %s'::text, l.classoid, l.objoid, l.objsubid, l.xmin) AS format
+            FROM (own o
+              JOIN pg_seclabel l ON (((l.classoid = o.classid) AND (l.objoid = o.objid))))
+         )
+  SELECT md5(string_agg(p."row", ','::text ORDER BY p."row")) AS md5
+    FROM part p;
+END;
 
 
 --
--- Name: FUNCTION schema_prefix(); Type: COMMENT; Schema: shardids; Owner: -
+-- Name: FUNCTION schema_version(shard integer); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.schema_prefix() IS 'What a shard''s schema name starts with';
-
-
---
--- Name: schema_of(integer); Type: FUNCTION; Schema: shardids; Owner: -
---
-
-CREATE FUNCTION shardids.schema_of(shard integer) RETURNS text
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN (shardids.schema_prefix() || lpad((shard)::text, GREATEST(4, length((shard)::text)), '0'::text));
-
-
---
--- Name: FUNCTION schema_of(shard integer); Type: COMMENT; Schema: shardids; Owner: -
---
-
-COMMENT ON FUNCTION shardids.schema_of(shard integer) IS 'Name of the schema of a logical shard';
+COMMENT ON FUNCTION shardids.schema_version(shard integer) IS 'Another text after each change of the definition of anything in a shard''s schema';
 
 
 --
@@ -1468,6 +1951,30 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids.server() IS 'System identifier of this server, OID of this database, and OID of table shardids.shard';
+
+
+--
+-- Name: set_aside(regclass, integer, integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.set_aside(id_offset regclass, shard integer, n integer, OUT first_tick bigint, OUT last_tick bigint) RETURNS record
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  if n is null or n < 1 then
+    perform shardids.refuse('SI007', shard, n);
+  end if;
+  select a.first_tick, a.last_tick into first_tick, last_tick from shardids.advance(shard, id_offset, n) a;
+end
+$$;
+
+
+--
+-- Name: FUNCTION set_aside(id_offset regclass, shard integer, n integer, OUT first_tick bigint, OUT last_tick bigint); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.set_aside(id_offset regclass, shard integer, n integer, OUT first_tick bigint, OUT last_tick bigint) IS 'Sets n consecutive ticks of a shard aside';
 
 
 --
@@ -1938,6 +2445,7 @@ CREATE TABLE shardids_catalog.move (
     target text NOT NULL,
     offline boolean NOT NULL,
     step text NOT NULL,
+    schema text,
     started_at timestamp with time zone DEFAULT now() NOT NULL,
     ended_at timestamp with time zone,
     outcome text,
@@ -1959,6 +2467,13 @@ COMMENT ON TABLE shardids_catalog.move IS 'Moves of shards between nodes';
 --
 
 COMMENT ON COLUMN shardids_catalog.move.step IS 'The last step that was begun';
+
+
+--
+-- Name: COLUMN move.schema; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.move.schema IS 'What pg_dump gave for the shard when the target''s tables were made; null when the move is over';
 
 
 --
@@ -2068,9 +2583,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382744641398636546);
-INSERT INTO shard_0000.kept VALUES (382744641398636547);
-INSERT INTO shard_0000.kept VALUES (382744641398636548);
+INSERT INTO shard_0000.kept VALUES (382751751058489346);
+INSERT INTO shard_0000.kept VALUES (382751751058489347);
+INSERT INTO shard_0000.kept VALUES (382751751058489348);
 
 
 --
@@ -2098,8 +2613,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710843397005593385/5/16533', 1, 3537287236229791744, '755', '2026-11-22 04:10:33.48033+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710843397005593385/5/16533', 1, 3537287236229791744, '756', '2026-11-22 04:10:33.514194+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710850673889491313/5/16533', 1, 605883683462709248, '755', '2026-11-22 04:38:48.548928+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710850673889491313/5/16533', 1, 605883683462709248, '756', '2026-11-22 04:38:48.595883+00', NULL);
 
 
 --
@@ -2113,7 +2628,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 04:10:33.179305+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 04:38:48.28704+00');
 
 
 --
@@ -2126,7 +2641,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 04:10:33.535765+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 04:38:48.614939+00');
 
 
 --
@@ -2161,7 +2676,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3537287327483225305, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 605883774717837884, true);
 
 
 --
@@ -2175,7 +2690,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 3537287327483225257, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 605883774717837843, true);
 
 
 --
@@ -2334,10 +2849,24 @@ ALTER TABLE ONLY shardids_catalog.view
 
 
 --
+-- Name: FUNCTION late_id(id_offset regclass); Type: ACL; Schema: shard_0000; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shard_0000.late_id(id_offset regclass) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION next_id(); Type: ACL; Schema: shard_0000; Owner: -
 --
 
 REVOKE ALL ON FUNCTION shard_0000.next_id() FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION set_aside(id_offset regclass, n integer, OUT first_tick bigint, OUT last_tick bigint); Type: ACL; Schema: shard_0000; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shard_0000.set_aside(id_offset regclass, n integer, OUT first_tick bigint, OUT last_tick bigint) FROM PUBLIC;
 
 
 --
@@ -2348,10 +2877,24 @@ REVOKE ALL ON FUNCTION shard_0000.next_ids(n integer) FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION late_id(id_offset regclass); Type: ACL; Schema: shard_0001; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shard_0001.late_id(id_offset regclass) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION next_id(); Type: ACL; Schema: shard_0001; Owner: -
 --
 
 REVOKE ALL ON FUNCTION shard_0001.next_id() FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION set_aside(id_offset regclass, n integer, OUT first_tick bigint, OUT last_tick bigint); Type: ACL; Schema: shard_0001; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shard_0001.set_aside(id_offset regclass, n integer, OUT first_tick bigint, OUT last_tick bigint) FROM PUBLIC;
 
 
 --
@@ -2383,10 +2926,10 @@ REVOKE ALL ON FUNCTION shardids.tables_of(shard integer) FROM PUBLIC;
 
 
 --
--- Name: FUNCTION without_barrier(shard integer); Type: ACL; Schema: shardids; Owner: -
+-- Name: FUNCTION without_barrier(shard integer, replicated boolean); Type: ACL; Schema: shardids; Owner: -
 --
 
-REVOKE ALL ON FUNCTION shardids.without_barrier(shard integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION shardids.without_barrier(shard integer, replicated boolean) FROM PUBLIC;
 
 
 --
@@ -2397,10 +2940,31 @@ REVOKE ALL ON FUNCTION shardids.add_barriers(shard integer) FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION advance(shard integer, id_offset regclass, ticks bigint, OUT seen bigint, OUT first_tick bigint, OUT last_tick bigint); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.advance(shard integer, id_offset regclass, ticks bigint, OUT seen bigint, OUT first_tick bigint, OUT last_tick bigint) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION "analyze"(shard integer); Type: ACL; Schema: shardids; Owner: -
 --
 
 REVOKE ALL ON FUNCTION shardids."analyze"(shard integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION database(); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.database() FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION barrier_holders(shard integer, waiting boolean); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.barrier_holders(shard integer, waiting boolean) FROM PUBLIC;
 
 
 --
@@ -2411,10 +2975,17 @@ REVOKE ALL ON FUNCTION shardids.create_subscription(name name, conninfo text, op
 
 
 --
--- Name: FUNCTION database(); Type: ACL; Schema: shardids; Owner: -
+-- Name: FUNCTION objects_of(shard integer); Type: ACL; Schema: shardids; Owner: -
 --
 
-REVOKE ALL ON FUNCTION shardids.database() FROM PUBLIC;
+REVOKE ALL ON FUNCTION shardids.objects_of(shard integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION dependents_of(shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.dependents_of(shard integer) FROM PUBLIC;
 
 
 --
@@ -2457,6 +3028,20 @@ REVOKE ALL ON FUNCTION shardids.fence(shard integer, moved_to text, OUT high_wat
 --
 
 REVOKE ALL ON FUNCTION shardids.grant_usage(shard integer, role name) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION incarnation(); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.incarnation() FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION late_id(id_offset regclass, shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.late_id(id_offset regclass, shard integer) FROM PUBLIC;
 
 
 --
@@ -2509,10 +3094,24 @@ REVOKE ALL ON FUNCTION shardids.safe_tick(shard integer, id_counter regclass, id
 
 
 --
+-- Name: FUNCTION schema_version(shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.schema_version(shard integer) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION sequences_of(shard integer); Type: ACL; Schema: shardids; Owner: -
 --
 
 REVOKE ALL ON FUNCTION shardids.sequences_of(shard integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION set_aside(id_offset regclass, shard integer, n integer, OUT first_tick bigint, OUT last_tick bigint); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.set_aside(id_offset regclass, shard integer, n integer, OUT first_tick bigint, OUT last_tick bigint) FROM PUBLIC;
 
 
 --

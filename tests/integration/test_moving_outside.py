@@ -1,0 +1,300 @@
+"""What a move does not see by itself: other schemas, open transactions, disabled triggers, DDL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+
+from shardids import mover
+from shardids.dev.embedded import temporary_servers
+from shardids.errors import ClusterConflict, MoveRefused
+from shardids.mover import Options, StepBegun, StepDone, Waiting
+from tests.support.clusters import command
+from tests.support.moves import TwoNodes, assert_one_owner, finish, schema, two_nodes
+
+TABLES = """
+    create table {s}.users (id bigint primary key default {s}.next_id(), name text);
+    create table {s}.notes (body text);
+    alter table {s}.notes replica identity full;
+    insert into {s}.users (name) select 'u' || n from generate_series(1, 10) n"""
+PREPARED = {"max_prepared_transactions": "4"}
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[TwoNodes]:
+    with temporary_servers(2, settings=PREPARED) as servers:
+        nodes = two_nodes(servers, 80)
+        yield nodes
+        nodes.catalog.close()
+
+
+def names(nodes: TwoNodes, shard: int) -> set[str]:
+    with nodes.connected(nodes.catalog.node_of(shard).name) as connection:
+        return {name for (name,) in connection.execute(f"select name from {schema(shard)}.users")}
+
+
+class Meanwhile:
+    """Runs something in another session at a step of a move, and ends it when the move has had to wait."""
+
+    def __init__(self, step: str, begin: Callable[[], None], end: Callable[[], None]) -> None:
+        self._step, self._begin, self._end = step, begin, end
+        self.reasons: list[str] = []
+
+    def __call__(self, event: mover.Event) -> None:
+        if isinstance(event, StepBegun) and event.step == self._step:
+            self._begin()
+        if isinstance(event, Waiting):
+            self.reasons.append(event.reason)
+            if len(self.reasons) == 1:
+                self._end()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "begin", "end"),
+    [
+        (
+            "alter table {s}.users disable trigger all",
+            "begin; insert into {s}.users (name) values ('late')",
+            "commit; alter table {s}.users enable trigger all",
+        ),
+        (
+            "",
+            "begin; alter table {s}.users disable trigger all; insert into {s}.users (name) values ('late');"
+            " alter table {s}.users enable trigger all",
+            "commit",
+        ),
+        (
+            "set session_replication_role = replica",
+            "begin; insert into {s}.users (name) values ('late')",
+            "commit",
+        ),
+        (
+            "",
+            "begin; insert into {s}.users (name) values ('late'); prepare transaction 'p'",
+            "commit prepared 'p'",
+        ),
+    ],
+    ids=["triggers disabled before", "triggers disabled inside", "replica role", "prepared"],
+)
+def test_a_load_that_passes_no_trigger_is_waited_for(
+    nodes: TwoNodes, prepare: str, begin: str, end: str
+) -> None:
+    shard = nodes.new_shard(TABLES)
+    with nodes.connected("a") as loader:
+
+        def run(script: str) -> Callable[[], None]:
+            def work() -> None:
+                for statement in script.replace("{s}", schema(shard)).split(";"):
+                    if statement.strip():
+                        loader.execute(statement)
+
+            return work
+
+        def begun() -> None:
+            run(prepare)()
+            run(begin)()
+
+        meanwhile = Meanwhile("cutover", begun, run(end))
+        done = mover.move(nodes.catalog, shard, "b", options=Options(verify=True), on_event=meanwhile)
+    assert done.outcome == "moved"
+    assert meanwhile.reasons
+    assert "late" in names(nodes, shard)
+    assert_one_owner(nodes, shard)
+
+
+def test_a_prepared_transaction_is_named(nodes: TwoNodes) -> None:
+    shard = nodes.new_shard(TABLES)
+    with nodes.connected("a") as session:
+
+        def begin() -> None:
+            session.execute(f"begin; insert into {schema(shard)}.users (name) values ('two')")
+            session.execute("prepare transaction 'phase one'")
+
+        def end() -> None:
+            session.execute("commit prepared 'phase one'")
+
+        meanwhile = Meanwhile("cutover", begin, end)
+        mover.move(nodes.catalog, shard, "b", on_event=meanwhile)
+    assert "prepared transaction 'phase one' has been in a writing transaction" in meanwhile.reasons[0]
+    assert "two" in names(nodes, shard)
+
+
+@pytest.mark.parametrize(
+    ("statements", "changed"),
+    [
+        ("create table {s}.late (id bigint primary key); insert into {s}.late values (1)", 'table "late"'),
+        ("grant select on {s}.users to public", 'acl "TABLE users"'),
+        ("create function {s}.late() returns integer language sql return 1", 'function "late()"'),
+    ],
+    ids=["table", "grant", "function"],
+)
+def test_a_change_of_the_schema_that_is_not_committed_at_the_cutover_is_waited_for(
+    nodes: TwoNodes, statements: str, changed: str
+) -> None:
+    """Then it is found, and named: the source keeps the shard, with what was changed."""
+    shard = nodes.new_shard(TABLES)
+    with nodes.connected("a") as session:
+
+        def begin() -> None:
+            session.execute("begin")
+            for statement in statements.replace("{s}", schema(shard)).split("; "):
+                session.execute(statement)
+
+        meanwhile = Meanwhile("cutover", begin, lambda: session.execute("commit") and None)
+        with pytest.raises(ClusterConflict) as refused:
+            mover.move(nodes.catalog, shard, "b", on_event=meanwhile)
+    assert meanwhile.reasons
+    assert f"{changed} was changed while it was moved" in refused.value.message
+    assert mover.abort(nodes.catalog, shard).outcome == "aborted"
+    assert_one_owner(nodes, shard)
+    if "table" in changed:
+        with nodes.connected("a") as connection:
+            assert connection.execute(f"select count(*) from {schema(shard)}.late").fetchone() == (1,)
+
+
+@pytest.mark.parametrize(
+    ("step", "statement", "changed"),
+    [
+        ("indexes", "create index late on {s}.users (name)", 'index "late"'),
+        ("catch up", "create index late on {s}.users (name)", 'index "late"'),
+        ("catch up", "grant select on {s}.users to public", 'acl "TABLE users"'),
+        ("copy", "create index late on {s}.users (name)", 'index "late"'),
+        ("copy", "alter table {s}.users add constraint late check (name <> '')", 'table "users"'),
+        ("copy", "alter table {s}.users alter name set default 'x'", 'table "users"'),
+        ("copy", "create view {s}.late as select 1 as one", 'view "late"'),
+        ("copy", "comment on table {s}.users is 'late'", 'comment "TABLE users"'),
+        ("copy", "create policy late on {s}.users using (true)", 'policy "users late"'),
+    ],
+)
+def test_a_change_of_the_schema_during_the_move_is_not_lost(
+    nodes: TwoNodes, step: str, statement: str, changed: str
+) -> None:
+    shard = nodes.new_shard(TABLES)
+
+    def change(event: mover.Event) -> None:
+        if event == StepDone(shard=shard, step=step):
+            with nodes.connected("a") as source:
+                source.execute(statement.replace("{s}", schema(shard)))
+
+    with pytest.raises(ClusterConflict) as refused:
+        mover.move(nodes.catalog, shard, "b", on_event=change)
+    assert changed in refused.value.message
+    assert "was changed while it was moved" in refused.value.message
+    assert nodes.catalog.node_of(shard).name == "a"
+    with nodes.connected("a") as source:
+        source.execute(f"insert into {schema(shard)}.users (name) values ('goes on')")
+    with pytest.raises(ClusterConflict, match="was changed while it was moved"):
+        finish(nodes, shard, mover.resume)
+    assert mover.abort(nodes.catalog, shard).outcome == "aborted"
+    assert mover.move(nodes.catalog, shard, "b").outcome == "moved"
+    assert_one_owner(nodes, shard)
+
+
+def test_statements_that_change_no_definition_do_not_stop_a_move(nodes: TwoNodes) -> None:
+    shard = nodes.new_shard(TABLES)
+
+    def work(event: mover.Event) -> None:
+        if event == StepDone(shard=shard, step="catch up"):
+            with nodes.connected("a") as source:
+                source.execute(f"truncate {schema(shard)}.notes")
+                source.execute(f"analyze {schema(shard)}.users")
+                source.execute(f"reindex table {schema(shard)}.users")
+
+    assert mover.move(nodes.catalog, shard, "b", on_event=work).outcome == "moved"
+
+
+@contextmanager
+def undone(nodes: TwoNodes, node: str, *statements: str) -> Iterator[None]:
+    yield
+    with nodes.connected(node) as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+def test_purge_keeps_what_is_not_the_shards(nodes: TwoNodes) -> None:
+    shard, other = nodes.new_shard(TABLES), nodes.new_shard(TABLES)
+    s, t = schema(shard), schema(other)
+    mover.move(nodes.catalog, shard, "b")
+    outside = (
+        f"create extension citext schema {s}",
+        f"alter table {t}.notes add email {s}.citext",
+        f"create view public.pair as select id from {s}.users union all select id from {t}.users",
+        f"create table public.orders (user_id bigint references {s}.users)",
+        f"create table public.children () inherits ({s}.notes)",
+    )
+    with nodes.connected("a") as source:
+        for statement in outside:
+            source.execute(statement)
+        dry = command("shard", "purge", str(shard), "--dry-run", SHARDIDS_CATALOG=nodes.catalog_url)
+        for refusal in (dry.stderr, refused_purge(nodes, shard)):
+            for name in (
+                "extension citext",
+                f"column email of table {t}.notes",
+                "view public.pair",
+                "constraint orders_user_id_fkey on table public.orders",
+                "table public.children",
+            ):
+                assert f'- {name} on node "a" (with shard {shard})' in refusal
+        assert dry.returncode == 1
+        with pytest.raises(MoveRefused, match='extension citext on node "a" would be dropped with the old'):
+            mover.move(nodes.catalog, shard, "a", back=True)
+        with pytest.raises(psycopg.errors.DependentObjectsStillExist, match="extension citext"):
+            source.execute("select shardids.drop_copy(%s)", [shard])
+        source.execute("drop view public.pair")
+        source.execute("drop table public.orders, public.children")
+        source.execute("alter extension citext set schema public")
+        assert [copy.shard for copy in mover.purge(nodes.catalog, [shard])] == [shard]
+        source.execute(f"insert into {t}.notes (email) values ('A@b')")
+        assert source.execute(f"select count(*) from {t}.notes where email = 'a@B'").fetchone() == (1,)
+        source.execute("drop extension citext cascade")
+
+
+def refused_purge(nodes: TwoNodes, shard: int) -> str:
+    with pytest.raises(ClusterConflict) as refused:
+        mover.purge(nodes.catalog, [shard])
+    return str(refused.value)
+
+
+def test_a_purge_of_many_drops_none_if_one_is_refused(nodes: TwoNodes) -> None:
+    first, second = nodes.new_shard(TABLES), nodes.new_shard(TABLES)
+    for shard in (first, second):
+        mover.move(nodes.catalog, shard, "b")
+    with nodes.connected("a") as source:
+        source.execute(f"create view public.reader as select * from {schema(second)}.users")
+        with pytest.raises(ClusterConflict, match="reader"):
+            mover.purge(nodes.catalog, [first, second])
+        assert len(mover.old_copies(nodes.catalog, [first, second])) == 2
+        source.execute("drop view public.reader")
+    assert len(mover.purge(nodes.catalog, [first, second])) == 2
+
+
+def test_children_in_another_schema_are_refused(nodes: TwoNodes) -> None:
+    shard = nodes.new_shard(TABLES)
+    s = schema(shard)
+    with nodes.connected("a") as source:
+        source.execute("create schema archive")
+        source.execute(f"create table {s}.log (id bigint primary key) partition by range (id)")
+        source.execute(f"create table archive.log_old partition of {s}.log for values from (0) to (9)")
+        source.execute("create table archive.more () inherits (" + s + ".notes)")
+    with pytest.raises(MoveRefused) as refused:
+        mover.plan_move(nodes.catalog, shard, "b")
+    for child, parent in (("log_old", "log"), ("more", "notes")):
+        words = f"table archive.{child} is a partition or child of {s}.{parent}, in another schema"
+        assert words in refused.value.message
+    with nodes.connected("a") as source:
+        for table in ("log_old", "more"):
+            source.execute(f"alter table archive.{table} set schema {s}")
+        source.execute(f"alter table {s}.more replica identity full")
+        source.execute(f"insert into {s}.log values (1); insert into {s}.more values ('kept')")
+    done = mover.move(nodes.catalog, shard, "b", options=Options(verify=True))
+    assert done.rows_verified == 10 + 2 + 1  # One is in the table of the shard's revision.
+
+
+def test_rows_are_compared_through_the_partitioned_table_too(nodes: TwoNodes) -> None:
+    shard = nodes.new_shard()
+    with nodes.connected("a") as source:
+        counted = source.execute("select name, rows from shardids.digest(%s) where digest is null", [shard])
+        assert counted.fetchall() == [(f"{schema(shard)}.events", 60)]
