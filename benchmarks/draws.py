@@ -82,9 +82,14 @@ def many_sessions(rounds: int) -> Section:
     )
 
 
-# What a shard's own next_id() is inlined to, with the shard's row in place of constants.
-_EACH_SHARD = b"""select count(shardids.next_id(pg_sequence_last_value(id_offset), id_counter, id_offset, id))
-                  from shardids.shard"""
+# An ID of each shard, one statement a shard, as from Python, but without the way there.
+_EACH_SHARD = b"""do $do$
+declare shard integer;
+begin
+  for shard in select id from shardids.shard loop
+    execute format('select %I.next_id()', shardids.schema_of(shard));
+  end loop;
+end $do$"""
 
 
 def _block(count: int) -> bytes:

@@ -11,7 +11,7 @@ import psycopg
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import URL, ExceptionContext, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
-from sqlalchemy.pool import Pool
+from sqlalchemy.pool import ConnectionPoolEntry, Pool
 
 from shardids.catalog.forks import in_child
 from shardids.errors import (
@@ -27,6 +27,10 @@ from shardids.errors import (
     UnsupportedServer,
     from_database,
 )
+
+SAFE_PATH = "pg_catalog, pg_temp"
+"""A search_path on which only PostgreSQL has functions and operators: pg_temp is not searched for them."""
+_IS_PINNED = "shardids_is_pinned"
 
 OLDEST_SERVER = 14
 """The oldest major version of PostgreSQL that is supported."""
@@ -88,6 +92,7 @@ def open_engine(
     ``administrative``: for shardids' own statements, which run under READ COMMITTED. Every failure becomes a
     ShardidsError; otherwise only lost connections and the errors that shardids defines do, and the rest stay
     SQLAlchemy's.
+    In such sessions names without a schema are PostgreSQL's own: see :func:`_pin_search_path`.
 
     ``connect_timeout_s``: how long each of the server's addresses is tried, unless the URL or
     ``PGCONNECT_TIMEOUT`` says it.
@@ -101,7 +106,11 @@ def open_engine(
         connect_args = {"connect_timeout": connect_timeout_s} | connect_args
     if administrative:
         options["isolation_level"] = "READ COMMITTED"
+        # SQLAlchemy would look the type hstore up by a query that others' operators can answer.
+        options["use_native_hstore"] = False
     engine = create(url, connect_args=connect_args, **options)
+    if administrative:
+        _pin_search_path(engine)
 
     @event.listens_for(engine, "handle_error", retval=True)
     def _translate(context: ExceptionContext) -> BaseException | None:
@@ -129,6 +138,38 @@ def open_engine(
 
     in_child(engine, _leave_connections_to_the_parent)
     return engine
+
+
+def _pin_search_path(engine: Engine) -> None:
+    """Keeps functions, operators and types that others plant in ``public`` out of shardids' own statements.
+
+    A session of its own gets a safe ``search_path`` once. Behind a pooler the setting would reach other
+    clients' sessions: there each transaction begins with it, and a statement in autocommit mode has to
+    qualify its names.
+    """
+
+    @event.listens_for(engine, "connect")
+    def _pin(connection: psycopg.Connection[Any], record: ConnectionPoolEntry) -> None:
+        # A pooler tells the client a process number of its own.
+        connection.autocommit = True
+        row = connection.execute(
+            "select case when pg_catalog.pg_backend_pid() operator(pg_catalog.=)"
+            f" {connection.info.backend_pid}"
+            f" then pg_catalog.set_config('search_path', '{SAFE_PATH}', false) end"
+        ).fetchone()
+        connection.autocommit = False
+        record.info[_IS_PINNED] = row is not None and row[0] is not None
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        if not connection.info[_IS_PINNED] and not _is_autocommit(connection):
+            connection.exec_driver_sql(f"set local search_path = {SAFE_PATH}")
+
+
+def _is_autocommit(connection: Connection) -> bool:
+    """Whether the connection, or its engine, makes each statement a transaction of its own."""
+    levels = (connection.get_execution_options(), connection.engine.get_execution_options())
+    return any(options.get("isolation_level") == "AUTOCOMMIT" for options in levels)
 
 
 _of_the_parent: list[Pool] = []

@@ -26,12 +26,12 @@ select there.id as shard,
        there.counter is not null and there.id_offset is not null as has_sequences,
        -- The functions as the server prints them; the caller's search_path must not hold the schemas.
        coalesce(pg_get_function_sqlbody(next_id.oid) = format(
-         'RETURN shardids.next_id(pg_sequence_last_value(''%1$I.id_offset''::regclass), '
-         '''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s)', there.schema, there.id), false)
-         as next_id_is_ours,
+         'RETURN COALESCE(shardids.next_id(pg_sequence_last_value(''%1$I.id_offset''::regclass), '
+         '''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s), %1$I.late_id(''%1$I.id_offset''::regclass))', there.schema, there.id)
+         and late_id.prosrc = format('begin return shardids.late_id(id_offset, %s); end', there.id), false) as next_id_is_ours,
        -- The number of the shard is put out of the way only where it stands for the shard.
-       replace(replace(replace(pg_get_function_sqlbody(next_ids.oid), format('%I.', there.schema), 'SCHEMA.'),
-                       format(', %s)', there.id), ', SHARD)'), format('reserve(%s,', there.id), 'reserve(SHARD,')
+       replace(replace(pg_get_function_sqlbody(next_ids.oid), format('%I.', there.schema), 'SCHEMA.'),
+               format(', %s)', there.id), ', SHARD)')
          as next_ids_body,
        array(select c.relname::text from pg_class c
              where c.relnamespace = there.namespace and c.relname in ('shardids_version', 'alembic_version')
@@ -39,6 +39,8 @@ select there.id as shard,
 from there
 left join pg_proc next_id on next_id.pronamespace = there.namespace and next_id.proname = 'next_id'
   and next_id.pronargs = 0
+left join pg_proc late_id on late_id.pronamespace = there.namespace and late_id.proname = 'late_id'
+  and late_id.pronargs = 1
 left join pg_proc next_ids on next_ids.pronamespace = there.namespace and next_ids.proname = 'next_ids'
   and next_ids.proargtypes = '23'
 order by 1;

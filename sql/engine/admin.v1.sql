@@ -149,11 +149,11 @@ begin
     select format('grant execute on function %s to %I', string_agg(p.oid::regprocedure::text, ', '), role)
     from pg_proc p
     where p.pronamespace = 'shardids'::regnamespace
-      and p.proname not in ('fence', 'stop', 'safe_tick', 'log_offset', 'activate', 'grant_usage', 'revoke_usage', 'enter_shard', 'tables_of',
-                            'pass_barrier', 'add_barrier', 'add_barriers', 'without_barrier', 'drop_barriers', 'release', 'enter_moved', 'take_rows', 'drop_copy',
-                            'publish', 'subscribe', 'try_subscribing', 'create_subscription', 'unsubscribe', 'sequences_of', 'digest', 'database', 'lock_tables', 'analyze',
-                            'objects_of', 'dependents_of', 'schema_version', 'barrier_holders'));
-  execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer) to %2$I', schema, role);
+      and p.proname in ('epoch_ms', 'time_bits', 'shard_bits', 'sequence_bits', 'schema_prefix', 'schema_of', 'id_of', 'shard_of',
+                        'sequence_of', 'time_of', 'ms_of', 'clamped_ms', 'min_id', 'max_id', 'server', 'offset_base',
+                        'is_current', 'is_ahead', 'is_unchanged', 'is_in_time', 'drawn_id', 'next_id', 'offset_ms', 'refuse',
+                        'reserve'));
+  execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer) to %2$I', schema, role);
   execute format('grant usage on sequence %I.id_counter to %I', schema, role);
   execute format('grant select on sequence %I.id_offset to %I', schema, role);
 end
@@ -167,7 +167,7 @@ declare
   schema name := shardids.schema_of(shard);
 begin
   perform pg_advisory_xact_lock(1936220518);
-  execute format('revoke execute on function %1$I.next_id(), %1$I.next_ids(integer) from %2$I', schema, role);
+  execute format('revoke execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer) from %2$I', schema, role);
   execute format('revoke all on sequence %1$I.id_counter, %1$I.id_offset from %2$I', schema, role);
 end
 $$;

@@ -61,13 +61,31 @@ begin
       return shardids.drawn_id(seen, drawn, shard);
     end if;
   end if;
+  -- Older servers raise this themselves. Null is also what was never set: in a copy without rows, for example.
+  if seen is null and not pg_catalog.has_sequence_privilege(id_offset, 'select') then
+    raise insufficient_privilege using message = pg_catalog.format('permission denied for sequence %s', id_offset);
+  end if;
+  return null;
+end
+$$;
+
+comment on function shardids.next_id(bigint, regclass, regclass, integer) is
+  'Draws an ID, or null if the offset is to be raised first; call it as the shard''s own next_id()';
+
+-- For the owner of the engine only, and for the shards' own late_id(), which is run as that owner by whoever may draw:
+-- whose privileges to look at, a function that PUBLIC may execute could not tell. The caller names id_offset, as only the
+-- shard's next_id() knows it by OID, whatever the schema is called now; the counter that belongs to it is looked up.
+create function shardids.late_id(id_offset regclass, shard integer) returns bigint
+language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
+declare
+  counter constant regclass := (
+    select s.id_counter from shardids.shard s where s.id = late_id.shard and s.id_offset = late_id.id_offset);
+  seen bigint;
+  drawn bigint;
+begin
   loop
     seen := (shardids.advance(shard, id_offset)).seen;
-    -- Newer servers say null where older ones raise this themselves.
-    if pg_catalog.pg_sequence_last_value(id_offset) is null then
-      raise insufficient_privilege using message = pg_catalog.format('permission denied for sequence %s', id_offset);
-    end if;
-    drawn := pg_catalog.nextval(counter);
+    drawn := nextval(counter);
     if shardids.is_unchanged(seen, id_offset) and shardids.is_in_time(seen, drawn) then
       return shardids.drawn_id(seen, drawn, shard);
     end if;
@@ -75,8 +93,8 @@ begin
 end
 $$;
 
-comment on function shardids.next_id(bigint, regclass, regclass, integer) is
-  'Draws an ID; call it as the shard''s own next_id()';
+comment on function shardids.late_id(regclass, integer) is
+  'Raises the offset and draws an ID: what next_id() calls where its offset is not current';
 
 -- The only place that raises an offset. Brings the shard to the clock of this server, releases it after
 -- activate(), jumps past what a crash or a lost primary may have issued, and sets ticks aside.
@@ -92,7 +110,7 @@ comment on function shardids.next_id(bigint, regclass, regclass, integer) is
 create function shardids.advance(
   shard integer, id_offset regclass, ticks bigint default 0,
   out seen bigint, out first_tick bigint, out last_tick bigint)
-language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
   this shardids.shard;
@@ -126,10 +144,9 @@ begin
     if reason is not null then
       perform shardids.refuse(reason, shard, ticks);
     end if;
-    -- Shows that this session has drawn from the shard, so that its role was allowed to.
-    perform currval(this.id_counter);
     seen := coalesce(pg_sequence_last_value(this.id_offset), -1);
-    c1 := pg_sequence_last_value(this.id_counter);
+    -- Null before the first draw.
+    c1 := coalesce(pg_sequence_last_value(this.id_counter), 0);
     now_ms := floor(date_part('epoch', clock_timestamp()) * 1000)::bigint - shardids.epoch_ms();
     offset_ms := shardids.offset_ms(seen);
     if seen < 0 or seen - offset_ms <> base then
@@ -160,7 +177,7 @@ begin
       offset_ms := target_ms;
     end if;
     loop
-      c1 := pg_sequence_last_value(this.id_counter);
+      c1 := coalesce(pg_sequence_last_value(this.id_counter), 0);
       if ticks > 0 then
         target_ms := greatest(target_ms, offset_ms + ((ticks + spare_ticks) >> bits) + 1);
       end if;
@@ -180,7 +197,7 @@ begin
         is_logged := true;
       end if;
       exit when ticks = 0;
-      first_tick := (offset_ms << bits) + pg_sequence_last_value(this.id_counter) + 1;
+      first_tick := (offset_ms << bits) + coalesce(pg_sequence_last_value(this.id_counter), 0) + 1;
       last_tick := (target_ms << bits) + c1;
       exit when last_tick - first_tick >= ticks - 1;
       -- Others drew more than the spare meanwhile. What was set aside may be partly theirs: begin anew from
@@ -193,14 +210,6 @@ begin
     when sqlstate 'SI099' then
       -- The latest of what is ours: after a pause most of it lies in the past.
       first_tick := last_tick - ticks + 1;
-    when object_not_in_prerequisite_state then
-      -- The name stands for its whole class, lock_not_available included.
-      if sqlstate <> '55000' then
-        raise;
-      end if;
-      raise insufficient_privilege using
-        message = format('shard %s of node "%s": this session has not drawn from the shard', shard, node.name),
-        hint = 'Draw with the shard''s next_id() or next_ids(n).';
   end;
 end
 $$;
@@ -291,28 +300,41 @@ begin
 end
 $$;
 
--- Looks the shard's sequences up, so that a caller can name no others.
+-- Run as the owner of the engine by the shards' own set_aside(n).
+create function shardids.set_aside(id_offset regclass, shard integer, n integer, out first_tick bigint, out last_tick bigint)
+language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
+begin
+  if n is null or n < 1 then
+    perform shardids.refuse('SI007', shard, n);
+  end if;
+  select a.first_tick, a.last_tick into first_tick, last_tick from shardids.advance(shard, id_offset, n) a;
+end
+$$;
+
+comment on function shardids.set_aside(regclass, integer, integer) is 'Sets n consecutive ticks of a shard aside';
+
+revoke execute on function
+  shardids.incarnation(), shardids.late_id(regclass, integer), shardids.advance(integer, regclass, bigint),
+  shardids.set_aside(regclass, integer, integer)
+  from public;
+
+-- Calls the shard's own function, which the caller has to be allowed to execute.
 create function shardids.reserve(shard integer, n integer, out first_tick bigint, out last_tick bigint)
 language plpgsql volatile parallel unsafe as $$
 declare
-  counter pg_catalog.regclass;
   id_offset pg_catalog.regclass;
+  schema pg_catalog.regnamespace;
 begin
-  select s.id_counter, s.id_offset into counter, id_offset
-  from shardids.shard s where s.id operator(pg_catalog.=) reserve.shard;
+  select s.id_offset into id_offset from shardids.shard s where s.id operator(pg_catalog.=) reserve.shard;
   if id_offset is null then
     perform shardids.refuse('SI001', shard);
-  elsif not exists (select from pg_catalog.pg_class c where c.oid operator(pg_catalog.=) counter) then
+  end if;
+  select c.relnamespace into schema from pg_catalog.pg_class c where c.oid operator(pg_catalog.=) id_offset;
+  if schema is null then
     perform shardids.refuse('SI004', shard);
   end if;
-  if n is null or n operator(pg_catalog.<) 1
-     or n operator(pg_catalog.>) (select node.max_reserve from shardids.node) then
-    perform shardids.refuse('SI007', shard, n);
-  end if;
-  -- nextval is refused to a role that may not draw here; see currval in advance().
-  perform pg_catalog.nextval(counter);
-  select a.first_tick, a.last_tick into first_tick, last_tick
-  from shardids.advance(shard, id_offset, n) a;
+  execute pg_catalog.format('select r.first_tick, r.last_tick from %s.set_aside($1, $2) r', schema)
+  into first_tick, last_tick using id_offset, n;
 end
 $$;
 

@@ -4,12 +4,35 @@
 --             (1936220530, shard) and (1936220517, shard) until commit.
 -- Privileges: CREATE on schema shardids.
 
+-- A version table is the application's: only tables are read, for a view would run its functions as the caller;
+-- values are written by format(), for the owner of their type may have made a cast to text; and row_security is off,
+-- so that a policy is an error and no function of its owner is run.
+
+create function shardids.revisions_in(schema name, version_table name) returns text[]
+language plpgsql volatile set search_path = pg_catalog, pg_temp set row_security = off as $$
+declare
+  found_there text[];
+begin
+  -- Locked before it is looked at: nothing else can take its name then.
+  execute format('lock table %I.%I in access share mode', schema, version_table);
+  if (select c.relkind from pg_class c where c.oid = to_regclass(format('%I.%I', schema, version_table))) <> 'r' then
+    raise wrong_object_type using message = format('%I.%I is not a table', schema, version_table);
+  end if;
+  execute format('select array_agg(revision order by revision collate "C")'
+                 ' from (select format(''%%s'', v.version_num) as revision from %I.%I v) versions',
+                 schema, version_table) into found_there;
+  return coalesce(found_there, '{}');
+end
+$$;
+
+comment on function shardids.revisions_in(name, name) is 'The revisions in a version table';
+
 -- A statement that read some thousand tables would hold a lock on each until it ends, more than the server's
 -- lock table has room for; a subtransaction that is rolled back gives its locks back at once.
 create function shardids.revisions(
   version_table name default 'alembic_version',
   out shard integer, out revisions text[], out unfinished text) returns setof record
-language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+language plpgsql volatile set search_path = pg_catalog, pg_temp set row_security = off as $$
 declare
   this record;
 begin
@@ -26,8 +49,7 @@ begin
     unfinished := substring(this.comment from '^shardids: (.*)$');
     if this.oid is not null then
       begin
-        execute format('select coalesce(array_agg(v.version_num::text order by v.version_num collate "C"), ''{}'') from %I.%I v',
-                       this.schema, version_table) into revisions;
+        revisions := shardids.revisions_in(this.schema, version_table);
         raise exception using errcode = 'SI099';
       exception when sqlstate 'SI099' then
         null;
@@ -62,8 +84,7 @@ begin
       hint = 'Wait until it has ended, and run the migration again.';
   end if;
   if to_regclass(format('%I.%I', schema, version_table)) is not null then
-    execute format('select coalesce(array_agg(v.version_num::text order by v.version_num collate "C"), ''{}'') from %I.%I v',
-                   schema, version_table) into found_there;
+    found_there := shardids.revisions_in(schema, version_table);
   end if;
   if found_there is distinct from expected then
     raise exception using errcode = 'SI009',
@@ -78,13 +99,32 @@ $$;
 comment on function shardids.enter_revision(integer, name, text[]) is
   'Opens a transaction that migrates a shard which is at just the expected revisions (null: no version table)';
 
--- What the tables of a schema are, a line an object, in words that are the same for every shard.
+-- What node revisions create lies in schema public, and is found from there while a shard's revisions run. Not where
+-- any role may create objects: one that planted a type or an operator there would have it found as well.
+create function shardids.is_shared_schema_safe() returns boolean
+language sql stable set search_path = pg_catalog, pg_temp as $$
+  select exists (select from pg_namespace where nspname = 'public' and not has_schema_privilege('public', oid, 'create'))
+$$;
+
+comment on function shardids.is_shared_schema_safe() is 'Whether schema public is there, and not every role may create in it';
+
+create function shardids.revision_path(shard integer) returns text
+language sql stable set search_path = pg_catalog, pg_temp as $$
+  select quote_ident(shardids.schema_of(shard)) || case when shardids.is_shared_schema_safe() then ', public' else '' end
+$$;
+
+comment on function shardids.revision_path(integer) is 'The search_path of a shard''s revisions';
+
+-- What the tables of a schema are, a line an object, in words that are the same for every shard. The server names the
+-- objects of the schema with it, which is taken away again: with the schema on search_path it would not, but then
+-- functions and operators of those who may create in it would be run here.
 create function shardids.description(schema name) returns setof text
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  qualifier constant text := format('(^|[^[:alnum:]_$"])%s\.', quote_ident(schema));
 begin
-  -- Objects of the schema itself are then named without it.
-  perform set_config('search_path', quote_ident(schema), true);
   return query
+  with described (line) as (
   with relation as (
     select c.oid, c.relname, c.relkind, c.relpersistence from pg_class c
     join pg_namespace n on n.oid = c.relnamespace and n.nspname = schema
@@ -108,25 +148,30 @@ begin
   -- From version 18 on the server lists NOT NULL here, too; the columns have said it.
   where k.contype <> 'n'
   union all
-  select format('index %s %s%s', r.relname, replace(pg_get_indexdef(i.indexrelid), quote_ident(schema) || '.', ''),
+  select format('index %s %s%s', r.relname, pg_get_indexdef(i.indexrelid),
                 case when i.indisvalid then '' else ' (invalid)' end)
   from relation r join pg_index i on i.indexrelid = r.oid
   union all
-  select format('trigger %s.%s %s', r.relname, t.tgname, replace(pg_get_triggerdef(t.oid), quote_ident(schema) || '.', ''))
+  select format('trigger %s.%s %s', r.relname, t.tgname, pg_get_triggerdef(t.oid))
   from relation r join pg_trigger t on t.tgrelid = r.oid and not t.tgisinternal
   union all
-  select format('function %s %s', p.oid::regprocedure, replace(pg_get_functiondef(p.oid), quote_ident(schema) || '.', ''))
+  select format('function %s %s', p.oid::regprocedure, pg_get_functiondef(p.oid))
   from pg_proc p join pg_namespace n on n.oid = p.pronamespace and n.nspname = schema
-  where p.prokind in ('f', 'p') and p.proname not in ('next_id', 'next_ids')
+  where p.prokind in ('f', 'p') and p.proname not in ('next_id', 'next_ids', 'late_id', 'set_aside')
   union all
   select format('type %s %s', format_type(t.oid, null), coalesce(
            (select string_agg(quote_literal(e.enumlabel), ', ' order by e.enumsortorder)
             from pg_enum e where e.enumtypid = t.oid), format_type(t.typbasetype, t.typtypmod)))
   from pg_type t join pg_namespace n on n.oid = t.typnamespace and n.nspname = schema
-  where t.typtype in ('e', 'd')
-  order by 1;
+  where t.typtype in ('e', 'd'))
+  select regexp_replace(line, qualifier, '\1', 'g') from described order by 1;
 end
 $$;
 
 comment on function shardids.description(name) is
   'The application''s objects in a shard''s schema, a line each: two shards that are alike have the same lines';
+
+revoke execute on function
+  shardids.revisions_in(name, name), shardids.revisions(name), shardids.enter_revision(integer, name, text[]),
+  shardids.description(name)
+  from public;

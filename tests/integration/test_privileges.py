@@ -212,20 +212,54 @@ def test_another_shards_offset_can_not_be_named_to_an_allowed_one(owner: Db, app
     draw(app)
     before = shard_states(owner)
     for oid in (scalar(owner, "select 'shard_0006.id_offset'::regclass::oid"), 0, 2**32 - 1):
-        with refused("SI004"):
-            app.execute("select shardids.advance(5, %s::oid::regclass, 10)", [oid])
+        for call in ("set_aside(%s::oid::regclass, 10)", "late_id(%s::oid::regclass)"):
+            with refused("SI004"):
+                app.execute(f"select shard_0005.{call}", [oid])
     assert shard_states(owner) == before
 
 
-def test_a_role_that_may_draw_elsewhere_advances_no_shard_it_may_not_draw_from(owner: Db, app: Db) -> None:
-    draw(app, 10)
-    before = shard_states(owner)
-    offset = scalar(owner, "select 'shard_0006.id_offset'::regclass::oid")
-    for ticks_wanted in (0, 1, 4_000_000):
-        with refused(DENIED, "shard 6"):
-            app.execute("select shardids.advance(6, %s, %s)", [offset, ticks_wanted])
-    assert shard_states(owner) == before
-    assert advisory_locks(owner) == 0
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "select shard_0006.set_aside('shard_0006.id_offset', 100)",
+        "select shard_0006.late_id('shard_0006.id_offset')",
+        "select shardids.reserve(6, 100)",
+        "select shardids.advance(6, 'shard_0006.id_offset', 100)",
+        "select shardids.set_aside('shard_0006.id_offset', 6, 100)",
+        "select shardids.late_id('shard_0006.id_offset', 6)",
+    ],
+)
+def test_a_role_draws_from_no_shard_that_its_session_drew_from_under_another_role(
+    statement: str, owner: Db, url: URL, make_role: MakeRole
+) -> None:
+    """As in the session of a pool that sets a role for each of its clients."""
+    allowed, other, pool = make_role("allowed"), make_role("other"), make_role("pool")
+    names = [sql.Identifier(str(role.username)) for role in (allowed, other, pool)]
+    owner.execute(sql.SQL("grant {0}, {1} to {2}").format(*names))
+    owner.execute("select shardids.grant_usage(6, %s)", [allowed.username])
+    owner.execute("select shardids.grant_usage(5, %s)", [other.username])
+    with connect(dsn(pool.set(database=url.database))) as session:
+        session.execute(sql.SQL("set role {}").format(names[0]))
+        draw(session, 1, "shard_0006.next_id()")
+        session.execute(sql.SQL("set role {}").format(names[1]))
+        before = shard_states(owner)
+        with refused(DENIED):
+            session.execute(with_oids(owner, statement))
+        assert shard_states(owner) == before
+
+
+def test_a_function_of_a_role_that_may_draw_draws_for_one_that_may_not(
+    owner: Db, app: Db, role: URL, url: URL, make_role: MakeRole
+) -> None:
+    owner.execute(sql.SQL("create schema api authorization {}").format(sql.Identifier(str(role.username))))
+    app.execute("""create function api.draw() returns bigint language sql security definer
+                   set search_path = pg_catalog, pg_temp as 'select shard_0005.next_id()'""")
+    app.execute("grant usage on schema api to public")
+    other = make_role("other")
+    with connect(dsn(other.set(database=url.database))) as session:
+        for _ in range(3):
+            assert DEFAULT.decode(scalar(session, "select api.draw()")).shard == 5
+            session.execute("select pg_sleep(0.01)")
 
 
 def test_revoking_takes_back_draws_and_reservations(owner: Db, app: Db, role: URL, url: URL) -> None:
@@ -242,7 +276,7 @@ def test_revoking_takes_back_draws_and_reservations(owner: Db, app: Db, role: UR
                 with refused(DENIED, "permission denied"):
                     session.execute(statement)
         with refused(DENIED):
-            later.execute("select shardids.advance(5, 'shard_0005.id_offset', 10)")
+            later.execute("select shard_0005.set_aside('shard_0005.id_offset', 10)")
 
 
 def test_revoking_takes_back_what_a_prepared_insert_draws(owner: Db, app: Db, role: URL) -> None:
@@ -264,6 +298,8 @@ def test_a_role_without_usage_is_denied(url: URL, make_role: MakeRole) -> None:
         for statement in (
             "select shard_0005.next_id()",
             "select shard_0005.next_ids(1)",
+            "select shard_0005.set_aside(0, 1)",
+            "select shard_0005.late_id(0)",
             "select shardids.reserve(5, 1)",
             "select shardids.shard_of(1)",
             "select shardids.advance(5, 0)",
@@ -289,7 +325,7 @@ def test_a_role_can_not_drag_the_clock_past_the_limit(owner: Db, app: Db) -> Non
     with refused("SI005", " ms ahead of the clock"):
         run_ahead(app, 180_000)
     with refused("SI005"):
-        app.execute("select shardids.advance(5, 'shard_0005.id_offset', 4000000)")
+        app.execute("select shardids.reserve(5, 4000000)")
     ahead_ms = scalar(
         owner,
         """select shardids.offset_ms(pg_sequence_last_value('shard_0005.id_offset'))
@@ -299,12 +335,12 @@ def test_a_role_can_not_drag_the_clock_past_the_limit(owner: Db, app: Db) -> Non
     assert scalar(app, "select shardids.shard_of(shard_0005.next_id())") == 5
 
 
-def test_a_huge_number_of_ticks_is_refused(app: Db, owner: Db) -> None:
-    draw(app)
+def test_a_huge_number_of_ticks_is_refused(owner: Db) -> None:
+    draw(owner)
     before = shard_states(owner)
     for count in (10**12, 2**62, 2**63 - 1):
         with pytest.raises(psycopg.Error):
-            app.execute("select shardids.advance(5, 'shard_0005.id_offset', %s)", [count])
+            owner.execute("select shardids.advance(5, 'shard_0005.id_offset', %s)", [count])
         assert shard_states(owner) == before
         assert advisory_locks(owner) == 0
 
@@ -429,7 +465,7 @@ def test_refusals_run_none_of_the_names_that_a_caller_puts_first(
     for statement, sqlstate in (
         ("select shardids.reserve(5, 0)", "SI007"),
         ("select shardids.reserve(7, 1)", "SI001"),
-        ("select shardids.advance(7, 0)", "SI001"),
+        ("select shardids.advance(7, 0)", DENIED),
         ("select shardids.fence(5)", DENIED),
         ("select shardids.enter_shard(5)", DENIED),
     ):

@@ -150,8 +150,8 @@ def shards_there(url: URL) -> set[int]:
             drawn = connection.execute(
                 sql.SQL(query).format(sql.Identifier(schema), versions), [schema, schema]
             ).fetchone()
-            # Two sequences, the version table and its index; next_id and next_ids.
-            assert drawn == (shard, 1, 4, 2), schema
+            # Two sequences, the version table and its index; next_id, next_ids, late_id and set_aside.
+            assert drawn == (shard, 1, 4, 4), schema
         schemas = {schema for _, schema, _ in found}
         begun = connection.execute("select nspname from pg_namespace where nspname ~ '^shard_[0-9]+$'")
         assert {name for (name,) in begun} == schemas

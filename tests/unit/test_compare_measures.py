@@ -82,6 +82,25 @@ def test_a_tally_counts_what_was_there_before() -> None:
     assert (two.keys, two.twice, two.refused, two.refusal) == (4, 2, 2, "no more")
 
 
+def test_a_tally_counts_what_was_set_aside_before() -> None:
+    tally = Tally()
+    tally.add("drawn", [5, 50, 500])
+    tally.set_aside("aside", range(10, 60))
+    tally.add("drawn", [9, 10, 59, 60])
+    tally.set_aside("again", range(40, 100))
+    tally.set_aside("again", range(95, 105))
+    tally.set_aside("all", range(200))
+    assert {case: (found.keys, found.twice) for case, found in tally.cases.items()} == {
+        "drawn": (7, 2),
+        "aside": (50, 1),
+        "again": (70, 20 + 1 + 5),
+        "all": (200, 95 + 2),
+    }
+    tally.forget()
+    tally.add("anew", [5, 50, 500])
+    assert tally.cases["anew"].twice == 0
+
+
 def test_equal_keys_are_in_order() -> None:
     order = order_of([draw(7, 0), draw(7, 50)])
     assert (order.pairs, order.out_of_order_percent, order.late_most_ms) == (1, 0, 0)

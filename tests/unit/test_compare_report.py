@@ -16,7 +16,7 @@ from shardids.compare.report.advice import advices
 from shardids.compare.report.charts import charts
 from shardids.compare.report.figures import MISSING, duration, short, three
 from shardids.compare.report.page import html
-from shardids.compare.report.summary import best_of, repeaters, verdict
+from shardids.compare.report.summary import RISKS_TITLE, best_of, repeaters, risks, verdict
 from shardids.compare.report.table import markdown, print_table
 from shardids.compare.results import Comparison, SchemeResult
 from shardids.compare.schemes import SCHEMES
@@ -354,6 +354,15 @@ def test_numbers_have_three_digits_that_count(value: float | None, text: str, br
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_schemes_without_repetition_say_what_would_make_one(sample: Comparison, page: Page) -> None:
+    found = dict(risks(sample))
+    assert "safety_margin" in found["shardids, next_id()"]
+    assert "Redis INCR" not in found
+    for words in (found["shardids, next_id()"], RISKS_TITLE):
+        assert words in page.text
+        assert words in markdown(sample)
 
 
 def test_the_comparison_in_the_documentation() -> None:

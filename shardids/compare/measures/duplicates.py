@@ -39,24 +39,60 @@ class Pace:
 
 @dataclass(slots=True)
 class Tally:
-    """The keys that a scheme has issued, and the cases that they are counted under."""
+    """The keys that a scheme has issued, by their places, and the cases that they are counted under."""
 
+    place: Callable[[Key], int] = int
     seen: set[int] = field(default_factory=set)
+    aside: list[range] = field(default_factory=list)
     cases: dict[str, Duplicates] = field(default_factory=dict)
 
     def add(self, case: str, keys: Iterable[Key], refusal: str = "", refused: int = 0) -> None:
-        """Counts keys under a case; those that were there before, in any case, are twice."""
-        before, count = len(self.seen), 0
-        for key in keys:
-            self.seen.add(int(key))
-            count += 1
+        """Counts keys under a case; those that were issued before, in any case, are twice."""
+        places = [self.place(key) for key in keys]
+        new = set(places) - self.seen
+        if self.aside:
+            new = {place for place in new if not any(place in before for before in self.aside)}
+        self.seen |= new
+        self._count(case, len(places), len(places) - len(new), refusal, refused)
+
+    def set_aside(self, case: str, places: range) -> None:
+        """Counts keys that were set aside, as :meth:`add` does with keys that were drawn."""
+        # Without what others before it cover, so that no place is counted for two of them.
+        pieces = _without(places, self.aside)
+        twice = len(places) - sum(map(len, pieces))
+        twice += sum(place in piece for place in self.seen for piece in pieces)
+        self.aside += pieces
+        self._count(case, len(places), twice)
+
+    def forget(self) -> None:
+        """Begins anew: what was issued so far no longer counts."""
+        self.seen.clear()
+        self.aside.clear()
+
+    def _count(self, case: str, keys: int, twice: int, refusal: str = "", refused: int = 0) -> None:
         old = self.cases.get(case, Duplicates(keys=0, twice=0))
         self.cases[case] = Duplicates(
-            keys=old.keys + count,
-            twice=old.twice + count - (len(self.seen) - before),
+            keys=old.keys + keys,
+            twice=old.twice + twice,
             refused=old.refused + refused,
             refusal=old.refusal or refusal,
         )
+
+
+def _without(places: range, others: Iterable[range]) -> list[range]:
+    """Returns the parts of a range that lie in none of the others."""
+    pieces = [places]
+    for other in others:
+        pieces = [
+            part
+            for piece in pieces
+            for part in (
+                range(piece.start, min(piece.stop, other.start)),
+                range(max(piece.start, other.stop), piece.stop),
+            )
+            if part
+        ]
+    return pieces
 
 
 def at_full_speed(name: str, run: Measuring) -> Duplicates:

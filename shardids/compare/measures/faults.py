@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from shardids.compare.measures.duplicates import Tally
 from shardids.compare.measures.measuring import FAILURES, Measuring
 from shardids.compare.results import Duplicates, Outage
 from shardids.compare.schemes import Key, Scheme, Servers, Source
+from shardids.compare.schemes.scheme import MOST_KEYS
 from shardids.compare.testbed.servers import PrivateServer
 from shardids.compare.testbed.stage import POSTGRESQL_SETTINGS, Stage
 from shardids.dev.embedded import temporary_server
@@ -57,7 +59,7 @@ class _Player:
     """A scheme, its clients on the nodes, and its keys so far."""
 
     def __init__(self, scheme: Scheme) -> None:
-        self.scheme, self.tally = scheme, Tally()
+        self.scheme, self.tally = scheme, Tally(scheme.place)
         self._clients: dict[int, Source] = {}
 
     def connect(self, servers: Servers) -> None:
@@ -82,6 +84,19 @@ class _Player:
         self.tally.add(case, keys, refusal, refused=bool(refusal))
         return len(keys)
 
+    def draw_for(self, case: str, seconds: float) -> None:
+        """The first node's client draws for so long, unless it can set keys aside."""
+        source, end = self._clients[0], time.monotonic() + seconds
+        while not source.sets_aside and time.monotonic() < end:
+            if self._draw(source, case, _IN_HAND) < _IN_HAND:
+                return  # refused
+
+    def lead(self, case: str, keys: int) -> None:
+        """The first node's client sets that many keys aside, if it can."""
+        source = self._clients[0]
+        for left in range(keys if source.sets_aside else 0, 0, -MOST_KEYS):
+            self.tally.set_aside(case, source.set_aside(min(left, MOST_KEYS)))
+
     def close(self) -> None:
         """Ends the clients."""
         for source in self._clients.values():
@@ -96,9 +111,16 @@ class _Play:
     def __init__(self, run: Measuring, stage: Stage, stack: contextlib.ExitStack) -> None:
         self.run, self.stage, self._stack = run, stage, stack
         self.players: dict[str, _Player] = {}
+        self._connected_at = time.monotonic()
         for name, scheme in run.schemes.items():
             player = self.players[name] = _Player(scheme)
             stack.callback(player.close)
+        self.again("before")
+
+    def begin_anew(self) -> None:
+        """Begins another story, in which keys of the one before don't count."""
+        for player in self.players.values():
+            player.tally.forget()
         self.again("before")
 
     def again(self, case: str) -> None:
@@ -109,6 +131,19 @@ class _Play:
             player.draw(case)
 
         self.each(case, go_on)
+        self._connected_at = time.monotonic()
+
+    def lose(self, victims: list[_Server]) -> None:
+        """Issues keys that the copy does not know of, and loses the servers."""
+        case, sizes = "lost server", self.run.sizes
+        self.each(case, lambda player: player.draw_for(case, sizes.lead_s))
+        # A server that was just started leads its clock by shardids' margin: it first waits for the clock.
+        time.sleep(max(0.0, self._connected_at + sizes.settle_s - time.monotonic()))
+        self.each(case, lambda player: player.lead(case, sizes.lead_keys))
+        _each(victims, _replace_by_copy)
+        # Clients live on through it, with what they have in hand.
+        self.each(case, lambda player: player.draw(case, _IN_HAND))
+        self.again(case)
 
     def each(self, case: str, action: Callable[[_Player], Result]) -> dict[str, Result]:
         """Does something for each scheme; one that fails is out of it."""
@@ -137,7 +172,7 @@ class _Play:
 
 
 def measure_faults(run: Measuring, stage: Stage) -> dict[str, Faults]:
-    """Kills, stops and loses the first server of each kind, with clients of all schemes at work; adds one.
+    """Stops, loses and kills the first server of each kind, with clients of all schemes at work; adds one.
 
     Afterwards the stage's servers run, but hold what the copy held.
 
@@ -146,27 +181,24 @@ def measure_faults(run: Measuring, stage: Stage) -> dict[str, Faults]:
     """
     victims = _victims(stage)
     with contextlib.ExitStack() as stack:
-        run.say("faults: a server of each kind is killed")
         play = _Play(run, stage, stack)
+        run.say("faults: a server of each kind is stopped in order, and started")
+        _each(victims, lambda server: server.stop())
+        _each(victims, lambda server: _copy(server, server.data, server.copy))
+        _each(victims, lambda server: server.start())
+        play.again("restart")
+        for number in range(1, run.sizes.losses + 1):
+            run.say(f"faults: a server of each kind is lost and replaced, {number} of {run.sizes.losses}")
+            play.lose(victims)
+
+        play.begin_anew()
+        run.say("faults: a server of each kind is killed")
         _each(victims, lambda server: server.kill())
         outages = play.each("crash", lambda player: player.draw("crash", _TRIED))
         _each(victims, lambda server: server.start())
         play.again("crash")
-
         run.say("faults: a server is added")
         play.add_server()
-
-        run.say("faults: a server of each kind is stopped in order, and started")
-        _each(victims, lambda server: server.stop())
-        _each(victims, _copy)
-        _each(victims, lambda server: server.start())
-        play.again("restart")
-
-        run.say("faults: a server of each kind is lost, and replaced by the copy from before the last keys")
-        _each(victims, _replace_by_copy)
-        # Clients live on through it, with what they have in hand.
-        play.each("lost server", lambda player: player.draw("lost server", _IN_HAND))
-        play.again("lost server")
         return {name: _faults(player, outages[name]) for name, player in play.players.items()}
 
 
@@ -196,10 +228,10 @@ def _each(victims: list[_Server], action: Callable[[_Server], object]) -> None:
         action(server)
 
 
-def _copy(server: _Server) -> None:
+def _copy(server: _Server, source: Path, target: Path) -> None:
     # cp -a keeps the owner, which is not always this process's.
     copied = subprocess.run(  # noqa: S603  -- two paths of ours
-        ["/bin/cp", "-a", server.data, server.copy], capture_output=True, text=True, check=False
+        ["/bin/cp", "-a", source, target], capture_output=True, text=True, check=False
     )
     if copied.returncode:
         raise ServerStartFailed(f"{server.kind}'s files can't be copied: {copied.stderr.strip()}")
@@ -208,5 +240,5 @@ def _copy(server: _Server) -> None:
 def _replace_by_copy(server: _Server) -> None:
     server.kill()
     shutil.rmtree(server.data)
-    server.copy.rename(server.data)
+    _copy(server, server.copy, server.data)
     server.start()

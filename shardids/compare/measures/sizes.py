@@ -27,6 +27,9 @@ class Sizes:
         paced_s: how long clients draw at an even pace.
         rush_s, rush_keys: how long clients draw as fast as they can, and how many keys each at most.
         steps, clock_keys: how often the clocks step back, and how many keys each client draws meanwhile.
+        losses: how often the first servers are lost and replaced by a copy.
+        settle_s, lead_s, lead_keys: before each loss, how long a server runs at least, how long clients draw,
+            and how many keys are set aside instead where that can be done at once.
         disk_mb: free disk that it takes.
     """
 
@@ -42,15 +45,26 @@ class Sizes:
     rush_keys: int
     steps: int
     clock_keys: int
+    losses: int
+    settle_s: float
+    lead_s: float
+    lead_keys: int
     disk_mb: int
 
     def in_words(self) -> Mapping[str, str]:
         """What a report says of each measure, by its name."""
         first, second = (PACED_CLIENTS.count(node) for node in (0, 1))
         rounds, fills = (_times(count) for count in (self.rounds, self.fills))
+        losses = f"{self.losses} times" if self.losses > 1 else "Once"
         words = {
             name: text.format(
-                sizes=self, clients=CLIENTS, first=first, second=second, rounds=rounds, fills=fills
+                sizes=self,
+                clients=CLIENTS,
+                first=first,
+                second=second,
+                rounds=rounds,
+                fills=fills,
+                losses=losses,
             )
             for name, text in _WORDS.items()
         }
@@ -79,10 +93,12 @@ _WORDS: Final = {
     "clock back": """4 clients on two nodes draw up to {sizes.clock_keys:,} keys each while their clocks,
         simulated by libfaketime, step back {sizes.steps} times by 0.1 s; so do those of PostgreSQL and
         MariaDB, but not that of Redis, which can't run under it.""",
-    "faults": """The first server of each kind is killed and stays down while clients of two nodes try to draw
-        2,100 keys each: for seconds, less than leases last. A PostgreSQL server is added. The first servers
-        are stopped in order, then replaced by copies of their files from before their last keys, which
-        simulates a standby that lagged or a restored backup.""",
+    "faults": """The first server of each kind is stopped in order, copied and started. {losses} it is
+        lost: clients of two nodes draw 300 keys each, one of them sets {sizes.lead_keys:,} keys aside
+        besides, or draws for {sizes.lead_s:g} s where its scheme can't; then the server is killed and
+        replaced by the copy, which simulates a standby that lagged or a restored backup. After that, and
+        counted by itself, the first server of each kind is killed and stays down while clients try to draw
+        2,100 keys each: for seconds, less than leases last. A PostgreSQL server is added.""",
 }
 
 
@@ -99,6 +115,10 @@ FULL: Final = Sizes(
     rush_keys=50_000,
     steps=20,
     clock_keys=200_000,
+    losses=5,
+    settle_s=11,
+    lead_s=0.5,
+    lead_keys=8_000_000,
     disk_mb=5500,
 )
 """The whole run: some minutes."""
@@ -116,6 +136,10 @@ QUICK: Final = Sizes(
     rush_keys=5_000,
     steps=4,
     clock_keys=30_000,
+    losses=2,
+    settle_s=0,
+    lead_s=0.05,
+    lead_keys=100_000,
     disk_mb=2500,
 )
 """The quick run: below a minute, and rough."""

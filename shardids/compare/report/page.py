@@ -61,6 +61,8 @@ def html(comparison: Comparison) -> str:
             own=figures.OWN,
             rough=summary.ROUGH,
             missing_title=summary.MISSING_TITLE,
+            risks=summary.risks(comparison),
+            risks_title=summary.RISKS_TITLE,
             specs=_inside_script(json.dumps(specs)),
             comparison_json=_inside_script(to_json(comparison, indent=None)),
             library=_library(),

@@ -12,6 +12,8 @@ ROUGH = (
     "A quick run: its figures are rough, and no more than a hint. Leave --quick out for figures to rely on."
 )
 """What is said of a quick run."""
+RISKS_TITLE = "Issued none twice in this run, but would under"
+"""The title over :func:`risks`."""
 MISSING_TITLE = "Left out, and why"
 """The title over :func:`left_out`."""
 
@@ -97,6 +99,15 @@ def repeaters(comparison: Comparison) -> list[tuple[str, str]]:
         )
         for result in comparison.schemes
         if result.twice
+    ]
+
+
+def risks(comparison: Comparison) -> list[tuple[str, str]]:
+    """The schemes that issued no key twice in this run: the title, and under what they would."""
+    return [
+        (result.about.title, result.about.unsafe_under)
+        for result in comparison.schemes
+        if result.duplicates and not result.twice and result.about.unsafe_under
     ]
 
 

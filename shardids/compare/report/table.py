@@ -16,7 +16,16 @@ from rich.text import Text
 from shardids.compare.report.advice import advices
 from shardids.compare.report.columns import ReportColumn, safety_columns, speed_columns
 from shardids.compare.report.figures import OWN, duration
-from shardids.compare.report.summary import MISSING_TITLE, ROUGH, best_of, left_out, repeaters, verdict
+from shardids.compare.report.summary import (
+    MISSING_TITLE,
+    RISKS_TITLE,
+    ROUGH,
+    best_of,
+    left_out,
+    repeaters,
+    risks,
+    verdict,
+)
 from shardids.compare.results import CASES, Comparison, SchemeResult
 
 _STYLES = {"": "", "good": "green", "bad": "bold red", "missing": "dim"}
@@ -115,6 +124,10 @@ def _page(comparison: Comparison) -> Iterator[str]:
             ],
         )
         yield "\n".join(f"- *{column.heading}*: {column.meaning}" for column in columns)
+    found = risks(comparison)
+    if found:
+        yield f"{RISKS_TITLE}:"
+        yield "\n".join(f"- {_plain(title)}: {_plain(words)}" for title, words in found)
     yield from _circumstances(comparison)
 
 

@@ -24,6 +24,7 @@ class Blocks(Source):
 
     def __init__(self, source: Source, size: int) -> None:
         self._source, self._size = source, size
+        self.sets_aside = source.sets_aside
         self._left: Iterator[Key] = iter(())
 
     def draw(self) -> Key:
@@ -37,6 +38,9 @@ class Blocks(Source):
         if missing := count - len(keys):
             keys += self._source.draw_many(missing)
         return keys
+
+    def _set_aside(self, count: int) -> range:
+        return self._source.set_aside(count)
 
     def close(self) -> None:
         self._source.close()
@@ -72,6 +76,11 @@ class RangeSource(Source):
             self._refill()
             keys += islice(self._left, missing)
         return keys
+
+    sets_aside = True
+
+    def _set_aside(self, count: int) -> range:
+        return self._fetch(count).result()
 
     def _refill(self) -> None:
         self.stalls += not self._next.done()

@@ -51,12 +51,17 @@ class RedisSource(Source):
             self._fail(error)
         return key
 
+    sets_aside = True
+
     def _draw_many(self, count: int) -> list[Key]:
+        return list(self._set_aside(count))
+
+    def _set_aside(self, count: int) -> range:
         try:
             last: int = self._client.incrby(KEY, count)
         except self._error as error:
             self._fail(error)
-        return list(range(last - count + 1, last + 1))
+        return range(last - count + 1, last + 1)
 
     def _fail(self, error: Exception) -> NoReturn:
         at = f"{self._login.host}:{self._login.port}"

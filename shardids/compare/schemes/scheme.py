@@ -128,6 +128,9 @@ class Source(ABC):
     refuses.
     """
 
+    sets_aside: bool = False
+    """Whether :meth:`set_aside` works."""
+
     @abstractmethod
     def draw(self) -> Key:
         """One key."""
@@ -138,6 +141,16 @@ class Source(ABC):
 
     def _draw_many(self, count: int) -> list[Key]:
         return [self.draw() for _ in range(count)]
+
+    def set_aside(self, count: int) -> range:
+        """Sets keys aside in one call, without bringing each of them, and returns their places.
+
+        The places are those of :meth:`Scheme.place`. Raises BadArgument as :meth:`draw_many`.
+        """
+        return self._set_aside(checked_integer("the number of keys", count, 1, MOST_KEYS))
+
+    def _set_aside(self, count: int) -> range:
+        raise NotImplementedError
 
     def close(self) -> None:
         """Gives back what the client holds."""
@@ -189,6 +202,10 @@ class Scheme(ABC):
         """What a key tells, or ``None`` if it tells nothing."""
         del key
         return None
+
+    def place(self, key: Key) -> int:
+        """Returns the key's place: different for different keys, and consecutive where they are set aside."""
+        return int(key)
 
     def check(self, servers: Servers) -> None:
         """Refuses servers that are too few.

@@ -23,8 +23,9 @@ _SAFE = (
 )
 
 _UNSAFE = (
-    "an old primary that is started again beside the standby that replaced it; by a small chance, an older"
-    " copy of a server's files that takes its place while IDs run ahead of the clock"
+    "an old primary that is started again beside the standby that replaced it; the loss of a server whose IDs"
+    " led its clock by over safety_margin (10 s, some 10 million IDs of a shard reserved at once), or led it"
+    " when the copy was made that replaces it"
 )
 _REFUSES = "a shard ahead of its clock by over an hour; a copy of a database, until it is activated"
 
@@ -59,9 +60,39 @@ class Shardids(SqlScheme):
         function = sql.Identifier(schema_name(SCHEMA_PREFIX, node), "next_id")
         return KeyColumn(type="bigint", draw=sql.SQL("{}()").format(function))
 
+    def place(self, key: Key) -> int:
+        bits = integer_of(key)
+        ms, sequence = bits >> DEFAULT.shard_bits + DEFAULT.sequence_bits, bits % DEFAULT.sequence_limit
+        return _place(ms << DEFAULT.sequence_bits | sequence, DEFAULT.shard_of(bits))
+
     def decode(self, key: Key) -> Decoded:
         decoded = DEFAULT.decode(integer_of(key))
         return Decoded(time=decoded.time, origin=decoded.shard, sequence=decoded.sequence)
+
+
+class _ShardSource(SqlSource):
+    """Draws from one shard, and reserves there."""
+
+    sets_aside = True
+
+    def __init__(self, url: str, shard: int) -> None:
+        schema = schema_name(SCHEMA_PREFIX, shard)
+        super().__init__(
+            url,
+            sql.SQL("select {}()").format(sql.Identifier(schema, "next_id")),
+            sql.SQL("select {}(%s::integer)").format(sql.Identifier(schema, "next_ids")),
+        )
+        self._shard = shard
+
+    def _set_aside(self, count: int) -> range:
+        ((first, last),) = self._session.rows(
+            "select first_tick, last_tick from shardids.reserve(%s, %s)", (self._shard, count)
+        )
+        return range(_place(first, self._shard), _place(last, self._shard) + 1)
+
+
+def _place(tick: int, shard: int) -> int:
+    return shard << 64 | tick
 
 
 class ShardidsBlocks(Shardids):
@@ -80,13 +111,7 @@ class ShardidsBlocks(Shardids):
     )
 
     def _open(self, servers: Servers, node: int) -> Source:
-        schema = schema_name(SCHEMA_PREFIX, node)
-        source = SqlSource(
-            servers.postgresql[node],
-            sql.SQL("select {}()").format(sql.Identifier(schema, "next_id")),
-            sql.SQL("select {}(%s::integer)").format(sql.Identifier(schema, "next_ids")),
-        )
-        return Blocks(source, BLOCK)
+        return Blocks(_ShardSource(servers.postgresql[node], node), BLOCK)
 
     def column(self, node: int = 0) -> KeyColumn:
         return KeyColumn(type="bigint")

@@ -53,6 +53,23 @@ CREATE SCHEMA shardids_catalog;
 
 
 --
+-- Name: late_id(regclass); Type: FUNCTION; Schema: shard_0000; Owner: -
+--
+
+CREATE FUNCTION shard_0000.late_id(id_offset regclass) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$begin return shardids.late_id(id_offset, 0); end$$;
+
+
+--
+-- Name: FUNCTION late_id(id_offset regclass); Type: COMMENT; Schema: shard_0000; Owner: -
+--
+
+COMMENT ON FUNCTION shard_0000.late_id(id_offset regclass) IS 'What next_id() calls where the clock has gone ahead';
+
+
+--
 -- Name: next_id(bigint, regclass, regclass, integer); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -75,17 +92,11 @@ begin
       return shardids.drawn_id(seen, drawn, shard);
     end if;
   end if;
-  loop
-    seen := (shardids.advance(shard, id_offset)).seen;
-    -- Newer servers say null where older ones raise this themselves.
-    if pg_catalog.pg_sequence_last_value(id_offset) is null then
-      raise insufficient_privilege using message = pg_catalog.format('permission denied for sequence %s', id_offset);
-    end if;
-    drawn := pg_catalog.nextval(counter);
-    if shardids.is_unchanged(seen, id_offset) and shardids.is_in_time(seen, drawn) then
-      return shardids.drawn_id(seen, drawn, shard);
-    end if;
-  end loop;
+  -- Older servers raise this themselves. Null is also what was never set: in a copy without rows, for example.
+  if seen is null and not pg_catalog.has_sequence_privilege(id_offset, 'select') then
+    raise insufficient_privilege using message = pg_catalog.format('permission denied for sequence %s', id_offset);
+  end if;
+  return null;
 end
 $$;
 
@@ -94,7 +105,7 @@ $$;
 -- Name: FUNCTION next_id(seen bigint, counter regclass, id_offset regclass, shard integer); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.next_id(seen bigint, counter regclass, id_offset regclass, shard integer) IS 'Draws an ID; call it as the shard''s own next_id()';
+COMMENT ON FUNCTION shardids.next_id(seen bigint, counter regclass, id_offset regclass, shard integer) IS 'Draws an ID, or null if the offset is to be raised first; call it as the shard''s own next_id()';
 
 
 --
@@ -127,7 +138,7 @@ CREATE SEQUENCE shard_0000.id_offset
 
 CREATE FUNCTION shard_0000.next_id() RETURNS bigint
     LANGUAGE sql
-    RETURN shardids.next_id(pg_sequence_last_value('shard_0000.id_offset'::regclass), 'shard_0000.id_counter'::regclass, 'shard_0000.id_offset'::regclass, 0);
+    RETURN COALESCE(shardids.next_id(pg_sequence_last_value('shard_0000.id_offset'::regclass), 'shard_0000.id_counter'::regclass, 'shard_0000.id_offset'::regclass, 0), shard_0000.late_id('shard_0000.id_offset'::regclass));
 
 
 --
@@ -135,6 +146,23 @@ CREATE FUNCTION shard_0000.next_id() RETURNS bigint
 --
 
 COMMENT ON FUNCTION shard_0000.next_id() IS 'The next ID of shard 0';
+
+
+--
+-- Name: set_aside(regclass, integer); Type: FUNCTION; Schema: shard_0000; Owner: -
+--
+
+CREATE FUNCTION shard_0000.set_aside(id_offset regclass, n integer, OUT first_tick bigint, OUT last_tick bigint) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$begin select r.first_tick, r.last_tick into first_tick, last_tick from shardids.set_aside(id_offset, 0, n) r; end$$;
+
+
+--
+-- Name: FUNCTION set_aside(id_offset regclass, n integer, OUT first_tick bigint, OUT last_tick bigint); Type: COMMENT; Schema: shard_0000; Owner: -
+--
+
+COMMENT ON FUNCTION shard_0000.set_aside(id_offset regclass, n integer, OUT first_tick bigint, OUT last_tick bigint) IS 'What next_ids(n) and shardids.reserve() call';
 
 
 --
@@ -186,43 +214,6 @@ COMMENT ON FUNCTION shardids.id_of(tick bigint, shard integer) IS 'The ID of a t
 
 
 --
--- Name: reserve(integer, integer); Type: FUNCTION; Schema: shardids; Owner: -
---
-
-CREATE FUNCTION shardids.reserve(shard integer, n integer, OUT first_tick bigint, OUT last_tick bigint) RETURNS record
-    LANGUAGE plpgsql
-    AS $$
-declare
-  counter pg_catalog.regclass;
-  id_offset pg_catalog.regclass;
-begin
-  select s.id_counter, s.id_offset into counter, id_offset
-  from shardids.shard s where s.id operator(pg_catalog.=) reserve.shard;
-  if id_offset is null then
-    perform shardids.refuse('SI001', shard);
-  elsif not exists (select from pg_catalog.pg_class c where c.oid operator(pg_catalog.=) counter) then
-    perform shardids.refuse('SI004', shard);
-  end if;
-  if n is null or n operator(pg_catalog.<) 1
-     or n operator(pg_catalog.>) (select node.max_reserve from shardids.node) then
-    perform shardids.refuse('SI007', shard, n);
-  end if;
-  -- nextval is refused to a role that may not draw here; see currval in advance().
-  perform pg_catalog.nextval(counter);
-  select a.first_tick, a.last_tick into first_tick, last_tick
-  from shardids.advance(shard, id_offset, n) a;
-end
-$$;
-
-
---
--- Name: FUNCTION reserve(shard integer, n integer, OUT first_tick bigint, OUT last_tick bigint); Type: COMMENT; Schema: shardids; Owner: -
---
-
-COMMENT ON FUNCTION shardids.reserve(shard integer, n integer, OUT first_tick bigint, OUT last_tick bigint) IS 'Sets n consecutive ticks of a shard aside for the caller; shardids.id_of(tick, shard) makes them IDs';
-
-
---
 -- Name: next_ids(integer); Type: FUNCTION; Schema: shard_0000; Owner: -
 --
 
@@ -234,7 +225,7 @@ CREATE FUNCTION shard_0000.next_ids(n integer) RETURNS SETOF bigint
    WHERE ((next_ids.n >= 1) AND (next_ids.n <= 63))
  UNION ALL
   SELECT shardids.id_of(generate_series(r.first_tick, r.last_tick), 0) AS id_of
-    FROM shardids.reserve(0, next_ids.n) r(first_tick, last_tick)
+    FROM shard_0000.set_aside('shard_0000.id_offset'::regclass, next_ids.n) r(first_tick, last_tick)
    WHERE (((next_ids.n >= 1) AND (next_ids.n <= 63)) IS NOT TRUE);
 END;
 
@@ -244,6 +235,23 @@ END;
 --
 
 COMMENT ON FUNCTION shard_0000.next_ids(n integer) IS 'The next n IDs of shard 0, in order';
+
+
+--
+-- Name: late_id(regclass); Type: FUNCTION; Schema: shard_0001; Owner: -
+--
+
+CREATE FUNCTION shard_0001.late_id(id_offset regclass) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$begin return shardids.late_id(id_offset, 1); end$$;
+
+
+--
+-- Name: FUNCTION late_id(id_offset regclass); Type: COMMENT; Schema: shard_0001; Owner: -
+--
+
+COMMENT ON FUNCTION shard_0001.late_id(id_offset regclass) IS 'What next_id() calls where the clock has gone ahead';
 
 
 --
@@ -276,7 +284,7 @@ CREATE SEQUENCE shard_0001.id_offset
 
 CREATE FUNCTION shard_0001.next_id() RETURNS bigint
     LANGUAGE sql
-    RETURN shardids.next_id(pg_sequence_last_value('shard_0001.id_offset'::regclass), 'shard_0001.id_counter'::regclass, 'shard_0001.id_offset'::regclass, 1);
+    RETURN COALESCE(shardids.next_id(pg_sequence_last_value('shard_0001.id_offset'::regclass), 'shard_0001.id_counter'::regclass, 'shard_0001.id_offset'::regclass, 1), shard_0001.late_id('shard_0001.id_offset'::regclass));
 
 
 --
@@ -284,6 +292,23 @@ CREATE FUNCTION shard_0001.next_id() RETURNS bigint
 --
 
 COMMENT ON FUNCTION shard_0001.next_id() IS 'The next ID of shard 1';
+
+
+--
+-- Name: set_aside(regclass, integer); Type: FUNCTION; Schema: shard_0001; Owner: -
+--
+
+CREATE FUNCTION shard_0001.set_aside(id_offset regclass, n integer, OUT first_tick bigint, OUT last_tick bigint) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$begin select r.first_tick, r.last_tick into first_tick, last_tick from shardids.set_aside(id_offset, 1, n) r; end$$;
+
+
+--
+-- Name: FUNCTION set_aside(id_offset regclass, n integer, OUT first_tick bigint, OUT last_tick bigint); Type: COMMENT; Schema: shard_0001; Owner: -
+--
+
+COMMENT ON FUNCTION shard_0001.set_aside(id_offset regclass, n integer, OUT first_tick bigint, OUT last_tick bigint) IS 'What next_ids(n) and shardids.reserve() call';
 
 
 --
@@ -298,7 +323,7 @@ CREATE FUNCTION shard_0001.next_ids(n integer) RETURNS SETOF bigint
    WHERE ((next_ids.n >= 1) AND (next_ids.n <= 63))
  UNION ALL
   SELECT shardids.id_of(generate_series(r.first_tick, r.last_tick), 1) AS id_of
-    FROM shardids.reserve(1, next_ids.n) r(first_tick, last_tick)
+    FROM shard_0001.set_aside('shard_0001.id_offset'::regclass, next_ids.n) r(first_tick, last_tick)
    WHERE (((next_ids.n >= 1) AND (next_ids.n <= 63)) IS NOT TRUE);
 END;
 
@@ -478,7 +503,7 @@ COMMENT ON FUNCTION shardids.add_barriers(shard integer) IS 'Adds the write barr
 --
 
 CREATE FUNCTION shardids.advance(shard integer, id_offset regclass, ticks bigint DEFAULT 0, OUT seen bigint, OUT first_tick bigint, OUT last_tick bigint) RETURNS record
-    LANGUAGE plpgsql SECURITY DEFINER
+    LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 #variable_conflict use_variable
@@ -514,10 +539,9 @@ begin
     if reason is not null then
       perform shardids.refuse(reason, shard, ticks);
     end if;
-    -- Shows that this session has drawn from the shard, so that its role was allowed to.
-    perform currval(this.id_counter);
     seen := coalesce(pg_sequence_last_value(this.id_offset), -1);
-    c1 := pg_sequence_last_value(this.id_counter);
+    -- Null before the first draw.
+    c1 := coalesce(pg_sequence_last_value(this.id_counter), 0);
     now_ms := floor(date_part('epoch', clock_timestamp()) * 1000)::bigint - shardids.epoch_ms();
     offset_ms := shardids.offset_ms(seen);
     if seen < 0 or seen - offset_ms <> base then
@@ -548,7 +572,7 @@ begin
       offset_ms := target_ms;
     end if;
     loop
-      c1 := pg_sequence_last_value(this.id_counter);
+      c1 := coalesce(pg_sequence_last_value(this.id_counter), 0);
       if ticks > 0 then
         target_ms := greatest(target_ms, offset_ms + ((ticks + spare_ticks) >> bits) + 1);
       end if;
@@ -568,7 +592,7 @@ begin
         is_logged := true;
       end if;
       exit when ticks = 0;
-      first_tick := (offset_ms << bits) + pg_sequence_last_value(this.id_counter) + 1;
+      first_tick := (offset_ms << bits) + coalesce(pg_sequence_last_value(this.id_counter), 0) + 1;
       last_tick := (target_ms << bits) + c1;
       exit when last_tick - first_tick >= ticks - 1;
       -- Others drew more than the spare meanwhile. What was set aside may be partly theirs: begin anew from
@@ -581,14 +605,6 @@ begin
     when sqlstate 'SI099' then
       -- The latest of what is ours: after a pause most of it lies in the past.
       first_tick := last_tick - ticks + 1;
-    when object_not_in_prerequisite_state then
-      -- The name stands for its whole class, lock_not_available included.
-      if sqlstate <> '55000' then
-        raise;
-      end if;
-      raise insufficient_privilege using
-        message = format('shard %s of node "%s": this session has not drawn from the shard', shard, node.name),
-        hint = 'Draw with the shard''s next_id() or next_ids(n).';
   end;
 end
 $$;
@@ -876,12 +892,12 @@ CREATE FUNCTION shardids.objects_of(shard integer) RETURNS TABLE(classid oid, ob
  UNION ALL
   SELECT 'pg_class'::regclass AS regclass,
      t.oid,
-     NULL::text
+     NULL::text AS version
     FROM toast t
  UNION ALL
   SELECT 'pg_class'::regclass AS regclass,
      i.indexrelid,
-     NULL::text
+     NULL::text AS version
     FROM (toast t
       JOIN pg_index i ON ((i.indrelid = t.oid)))
  UNION ALL
@@ -1340,11 +1356,11 @@ begin
     select format('grant execute on function %s to %I', string_agg(p.oid::regprocedure::text, ', '), role)
     from pg_proc p
     where p.pronamespace = 'shardids'::regnamespace
-      and p.proname not in ('fence', 'stop', 'safe_tick', 'log_offset', 'activate', 'grant_usage', 'revoke_usage', 'enter_shard', 'tables_of',
-                            'pass_barrier', 'add_barrier', 'add_barriers', 'without_barrier', 'drop_barriers', 'release', 'enter_moved', 'take_rows', 'drop_copy',
-                            'publish', 'subscribe', 'try_subscribing', 'create_subscription', 'unsubscribe', 'sequences_of', 'digest', 'database', 'lock_tables', 'analyze',
-                            'objects_of', 'dependents_of', 'schema_version', 'barrier_holders'));
-  execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer) to %2$I', schema, role);
+      and p.proname in ('epoch_ms', 'time_bits', 'shard_bits', 'sequence_bits', 'schema_prefix', 'schema_of', 'id_of', 'shard_of',
+                        'sequence_of', 'time_of', 'ms_of', 'clamped_ms', 'min_id', 'max_id', 'server', 'offset_base',
+                        'is_current', 'is_ahead', 'is_unchanged', 'is_in_time', 'drawn_id', 'next_id', 'offset_ms', 'refuse',
+                        'reserve'));
+  execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer) to %2$I', schema, role);
   execute format('grant usage on sequence %I.id_counter to %I', schema, role);
   execute format('grant select on sequence %I.id_offset to %I', schema, role);
 end
@@ -1465,6 +1481,38 @@ COMMENT ON FUNCTION shardids.is_marked(seen bigint, base bigint) IS 'Whether a v
 CREATE FUNCTION shardids.is_unchanged(seen bigint, id_offset regclass) RETURNS boolean
     LANGUAGE sql PARALLEL SAFE
     RETURN (pg_sequence_last_value(id_offset) = seen);
+
+
+--
+-- Name: late_id(regclass, integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.late_id(id_offset regclass, shard integer) RETURNS bigint
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  counter constant regclass := (
+    select s.id_counter from shardids.shard s where s.id = late_id.shard and s.id_offset = late_id.id_offset);
+  seen bigint;
+  drawn bigint;
+begin
+  loop
+    seen := (shardids.advance(shard, id_offset)).seen;
+    drawn := nextval(counter);
+    if shardids.is_unchanged(seen, id_offset) and shardids.is_in_time(seen, drawn) then
+      return shardids.drawn_id(seen, drawn, shard);
+    end if;
+  end loop;
+end
+$$;
+
+
+--
+-- Name: FUNCTION late_id(id_offset regclass, shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.late_id(id_offset regclass, shard integer) IS 'Raises the offset and draws an ID: what next_id() calls where its offset is not current';
 
 
 --
@@ -1693,6 +1741,38 @@ COMMENT ON FUNCTION shardids.release(shard integer) IS 'Draws an ID from a shard
 
 
 --
+-- Name: reserve(integer, integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.reserve(shard integer, n integer, OUT first_tick bigint, OUT last_tick bigint) RETURNS record
+    LANGUAGE plpgsql
+    AS $_$
+declare
+  id_offset pg_catalog.regclass;
+  schema pg_catalog.regnamespace;
+begin
+  select s.id_offset into id_offset from shardids.shard s where s.id operator(pg_catalog.=) reserve.shard;
+  if id_offset is null then
+    perform shardids.refuse('SI001', shard);
+  end if;
+  select c.relnamespace into schema from pg_catalog.pg_class c where c.oid operator(pg_catalog.=) id_offset;
+  if schema is null then
+    perform shardids.refuse('SI004', shard);
+  end if;
+  execute pg_catalog.format('select r.first_tick, r.last_tick from %s.set_aside($1, $2) r', schema)
+  into first_tick, last_tick using id_offset, n;
+end
+$_$;
+
+
+--
+-- Name: FUNCTION reserve(shard integer, n integer, OUT first_tick bigint, OUT last_tick bigint); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.reserve(shard integer, n integer, OUT first_tick bigint, OUT last_tick bigint) IS 'Sets n consecutive ticks of a shard aside for the caller; shardids.id_of(tick, shard) makes them IDs';
+
+
+--
 -- Name: revoke_usage(integer, name); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -1704,7 +1784,7 @@ declare
   schema name := shardids.schema_of(shard);
 begin
   perform pg_advisory_xact_lock(1936220518);
-  execute format('revoke execute on function %1$I.next_id(), %1$I.next_ids(integer) from %2$I', schema, role);
+  execute format('revoke execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer) from %2$I', schema, role);
   execute format('revoke all on sequence %1$I.id_counter, %1$I.id_offset from %2$I', schema, role);
 end
 $_$;
@@ -1871,6 +1951,30 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids.server() IS 'System identifier of this server, OID of this database, and OID of table shardids.shard';
+
+
+--
+-- Name: set_aside(regclass, integer, integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.set_aside(id_offset regclass, shard integer, n integer, OUT first_tick bigint, OUT last_tick bigint) RETURNS record
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  if n is null or n < 1 then
+    perform shardids.refuse('SI007', shard, n);
+  end if;
+  select a.first_tick, a.last_tick into first_tick, last_tick from shardids.advance(shard, id_offset, n) a;
+end
+$$;
+
+
+--
+-- Name: FUNCTION set_aside(id_offset regclass, shard integer, n integer, OUT first_tick bigint, OUT last_tick bigint); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.set_aside(id_offset regclass, shard integer, n integer, OUT first_tick bigint, OUT last_tick bigint) IS 'Sets n consecutive ticks of a shard aside';
 
 
 --
@@ -2479,9 +2583,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382749305141723138);
-INSERT INTO shard_0000.kept VALUES (382749305141723139);
-INSERT INTO shard_0000.kept VALUES (382749305141723140);
+INSERT INTO shard_0000.kept VALUES (382756159519457282);
+INSERT INTO shard_0000.kept VALUES (382756159519457283);
+INSERT INTO shard_0000.kept VALUES (382756159519457284);
 
 
 --
@@ -2509,8 +2613,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710848164270203606/5/16533', 1, 6720865979850555392, '755', '2026-11-22 04:29:05.366187+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710848164270203606/5/16533', 1, 6720865979850555392, '756', '2026-11-22 04:29:05.416296+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710855186548377301/5/16533', 1, 893665458870288384, '755', '2026-11-22 04:56:19.537715+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710855186548377301/5/16533', 1, 893665458870288384, '756', '2026-11-22 04:56:19.6082+00', NULL);
 
 
 --
@@ -2524,7 +2628,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 04:29:05.13201+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 04:56:19.101045+00');
 
 
 --
@@ -2537,7 +2641,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 04:29:05.441842+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 04:56:19.641122+00');
 
 
 --
@@ -2572,7 +2676,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 6720866071105100876, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 893665550126468079, true);
 
 
 --
@@ -2586,7 +2690,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 6720866071105100800, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 893665550126467991, true);
 
 
 --
@@ -2745,10 +2849,24 @@ ALTER TABLE ONLY shardids_catalog.view
 
 
 --
+-- Name: FUNCTION late_id(id_offset regclass); Type: ACL; Schema: shard_0000; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shard_0000.late_id(id_offset regclass) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION next_id(); Type: ACL; Schema: shard_0000; Owner: -
 --
 
 REVOKE ALL ON FUNCTION shard_0000.next_id() FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION set_aside(id_offset regclass, n integer, OUT first_tick bigint, OUT last_tick bigint); Type: ACL; Schema: shard_0000; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shard_0000.set_aside(id_offset regclass, n integer, OUT first_tick bigint, OUT last_tick bigint) FROM PUBLIC;
 
 
 --
@@ -2759,10 +2877,24 @@ REVOKE ALL ON FUNCTION shard_0000.next_ids(n integer) FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION late_id(id_offset regclass); Type: ACL; Schema: shard_0001; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shard_0001.late_id(id_offset regclass) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION next_id(); Type: ACL; Schema: shard_0001; Owner: -
 --
 
 REVOKE ALL ON FUNCTION shard_0001.next_id() FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION set_aside(id_offset regclass, n integer, OUT first_tick bigint, OUT last_tick bigint); Type: ACL; Schema: shard_0001; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shard_0001.set_aside(id_offset regclass, n integer, OUT first_tick bigint, OUT last_tick bigint) FROM PUBLIC;
 
 
 --
@@ -2805,6 +2937,13 @@ REVOKE ALL ON FUNCTION shardids.without_barrier(shard integer, replicated boolea
 --
 
 REVOKE ALL ON FUNCTION shardids.add_barriers(shard integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION advance(shard integer, id_offset regclass, ticks bigint, OUT seen bigint, OUT first_tick bigint, OUT last_tick bigint); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.advance(shard integer, id_offset regclass, ticks bigint, OUT seen bigint, OUT first_tick bigint, OUT last_tick bigint) FROM PUBLIC;
 
 
 --
@@ -2892,6 +3031,20 @@ REVOKE ALL ON FUNCTION shardids.grant_usage(shard integer, role name) FROM PUBLI
 
 
 --
+-- Name: FUNCTION incarnation(); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.incarnation() FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION late_id(id_offset regclass, shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.late_id(id_offset regclass, shard integer) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION lock_tables(shard integer); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -2952,6 +3105,13 @@ REVOKE ALL ON FUNCTION shardids.schema_version(shard integer) FROM PUBLIC;
 --
 
 REVOKE ALL ON FUNCTION shardids.sequences_of(shard integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION set_aside(id_offset regclass, shard integer, n integer, OUT first_tick bigint, OUT last_tick bigint); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.set_aside(id_offset regclass, shard integer, n integer, OUT first_tick bigint, OUT last_tick bigint) FROM PUBLIC;
 
 
 --

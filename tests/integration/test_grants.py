@@ -1,0 +1,158 @@
+"""Every function of shardids, and who may execute it: a new one has to be entered here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from sqlalchemy.engine import URL
+
+from tests.conftest import MakeRole, dsn, found_cluster
+from tests.support.generator import connect
+
+Db = psycopg.Connection[Any]
+
+PUBLIC = """
+shardids.clamped_ms(timestamp with time zone)
+shardids.drawn_id(bigint,bigint,integer)
+shardids.enter_shard(integer)
+shardids.epoch_ms()
+shardids.id_of(bigint,integer)
+shardids.is_ahead(bigint,bigint,interval)
+shardids.is_current(bigint,bigint)
+shardids.is_in_time(bigint,bigint)
+shardids.is_marked(bigint,bigint)
+shardids.is_unchanged(bigint,regclass)
+shardids.max_id(timestamp with time zone)
+shardids.min_id(timestamp with time zone)
+shardids.ms_of(timestamp with time zone)
+shardids.next_id(bigint,regclass,regclass,integer)
+shardids.offset_base()
+shardids.offset_ms(bigint)
+shardids.refuse(text,integer,bigint)
+shardids.reserve(integer,integer)
+shardids.schema_of(integer)
+shardids.schema_prefix()
+shardids.sequence_bits()
+shardids.sequence_of(bigint)
+shardids.server()
+shardids.shard_bits()
+shardids.shard_of(bigint)
+shardids.time_bits()
+shardids.time_of(bigint)
+shardids.timeline()
+shardids_catalog.changed()
+"""
+"""What anybody with USAGE on the schema may execute: it computes, raises errors, or acts as its caller."""
+
+BY_ADMINISTRATORS = {
+    "shardids.enter_shard(integer)",
+    "shardids.is_marked(bigint,bigint)",
+    "shardids.timeline()",
+}
+"""Those of them that no draw needs; enter_shard says which membership its caller lacks."""
+
+BY_GRANT = """
+shard_0005.late_id(regclass)
+shard_0005.next_id()
+shard_0005.next_ids(integer)
+shard_0005.set_aside(regclass,integer)
+"""
+"""What ``shardids grant`` lets a role execute."""
+
+OWNER = """
+shardids."analyze"(integer)
+shardids.activate(integer,bigint)
+shardids.add_barrier(integer,regclass,boolean)
+shardids.add_barriers(integer)
+shardids.advance(integer,regclass,bigint)
+shardids.barrier_holders(integer,boolean)
+shardids.create_subscription(name,text,text)
+shardids.database()
+shardids.dependents_of(integer)
+shardids.description(name)
+shardids.digest(integer)
+shardids.drop_barriers(integer)
+shardids.drop_copy(integer)
+shardids.enter_moved(integer)
+shardids.enter_revision(integer,name,text[])
+shardids.fence(integer,text)
+shardids.grant_usage(integer,name)
+shardids.incarnation()
+shardids.late_id(regclass,integer)
+shardids.lock_tables(integer)
+shardids.log_offset(regclass,bigint,bigint)
+shardids.objects_of(integer)
+shardids.pass_barrier()
+shardids.publish(integer,name)
+shardids.release(integer)
+shardids.revisions(name)
+shardids.revisions_in(name,name)
+shardids.revoke_usage(integer,name)
+shardids.safe_tick(integer,regclass,regclass,integer)
+shardids.schema_version(integer)
+shardids.sequences_of(integer)
+shardids.set_aside(regclass,integer,integer)
+shardids.stop(integer,regclass,regclass)
+shardids.subscribe(integer,name,text,integer)
+shardids.tables_of(integer)
+shardids.take_rows(integer)
+shardids.try_subscribing(text)
+shardids.unsubscribe(name)
+shardids.without_barrier(integer,boolean)
+shardids_catalog.grant_usage(name)
+"""
+"""What the owner of the engine may execute, and nobody else."""
+
+DEFINERS = """
+shard_0005.late_id(regclass)
+shard_0005.set_aside(regclass,integer)
+shardids.activate(integer,bigint)
+shardids.fence(integer,text)
+shardids.incarnation()
+shardids.offset_base()
+shardids.pass_barrier()
+shardids.refuse(text,integer,bigint)
+shardids.server()
+"""
+"""What runs as the owner of the engine, whoever calls it."""
+
+_FUNCTIONS = """
+    select p.oid::regprocedure::text as name, p.prosecdef as is_definer,
+           array(select distinct case acl.grantee when 0 then 'public' else acl.grantee::regrole::text end
+                 from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) acl
+                 where acl.grantee <> p.proowner order by 1) as grantees
+    from pg_proc p where p.pronamespace::regnamespace::text in ('shardids', 'shardids_catalog', 'shard_0005')
+"""
+
+
+def test_every_function_is_executed_by_those_who_need_it_and_nobody_else(
+    blank_database: Callable[[], URL], make_role: MakeRole
+) -> None:
+    url, role = blank_database(), make_role("app")
+    found_cluster(url, {"a": url}, 8)
+    with connect(dsn(url)) as owner:
+        before = {name: grantees for name, _, grantees in owner.execute(_FUNCTIONS).fetchall()}
+        owner.execute("select shardids.grant_usage(5, %s)", [role.username])
+        found = owner.execute(_FUNCTIONS).fetchall()
+        quoted = sql.Identifier(str(role.username)).as_string()
+    assert sorted(name for name, there in before.items() if there == ["public"]) == PUBLIC.split("\n")[1:-1]
+    assert sorted(name for name, there in before.items() if there == []) == sorted(
+        [*BY_GRANT.split("\n")[1:-1], *OWNER.split("\n")[1:-1]]
+    )
+    granted = {name for name, _, there in found if quoted in there}
+    drawing = {name for name in PUBLIC.split("\n") if name.startswith("shardids.")} - BY_ADMINISTRATORS
+    assert granted == drawing | set(BY_GRANT.split("\n")[1:-1])
+    assert sorted(name for name, is_definer, _ in found if is_definer) == DEFINERS.split("\n")[1:-1]
+
+
+def test_functions_that_act_as_the_owner_have_a_safe_search_path(node: str) -> None:
+    with connect(node) as db:
+        unsafe = db.execute("""
+            select p.oid::regprocedure::text from pg_proc p
+            join pg_namespace n on n.oid = p.pronamespace
+            where n.nspname in ('shardids', 'shard_0005') and p.prosecdef
+              and not coalesce('search_path=pg_catalog, pg_temp' = any (p.proconfig), false)""").fetchall()
+    assert unsafe == []
