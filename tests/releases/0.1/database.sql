@@ -894,12 +894,12 @@ CREATE FUNCTION shardids.objects_of(shard integer) RETURNS TABLE(classid oid, ob
  UNION ALL
   SELECT 'pg_class'::regclass AS regclass,
      t.oid,
-     NULL::text
+     NULL::text AS version
     FROM toast t
  UNION ALL
   SELECT 'pg_class'::regclass AS regclass,
      i.indexrelid,
-     NULL::text
+     NULL::text AS version
     FROM (toast t
       JOIN pg_index i ON ((i.indrelid = t.oid)))
  UNION ALL
@@ -2627,9 +2627,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382754428773466114);
-INSERT INTO shard_0000.kept VALUES (382754428773466115);
-INSERT INTO shard_0000.kept VALUES (382754428773466116);
+INSERT INTO shard_0000.kept VALUES (382758525534732290);
+INSERT INTO shard_0000.kept VALUES (382758525543120900);
+INSERT INTO shard_0000.kept VALUES (382758525543120901);
 
 
 --
@@ -2657,8 +2657,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710853395648176511/5/16533', 1, 6649943081812492288, '755', '2026-11-22 04:49:26.838465+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710853395648176511/5/16533', 1, 6649943081812492288, '756', '2026-11-22 04:49:26.928293+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710857610668278535/5/16533', 1, 1157583433908617216, '755', '2026-11-22 05:05:43.749036+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710857610668278535/5/16533', 1, 1157583433908617216, '756', '2026-11-22 05:05:43.769443+00', NULL);
 
 
 --
@@ -2672,7 +2672,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 04:49:26.362481+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 05:05:43.556608+00');
 
 
 --
@@ -2685,7 +2685,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 04:49:26.983124+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 05:05:43.778739+00');
 
 
 --
@@ -2713,14 +2713,14 @@ INSERT INTO shardids_catalog.shardids_version VALUES ('catalog_0001');
 -- Name: id_counter; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
+SELECT pg_catalog.setval('shard_0000.id_counter', 5, true);
 
 
 --
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 6649943173068259341, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 1157583525165361015, true);
 
 
 --
@@ -2734,7 +2734,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 6649943173068259215, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 1157583525165360985, true);
 
 
 --
