@@ -173,5 +173,5 @@ comment on function shardids.description(name) is
 
 revoke execute on function
   shardids.revisions_in(name, name), shardids.revisions(name), shardids.enter_revision(integer, name, text[]),
-  shardids.description(name)
+  shardids.is_shared_schema_safe(), shardids.revision_path(integer), shardids.description(name)
   from public;

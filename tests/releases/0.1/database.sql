@@ -2627,9 +2627,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382758248010219522);
-INSERT INTO shard_0000.kept VALUES (382758248148631556);
-INSERT INTO shard_0000.kept VALUES (382758248148631557);
+INSERT INTO shard_0000.kept VALUES (382758525534732290);
+INSERT INTO shard_0000.kept VALUES (382758525543120900);
+INSERT INTO shard_0000.kept VALUES (382758525543120901);
 
 
 --
@@ -2657,8 +2657,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710857312105676141/5/16533', 1, 3570598040504893440, '755', '2026-11-22 05:04:37.404078+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710857312105676141/5/16533', 1, 3570598040504893440, '756', '2026-11-22 05:04:37.500279+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710857610668278535/5/16533', 1, 1157583433908617216, '755', '2026-11-22 05:05:43.749036+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710857610668278535/5/16533', 1, 1157583433908617216, '756', '2026-11-22 05:05:43.769443+00', NULL);
 
 
 --
@@ -2672,7 +2672,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 05:04:36.739087+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 05:05:43.556608+00');
 
 
 --
@@ -2685,7 +2685,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 05:04:37.551562+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 05:05:43.778739+00');
 
 
 --
@@ -2720,7 +2720,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 5, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3570598131761571103, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 1157583525165361015, true);
 
 
 --
@@ -2734,7 +2734,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 3570598131761570939, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 1157583525165360985, true);
 
 
 --
