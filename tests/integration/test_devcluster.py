@@ -18,7 +18,7 @@ from shardids import Cluster
 from shardids.dev import devcluster
 from shardids.dev.embedded import EmbeddedServer
 from shardids.errors import BadArgument, ClusterConflict
-from tests.support.clusters import COMMAND, command, environment, processes_in
+from tests.support.clusters import command, environment, processes_in
 from tests.support.waiting import wait_for
 
 
@@ -131,9 +131,11 @@ def test_what_a_killed_start_leaves_can_be_taken_down(folder: Path) -> None:
     assert not home.exists()
 
 
-def start_demo(folder: Path) -> subprocess.Popen[str]:
+def start_demo(
+    folder: Path, script: str = "from shardids.cli import app; app(['demo'])"
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", COMMAND, "demo"],
+        [sys.executable, "-c", script],
         env=environment(TMPDIR=str(folder), PYTHONUNBUFFERED="1"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -157,20 +159,31 @@ def test_the_demo_proves_what_it_says(folder: Path) -> None:
     assert "Traceback" not in errors
 
 
-@pytest.mark.parametrize(
-    ("signum", "moment"),
-    [(signal.SIGTERM, "making shards"), (signal.SIGINT, "writing")],
-)
+INTERRUPTED = """
+import os
+from shardids.cli import app
+from shardids.dev.demo import Demo
+
+def interrupted_provision(self):
+    os.kill(os.getpid(), {signum:d})
+    provision(self)
+
+def interrupted_write(self):
+    for turn, rows in enumerate(write(self)):
+        if turn == 2:
+            os.kill(os.getpid(), {signum:d})
+        yield rows
+
+provision, write = Demo.provision, Demo.write
+Demo.{moment} = interrupted_{moment}
+app(["demo"])
+"""
+
+
+@pytest.mark.parametrize(("signum", "moment"), [(signal.SIGTERM, "provision"), (signal.SIGINT, "write")])
 def test_an_interrupted_demo_leaves_nothing(folder: Path, signum: signal.Signals, moment: str) -> None:
-    demo = start_demo(folder)
-    if moment == "writing":
-        assert demo.stdout is not None
-        while "logical shards" not in demo.stdout.readline():
-            assert demo.poll() is None
-    else:
-        wait_for(lambda: len(list(folder.rglob("postmaster.pid"))) == 2, f"the demo is {moment}")
-    demo.send_signal(signum)
-    _, errors = demo.communicate(timeout=60)
+    demo = start_demo(folder, INTERRUPTED.format(signum=signum, moment=moment))
+    _, errors = demo.communicate(timeout=120)
     assert demo.returncode == 1
     assert "Interrupted" in errors
     assert "Traceback" not in errors

@@ -24,7 +24,7 @@ from shardids.client.listener import PlacementListener
 from shardids.errors import ConnectionFailed
 from tests.conftest import MakeDatabase, dsn, found_cluster
 from tests.support.clusters import catalog_at, connected, environment, sessions
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_S, wait_for
 
 LISTENING = (
     "select count(*) from pg_stat_activity where datname = %s and application_name = 'shardids listener'"
@@ -298,7 +298,7 @@ def run_script(script: str, url: URL, *options: str) -> subprocess.CompletedProc
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=PATIENCE_S,
     )
 
 
@@ -359,6 +359,5 @@ def test_a_fork_leaves_parent_and_child_with_connections_of_their_own(url: URL) 
 @pytest.mark.parametrize("pause", ["", "import time; time.sleep(0.2)"])
 def test_an_interpreter_exits_without_close(url: URL, pause: str) -> None:
     script = "import sys; from shardids import Cluster; c = Cluster.connect(sys.argv[1]); c.node_of(2);"
-    with soon(5):
-        ran = run_script(script + pause, url)
+    ran = run_script(script + pause, url)
     assert (ran.stderr, ran.returncode) == ("", 0)

@@ -11,6 +11,7 @@ import pytest
 from shardids.catalog.connections import OLDEST_SERVER
 from shardids.cli import COMMANDS
 from shardids.compare.schemes import SCHEMES
+from shardids.dev.embedded import binaries
 from shardids.ids import PRESETS
 from tests import matrix
 
@@ -22,7 +23,7 @@ OLDEST, NEWEST = matrix.SUPPORTED[0], matrix.SUPPORTED[-1]
 
 
 def test_the_oldest_postgresql_is_the_one_that_the_package_accepts_and_ci_runs() -> None:
-    assert int(OLDEST) == OLDEST_SERVER
+    assert int(OLDEST) == OLDEST_SERVER == binaries.OLDEST_SERVER
     assert f"make test-matrix VERSIONS={OLDEST} " in (ROOT / ".ci" / "run").read_text("utf-8")
 
 

