@@ -45,7 +45,7 @@ HeadroomOption = Annotated[
 
 @app.command("list")
 def list_schemes(as_json: JsonOption = False) -> None:
-    """The schemes, and what each is safe under."""
+    """List the schemes, and what each is safe under."""
     abouts = [scheme.about for scheme in SCHEMES.values()]
     if as_json:
         print_json([asdict(about) for about in abouts])
@@ -68,7 +68,7 @@ def plan(
     headroom: HeadroomOption = HEADROOM,
     as_json: JsonOption = False,
 ) -> None:
-    """The steps that would give every master its offsets, and their locks. Changes nothing."""
+    """Show the steps that give every master its offsets, and their locks. Changes nothing."""
     fleet = parse_fleet(masters, schemas=schemas or (), headroom=headroom)
     _print_steps(fleet.plan(), as_json=as_json)
 
@@ -81,7 +81,7 @@ def apply(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Give every master its offsets. PostgreSQL masters go on writing. Repeating it is no error."""
+    """Give every master its offsets. PostgreSQL masters keep writing meanwhile. Idempotent."""
     fleet = parse_fleet(masters, schemas=schemas or (), headroom=headroom)
     _carry_out(fleet, dry_run=dry_run, as_json=as_json)
 
@@ -94,7 +94,7 @@ def verify(masters: MastersOption, schemas: SchemasOption = None, as_json: JsonO
     if as_json or findings:
         print_rows([asdict(finding) for finding in findings], as_json=as_json, empty="")
     else:
-        out.print(f"All right: {fleet.size} masters, each counting by {fleet.size} from its own offset")
+        out.print(f"No faults found: {fleet.size} masters, each counting by {fleet.size} from its own offset")
     if findings:
         raise typer.Exit(DRIFT_FOUND)
 
@@ -115,7 +115,7 @@ def grow(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make room for more masters; then the new ones may write. PostgreSQL masters go on writing meanwhile."""
+    """Make room for more masters, which may write afterwards. PostgreSQL masters keep writing meanwhile."""
     fleet = parse_fleet([*masters, *new], schemas=schemas or (), headroom=headroom)
     if len(masters) > 1:
         present = parse_fleet(masters, schemas=schemas or (), headroom=headroom)

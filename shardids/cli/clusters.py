@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from shardids.catalog.nodes import Nodes
 from shardids.catalog.notation import parse_shards
 from shardids.catalog.rows import SCHEMA_PREFIX, Catalog, unknown_node
-from shardids.catalog.topology import schema_name
+from shardids.catalog.topology import Node, schema_name
 from shardids.cli import moves
 from shardids.cli.common import LAYOUTS, CatalogOption, DryRunOption, JsonOption, opened
 from shardids.cli.output import err, out, print_rows, print_warnings
@@ -20,6 +21,7 @@ from shardids.ids.layout import Layout
 from shardids.install import provision
 from shardids.migrate.environment import Environment
 from shardids.migrate.new_shards import MigrateNew, migrator_of_new_shards
+from shardids.migrate.node_revisions import require_migrated
 from shardids.mover import failover
 
 node_app = typer.Typer(help="The PostgreSQL databases that hold shards.", no_args_is_help=True)
@@ -59,14 +61,26 @@ def add_node(
     name: Annotated[str, typer.Argument(help="A letter, then letters, digits, _ - . (40 at most)")],
     url: Annotated[str, typer.Option(help="Its database; a password in it is used now but not kept.")],
     catalog: CatalogOption,
+    migrations: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="SHARDIDS_MIGRATIONS",
+            metavar="DIR",
+            help="The application's migrations: its revisions for the node run there.",
+        ),
+    ] = None,
     rebalance: Annotated[
         bool, typer.Option("--rebalance", help="Move shards to it until all nodes carry about the same.")
     ] = False,
     dry_run: DryRunOption = False,
 ) -> None:
     """Install the engine in a database and enter it as a node. Repeating it is no error."""
+    environment = None if migrations is None else Environment.at(migrations)
     with opened(catalog) as there:
         provision.add_node(there, name, url, dry_run=dry_run)
+        if environment is not None and not dry_run:
+            with Nodes({name: Node(name=name, url=url)}, there.url, autocommit=True) as nodes:
+                require_migrated(environment, name, nodes[name])
     out.print(f'{"Would add" if dry_run else "Added"} node "{name}"')
     if rebalance and not dry_run:
         moves.rebalance(catalog)

@@ -42,6 +42,7 @@ from shardids.migrate.environment import Environment
 from shardids.migrate.migration import Migration, PreparedRun
 from shardids.migrate.player import Limits
 from shardids.migrate.runner import RunSettings, one_run
+from shardids.migrate.stamp import prepare_stamp
 
 app = typer.Typer(help="Change the tables of every shard, with Alembic.", no_args_is_help=True)
 
@@ -75,6 +76,10 @@ def revision(
     autogenerate: Annotated[
         bool, typer.Option("--autogenerate", help="Write the differences between the models and a shard.")
     ] = False,
+    for_nodes: Annotated[
+        bool,
+        typer.Option("--node", help="Write a revision that runs once on each node."),
+    ] = False,
     merge: Annotated[bool, typer.Option("--merge", help="Merge several heads.")] = False,
     shard: Annotated[int | None, typer.Option(help="The shard to compare with (default: the first).")] = None,
     catalog: Annotated[
@@ -83,9 +88,14 @@ def revision(
     ] = None,
 ) -> None:
     """Write a new revision."""
+    if for_nodes and (autogenerate or merge):
+        raise BadArgument("--node goes with neither --autogenerate nor --merge")
     if not autogenerate:
         environment = Environment.at(folder)
-        path = scaffold.merge(environment, message) if merge else scaffold.revision(environment, message)
+        if merge:
+            path = scaffold.merge(environment, message)
+        else:
+            path = scaffold.revision(environment, message, for_nodes=for_nodes)
     elif catalog is None:
         raise BadArgument(
             "--autogenerate compares with a shard", hint="Name the cluster: --catalog or SHARDIDS_CATALOG."
@@ -179,9 +189,8 @@ def stamp(
     """Record that shards are at REV, without running anything."""
     settings = RunSettings(continue_on_error=continue_on_error)
     with migration_of(catalog, folder) as migration:
-        prepared = migration.prepare_stamp(
-            revision, chosen(migration, shards, nodes), continue_on_error=continue_on_error
-        )
+        numbers = chosen(migration, shards, nodes)
+        prepared = prepare_stamp(migration, revision, numbers, continue_on_error=continue_on_error)
         words = ["shardids", "migrate", "stamp", revision, *_words(catalog, folder, settings, None)]
         _carry_out(migration, prepared, settings, words, dry_run=dry_run, show_sql=False, as_json=as_json)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -25,6 +25,9 @@ from shardids.migrate import scaffold
 from shardids.migrate.compiled import Compiler
 from shardids.migrate.environment import Environment, contract_of
 from shardids.migrate.lint import lint as squawk
+from shardids.migrate.lint import node_wide
+from shardids.migrate.migration import Migration
+from shardids.migrate.node_revisions import pending_on_node
 from shardids.migrate.plan import Start, shown_heads
 from shardids.migrate.player import Limits
 from shardids.migrate.script import write_scripts
@@ -40,18 +43,39 @@ def status(
 ) -> None:
     """Show how many shards are at which revision, which lag behind, and which revisions are pending."""
     with migration_of(catalog, folder) as migration:
+        on_nodes = _node_standing(migration)
         found = compare_with_code(migration.environment, migration.state(chosen(migration, shards, nodes)))
     rows = [
         {"node": node, "revision": shown_heads(heads), "shards": count}
         for (node, heads), count in found.counts.items()
     ]
     if as_json:
-        print_json(_as_json(rows, found))
+        print_json(_as_json(rows, found) | {"nodes": on_nodes})
     else:
         print_rows(rows, as_json=False, empty="")
+        _print_node_remarks(on_nodes)
         _print_remarks(found)
     if found.state.down or found.state.unread:
         raise typer.Exit(1)
+
+
+def _node_standing(migration: Migration) -> list[dict[str, object]]:
+    """Returns each node's revision and what is pending there; nothing for nodes that are down."""
+    environment = migration.node_environment
+    if environment is None:
+        return []
+    rows = list[dict[str, object]]()
+    for name, heads in sorted(migration.node_heads(migration.nodes).results.items()):
+        pending = pending_on_node(environment, heads)
+        rows.append({"node": name, "revision": shown_heads(heads), "pending": pending})
+    return rows
+
+
+def _print_node_remarks(nodes: list[dict[str, object]]) -> None:
+    for node in nodes:
+        pending = cast("list[str]", node["pending"])
+        if pending:
+            out.print(f"Pending on node {node['node']}: {', '.join(pending)}", markup=False)
 
 
 def _as_json(rows: list[dict[str, object]], found: Standing) -> dict[str, object]:
@@ -83,6 +107,8 @@ def _print_remarks(found: Standing) -> None:
 def history(folder: DirOption = FOLDER, as_json: JsonOption = False) -> None:
     """List the revisions, the newest first."""
     environment = Environment.at(folder)
+    of_nodes = environment.of_nodes()
+    branches = [environment] if of_nodes is None else [of_nodes, environment]
     rows = [
         {
             "revision": script.revision,
@@ -91,13 +117,15 @@ def history(folder: DirOption = FOLDER, as_json: JsonOption = False) -> None:
             "": " ".join(
                 word
                 for word, true in (
-                    ("head", script.revision in environment.heads),
+                    ("node", branch is of_nodes),
+                    ("head", script.revision in branch.heads),
                     ("contract", contract_of(script) is not None),
                 )
                 if true
             ),
         }
-        for script in environment.script.walk_revisions()
+        for branch in branches
+        for script in branch.script.walk_revisions()
     ]
     print_rows(rows, as_json=as_json, empty="No revision yet. To write one: shardids migrate revision -m …")
 
@@ -112,7 +140,10 @@ def check(
     """Compare the models with a shard, and with --all that shard with every other. Exit 3 if they differ."""
     with migration_of(catalog, folder) as migration:
         reference = migration.choose(None if shard is None else [shard])[0]
-        lines = scaffold.drift(migration, reference)
+        environment = migration.environment
+        compiled = Compiler(environment, "up").compile(environment.route(None, environment.head(), "up"))
+        shared = node_wide(environment, [compiled])
+        lines = [str(one) for one in shared] + scaffold.drift(migration, reference)
         others = unlike(migration.nodes, migration.placement, reference, migration.choose()) if every else []
     rows: list[dict[str, object]] = [
         {"shard": reference, "node": migration.placement.node_of[reference], "difference": line}

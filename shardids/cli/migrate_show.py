@@ -137,7 +137,17 @@ class Progress(Observer):
 
 def print_plan(prepared: PreparedRun, *, as_json: bool) -> None:
     """Shows which shards would go from which revision to which, and how."""
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, object]] = [
+        {
+            "shards": f"node {name}",
+            "from": "",
+            "to": revisions[-1],
+            "revisions": ", ".join(revisions),
+            "way": "alembic",
+            "reason": "",
+        }
+        for name, revisions in prepared.nodes.items()
+    ]
     for start, shards in shards_by_start(prepared.plan.pending).items():
         compiled = prepared.compiler.compile(prepared.plan.routes[start])
         rows.append(
@@ -196,10 +206,20 @@ def print_report(report: RunReport, prepared: PreparedRun, words: Sequence[str],
         print_json(
             {
                 "seconds": round(report.seconds, 3),
+                "nodes": [outcome.row() for outcome in report.nodes],
                 "shards": [outcome.row() for outcome in report.outcomes],
                 "retry": retry,
             }
         )
+        return
+    for node in report.nodes:
+        out.print(
+            f"Node {node.node}: {shown_heads(node.start)} to {shown_heads(node.end)}, {node.status}",
+            markup=False,
+        )
+        if node.error:
+            err.print(node.error, markup=False)
+    if not report.outcomes and report.nodes:
         return
     if not report.outcomes:
         out.print(f"Nothing to do: {len(prepared.plan.settled)} shards are at the target")

@@ -14,9 +14,9 @@ from shardids.catalog.rows import Catalog, Description
 from shardids.errors import ShardidsError
 from shardids.install import trees
 from shardids.install.trees import Tree
-from shardids.migrate.environment import Environment, run_environment
+from shardids.migrate.environment import Environment
 from shardids.migrate.migration import APPLICATION_NAME, Migration, PreparedRun
-from shardids.migrate.models import OWN_VERSION_TABLE
+from shardids.migrate.models import OWN_VERSION_TABLE, run_environment
 from shardids.migrate.plan import RunReport
 from shardids.migrate.runner import TRANSIENT, Observer, RunSettings
 

@@ -3,11 +3,10 @@
 An application uses two names: its ``env.py`` calls :func:`run_environment`, and its revisions create primary
 keys with :func:`key_column`. Of the modules, ``environment`` reads the revisions, ``compiled`` turns them
 into SQL, ``migration`` plans a run from where the shards are (``plan``, ``status``), ``runner`` carries it
-out with one ``player`` a worker, ``new_shards`` prepares shards that are being created; ``scaffold``,
-``script`` and ``lint`` write and check revisions without running them.
+out with one ``player`` a worker. ``node_revisions`` run before, once a node; ``new_shards`` prepares shards
+that are being created; ``scaffold``, ``script``, ``stamp`` and ``lint`` write, record and check revisions.
 """
 
-from shardids.migrate.environment import run_environment
-from shardids.migrate.models import key_column
+from shardids.migrate.models import key_column, run_environment
 
 __all__ = ["key_column", "run_environment"]

@@ -9,22 +9,26 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from alembic import context
 from alembic.config import Config
 from alembic.runtime.environment import EnvironmentContext
 from alembic.runtime.migration import MigrationContext, RevisionStep
 from alembic.script import Script, ScriptDirectory
-from alembic.script.revision import RevisionError
+from alembic.script.revision import RevisionError, RevisionMap
 from alembic.util import CommandError, to_tuple
-from sqlalchemy import Connection, MetaData
+from sqlalchemy import Connection
 
 from shardids.errors import BadArgument
-from shardids.migrate import models
 from shardids.migrate.plan import Heads, Route, Start, shown_heads
 
 VERSION_TABLE = "alembic_version"
+NODE_BRANCH: Final = "node"
+"""The label of the branch whose revisions run once on each node."""
+SHARED_SCHEMA: Final = "public"
+"""Where node revisions create what the shards of a node share."""
+NODE_VERSION_TABLE: Final = "alembic_node_version"
+"""The version table of the node's branch, in the shared schema."""
 ONE_AT_A_TIME = Lock()
 """Alembic keeps the running environment in module globals: whoever runs one holds this lock."""
 Direction = Literal["up", "down"]
@@ -33,15 +37,18 @@ Work = Callable[[Heads, MigrationContext], Iterable[RevisionStep]]
 
 
 class Environment:
-    """An Alembic environment whose revisions are the same for every shard.
+    """One graph of revisions in an Alembic environment: the shards', or that of the branch ``node``.
+
+    A shard's revision may depend on one in the node's branch: that always holds, because it runs first.
 
     Args:
         config: Alembic's configuration, with its ``script_location``.
-        version_table: name of the version table in each shard's schema.
+        version_table: name of the version table, in each shard's schema or in the shared one.
         body: what is run in place of ``env.py``.
+        is_of_nodes: whether it is the node's branch.
 
     Raises:
-        BadArgument: a revision can't be read, or names a parent that does not exist.
+        BadArgument: a revision can't be read, names a parent that does not exist, or merges the two graphs.
     """
 
     def __init__(
@@ -50,10 +57,12 @@ class Environment:
         version_table: str = VERSION_TABLE,
         *,
         body: Callable[[], None] | None = None,
+        is_of_nodes: bool = False,
     ) -> None:
         self.config = config
         self.version_table = version_table
-        self.script, self.heads = _load(config)
+        self._schema = SHARED_SCHEMA if is_of_nodes else None
+        self.script, self.heads = _load(config, is_of_nodes=is_of_nodes)
         self._body = body or self.script.run_env
         for script in self.script.walk_revisions():
             self._check_contract(script)
@@ -75,6 +84,11 @@ class Environment:
         config.set_main_option("prepend_sys_path", ".")
         config.set_main_option("path_separator", "newline")
         return cls(config)
+
+    def of_nodes(self) -> Environment | None:
+        """Returns the environment's branch for the nodes, or ``None`` if it has none."""
+        environment = Environment(self.config, NODE_VERSION_TABLE, body=self._body, is_of_nodes=True)
+        return environment if environment.heads else None
 
     def _check_contract(self, script: Script) -> None:
         expand = contract_of(script)
@@ -227,6 +241,7 @@ class Environment:
             self.config.attributes["shardids"] = {
                 "connection": connection,
                 "version_table": self.version_table,
+                "version_table_schema": self._schema,
                 **attributes,
             }
             try:
@@ -240,18 +255,53 @@ class Environment:
                 self.config.attributes.clear()
 
 
-def _load(config: Config) -> tuple[ScriptDirectory, Heads]:
+def _load(config: Config, *, is_of_nodes: bool) -> tuple[ScriptDirectory, Heads]:
     """Loads all revisions, so that a broken one is reported now and not in the middle of a run."""
     try:
         with _errors_as_ours(), warnings.catch_warnings():
             # For a parent that does not exist, Alembic only warns.
             warnings.simplefilter("error", UserWarning)
             script = ScriptDirectory.from_config(config)
+            chosen = _branch(list(script._load_revisions()), is_of_nodes=is_of_nodes)
+            script.revision_map = RevisionMap(lambda: chosen)
             return script, tuple(sorted(script.get_heads()))
     except BadArgument:
         raise
     except Exception as error:  # a revision is a module: importing it can raise anything
         raise BadArgument(f"a revision can't be read: {type(error).__name__}: {error}") from error
+
+
+def _branch(scripts: list[Script], *, is_of_nodes: bool) -> list[Script]:
+    """Chooses the revisions of one of the two graphs, and drops dependencies between them."""
+    of_nodes = {
+        script.revision
+        for script in scripts
+        if NODE_BRANCH in to_tuple(getattr(script.module, "branch_labels", None), default=())
+    }
+    size = -1
+    while size != len(of_nodes):
+        size = len(of_nodes)
+        of_nodes |= {
+            s.revision for s in scripts if of_nodes.intersection(to_tuple(s.down_revision, default=()))
+        }
+    for script in scripts:
+        parents = set(to_tuple(script.down_revision, default=()))
+        if script.revision in of_nodes and parents - of_nodes:
+            raise BadArgument(
+                f"revision {script.revision} merges the node's branch with the shards' revisions"
+            )
+        depends_on = [
+            name
+            for name in to_tuple(script.dependencies, default=())
+            if not (name.split("@")[0] == NODE_BRANCH or any(one.startswith(name) for one in of_nodes))
+        ]
+        if is_of_nodes and script.revision in of_nodes and depends_on:
+            raise BadArgument(
+                f"revision {script.revision} of the node's branch depends on a shard's revision"
+            )
+        if not is_of_nodes:
+            script.dependencies = tuple(depends_on) or None
+    return [script for script in scripts if (script.revision in of_nodes) == is_of_nodes]
 
 
 def contract_of(script: Script) -> str | None:
@@ -270,33 +320,3 @@ def _errors_as_ours() -> Iterator[None]:
     except (CommandError, RevisionError) as error:
         message = str(error) or type(error).__name__
         raise BadArgument(message[0].lower() + message[1:], hint="See: shardids migrate history") from error
-
-
-def run_environment(metadata: MetaData | Sequence[MetaData] | None = None, **options: Any) -> None:
-    """The body of an application's ``env.py``.
-
-    Args:
-        metadata: the models' metadata, which ``revision --autogenerate`` and ``check`` compare with the
-            shards.
-        options: for Alembic's ``context.configure``, such as ``compare_type`` or ``include_object``.
-    """
-    given: dict[str, Any] | None = context.config.attributes.get("shardids")
-    if given is None:
-        raise CommandError("this environment is for all shards of a cluster; run it with: shardids migrate")
-    connection: Connection | None = given["connection"]
-    common: dict[str, Any] = models.comparison(options) | {
-        "target_metadata": metadata,
-        "version_table": given["version_table"],
-    }
-    if connection is None:
-        context.configure(dialect_name="postgresql", dialect_opts={"paramstyle": "named"}, **common)
-    else:
-        context.configure(connection=connection, **common)
-    configured: Callable[[MigrationContext], None] = given.get("configured", lambda _context: None)
-    configured(context.get_context())
-    if connection is None:
-        context.run_migrations()
-    else:
-        with context.begin_transaction():
-            given.get("opening", lambda: None)()
-            context.run_migrations()

@@ -1,19 +1,27 @@
-"""Has squawk, a linter for PostgreSQL migrations, look through a route's SQL."""
+"""Looks through revisions before they run: for what concerns a whole node, and with squawk for what blocks.
+
+What a shard's revision creates belongs to the shard, and goes with it: an extension in a shard's schema would
+be dropped with the shard, and so would the columns and constraints of all other shards that use it.
+"""
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import shutil
 import subprocess
 import sys
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from shardids.catalog.connections import OLDEST_SERVER
 from shardids.errors import BadArgument, ShardidsError
 from shardids.migrate.compiled import Compiled
+from shardids.migrate.environment import Environment
 
 _NOT_OURS = frozenset(
     {
@@ -29,6 +37,108 @@ _NOT_OURS = frozenset(
         "ban-char-field",
     }
 )
+
+
+_ASIDE: Final = re.compile(
+    r"(?P<body>(?P<dollar>\$(?:[A-Za-z_]\w*)?\$).*?(?P=dollar))|'(?:[^']|'')*'|--[^\n]*|/\*.*?\*/", re.DOTALL
+)
+"""Literals, of which a body may hold statements, and comments."""
+_NAME: Final = r'(?:"(?:[^"]|"")+"|[a-z_][\w$]*)'
+_OBJECT: Final = (
+    r"(?:global\s+|local\s+|temp(?:orary)?\s+|unlogged\s+|recursive\s+|foreign\s+|materialized\s+|constraint\s+)*"
+    r"(?:table|view|index|sequence|function|procedure|routine|aggregate|type|domain|collation|conversion|operator"
+    r"|statistics|text\s+search\s+\w+)"
+)
+_NODE_WIDE: Final = {
+    kind: re.compile(pattern, re.IGNORECASE)
+    for kind, pattern in {
+        "an extension": r"(create|alter|drop|comment\s+on)\s+extension\b",
+        "a role": r"(create|alter|drop|comment\s+on)\s+(role|user|group)\b|(drop|reassign)\s+owned\b"
+        r"|(grant|revoke)\s+(?!.*\bon\b)",
+        "a database": r"(create|alter|drop|comment\s+on)\s+(database|tablespace)\b|alter\s+system\b"
+        r"|(grant|revoke)\b.*\bon\s+(database|tablespace)\b",
+        "a publication or subscription": r"(create|alter|drop|comment\s+on)\s+(publication|subscription)\b",
+        "an event trigger": r"(create|alter|drop|comment\s+on)\s+event\s+trigger\b",
+        "a foreign server": r"(create|alter|drop|comment\s+on)\s+(server|user\s+mapping|foreign\s+data)\b",
+        "a schema": r"(create|alter|drop|comment\s+on)\s+schema\b|(grant|revoke)\b.*\bon\s+schema\b",
+        "a cast, a language or an access method": r"(create|alter|drop)\s+"
+        r"(cast|(trusted\s+)?(procedural\s+)?language|access\s+method|transform)\b",
+        "default privileges": r"alter\s+default\s+privileges\b",
+        "an object of another schema": r"(create(\s+or\s+replace)?(\s+unique)?|alter|drop|truncate"
+        rf"|comment\s+on)\s+(?:{_OBJECT}\s+)(?:(?:concurrently|only|if\s+(?:not\s+)?exists)\s+)*{_NAME}\s*\.(?!\s*\*)"
+        r"|create\s+(or\s+replace\s+)?(unique\s+|constraint\s+)?(index|trigger|policy|rule)\b.*?\bon\s+"
+        rf"(only\s+)?{_NAME}\s*\.\s*{_NAME}"
+        r"|alter\b.*\bset\s+schema\b",
+    }.items()
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeWide:
+    """A statement in a shard's revision that changes ``what`` for all shards of a node."""
+
+    revision: str
+    what: str
+    statement: str
+
+    def __str__(self) -> str:
+        return f"revision {self.revision} changes {self.what}, which is not a shard's: {self.statement}"
+
+
+def require_own_schema(environment: Environment, compiled: Iterable[Compiled]) -> None:
+    """Refuses revisions that change what all shards of a node share.
+
+    Raises:
+        BadArgument: one does; the message names the statement.
+    """
+    for found in node_wide(environment, compiled):
+        raise BadArgument(
+            str(found), hint="Move it to a revision for the node: shardids migrate revision --node -m …"
+        )
+
+
+def node_wide(environment: Environment, compiled: Iterable[Compiled]) -> list[NodeWide]:
+    """Returns what revisions change for a whole node, as far as their SQL tells.
+
+    That is what they compile to; of a revision that needs Alembic, the literals that it executes.
+    """
+    found: dict[tuple[str, str], NodeWide] = {}
+    for stage in (stage for one in compiled for stage in one.stages):
+        literals = _executed_literals(environment, stage.revision) if stage.reason else ()
+        for text in (*(part.sql for part in stage.parts), *literals):
+            for statement in _statements(text):
+                for what, pattern in _NODE_WIDE.items():
+                    if pattern.match(statement):
+                        shown = statement if len(statement) <= 100 else statement[:99] + "…"
+                        one = NodeWide(revision=stage.revision, what=what, statement=shown)
+                        found.setdefault((stage.revision, what), one)
+    return list(found.values())
+
+
+def _executed_literals(environment: Environment, revision: str) -> Iterator[str]:
+    tree = ast.parse(Path(str(environment.revision(revision).module.__file__)).read_text(encoding="utf-8"))
+    for call in ast.walk(tree):
+        name = getattr(call.func, "attr", getattr(call.func, "id", "")) if isinstance(call, ast.Call) else ""
+        if name in {"execute", "exec_driver_sql", "scalar", "scalars", "text"}:
+            for node in ast.walk(call):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield node.value
+
+
+def _statements(sql: str) -> Iterator[str]:
+    """Yields the statements of a text, without comments and literals; also those in the body of a DO."""
+    bodies = [match["body"].strip("$") for match in _ASIDE.finditer(sql) if match["body"]]
+    for statement in _bare(sql).split(";"):
+        words = " ".join(statement.split())
+        yield words
+        if words.lower().startswith("do "):
+            for body in bodies:
+                for inner in re.split(r";|\b(?:begin|then|else|loop)\b", _bare(body), flags=re.IGNORECASE):
+                    yield " ".join(inner.split())
+
+
+def _bare(sql: str) -> str:
+    return _ASIDE.sub(lambda match: " " if match[0].startswith(("--", "/*")) else "''", sql)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from threading import Event
 from types import TracebackType
 from typing import Final, Self
 
-from psycopg import sql
-
-from shardids.catalog.nodes import Nodes
+from shardids.catalog.nodes import Answers, Nodes
 from shardids.catalog.notation import named_shards
 from shardids.catalog.rows import Catalog, unknown_node
 from shardids.catalog.topology import Placement
-from shardids.errors import BadArgument, ClusterConflict, ShardidsError
+from shardids.errors import BadArgument, ClusterConflict, ShardidsError, StatementFailed
 from shardids.migrate.compiled import Compiled, Compiler
 from shardids.migrate.environment import Direction, Environment, contract_of
+from shardids.migrate.lint import require_own_schema
+from shardids.migrate.models import OWN_VERSION_TABLE
+from shardids.migrate.node_revisions import migrate_node, pending_on_node, read_node_heads
 from shardids.migrate.plan import (
+    Heads,
     MigrationPlan,
+    NodeOutcome,
     Outcome,
     Position,
     Route,
     RunReport,
     Start,
     make_plan,
-    shown_heads,
 )
-from shardids.migrate.player import Player
+from shardids.migrate.player import Limits, Player
 from shardids.migrate.runner import MOST_JOBS, Observer, Run, RunSettings
 from shardids.migrate.status import OpenMoves, State, read_state
 
@@ -44,6 +46,8 @@ class PreparedRun:
     target: str
     stop_at_contract: bool
     refused: tuple[Outcome, ...]
+    nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The node revisions that run first, by node."""
 
     def route_from(self, start: Start, target: str) -> Route:
         """Returns the route from any starting point to a revision that is not relative."""
@@ -71,6 +75,7 @@ class Migration:
     def __init__(self, catalog: Catalog, environment: Environment) -> None:
         self.catalog = catalog
         self.environment = environment
+        self.node_environment = environment.of_nodes()
         self.placement: Placement = catalog.placement()
         self._moves = OpenMoves(catalog)
         self.nodes = Nodes(
@@ -146,7 +151,8 @@ class Migration:
             ClusterConflict: a contract is to run, and a shard is not past its expand revision.
         """
         target = self.environment.target(target, direction)
-        moving = self._moving(shards)
+        nodes = self._nodes_of(shards)
+        moving = self.moving(shards)
         shards = [shard for shard in shards if shard not in moving]
         state = self.state(shards)
         refused = self._refusals(shards, state)
@@ -162,19 +168,59 @@ class Migration:
         def route_from(start: Start) -> Route:
             return self.environment.route(start, target, direction, stop_at_contract=stop_at_contract)
 
+        plan = make_plan(positions, route_from, canaries)
+        if direction == "up":
+            self._require_own_schemas(plan, compiler)
         return PreparedRun(
-            plan=make_plan(positions, route_from, canaries),
+            plan=plan,
             compiler=compiler,
             direction=direction,
             target=target,
             stop_at_contract=stop_at_contract,
             refused=(
                 *moving.values(),
-                *(self._refused(shard, error, state) for shard, error in refused.items()),
+                *(self.refused_outcome(shard, error, state) for shard, error in refused.items()),
             ),
+            nodes=self._pending_on_nodes(nodes - state.down.keys()) if direction == "up" else {},
         )
 
-    def _moving(self, shards: Sequence[int]) -> dict[int, Outcome]:
+    def _require_own_schemas(self, plan: MigrationPlan, compiler: Compiler) -> None:
+        if self.environment.version_table == OWN_VERSION_TABLE:
+            return
+        routes = [route for route in plan.routes.values() if not route.is_empty]
+        require_own_schema(self.environment, map(compiler.compile, routes))
+
+    def _nodes_of(self, shards: Collection[int]) -> set[str]:
+        """Returns the owners of the shards; if those are all that are placed, every node, also empty ones."""
+        if set(shards) == set(self.placement.node_of):
+            return set(self.placement.nodes)
+        return {self.placement.node_of[shard] for shard in shards}
+
+    def node_heads(self, names: Collection[str]) -> Answers[Heads]:
+        """Reads at which node revisions nodes are."""
+        return self.nodes.each(lambda _name, engine: read_node_heads(engine), names)
+
+    def _pending_on_nodes(self, names: Collection[str]) -> dict[str, tuple[str, ...]]:
+        if self.node_environment is None:
+            return {}
+        heads = self.node_heads(names).all()
+        pending = {name: pending_on_node(self.node_environment, heads[name]) for name in sorted(names)}
+        return {name: tuple(revisions) for name, revisions in pending.items() if revisions}
+
+    def _run_on_nodes(self, prepared: PreparedRun, limits: Limits) -> list[NodeOutcome]:
+        outcomes = list[NodeOutcome]()
+        if self.node_environment is None:
+            return outcomes
+        for name in prepared.nodes:
+            try:
+                outcomes.append(migrate_node(self.node_environment, name, self.nodes[name], limits))
+            except ShardidsError as error:
+                outcome = NodeOutcome(node=name, start=(), end=(), status="failed", error=error.message)
+                outcomes.append(outcome)
+        return outcomes
+
+    def moving(self, shards: Sequence[int]) -> dict[int, Outcome]:
+        """Returns the shards that are being moved, as outcomes that were not started."""
         return {
             shard: Outcome(
                 shard=shard,
@@ -218,7 +264,8 @@ class Migration:
                 )
         return dict(sorted(refused.items()))
 
-    def _refused(self, shard: int, error: ShardidsError, state: State) -> Outcome:
+    def refused_outcome(self, shard: int, error: ShardidsError, state: State) -> Outcome:
+        """Returns a shard that can't take part, as a failed outcome."""
         position = state.positions.get(shard)
         heads = position.heads if position else None
         node = self.placement.node_of[shard]
@@ -252,6 +299,7 @@ class Migration:
         """Carries out a prepared run. The caller holds :func:`shardids.migrate.runner.one_run`."""
         # In this thread, before the workers compete for Alembic.
         prepared.compiled()
+        nodes = self._run_on_nodes(prepared, settings.limits)
         report = Run(
             prepared.plan,
             compile_route=prepared.compiler.compile,
@@ -259,64 +307,9 @@ class Migration:
             check_free=self._moves.check_free,
             player_on=lambda name: Player(self.nodes[name], self.environment, settings.limits),
             settings=settings,
+            failed_nodes={o.node: StatementFailed(o.error) for o in nodes if o.status == "failed"},
             observer=observer,
             stop=stop,
         ).go()
         outcomes = sorted((*prepared.refused, *report.outcomes), key=lambda outcome: outcome.shard)
-        return replace(report, outcomes=tuple(outcomes))
-
-    def prepare_stamp(
-        self, revision: str, shards: Sequence[int], *, continue_on_error: bool = False
-    ) -> PreparedRun:
-        """Plans to record a revision in the shards' version tables without running it.
-
-        Raises:
-            BadArgument: there is no such revision.
-        """
-        target = self.environment.target(revision, "up")
-        end = () if target == "base" else (self.environment.revision(target).revision,)
-        moving = self._moving(shards)
-        shards = [shard for shard in shards if shard not in moving]
-        state = self.state(shards)
-        troubles = {**state.unread} | {
-            shard: state.down[self.placement.node_of[shard]]
-            for shard in shards
-            if self.placement.node_of[shard] in state.down
-        }
-        if troubles and not continue_on_error:
-            raise next(iter(troubles.values()))
-        # Whoever stamps has repaired the shard, so the mark of an unfinished revision is dropped too.
-        positions = [replace(p, heads=p.heads, unfinished=None) for p in state.positions.values()]
-        marked = {p.shard for p in state.positions.values() if p.unfinished is not None}
-
-        def route_from(start: Start) -> Route:
-            there = start is not None and start == end and not marked
-            revisions = () if there else (f"stamp {shown_heads(end)}",)
-            return Route(start=start, end=end, target=target, revisions=revisions)
-
-        return PreparedRun(
-            plan=make_plan(positions, route_from, canaries=0),
-            compiler=_Stamper(self.environment, "up"),
-            direction="up",
-            target=target,
-            stop_at_contract=False,
-            refused=(
-                *moving.values(),
-                *(self._refused(shard, error, state) for shard, error in troubles.items()),
-            ),
-        )
-
-
-class _Stamper(Compiler):
-    """Compiles routes that change only the version table."""
-
-    def compile(self, route: Route) -> Compiled:
-        table = sql.Identifier(self.environment.version_table)
-        statements = [self.version_table_sql()] if route.start is None else []
-        statements.append(sql.SQL("delete from {};").format(table).as_string(None))
-        statements += [
-            sql.SQL("insert into {} (version_num) values ({});").format(table, revision).as_string(None)
-            for revision in route.end
-        ]
-        statements.append(sql.SQL("comment on table {} is null;").format(table).as_string(None))
-        return Compiled(route=route, direction="up", way="sql", sql="\n".join(statements))
+        return replace(report, outcomes=tuple(outcomes), nodes=tuple(nodes))

@@ -1,14 +1,16 @@
-"""The application's models: what Alembic compares with a shard, and how it renders shardids' key."""
+"""The body of ``env.py``, what Alembic compares with a shard, and how it renders shardids' key."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from alembic import context
 from alembic.autogenerate.api import AutogenContext
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import BigInteger, Column
+from alembic.util import CommandError
+from sqlalchemy import BigInteger, Column, Connection, MetaData
 from sqlalchemy.schema import DefaultClause
 
 from shardids.models.columns import next_id
@@ -29,6 +31,37 @@ def key_column(name: str = "id", **options: Any) -> Column[int]:
     return Column(
         name, BigInteger, primary_key=True, autoincrement=False, server_default=next_id(), **options
     )
+
+
+def run_environment(metadata: MetaData | Sequence[MetaData] | None = None, **options: Any) -> None:
+    """The body of an application's ``env.py``.
+
+    Args:
+        metadata: the models' metadata, which ``revision --autogenerate`` and ``check`` compare with the
+            shards.
+        options: for Alembic's ``context.configure``, such as ``compare_type`` or ``include_object``.
+    """
+    given: dict[str, Any] | None = context.config.attributes.get("shardids")
+    if given is None:
+        raise CommandError("this environment is for all shards of a cluster; run it with: shardids migrate")
+    connection: Connection | None = given["connection"]
+    common: dict[str, Any] = comparison(options) | {
+        "target_metadata": metadata,
+        "version_table": given["version_table"],
+        "version_table_schema": given["version_table_schema"],
+    }
+    if connection is None:
+        context.configure(dialect_name="postgresql", dialect_opts={"paramstyle": "named"}, **common)
+    else:
+        context.configure(connection=connection, **common)
+    configured: Callable[[MigrationContext], None] = given.get("configured", lambda _context: None)
+    configured(context.get_context())
+    if connection is None:
+        context.run_migrations()
+    else:
+        with context.begin_transaction():
+            given.get("opening", lambda: None)()
+            context.run_migrations()
 
 
 def comparison(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,9 @@ from contextlib import closing, contextmanager
 from shardids.catalog.rows import Catalog
 from shardids.migrate.compiled import Compiler
 from shardids.migrate.environment import Environment
+from shardids.migrate.lint import require_own_schema
 from shardids.migrate.migration import Migration
+from shardids.migrate.node_revisions import require_migrated
 from shardids.migrate.plan import Heads
 from shardids.migrate.player import Limits, Player
 from shardids.migrate.status import read_node
@@ -36,12 +38,15 @@ def migrator_of_new_shards(catalog: Catalog, environment: Environment) -> Iterat
             if target == "base":
                 return
             engine = migration.nodes[name]
+            require_migrated(environment, name, engine)
             positions = read_node(name, engine, environment.version_table)
             with closing(Player(engine, environment, Limits())) as player:
                 for shard in shards:
                     route = environment.route(positions[shard].heads, target, "up")
                     if not route.is_empty:
-                        player.play(positions[shard], compiler.compile(route))
+                        compiled = compiler.compile(route)
+                        require_own_schema(environment, [compiled])
+                        player.play(positions[shard], compiled)
 
         yield migrate
 

@@ -146,12 +146,34 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOutcome:
+    """What a run did to a node: its node revisions before and now, and what stopped it."""
+
+    node: str
+    start: Heads
+    end: Heads
+    status: Status
+    error: str = ""
+
+    def row(self) -> dict[str, object]:
+        """Returns the outcome as commands show it."""
+        return {
+            "node": self.node,
+            "from": shown_heads(self.start),
+            "to": shown_heads(self.end),
+            "status": self.status,
+            "error": self.error,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """What a run did: an outcome for each shard that it was to change, and the time it took."""
+    """What a run did: an outcome for each shard and node that it was to change, and the time it took."""
 
     outcomes: tuple[Outcome, ...]
     seconds: float
     interrupted: bool = False
+    nodes: tuple[NodeOutcome, ...] = ()
 
     def of(self, status: Status) -> list[Outcome]:
         """Returns the outcomes with that status."""
@@ -159,10 +181,11 @@ class RunReport:
 
     @property
     def succeeded(self) -> bool:
-        """Whether every shard reached the target."""
-        return all(outcome.status == "done" for outcome in self.outcomes)
+        """Whether every shard and node reached the target."""
+        statuses = {*(one.status for one in self.outcomes), *(one.status for one in self.nodes)}
+        return statuses <= {"done"}
 
     def retry_command(self, words: Sequence[str]) -> str:
         """Returns the command that runs what failed or was not started; ``words``: without shards."""
         left = [outcome.shard for outcome in self.outcomes if outcome.status != "done"]
-        return shlex.join([*words, "--shards", shown_shards(left)])
+        return shlex.join([*words, *(["--shards", shown_shards(left)] if left else [])])

@@ -21,11 +21,11 @@ from shardids.migrate.plan import Heads, Position, Start
 _ENTER = sql.SQL(
     "select set_config('lock_timeout', {lock}, true), set_config('statement_timeout', {statement}, true),"
     " shardids.enter_revision({shard}, {table}, {expected}::text[]),"
-    " set_config('search_path', shardids.schema_of({shard}), true)"
+    " set_config('search_path', shardids.revision_path({shard}), true)"
 )
 _SESSION = sql.SQL(
     "select set_config('lock_timeout', {lock}, false), set_config('statement_timeout', {statement}, false),"
-    " set_config('search_path', shardids.schema_of({shard}), false)"
+    " set_config('search_path', shardids.revision_path({shard}), false)"
 )
 _MARK = sql.SQL("comment on table {table} is {mark};")
 _CONCURRENT_INDEX = re.compile(
@@ -216,7 +216,10 @@ class Player:
         connection = self._connection()
         connection.exec_driver_sql(enter_session(shard, self._limits, waits=False))
         connection.commit()
-        connection.execution_options(isolation_level="READ COMMITTED")
+        # Options stay on the connection: statements of Alembic's, compiled for parameters, write % as %%.
+        connection.execution_options(isolation_level="READ COMMITTED", no_parameters=False)
+        # Its own version table first: another of that name in the shared schema would be taken for it.
+        opening = self._enter(shard, heads) + (compiled.preface if heads is None else "")
 
         def work(there: Heads, _context: object) -> list[RevisionStep]:
             steps = self._environment.steps(there, compiled.route.target, compiled.direction)
@@ -226,7 +229,7 @@ class Player:
             self._environment.run(
                 work,
                 connection=connection,
-                opening=lambda: connection.exec_driver_sql(self._enter(shard, heads)),
+                opening=lambda: connection.exec_driver_sql(opening),
             )
         finally:
             connection.rollback()

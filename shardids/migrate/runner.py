@@ -149,6 +149,7 @@ class Run:
         check_free: raises ShardBusy if a shard is being moved; called from several threads.
         player_on: opens a player on a node, by name.
         settings: how to proceed.
+        failed_nodes: what keeps nodes' shards from being run, by node.
         observer: receives the run's events.
         stop: once set, running shards are finished and no other is begun.
     """
@@ -162,6 +163,7 @@ class Run:
         check_free: Callable[[int], None],
         player_on: Callable[[str], Player],
         settings: RunSettings,
+        failed_nodes: Mapping[str, ShardidsError],
         observer: Observer,
         stop: Event,
     ) -> None:
@@ -174,7 +176,7 @@ class Run:
         self._observer = observer
         self._interrupted = stop
         self._stop = Event()
-        self._down: dict[str, ConnectionFailed] = {}
+        self._down: dict[str, ShardidsError] = dict(failed_nodes)
         self._lock = Lock()
         self._outcomes: dict[int, Outcome] = {}
 

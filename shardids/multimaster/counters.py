@@ -1,4 +1,4 @@
-"""What numbers the rows of a PostgreSQL master: its columns, their sequences, and where these are."""
+"""What numbers the rows of a PostgreSQL master: its columns, their sequences, and how far those are."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Master:
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
-            raise BadArgument(f"{self.name!r} is no name of a master", hint="For example: a, b, east-1")
+            raise BadArgument(f"{self.name!r} is not a name for a master", hint="For example: a, b, east-1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceState:
-    """A sequence as it is on one master; ``next_value`` is what the next draw of a new session gives."""
+    """A sequence on one master; ``next_value`` is what the next draw of a new session returns."""
 
     schema: str
     name: str
@@ -48,7 +48,7 @@ class SequenceState:
 
     @property
     def identifier(self) -> sql.Identifier:
-        """Its name, to be put into a statement."""
+        """Its name, quoted for a statement."""
         return sql.Identifier(self.schema, self.name)
 
 
@@ -94,7 +94,7 @@ class MasterState:
     counters: tuple[Counter, ...]
 
     def get(self, key: tuple[str, str, str]) -> Counter | None:
-        """The counter of that name, if the master has it."""
+        """Returns the counter of that name, if the master has it."""
         return next((counter for counter in self.counters if counter.key == key), None)
 
 
@@ -103,7 +103,7 @@ def read_masters(masters: Sequence[Master], schemas: Sequence[str] = ()) -> list
 
     Raises:
         BadArgument: fewer than two, or two of one name.
-        ConnectionFailed, MissingPrivilege: as they say.
+        ConnectionFailed, MissingPrivilege: a master can't be reached, or its role may not read the tables.
     """
     check_masters(masters)
     states = []
@@ -120,7 +120,7 @@ def read_masters(masters: Sequence[Master], schemas: Sequence[str] = ()) -> list
 
 
 def check_masters(masters: Sequence[Master]) -> None:
-    """Refuses what can't be several masters.
+    """Refuses lists that do not name several masters.
 
     Raises:
         BadArgument: fewer than two, or two of one name.

@@ -239,4 +239,4 @@ def _findings(state: MariaDbState, states: Sequence[MariaDbState]) -> Iterator[O
         detail = state.replication_error or "it replicates from no other master"
         yield found("replication", detail, "See SHOW SLAVE STATUS.")
     if state.read_only:
-        yield found("limited", "is read-only: a switch was not finished", "Take its steps again.")
+        yield found("limited", "is read-only: a switch was interrupted", "Take its steps again.")

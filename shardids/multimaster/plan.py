@@ -50,7 +50,7 @@ class OffsetPlan:
 
 
 def make_plan(states: Sequence[MasterState], headroom: int = HEADROOM) -> OffsetPlan:
-    """The steps that give every column its offsets; none for what has them.
+    """Returns the steps that give every column its offsets; none for columns that have them.
 
     Raises:
         BadArgument: ``headroom`` is below 1.
@@ -63,7 +63,7 @@ def make_plan(states: Sequence[MasterState], headroom: int = HEADROOM) -> Offset
     for key in sorted({counter.key for state in states for counter in state.counters}):
         counters = [state.get(key) for state in states]
         if all(counter is not None and counter.sequence is None for counter in counters):
-            # Numbered by nobody on any master: its values come from elsewhere.
+            # No sequence numbers it on any master: its values come from elsewhere.
             continue
         for step in _steps(_complete(key, states), len(states), headroom):
             (fences if step.phase == "fence" else switches).append(step)
@@ -75,13 +75,13 @@ def carry_out(
     steps: Sequence[OffsetStep],
     on_step: Callable[[OffsetStep], None] = lambda _step: None,
 ) -> None:
-    """Takes the steps in order, each a transaction of its own; ``on_step`` is told of each that is done.
+    """Takes the steps in order, each in its own transaction, and calls ``on_step`` after each.
 
-    All masters are connected to before the first step.
+    Connects to all masters before the first step.
 
     Raises:
-        ConnectionFailed, MissingPrivilege, StatementFailed: as they say. What was done stays, and does no
-            harm: a new plan goes on from there.
+        ConnectionFailed, MissingPrivilege, StatementFailed: a step failed. The steps before it stay,
+            and are harmless: a new plan continues from there.
     """
     sessions: dict[str, PostgreSqlSession] = {}
     try:
@@ -99,9 +99,9 @@ def carry_out(
 
 
 def _stopped(step: OffsetStep, done: int, steps: int, error: ShardidsError) -> ShardidsError:
-    hint = "Nothing collides in this state. Make a new plan and apply it."
+    hint = "No keys collide in this state. Make a new plan and apply it."
     if step.phase == "fence" and "MAXVALUE" in error.message:
-        hint = "It drew past the bound since the plan was made. " + hint + " A greater --headroom helps."
+        hint = "It drew past the bound after the plan was made. " + hint + " A larger --headroom helps."
     message = f'after {done} of {steps} steps, {step.column} on master "{step.master}": {error.message}'
     if isinstance(error, StatementFailed):
         return StatementFailed(message, hint=hint, sqlstate=error.sqlstate)

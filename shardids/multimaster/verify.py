@@ -41,7 +41,7 @@ def verify(states: Sequence[MasterState]) -> list[OffsetFinding]:
 
 
 def is_right(sequence: SequenceState, counter: Counter, offset: int, masters: int) -> bool:
-    """Whether a sequence counts in its master's class only, whatever it has to catch up with."""
+    """Returns whether a sequence gives values of its master's class only, even if it is behind its table."""
     return (
         sequence.increment == masters
         and sequence.next_value % masters == offset % masters
@@ -51,7 +51,7 @@ def is_right(sequence: SequenceState, counter: Counter, offset: int, masters: in
 
 
 def is_behind(sequence: SequenceState, counter: Counter) -> bool:
-    """Whether the table holds values that the sequence is still to give."""
+    """Returns whether the table holds values that the sequence has yet to give."""
     return counter.highest_own is not None and counter.highest_own >= sequence.next_value
 
 
@@ -82,10 +82,12 @@ def _findings(state: MasterState, key: tuple[str, str, str], masters: int) -> It
         yield found("wrong-increment", f"counts by {sequence.increment}, not by {masters}")
     elif sequence.next_value % masters != state.offset % masters:
         other = sequence.next_value % masters or masters
-        yield found("wrong-offset", f"goes on at {sequence.next_value}: offset {other}, not {state.offset}")
+        yield found("wrong-offset", f"continues at {sequence.next_value}: offset {other}, not {state.offset}")
     if is_behind(sequence, counter):
-        yield found("behind", f"goes on at {sequence.next_value}, but the table holds {counter.highest_own}")
+        yield found(
+            "behind", f"continues at {sequence.next_value}, but the table holds {counter.highest_own}"
+        )
     if sequence.maximum < counter.type_limit:
-        yield found("limited", f"ends at {sequence.maximum}: an apply or grow was not finished")
+        yield found("limited", f"ends at {sequence.maximum}: an apply or grow was interrupted")
     if sequence.cycles:
-        yield found("cycles", "begins again at its end, and would repeat its values")
+        yield found("cycles", "cycles: it would repeat its values after its end")

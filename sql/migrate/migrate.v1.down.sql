@@ -2,4 +2,6 @@
 -- Locks:      none beyond those of DROP.
 -- Privileges: ownership of schema shardids.
 
-drop function shardids.revisions(name), shardids.revisions_in(name, name), shardids.enter_revision(integer, name, text[]), shardids.description(name);
+drop function shardids.revisions(name), shardids.revisions_in(name, name),
+  shardids.enter_revision(integer, name, text[]), shardids.description(name), shardids.revision_path(integer),
+  shardids.is_shared_schema_safe();

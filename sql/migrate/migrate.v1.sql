@@ -99,6 +99,22 @@ $$;
 comment on function shardids.enter_revision(integer, name, text[]) is
   'Opens a transaction that migrates a shard which is at just the expected revisions (null: no version table)';
 
+-- What node revisions create lies in schema public, and is found from there while a shard's revisions run. Not where
+-- any role may create objects: one that planted a type or an operator there would have it found as well.
+create function shardids.is_shared_schema_safe() returns boolean
+language sql stable set search_path = pg_catalog, pg_temp as $$
+  select exists (select from pg_namespace where nspname = 'public' and not has_schema_privilege('public', oid, 'create'))
+$$;
+
+comment on function shardids.is_shared_schema_safe() is 'Whether schema public is there, and not every role may create in it';
+
+create function shardids.revision_path(shard integer) returns text
+language sql stable set search_path = pg_catalog, pg_temp as $$
+  select quote_ident(shardids.schema_of(shard)) || case when shardids.is_shared_schema_safe() then ', public' else '' end
+$$;
+
+comment on function shardids.revision_path(integer) is 'The search_path of a shard''s revisions';
+
 -- What the tables of a schema are, a line an object, in words that are the same for every shard. The server names the
 -- objects of the schema with it, which is taken away again: with the schema on search_path it would not, but then
 -- functions and operators of those who may create in it would be run here.

@@ -15,8 +15,8 @@ begin atomic
     select r.reltoastrelid as oid from relation r where r.reltoastrelid <> 0)
   select 'pg_namespace'::regclass::oid, n.oid, n.xmin::text from pg_namespace n where n.oid = (table schema)
   union all select 'pg_class'::regclass, r.oid, r.xmin::text from relation r
-  union all select 'pg_class'::regclass, t.oid, null from toast t
-  union all select 'pg_class'::regclass, i.indexrelid, null from toast t join pg_index i on i.indrelid = t.oid
+  union all select 'pg_class'::regclass, t.oid, null::text as version from toast t
+  union all select 'pg_class'::regclass, i.indexrelid, null::text as version from toast t join pg_index i on i.indrelid = t.oid
   union all select 'pg_attrdef'::regclass, d.oid, d.xmin::text from pg_attrdef d join relation r on r.oid = d.adrelid
   union all select 'pg_constraint'::regclass, c.oid, c.xmin::text from pg_constraint c where c.connamespace = (table schema)
   union all select 'pg_rewrite'::regclass, w.oid, w.xmin::text from pg_rewrite w join relation r on r.oid = w.ev_class

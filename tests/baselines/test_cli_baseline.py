@@ -72,7 +72,7 @@ def test_multimaster_from_plan_to_growth(run: Run, urls: list[str]) -> None:
     grown = run("multimaster", "grow", *two, "--new", c, "--json")
     assert grown.exit_code == 0
     assert len(json.loads(grown.stdout)) == 6
-    assert run("multimaster", "verify", *three).stdout.startswith("All right: 3 masters")
+    assert run("multimaster", "verify", *three).stdout.startswith("No faults found: 3 masters")
     swapped = run("multimaster", "verify", "--master", b, "--master", a, "--master", c, "--json")
     assert {(f["master"], f["problem"]) for f in json.loads(swapped.stdout)} == {
         ("a", "wrong-offset"),

@@ -160,8 +160,8 @@ def test_verify_names_each_fault(make_masters: MakeMasters) -> None:
         ("a", "app.event.id", "cycles"),
     }
     details = {f.problem: f.detail for f in verify(read_masters(masters)) if f.column != "app.event.id"}
-    assert details["wrong-offset"] == "goes on at 20002: offset 2, not 1"
-    assert details["behind"] == f"goes on at {last_of_b + 2}, but the table holds {last_of_b + 10}"
+    assert details["wrong-offset"] == "continues at 20002: offset 2, not 1"
+    assert details["behind"] == f"continues at {last_of_b + 2}, but the table holds {last_of_b + 10}"
     with pytest.raises(ClusterConflict, match=r'public\.more\.id: master "a" has no such column'):
         apply(masters)
     run(b, "drop table more")
@@ -260,7 +260,7 @@ def test_refusals(make_masters: MakeMasters) -> None:
         read_masters([a])
     with pytest.raises(BadArgument, match='two masters are named "a"'):
         read_masters([a, dataclasses.replace(b, name="a")])
-    with pytest.raises(BadArgument, match="'a b' is no name"):
+    with pytest.raises(BadArgument, match="'a b' is not a name"):
         Master(name="a b", url=a.url)
     with pytest.raises(BadArgument, match="headroom of 0"):
         make_plan(read_masters([a, b]), headroom=0)

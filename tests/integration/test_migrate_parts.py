@@ -65,6 +65,15 @@ def test_compiled_revisions_do_what_alembic_does(app: App, body: str, query: str
     assert all(rows[shard] == rows[0] for shard in ALL)
 
 
+def test_a_percent_sign_stays_one_after_compiled_revisions(app: App) -> None:
+    app.add("one", 'op.execute("create table t (n text)")')
+    index = 'op.create_index("t_n", "t", ["n"], postgresql_concurrently=True)'
+    app.add("two", f"with op.get_context().autocommit_block():\n    {index}", after="one")
+    app.add("three", "op.get_bind()\nop.execute(\"insert into t values ('100 %, %%')\")", after="two")
+    assert {row["way"] for row in app.up().values()} == {"sql and alembic"}
+    assert [app.ask(shard, "select n from t") for shard in ALL] == [[("100 %, %%",)]] * 8
+
+
 def test_values_that_have_no_literal_form_go_through_alembic(app: App) -> None:
     app.add(
         "one",

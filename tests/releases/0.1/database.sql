@@ -892,12 +892,12 @@ CREATE FUNCTION shardids.objects_of(shard integer) RETURNS TABLE(classid oid, ob
  UNION ALL
   SELECT 'pg_class'::regclass AS regclass,
      t.oid,
-     NULL::text
+     NULL::text AS version
     FROM toast t
  UNION ALL
   SELECT 'pg_class'::regclass AS regclass,
      i.indexrelid,
-     NULL::text
+     NULL::text AS version
     FROM (toast t
       JOIN pg_index i ON ((i.indrelid = t.oid)))
  UNION ALL
@@ -2583,9 +2583,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382751751058489346);
-INSERT INTO shard_0000.kept VALUES (382751751058489347);
-INSERT INTO shard_0000.kept VALUES (382751751058489348);
+INSERT INTO shard_0000.kept VALUES (382756159519457282);
+INSERT INTO shard_0000.kept VALUES (382756159519457283);
+INSERT INTO shard_0000.kept VALUES (382756159519457284);
 
 
 --
@@ -2613,8 +2613,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710850673889491313/5/16533', 1, 605883683462709248, '755', '2026-11-22 04:38:48.548928+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710850673889491313/5/16533', 1, 605883683462709248, '756', '2026-11-22 04:38:48.595883+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710855186548377301/5/16533', 1, 893665458870288384, '755', '2026-11-22 04:56:19.537715+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710855186548377301/5/16533', 1, 893665458870288384, '756', '2026-11-22 04:56:19.6082+00', NULL);
 
 
 --
@@ -2628,7 +2628,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 04:38:48.28704+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 04:56:19.101045+00');
 
 
 --
@@ -2641,7 +2641,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 04:38:48.614939+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 04:56:19.641122+00');
 
 
 --
@@ -2676,7 +2676,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 605883774717837884, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 893665550126468079, true);
 
 
 --
@@ -2690,7 +2690,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 605883774717837843, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 893665550126467991, true);
 
 
 --

@@ -1,0 +1,131 @@
+"""Revisions for the node: what its shards share, run once on each node before its shards' revisions.
+
+They are the branch of the application's migrations that is labelled ``node``, and create extensions, shared
+types and functions in schema ``public``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from alembic.runtime.migration import RevisionStep
+from sqlalchemy import Connection, Engine, text
+
+from shardids.catalog.locks import AdvisoryLock
+from shardids.errors import ClusterConflict, ShardBusy, ShardidsError, StatementFailed
+from shardids.migrate.environment import NODE_VERSION_TABLE, SHARED_SCHEMA, Environment
+from shardids.migrate.plan import Heads, NodeOutcome
+from shardids.migrate.player import Limits
+
+_NO_SHARD: Final = -1
+"""Stands for the node in the locks of migrations, whose second part is a shard."""
+
+
+def read_node_heads(engine: Engine) -> Heads:
+    """Returns the node revisions that a database is at; empty before the first."""
+    with engine.connect() as connection:
+        table = f"{SHARED_SCHEMA}.{NODE_VERSION_TABLE}"
+        if connection.scalar(text("select to_regclass(:table)"), {"table": table}) is None:
+            return ()
+        return tuple(sorted(connection.scalars(text(f"select version_num from {table}"))))  # noqa: S608 -- constants
+
+
+def pending_on_node(environment: Environment, heads: Heads) -> list[str]:
+    """Returns the node revisions that are still to run on a node at ``heads``, in order.
+
+    Raises:
+        BadArgument: the code lacks one of ``heads``, or has several heads in the node's branch.
+    """
+    return [step.revision.revision for step in environment.steps(heads, environment.head(), "up")]
+
+
+def migrate_node(environment: Environment, name: str, engine: Engine, limits: Limits) -> NodeOutcome:
+    """Brings a node to the newest node revision, through Alembic; in one transaction if it can.
+
+    Raises:
+        BadArgument: the code lacks the node's revision.
+        ClusterConflict: everybody may create objects in schema ``public`` there.
+        ConnectionFailed: the node is down.
+        ShardBusy: another session runs revisions on the node.
+    """
+    start = read_node_heads(engine)
+    if not pending_on_node(environment, start):
+        return NodeOutcome(node=name, start=start, end=start, status="done")
+    try:
+        _run(environment, name, engine, limits)
+    except ShardidsError as error:
+        if not isinstance(error, StatementFailed):
+            raise
+        message = error.message
+    except Exception as error:  # noqa: BLE001 -- a revision can raise anything
+        message = f'node "{name}": {type(error).__name__}: {error}'
+    else:
+        return NodeOutcome(node=name, start=start, end=environment.heads, status="done")
+    return NodeOutcome(node=name, start=start, end=read_node_heads(engine), status="failed", error=message)
+
+
+def _run(environment: Environment, name: str, engine: Engine, limits: Limits) -> None:
+    def work(there: Heads, _context: object) -> Sequence[RevisionStep]:
+        return environment.steps(there, environment.head(), "up")
+
+    with engine.connect() as connection, _locked(connection, name):
+        _require_private(connection, name)
+        for setting, value in (
+            ("lock_timeout", str(limits.lock_timeout_ms)),
+            ("statement_timeout", str(limits.statement_timeout_ms)),
+            ("search_path", SHARED_SCHEMA),
+        ):
+            connection.execute(
+                text("select set_config(:name, :value, false)"), {"name": setting, "value": value}
+            )
+        connection.commit()
+        connection.execution_options(isolation_level="READ COMMITTED")
+        try:
+            environment.run(work, connection=connection)
+        finally:
+            connection.rollback()
+            connection.execution_options(isolation_level="AUTOCOMMIT")
+
+
+@contextmanager
+def _locked(connection: Connection, name: str) -> Iterator[None]:
+    lock = {"class": AdvisoryLock.MIGRATE, "shard": _NO_SHARD}
+    if not connection.scalar(text("select pg_try_advisory_lock(:class, :shard)"), lock):
+        raise ShardBusy(
+            f'another session is running revisions on node "{name}"',
+            hint="Wait until it has ended, and run the migration again.",
+        )
+    try:
+        yield
+    finally:
+        if not connection.closed and not connection.invalidated:
+            connection.execute(text("select pg_advisory_unlock(:class, :shard)"), lock)
+
+
+def _require_private(connection: Connection, name: str) -> None:
+    """Refuses a schema in which any role could plant objects that the shards' revisions would find."""
+    if not connection.scalar(text("select shardids.is_shared_schema_safe()")):
+        raise ClusterConflict(
+            f'node "{name}": schema {SHARED_SCHEMA} is missing, or every role may create objects in it',
+            hint=f"On that database: CREATE SCHEMA IF NOT EXISTS {SHARED_SCHEMA};"
+            f" REVOKE CREATE ON SCHEMA {SHARED_SCHEMA} FROM PUBLIC;",
+        )
+
+
+def require_migrated(environment: Environment, name: str, engine: Engine) -> NodeOutcome | None:
+    """Brings a node to the newest node revision, before shards are created on it or moved to it.
+
+    Returns what was done, or ``None`` if the application has no revisions for nodes.
+
+    Raises:
+        StatementFailed: a revision failed. The rest as :func:`migrate_node` does.
+    """
+    of_nodes = environment.of_nodes()
+    if of_nodes is None:
+        return None
+    outcome = migrate_node(of_nodes, name, engine, Limits())
+    if outcome.status == "failed":
+        raise StatementFailed(outcome.error, hint="See: shardids migrate status")
+    return outcome

@@ -1,0 +1,69 @@
+"""Records a revision in the shards' version tables without running it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from psycopg import sql
+
+from shardids.migrate.compiled import Compiled, Compiler
+from shardids.migrate.migration import Migration, PreparedRun
+from shardids.migrate.plan import Route, Start, make_plan, shown_heads
+
+
+def prepare_stamp(
+    migration: Migration, revision: str, shards: Sequence[int], *, continue_on_error: bool = False
+) -> PreparedRun:
+    """Plans to record a revision in the shards' version tables without running it.
+
+    Raises:
+        BadArgument: there is no such revision.
+    """
+    target = migration.environment.target(revision, "up")
+    end = () if target == "base" else (migration.environment.revision(target).revision,)
+    moving = migration.moving(shards)
+    shards = [shard for shard in shards if shard not in moving]
+    state = migration.state(shards)
+    troubles = {**state.unread} | {
+        shard: state.down[migration.placement.node_of[shard]]
+        for shard in shards
+        if migration.placement.node_of[shard] in state.down
+    }
+    if troubles and not continue_on_error:
+        raise next(iter(troubles.values()))
+    # Whoever stamps has repaired the shard, so the mark of an unfinished revision is dropped too.
+    positions = [replace(p, heads=p.heads, unfinished=None) for p in state.positions.values()]
+    marked = {p.shard for p in state.positions.values() if p.unfinished is not None}
+
+    def route_from(start: Start) -> Route:
+        there = start is not None and start == end and not marked
+        revisions = () if there else (f"stamp {shown_heads(end)}",)
+        return Route(start=start, end=end, target=target, revisions=revisions)
+
+    return PreparedRun(
+        plan=make_plan(positions, route_from, canaries=0),
+        compiler=_Stamper(migration.environment, "up"),
+        direction="up",
+        target=target,
+        stop_at_contract=False,
+        refused=(
+            *moving.values(),
+            *(migration.refused_outcome(shard, error, state) for shard, error in troubles.items()),
+        ),
+    )
+
+
+class _Stamper(Compiler):
+    """Compiles routes that change only the version table."""
+
+    def compile(self, route: Route) -> Compiled:
+        table = sql.Identifier(self.environment.version_table)
+        statements = [self.version_table_sql()] if route.start is None else []
+        statements.append(sql.SQL("delete from {};").format(table).as_string(None))
+        statements += [
+            sql.SQL("insert into {} (version_num) values ({});").format(table, revision).as_string(None)
+            for revision in route.end
+        ]
+        statements.append(sql.SQL("comment on table {} is null;").format(table).as_string(None))
+        return Compiled(route=route, direction="up", way="sql", sql="\n".join(statements))
