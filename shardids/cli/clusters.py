@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,9 @@ from shardids.migrate.environment import Environment
 from shardids.migrate.new_shards import MigrateNew, migrator_of_new_shards
 from shardids.migrate.node_revisions import require_migrated
 from shardids.mover import failover
+
+_FEW_YEARS = 10
+"""A layout that ends sooner is warned of."""
 
 node_app = typer.Typer(help="The PostgreSQL databases that hold shards.", no_args_is_help=True)
 shard_app = typer.Typer(help="The logical shards.", no_args_is_help=True)
@@ -54,6 +58,16 @@ def init(
         )
     done = "Would make" if dry_run else "Made"
     out.print(f"{done} cluster {description.cluster}: {shards} shards, layout {chosen}")
+    years = chosen.years_left(datetime.now(UTC))
+    out.print(f"  time     until {chosen.last_time:%Y-%m-%d}, {years:.1f} years left")
+    each = chosen.ids_per_second
+    out.print(f"  IDs      {each:,} a second in each shard, {each * shards:,} in all")
+    out.print(f"  shards   {shards:,} of {chosen.shard_limit:,} that the layout has room for")
+    if years < _FEW_YEARS:
+        err.print(
+            f"[yellow]Warning:[/] layout {chosen} ends on {chosen.last_time:%Y-%m-%d}: from then on no shard"
+            " issues IDs. A layout is fixed for good."
+        )
 
 
 @node_app.command("add")

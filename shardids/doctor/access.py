@@ -15,10 +15,13 @@ Thing = tuple[str, str]
 Privileges = frozenset[str]
 
 _OWNER = "OWNER"
+_SCHEMA = ("schema", "")
 _GENERATOR = {
-    ("schema", ""),
+    _SCHEMA,
     ("function", "next_id()"),
     ("function", "next_ids(n integer)"),
+    ("function", "late_id(id_offset regclass)"),
+    ("function", "set_aside(id_offset regclass, n integer, OUT first_tick bigint, OUT last_tick bigint)"),
     ("sequence", "id_counter"),
     ("sequence", "id_offset"),
     ("engine schema", "shardids"),
@@ -90,13 +93,14 @@ def _grants(
     """What gives the role in the shards what it lacks: on each node, what concerns its shards."""
     to = "public" if role == "public" else quoted(role)
     commands: list[Command] = []
-    if any(thing in _GENERATOR for thing, _ in missing):
+    generator = _GENERATOR if any(thing in _GENERATOR - {_SCHEMA} for thing, _ in missing) else set()
+    if generator:
         commands += in_shell(f"shardids grant {shlex.quote(role)} --shards {shown_shards(shards)}")
     prefix = facts.description.schema_prefix
     for node in sorted({facts.placed[shard].node for shard in shards}):
         schemas = [schema_name(prefix, shard) for shard in shards if facts.owns(node, shard)]
         for (kind, name), privileges in sorted(missing, key=_by_name):
-            if (kind, name) not in _GENERATOR:
+            if (kind, name) not in generator:
                 objects = ", ".join(_qualified(schema, kind, name) for schema in schemas)
                 verbs = ", ".join(sorted(privileges)).lower()
                 commands += on_node(node, f"grant {verbs} on {kind} {objects} to {to};")
@@ -105,6 +109,8 @@ def _grants(
 
 def _qualified(schema: str, kind: str, name: str) -> str:
     """An object's name; a function's comes quoted, with its arguments."""
+    if kind == "schema":
+        return quoted(schema)
     return f"{quoted(schema)}.{name if kind == 'function' else quoted(name)}"
 
 

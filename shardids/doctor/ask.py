@@ -263,7 +263,8 @@ def _read_revisions(
     revisions: dict[int, list[str]] = {local.shard: [] for local in having}
     for batch in batches(having):
         selects = [
-            sql.SQL("select {}, version_num::text from {}").format(
+            # Not cast: the owner of the column's type may have made a cast to text.
+            sql.SQL("select {}, concat(version_num) from {}").format(
                 sql.Literal(local.shard), sql.Identifier(local.schema, table)
             )
             for local in batch

@@ -23,6 +23,8 @@ _TABLES: Final = 500
 """Tables of all shards of one node, chosen at random if there are more."""
 _STATEMENT: Final = 50
 """Tables that one statement samples: planning grows with their number, faster than that."""
+_INTEGERS: Final = frozenset({"smallint", "integer", "bigint"})
+"""Of another type, the owner of that type may have made the cast that the sample would need."""
 _HASHED: Final = frozenset({"smallint", "integer", "bigint", "text", "character varying", "bytea", "uuid"})
 
 
@@ -66,7 +68,7 @@ def sample_ids(connection: Connection, prefix: str, keys: Sequence[KeyColumn]) -
     tables = [
         (key, shard, pages)
         for key in keys
-        if key.is_primary_key and key.filled_by == "own" and key.is_readable
+        if key.is_primary_key and key.filled_by == "own" and key.is_readable and key.type in _INTEGERS
         for shard, pages in zip(key.shards, key.pages, strict=True)
     ]
     chosen = tables if len(tables) <= _TABLES else random.sample(tables, _TABLES)

@@ -129,6 +129,15 @@ class Layout:
         return 1 << self.sequence_bits
 
     @property
+    def ids_per_second(self) -> int:
+        """How many IDs a shard can issue in a second without running ahead of the clock."""
+        return self.sequence_limit * 1000
+
+    def years_left(self, now: datetime) -> float:
+        """Returns how many years from ``now`` on the time bits last; negative once they have ended."""
+        return (self.last_time - now) / timedelta(days=365.2425)
+
+    @property
     def first_time(self) -> datetime:
         """The epoch, in UTC."""
         return self.time_at(0)

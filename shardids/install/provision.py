@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from datetime import datetime
+from datetime import UTC, datetime
 from uuid import uuid4
 
 from sqlalchemy import Connection, Engine, text
@@ -14,7 +14,7 @@ from shardids.catalog.connections import open_engine, parse_url, require_create,
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.rows import SCHEMA_PREFIX, Catalog, Description, describe_in
 from shardids.catalog.topology import Node, validate_node_name, validate_schema_prefix
-from shardids.errors import ClusterConflict, StatementFailed, UnknownShard
+from shardids.errors import BadArgument, ClusterConflict, MissingPrivilege, StatementFailed, UnknownShard
 from shardids.ids.layout import Layout
 from shardids.install import trees
 
@@ -35,17 +35,25 @@ def init(
     With ``dry_run`` the transaction is rolled back.
 
     Raises:
-        BadArgument: ``shard_count`` does not fit the layout, or the prefix is not allowed.
+        BadArgument: ``shard_count`` does not fit the layout, the layout's time has ended, or the prefix is
+            not allowed.
+        MissingPrivilege: schema ``shardids_catalog`` exists and belongs to another role.
         ClusterConflict: the database holds a cluster with another description.
     """
     validate_schema_prefix(schema_prefix)
     trees.check_shard_count(layout, shard_count)
+    if layout.last_time <= datetime.now(UTC):
+        raise BadArgument(
+            f"layout {layout} ended at {layout.last_time:%Y-%m-%d %H:%M} UTC: it has no IDs left",
+            hint="Choose more time bits, or a later epoch: T-S-Q@EPOCH_MS.",
+        )
     settings = trees.layout_settings(layout, schema_prefix) | {
         "cluster": str(uuid4()),
         "shard_count": str(shard_count),
     }
     with catalog.engine.connect() as connection, connection.begin() as transaction:
         require_create(connection, "the catalog")
+        _refuse_foreign_schema(connection, "shardids_catalog", "the catalog")
         trees.upgrade(connection, "catalog", settings)
         there = describe_in(connection, catalog.url)
         if dry_run:
@@ -82,7 +90,7 @@ def add_node(catalog: Catalog, name: str, url: str, *, dry_run: bool = False) ->
 
     Raises:
         ClusterConflict: the database is a node of another cluster, or another node of this one.
-        MissingPrivilege: the role may not create a schema there.
+        MissingPrivilege: the role may not create a schema there, or schema ``shardids`` belongs to another.
         ConnectionFailed, UnsupportedServer, BadArgument: as they say.
     """
     description = catalog.describe()
@@ -96,6 +104,7 @@ def add_node(catalog: Catalog, name: str, url: str, *, dry_run: bool = False) ->
         connection.begin() as transaction,
     ):
         require_create(connection, f'node "{name}"')
+        _refuse_foreign_schema(connection, "shardids", f'node "{name}"')
         trees.upgrade(connection, "node", settings)
         _check_claim(connection, name, description)
         if dry_run:
@@ -103,6 +112,29 @@ def add_node(catalog: Catalog, name: str, url: str, *, dry_run: bool = False) ->
         else:
             # Before the engine is committed: a name that the catalog refuses leaves no engine behind.
             catalog.add_node(node)
+
+
+def _refuse_foreign_schema(connection: Connection, schema: str, where: str) -> None:
+    """Refuses to create objects in a schema whose owner could replace or drop them.
+
+    Trusted are the role itself, superusers, and, unless it is a superuser itself, the roles that it is a
+    member of.
+    """
+    row = connection.execute(
+        text("""
+            select pg_get_userbyid(n.nspowner) as owner, current_user as role
+            from pg_namespace n join pg_roles o on o.oid = n.nspowner
+            join pg_roles r on r.rolname = current_user
+            where n.nspname = :schema and o.oid <> r.oid and not o.rolsuper
+              and (r.rolsuper or not pg_has_role(r.oid, o.oid, 'usage'))"""),
+        {"schema": schema},
+    ).one_or_none()
+    if row is not None:
+        raise MissingPrivilege(
+            f'{where}: schema {schema} exists and belongs to role "{row.owner}", not to "{row.role}"',
+            hint="Whoever owns a schema controls its objects. Work as that role, or, if the schema is empty:"
+            f" DROP SCHEMA {schema}",
+        )
 
 
 def _check_claim(connection: Connection, name: str, description: Description) -> None:

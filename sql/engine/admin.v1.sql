@@ -39,7 +39,7 @@ declare
   base constant bigint := shardids.incarnation();
 begin
   begin
-    perform pg_advisory_xact_lock(1936220516, shard);
+    perform shardids.wait_for_lock(1936220516, shard);
     seen := coalesce(pg_sequence_last_value(id_offset), -1);
     offset_ms := shardids.offset_ms(seen);
     if (case when seen >= 0 then not shardids.is_marked(seen, base)
@@ -199,13 +199,20 @@ begin
                        current_user, owner),
       hint = format('grant %I to %I', owner, current_user);
   end if;
-  perform pg_advisory_xact_lock(1936220517, shard);
+  perform shardids.wait_for_lock(1936220517, shard);
   if to_regnamespace(quote_ident(schema)) is null then
     execute format('create schema %I authorization %I', schema, owner);
   elsif not has_schema_privilege(current_user, quote_ident(schema)::regnamespace, 'create') then
     raise insufficient_privilege using
       message = format('role "%s" lacks CREATE on schema %I, which is there already', current_user, schema),
       hint = format('As its owner: GRANT CREATE ON SCHEMA %I TO %I', schema, current_user);
+  elsif not exists (select from shardids.shard s where s.id = enter_shard.shard)
+        and (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = schema) <> owner then
+    -- Its owner could drop the sequences, or put others in their place.
+    raise insufficient_privilege using
+      message = format('schema %I exists and belongs to role "%s", not to "%s", the owner of schema shardids', schema,
+                       (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = schema), owner),
+      hint = format('If what is in it can be trusted: ALTER SCHEMA %I OWNER TO %I', schema, owner);
   end if;
   perform set_config('shardids.shard', shard::text, true);
 end

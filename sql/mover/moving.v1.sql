@@ -329,7 +329,7 @@ begin
       execute format('select count(*) from %s', name) into rows;
       digest := null;
     else
-      execute format('select count(*), coalesce(sum(hashtextextended(t::text, 0)::numeric), 0) from only %s t', name)
+      execute format('select count(*), coalesce(sum(hashtextextended(format(''%%s'', t.*), 0)::numeric), 0) from only %s t', name)
       into rows, digest;
     end if;
     return next;

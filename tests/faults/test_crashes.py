@@ -8,7 +8,9 @@ import shutil
 import signal
 import subprocess
 import time
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -16,11 +18,13 @@ import psycopg
 import pytest
 
 from shardids.dev.embedded import EmbeddedServer
+from shardids.install import trees
 from tests.faults.conftest import Finish, Record
 from tests.support.faults import LAYOUT, Ids, clock_ms, connect, draw, scalar, scaled, ticks_of
 from tests.support.recorder import Recorder, Session
 
 CRASHES = scaled(3, 20)
+LOST_LEADS = scaled(4, 200)
 
 
 class Writer(Session):
@@ -125,10 +129,54 @@ def test_ticks_set_aside_in_a_transaction_whose_wal_is_lost(
     assert first > last, f"{(last - first) >> LAYOUT.sequence_bits} ms below ticks that were set aside"
 
 
+def test_a_lead_up_to_the_margin_that_a_crash_loses_is_not_issued_again(
+    durable: str, durable_server: EmbeddedServer
+) -> None:
+    """What was stored last is older than the margin; the lead is that of two next_ids(2,000,000)."""
+    chance = random.Random(7)
+    twice = []
+    with connect(durable) as connection:
+        connection.execute("update shardids.node set safety_margin = '4 seconds'")
+        connection.execute("alter system set wal_writer_delay = '10s'")
+        connection.execute("select pg_reload_conf()")
+        for shard in range(1, LOST_LEADS + 1):
+            with connection.transaction():
+                connection.execute("select shardids.enter_shard(%s)", (shard,))
+                connection.execute("select set_config('search_path', shardids.schema_of(%s), true)", (shard,))
+                connection.execute(trees.shard_sql())
+    for first in range(1, LOST_LEADS + 1, 2):
+        pair = (first, first + 1)
+        with ExitStack() as stack, ThreadPoolExecutor(len(pair)) as pool:
+            sessions = [stack.enter_context(closing(connect(durable))) for _ in pair]
+            for session, shard in zip(sessions, pair, strict=True):
+                block(session, shard, 1)
+            time.sleep(chance.uniform(3, 6))
+            for session in sessions:
+                session.execute("begin")
+            for _ in range(2):
+                lost = list(pool.map(block, sessions, pair, repeat(2_000_000)))
+            durable_server.restart("immediate")
+        with closing(connect(durable)) as connection:
+            found = [block(connection, shard, 2_000_000) for shard in pair]
+        twice += [(old, new) for old, new in zip(lost, found, strict=True) if new[0] <= old[1]]
+    with connect(durable) as connection:
+        connection.execute("alter system reset wal_writer_delay")
+    assert not twice, f"{len(twice)} of {LOST_LEADS} leads were issued again: {twice[:3]}"
+
+
+def block(connection: psycopg.Connection[Any], shard: int, size: int) -> tuple[int, int]:
+    """The first and the last tick of one call of the shard's ``next_ids``."""
+    query = f"select min(id), max(id), count(*) from shard_{shard:04}.next_ids({size}) drawn (id)"
+    first, last, count = connection.execute(query).fetchone()
+    assert count == size
+    low, high = ticks_of(np.array([first, last])).tolist()
+    return low, high
+
+
 def test_an_older_copy_of_the_files_in_the_place_of_a_server(
     durable: str, durable_server: EmbeddedServer
 ) -> None:
-    """Both lives begin with what was stored at the stop, and are ahead of the clock."""
+    """Both incarnations begin with what was stored at the stop, and are ahead of the clock."""
 
     def issued() -> set[int]:
         with connect(durable) as connection:

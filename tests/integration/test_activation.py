@@ -204,9 +204,10 @@ def test_a_fence_that_was_rolled_back_is_seen_by_doctor_and_shard_show(
         (finding,) = doctor.examine(catalog, ["shard-stopped"]).findings
         assert finding.shards == (3,)
         assert "rolled back" in finding.what
+        assert any("shardids.activate(3)" in str(command) for command in finding.commands)
         assert "rolled back" in str(provision.inspect_shard(catalog, 3)["state"])
         with connect(dsn(url)) as owner:
-            owner.execute(finding.to_do.partition(": ")[2])
+            owner.execute("select shardids.activate(3)")
             owner.execute("select shard_0003.next_id()")
         assert doctor.examine(catalog, ["shard-stopped"]).findings == ()
         assert provision.inspect_shard(catalog, 3)["state"] == "active"

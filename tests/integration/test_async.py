@@ -25,6 +25,7 @@ from shardids.errors import (
     ShardMoved,
     UnknownShard,
 )
+from shardids.ids.layout import DEFAULT
 from tests.conftest import dsn
 from tests.support import moves_by_hand
 from tests.support.clusters import connected, sessions
@@ -165,7 +166,7 @@ def test_no_session_setting_and_no_prepared_statement_is_ever_sent(run: Callable
 
 
 async def commit_late(session: AsyncSession) -> None:
-    await session.execute(insert(Note), [{"id": 1, "words": "at commit"}])
+    await session.execute(insert(Note), [{"id": DEFAULT.encode(ms=1, shard=SHARD), "words": "at commit"}])
     await session.commit()
 
 

@@ -101,6 +101,7 @@ shardids.tables_of(integer)
 shardids.take_rows(integer)
 shardids.try_subscribing(text)
 shardids.unsubscribe(name)
+shardids.wait_for_lock(integer,integer,interval)
 shardids.without_barrier(integer,boolean)
 shardids_catalog.grant_usage(name)
 """

@@ -302,7 +302,7 @@ def test_every_file_runs_just_as_it_stands(blank_database: Blank) -> None:
     order = [
         *("catalog/catalog.v1.sql", "views/view.v1.sql", "engine/layout.v1.sql", "engine/decode.v1.sql"),
         *("engine/node.v1.sql", "engine/identity.v1.sql", "engine/engine.v1.sql", "engine/admin.v1.sql"),
-        *("mover/moving.v1.sql", "migrate/migrate.v1.sql", "engine/shard.v1.sql"),
+        *("mover/moving.v1.sql", "mover/objects.v1.sql", "migrate/migrate.v1.sql", "engine/shard.v1.sql"),
         *("engine/shard.v1.down.sql", "migrate/migrate.v1.down.sql", "engine/node.v1.down.sql"),
         "catalog/catalog.v1.down.sql",
     ]

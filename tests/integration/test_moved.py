@@ -24,6 +24,7 @@ from shardids.errors import (
     ShardMoved,
     UnknownShard,
 )
+from shardids.ids.layout import DEFAULT
 from tests.conftest import dsn, found_cluster
 from tests.support import moves_by_hand
 from tests.support.clusters import catalog_at, connected
@@ -70,7 +71,7 @@ class Write:
 
 
 def commit_late(session: Session) -> None:
-    session.execute(insert(Note), [{"id": 1, "words": "at commit"}])
+    session.execute(insert(Note), [{"id": DEFAULT.encode(ms=1, shard=SHARD), "words": "at commit"}])
     session.commit()
 
 
@@ -194,7 +195,12 @@ def test_run_goes_to_the_new_node_when_the_old_copy_is_gone(cluster: Cluster, no
 def test_run_goes_to_the_new_node_when_commit_refuses(cluster: Cluster, nodes: dict[str, URL]) -> None:
     draw_at_commit(nodes["a"])
     move(nodes)
-    cluster.run(lambda session: session.execute(insert(Note), [{"id": 1, "words": "late"}]), shard=SHARD)
+    cluster.run(
+        lambda session: session.execute(
+            insert(Note), [{"id": DEFAULT.encode(ms=1, shard=SHARD), "words": "late"}]
+        ),
+        shard=SHARD,
+    )
     assert words_on(nodes["a"]) == []
     assert words_on(nodes["b"]) == ["late"]
 

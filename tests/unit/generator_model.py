@@ -1,8 +1,8 @@
 """The generator's algorithm in atomic actions, for ``test_generator_model.py`` to run in every order.
 
-Each operation below is a Python generator that mirrors a function of ``sql/engine.v1.sql`` and
-``sql/admin.v1.sql``. Each ``yield`` is one atomic action on what the sessions share, and any other session
-may act between two of them.
+Each operation below is a Python generator that mirrors a function of ``sql/engine/engine.v1.sql`` and
+``sql/engine/admin.v1.sql``. Each ``yield`` is one atomic action on what the sessions share, and any other
+session may act between two of them.
 
 =====================  ===============================================================================
 here                   there
@@ -10,14 +10,18 @@ here                   there
 draw, draw_again       ``next_id``: before its loop, and in it after ``advance``
 advance                ``advance``, up to its loop
 raise_to, set_aside    the loop of ``advance``, without and with ``ticks``
+log_offset             ``log_offset``; with it a cancel may end the statement
 reserve                ``reserve``
 stop, fence, activate  of the same names; an ``advance`` after ``activate`` releases the fence
+activate_and_draw      ``activate`` and ``next_id`` in one transaction
 =====================  ===============================================================================
 
-The clock tells any of a few times at each reading: it jumps, forth and back. A commit may be a rollback.
-Small here and large there are the ticks of a ms (2, 1,024), the margin after a crash (6 ms, 10 s), and the
-window of ``is_current`` (from 2 ms ahead of the clock to 1 ms behind it; a minute and 2 ms). Left out are
-``max_ahead``, the end of time, copies and promotions.
+The clock tells any of a few times at each reading: it jumps, forth and back; an honest one never goes back. A
+commit may be a rollback. A crash loses what was not flushed; a sequence's log runs ahead of its values.
+Small here and large there are the ticks of a ms (2, 1,024), the margin (6 ms, 10 s), how far the log of a
+counter runs ahead (1, 32), and the window of ``is_current`` (from 2 ms ahead of the clock to 1 ms behind it;
+a minute and 2 ms). Left out are ``max_ahead``, the end of time, copies beside their original, the part of
+the margin that depends on the mark, and the eighth of the margin within which nothing is flushed again.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 SEQUENCE_BITS = 1
 MARGIN_MS = 6
+LOGGED_AHEAD = 1
 AHEAD_MS, BEHIND_MS = 2, 1
 FENCED = -1
 
@@ -41,30 +46,39 @@ class Flaw(StrEnum):
     WIDEN_OVER_DRAWS_BETWEEN = auto()
     SAME_OFFSET_AFTER_FENCE = auto()
     RELEASE_OF_ANY_FENCE = auto()
+    RELEASE_BY_OWN_TRANSACTION = auto()
     ACTIVATE_WITHOUT_STOP = auto()
     NO_MARGIN_AFTER_CRASH = auto()
+    NO_MARGIN_PAST_THE_CLOCK = auto()
+    NO_MARGIN_PAST_THE_HIGH_WATER_TICK = auto()
     NO_MARGIN_IN_RELEASE = auto()
     NO_MARGIN_IN_FENCE = auto()
     NO_MARGIN_IN_FENCE_AFTER_RELEASE = auto()
-    LIFE_FORGOTTEN_IN_ACTIVATE = auto()
-    AHEAD_IN_ANY_LIFE = auto()
+    NO_MARGIN_PAST_THE_CLOCK_IN_FENCE = auto()
+    INCARNATION_FORGOTTEN_IN_ACTIVATE = auto()
+    AHEAD_IN_ANY_INCARNATION = auto()
+    LEAD_NOT_FLUSHED = auto()
+    LEAD_DRAWN_BEFORE_FLUSHED = auto()
+    CANCELLED_FLUSH_TRUSTED = auto()
 
 
 class Offset(NamedTuple):
     """A value of id_offset, which SQL packs into one bigint.
 
-    ``life`` is the server's life, from one start to the next, that raised it; negative if fenced.
+    ``incarnation`` is the server's that raised it; negative if fenced. Nobody draws from a pending one.
     """
 
     ms: int
-    life: int = 0
+    incarnation: int = 0
+    pending: bool = False
 
     @property
     def fenced(self) -> bool:
-        return self.life < 0
+        return self.incarnation < 0
 
     def __str__(self) -> str:
-        return f"{self.ms} ms" + (" fenced" if self.fenced else f" of life {self.life}" * (self.life > 0))
+        of = " fenced" if self.fenced else f" of incarnation {self.incarnation}" * (self.incarnation > 0)
+        return f"{self.ms} ms{of}" + " pending" * self.pending
 
 
 class Row(NamedTuple):
@@ -73,37 +87,57 @@ class Row(NamedTuple):
     active: bool = True
     unfences: Offset | None = None
     high_water: int = -1
-    life: int = 0
+    incarnation: int = 0
 
     def __str__(self) -> str:
         state = "active" if self.active else "fenced"
-        return f"({state}, unfences {self.unfences}, high water {self.high_water}, life {self.life})"
+        return (
+            f"({state}, unfences {self.unfences}, high water {self.high_water},"
+            f" incarnation {self.incarnation})"
+        )
+
+
+class Stored(NamedTuple):
+    """What a server begins with: all that a crash leaves, or a copy holds."""
+
+    counter: int = 0
+    offset: Offset = Offset(0)
+    row: Row = Row()
 
 
 class Shared(NamedTuple):
     """What all sessions share; below the line, what the properties look back on."""
 
     counter: int = 0
+    logged: int = 0  # the counter after a crash, once flushed: log records run ahead of the values
     offset: Offset = Offset(0)
     row: Row = Row()
     lock: bool = False
     row_lock: bool = False
-    life: int = 0
+    incarnation: int = 0
     clock_ms: int = 0
-    flushed: tuple[int, Offset, Row] = (0, Offset(0), Row())
+    flushed: Stored = Stored()
+    copy: Stored = Stored()
     # ----
     issued: int = 0  # bit t is set if tick t was issued
     high_water: int = -1  # the highest that a fence returned or the row had
     ceiling: int | None = None  # the high-water tick of the fence in force
 
+    def stored(self) -> Stored:
+        return Stored(self.logged, self.offset, self.row)
+
 
 class Rules(NamedTuple):
-    """What an operation runs under. An honest clock never goes back."""
+    """What an operation runs under. An honest clock never goes back.
+
+    ``flushes``: as on PostgreSQL 17 and later, a lead is flushed before anybody draws from it.
+    """
 
     flaw: Flaw | None = None
-    clock_values: int = 2
+    times: tuple[int, ...] = (0, 1)
     clock_is_honest: bool = False
-    life: int = 0
+    flushes: bool = True
+    incarnation: int = 0
 
 
 class Action(NamedTuple):
@@ -173,27 +207,41 @@ def setval(offset: Offset) -> Action:
 
 
 def nextval() -> Action:
-    return Action("nextval(counter)", lambda s: [(s.counter + 1, s._replace(counter=s.counter + 1))])
+    def results(s: Shared) -> list[tuple[int, Shared]]:
+        counter = s.counter + 1
+        logged = s.logged if counter <= s.logged else counter + LOGGED_AHEAD
+        return [(counter, s._replace(counter=counter, logged=logged))]
+
+    return Action("nextval(counter)", results)
 
 
 def clock(rules: Rules) -> Action:
-    times = range(rules.clock_values)
     if rules.clock_is_honest:
-        return Action("clock", lambda s: [(now, s._replace(clock_ms=now)) for now in times[s.clock_ms :]])
-    return Action("clock", lambda s: [(now, s) for now in times], at_once=True)
+        times = rules.times
+        return Action(
+            "clock", lambda s: [(now, s._replace(clock_ms=now)) for now in times if now >= s.clock_ms]
+        )
+    return Action("clock", lambda s: [(now, s) for now in rules.times], at_once=True)
 
 
 def is_current(rules: Rules, seen: Offset, drawn: int) -> Action:
     ms = seen.ms + (drawn >> SEQUENCE_BITS)
-    answers = {-AHEAD_MS <= now - ms < BEHIND_MS for now in range(rules.clock_values)}
-    if seen.life != rules.life:
-        answers = {False}
-    return Action("is current", lambda s: [(answer, s) for answer in sorted(answers)], at_once=True)
+    is_own = seen.incarnation == rules.incarnation and not seen.pending
+
+    def results(s: Shared) -> list[tuple[bool, Shared]]:
+        earliest = s.clock_ms if rules.clock_is_honest else 0
+        answers = {is_own and -AHEAD_MS <= now - ms < BEHIND_MS for now in rules.times if now >= earliest}
+        return [(answer, s) for answer in sorted(answers)]
+
+    return Action("is current", results, at_once=True)
 
 
 def is_ahead(rules: Rules, seen: Offset) -> Action:
     """Any answer, as if nothing were known of the clock, of ``max_ahead`` and of the shard's row."""
-    may_be = seen.life == rules.life or (rules.flaw is Flaw.AHEAD_IN_ANY_LIFE and not seen.fenced)
+    may_be = not seen.pending and (
+        seen.incarnation == rules.incarnation
+        or (rules.flaw is Flaw.AHEAD_IN_ANY_INCARNATION and not seen.fenced)
+    )
     answers = [False, True] if may_be else [False]
     return Action("is ahead", lambda s: [(answer, s) for answer in answers], at_once=True)
 
@@ -201,11 +249,16 @@ def is_ahead(rules: Rules, seen: Offset) -> Action:
 def commit(row: Row) -> Action:
     def results(s: Shared) -> list[tuple[str, Shared]]:
         rolled_back = s._replace(row_lock=False)
-        high_water = max(s.high_water, row.high_water)
-        committed = rolled_back._replace(row=row, flushed=(s.counter, s.offset, row), high_water=high_water)
-        return [("commit", committed), ("rollback", rolled_back)]
+        committed = rolled_back._replace(row=row, high_water=max(s.high_water, row.high_water))
+        if row.active:
+            committed = committed._replace(ceiling=None)
+        return [("commit", committed._replace(flushed=committed.stored())), ("rollback", rolled_back)]
 
     return Action(f"row := {row}", results)
+
+
+def roll_back() -> Action:
+    return change("rollback", row_lock=False)
 
 
 # Operations
@@ -241,25 +294,39 @@ def reserve(rules: Rules, ticks: int) -> Steps:
     return Step(advance, (ticks,))
 
 
-def advance(rules: Rules, ticks: int = 0) -> Steps:
-    """The only place that raises the offset: to the clock, above a fence, past a crash, and by ``ticks``."""
-    row = yield read("row")
+def advance(rules: Rules, ticks: int = 0, own_row: Row | None = None) -> Steps:
+    """The only place that raises the offset: to the clock, above a fence, past a crash, and by ``ticks``.
+
+    ``own_row`` is the row's version that the caller's transaction wrote.
+    """
     if rules.flaw is not Flaw.SETVAL_WITHOUT_LOCK:
         yield take("lock")
+    row = own_row or (yield read("row"))
     seen = yield read("offset", at_once=rules.flaw is not Flaw.SETVAL_WITHOUT_LOCK)
+    is_own = seen == Offset(seen.ms, rules.incarnation)
     released = row.unfences == seen or rules.flaw is Flaw.RELEASE_OF_ANY_FENCE
-    if seen.life != rules.life and not (row.active and (released or not seen.fenced)):
-        return Step(refuse)
+    may_release = own_row is None or rules.flaw is Flaw.RELEASE_BY_OWN_TRANSACTION
+    if not row.active or not (is_own or (may_release and (released or not seen.fenced))):
+        return Step(refuse, (own_row is not None,))
     counter = yield read("counter")
     now = yield clock(rules)
-    target = max(
-        seen.ms + (seen.fenced and rules.flaw is not Flaw.SAME_OFFSET_AFTER_FENCE),
-        seen.ms + margin_ms(rules, seen, row),
-        now - (counter >> SEQUENCE_BITS),
-        ((row.high_water - counter) >> SEQUENCE_BITS) + 1,
-    )
-    old = seen.ms if seen.life == rules.life else target
-    return Step(set_aside, (target, old, ticks)) if ticks else Step(raise_to, (target, seen))
+    target = target_ms(rules, seen, row, counter, now)
+    if not ticks:
+        return Step(raise_to, (target, seen, target + (counter >> SEQUENCE_BITS) - now))
+    old = seen if seen.incarnation == rules.incarnation else Offset(target)
+    return Step(set_aside, (target, old, ticks, now if rules.flushes else 0))
+
+
+def target_ms(rules: Rules, seen: Offset, row: Row, counter: int, now: int) -> int:
+    clock_ms = now - (counter >> SEQUENCE_BITS)
+    high_water_ms = ((row.high_water - counter) >> SEQUENCE_BITS) + 1
+    margin = margin_ms(rules, seen, row)
+    if rules.flaw is Flaw.NO_MARGIN_PAST_THE_CLOCK:
+        return max(seen.ms + max(margin, seen.fenced), clock_ms, high_water_ms)
+    if rules.flaw is Flaw.NO_MARGIN_PAST_THE_HIGH_WATER_TICK:
+        return max(max(seen.ms + seen.fenced, clock_ms) + margin, high_water_ms)
+    above_fence = seen.fenced and rules.flaw is not Flaw.SAME_OFFSET_AFTER_FENCE
+    return max(seen.ms + above_fence, clock_ms, high_water_ms) + margin
 
 
 def margin_ms(rules: Rules, seen: Offset, row: Row) -> int:
@@ -268,34 +335,56 @@ def margin_ms(rules: Rules, seen: Offset, row: Row) -> int:
     After an activation that may be the release of the fence as well: the offset is the fenced one again.
     """
     if seen.fenced:
-        forgotten = row.active and row.unfences == seen and row.life != rules.life
+        forgotten = row.active and row.unfences == seen and row.incarnation != rules.incarnation
         return MARGIN_MS if forgotten and rules.flaw is not Flaw.NO_MARGIN_IN_RELEASE else 0
-    return MARGIN_MS if seen.life != rules.life and rules.flaw is not Flaw.NO_MARGIN_AFTER_CRASH else 0
+    is_new = seen.incarnation != rules.incarnation
+    return MARGIN_MS if is_new and rules.flaw is not Flaw.NO_MARGIN_AFTER_CRASH else 0
 
 
-def refuse(_rules: Rules) -> Steps:
+def refuse(_rules: Rules, in_transaction: bool = False) -> Steps:
     yield unlock()
+    if in_transaction:
+        yield roll_back()
     return "refused"
 
 
-def raise_to(rules: Rules, target: int, seen: Offset) -> Steps:
-    raised = Offset(target, rules.life)
+def log_offset(rules: Rules, target: int, seen: Offset, lead_ms: int) -> Generator[Action, Any, bool]:
+    """Flushes an offset that leads by more than half the margin; whether a cancel ends the statement."""
+    trusted = rules.flaw is Flaw.CANCELLED_FLUSH_TRUSTED and seen.pending and target == seen.ms
+    if lead_ms * 2 <= MARGIN_MS or not rules.flushes or rules.flaw is Flaw.LEAD_NOT_FLUSHED or trusted:
+        return False
+    drawn_before = rules.flaw is Flaw.LEAD_DRAWN_BEFORE_FLUSHED
+    yield setval(Offset(target, rules.incarnation, pending=not drawn_before))
+    return (yield flush_or_cancel()) == "cancel"
+
+
+def flush_or_cancel() -> Action:
+    return Action("flush", lambda s: [("done", s._replace(flushed=s.stored())), ("cancel", s)])
+
+
+def raise_to(rules: Rules, target: int, seen: Offset, lead_ms: int) -> Steps:
+    raised = Offset(target, rules.incarnation)
     if raised != seen:
+        if (yield from log_offset(rules, target, seen, lead_ms)):
+            return Step(refuse)
         yield setval(raised)
     yield unlock()
     return Step(draw_again, (raised,))
 
 
-def set_aside(rules: Rules, target: int, old: int, ticks: int) -> Steps:
-    """Raises the offset from ``old`` to ``target`` and so much more that ``ticks`` are free.
+def set_aside(rules: Rules, target: int, seen: Offset, ticks: int, now: int) -> Steps:
+    """Raises the offset from that of ``seen`` to ``target`` and so much more that ``ticks`` are free.
 
-    Draws that saw ``old`` or less have counters up to c2, read after that; draws that see ``target`` have
+    Draws that saw that or less have counters up to c2, read after that; draws that see ``target`` have
     counters above c1, read before it. The ticks between are nobody else's.
     """
+    old = seen.ms
     c1 = yield read("counter")
     while True:
         target = max(target, old + (ticks >> SEQUENCE_BITS) + 1)
-        yield setval(Offset(target, rules.life))
+        if (yield from log_offset(rules, target, seen, target + (c1 >> SEQUENCE_BITS) - now)):
+            return Step(refuse)
+        yield setval(Offset(target, rules.incarnation))
         c2 = yield read("counter")
         free = tick_of(target, c1) - tick_of(old, c2)
         if free >= ticks or rules.flaw is Flaw.RESERVE_OVER_LATE_DRAWS:
@@ -317,7 +406,7 @@ def fence_for_good(rules: Rules) -> Steps:
     yield take("row_lock")
     row = yield read("row", at_once=True)
     high_water = max((yield from stop(rules)), row.high_water)
-    yield commit(row._replace(active=False, unfences=None, high_water=high_water))
+    yield commit(Row(active=False, high_water=high_water, incarnation=rules.incarnation))
     return HighWater(high_water)
 
 
@@ -325,28 +414,53 @@ def stop(rules: Rules) -> Generator[Action, Any, int]:
     yield take("lock")
     seen = yield read("offset", at_once=True)
     row = yield read("row")
+    ms = seen.ms
     flaw = Flaw.NO_MARGIN_IN_FENCE_AFTER_RELEASE if seen.fenced else Flaw.NO_MARGIN_IN_FENCE
-    ms = seen.ms + (0 if rules.flaw is flaw else margin_ms(rules, seen, row))
+    if margin_ms(rules, seen, row) and rules.flaw is not flaw:
+        ms = yield from safe_ms(rules, seen, row, 2 * MARGIN_MS)
     yield setval(Offset(ms + (rules.flaw is not Flaw.SAME_OFFSET_AFTER_FENCE), FENCED))
     counter = yield read("counter")
     yield unlock()
     return tick_of(ms, counter)
 
 
+def safe_ms(rules: Rules, seen: Offset, row: Row, margin: int) -> Generator[Action, Any, int]:
+    """An offset above all that another incarnation may have issued."""
+    counter = yield read("counter")
+    now = yield clock(rules)
+    if rules.flaw is Flaw.NO_MARGIN_PAST_THE_CLOCK_IN_FENCE:
+        return seen.ms + margin
+    clock_ms = now - (counter >> SEQUENCE_BITS)
+    return max(seen.ms, clock_ms, ((row.high_water - counter) >> SEQUENCE_BITS) + 1) + margin
+
+
 def activate(rules: Rules, above_tick: int = -1) -> Steps:
+    row = yield from activated(rules, above_tick)
+    yield commit(row)
+    return "activated"
+
+
+def activated(rules: Rules, above_tick: int) -> Generator[Action, Any, Row]:
+    """The row that an activation writes; its lock is held."""
     yield take("row_lock")
     row = yield read("row", at_once=True)
-    high_water = max(row.high_water, above_tick)
     seen = yield read("offset")
+    high_water = max(row.high_water, above_tick)
+    is_unknown = rules.incarnation not in (row.incarnation, seen.incarnation)
+    if is_unknown and rules.flaw is not Flaw.INCARNATION_FORGOTTEN_IN_ACTIVATE:
+        ms = yield from safe_ms(rules, seen, row, MARGIN_MS)
+        high_water = max(high_water, tick_of(ms, (yield read("counter"))))
     counter = yield read("counter")
     if high_water >= tick_of(seen.ms, counter) and rules.flaw is not Flaw.ACTIVATE_WITHOUT_STOP:
         yield from stop(rules)
     seen = yield read("offset")
-    again = seen == row.unfences and rules.flaw is not Flaw.LIFE_FORGOTTEN_IN_ACTIVATE
-    yield commit(
-        Row(active=True, unfences=seen, high_water=high_water, life=row.life if again else rules.life)
-    )
-    return "activated"
+    return Row(active=True, unfences=seen, high_water=high_water, incarnation=rules.incarnation)
+
+
+def activate_and_draw(rules: Rules) -> Steps:
+    """Draws before the COMMIT; what the draw stores would stay after a ROLLBACK."""
+    row = yield from activated(rules, -1)
+    return Step(advance, (0, row))
 
 
 def published_draw(rules: Rules) -> Steps:
@@ -373,18 +487,32 @@ def move_and_return(_rules: Rules) -> Steps:
 
 def flush(_rules: Rules) -> Steps:
     """The WAL is on disk up to here, as it is after each commit."""
-    yield Action("WAL", lambda s: [(None, s._replace(flushed=(s.counter, s.offset, s.row)))])
+    yield Action("WAL", lambda s: [(None, s._replace(flushed=s.stored()))])
     return "flushed"
+
+
+def copy_files(_rules: Rules) -> Steps:
+    """A base backup, or a standby that hears no more from here on."""
+    yield Action("files", lambda s: [(None, s._replace(copy=s.stored()))])
+    return "copied"
 
 
 def crash(_rules: Rules) -> Steps:
     """The server loses what was not flushed, and every operation under way."""
-
-    def results(s: Shared) -> list[tuple[None, Shared]]:
-        counter, offset, row = s.flushed
-        kept = s._replace(counter=counter, offset=offset, row=row, lock=False, row_lock=False)
-        # A fence that was rolled back may be lost.
-        return [(None, kept._replace(life=s.life + 1, ceiling=None if row.active else s.ceiling))]
-
-    yield Action("server", results)
+    yield Action("server", lambda s: [(None, began(s, s.flushed))])
     return "restarted"
+
+
+def replace_by_copy(_rules: Rules) -> Steps:
+    """The copy takes the place of the server, which is gone."""
+    yield Action("server", lambda s: [(None, began(s, s.copy))])
+    return "replaced"
+
+
+def began(s: Shared, stored: Stored) -> Shared:
+    """Another incarnation, with what is stored."""
+    counter, offset, row = stored
+    kept = s._replace(counter=counter, logged=counter, offset=offset, row=row, flushed=stored)
+    # A fence that was rolled back may be lost, and a copy may not have heard of one.
+    ceiling = None if row.active else s.ceiling
+    return kept._replace(lock=False, row_lock=False, incarnation=s.incarnation + 1, ceiling=ceiling)

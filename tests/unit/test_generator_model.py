@@ -5,7 +5,7 @@ In each state that a scenario can reach:
 - no tick is issued twice, draws and reservations together;
 - a tick is above all ticks that were returned, on any session, before its draw started;
 - it is above every high-water tick that a fence returned, or an activation was told, before its draw started;
-- while a fence is in force, from its return to the start of an activation, no tick above its high-water tick
+- while a fence is in force, from its return to the COMMIT of an activation, no tick above its high-water tick
   is issued;
 - some session can go on.
 
@@ -33,12 +33,15 @@ from tests.unit.generator_model import (
     Step,
     Ticks,
     activate,
+    activate_and_draw,
+    copy_files,
     crash,
     draw,
     fence,
     flush,
     move_and_return,
     published_draw,
+    replace_by_copy,
     reserve,
 )
 
@@ -122,21 +125,23 @@ def unordered(state: State) -> State:
 
 def moves(rules: Rules, state: State) -> Iterator[Move]:
     """What each session can do next, with each result that it can have."""
-    rules = rules._replace(life=state.shared.life)
+    rules = rules._replace(incarnation=state.shared.incarnation)
     for number, waiting in enumerate(state.sessions):
         if not waiting.todo:
             continue
         session, shared = (waiting, state.shared) if waiting.step else started(waiting, state.shared)
         for act in acts(rules, session, shared):
             after, violation = recorded(act.shared, session.floor, act.ending)
-            others = state.sessions if after.life == rules.life else tuple(map(interrupted, state.sessions))
+            others = (
+                state.sessions
+                if after.incarnation == rules.incarnation
+                else tuple(map(interrupted, state.sessions))
+            )
             sessions = (*others[:number], act.session, *others[number + 1 :])
             yield Move(number, act, State(after, sessions), violation)
 
 
 def started(session: Session, shared: Shared) -> tuple[Session, Shared]:
-    if session.todo[0].run in (activate, move_and_return):
-        shared = shared._replace(ceiling=None)
     return Session(session.todo, session.todo[0], (), max(highest(shared.issued), shared.high_water)), shared
 
 
@@ -221,6 +226,8 @@ def line(before: State, move: Move) -> str:
 
 DRAW, RESERVE_1, RESERVE_2 = Step(draw), Step(reserve, (1,)), Step(reserve, (2,))
 FENCE, ACTIVATE, ACTIVATE_ABOVE_5 = Step(fence), Step(activate), Step(activate, (5,))
+ACTIVATE_ABOVE_41, RESERVE_8, RESERVE_16 = Step(activate, (41,)), Step(reserve, (8,)), Step(reserve, (16,))
+ACTIVATE_AND_DRAW, COPY, REPLACE = map(Step, (activate_and_draw, copy_files, replace_by_copy))
 MOVE_AND_RETURN, FLUSH, CRASH, PUBLISHED = map(Step, (move_and_return, flush, crash, published_draw))
 
 SINGLE_DRAWS = ((DRAW,), (DRAW,), (DRAW,))
@@ -238,9 +245,22 @@ CRASH_AND_FENCE = ((DRAW,), (DRAW,), (CRASH, FENCE))
 FENCE_AND_CRASH = ((FENCE, ACTIVATE, DRAW), (DRAW,), (FLUSH, CRASH))
 FENCE_CRASH_AND_FENCE = ((FENCE, ACTIVATE), (DRAW,), (CRASH, FENCE))
 FENCE_CRASH_AND_ACTIVATION = ((FENCE, ACTIVATE), (DRAW,), (DRAW, CRASH, ACTIVATE))
+CRASH_THEN_DRAW = ((DRAW,), (DRAW,), (CRASH, DRAW))
+TWO_CRASHES = ((DRAW, DRAW), (CRASH, DRAW, CRASH, DRAW))
+COPY_IN_PLACE = ((COPY, DRAW, DRAW), (REPLACE, DRAW))
+LEAD_AND_COPY = ((COPY, RESERVE_8), (DRAW,), (REPLACE, RESERVE_1))
+FENCE_AND_COPY = ((COPY, FENCE, ACTIVATE), (REPLACE, DRAW))
+FENCED_COPY = ((FENCE, COPY, ACTIVATE, DRAW), (REPLACE, ACTIVATE, DRAW))
+LOST_RELEASE = ((ACTIVATE_ABOVE_41, DRAW), (CRASH, DRAW))
+LEADS_AND_CRASH = ((RESERVE_8, RESERVE_8), (CRASH, DRAW))
+LEAD_AND_DRAW = ((RESERVE_16,), (DRAW,), (CRASH, RESERVE_8))
+ROLLED_BACK_ACTIVATION = ((FENCE, ACTIVATE_AND_DRAW, DRAW), (DRAW,), (DRAW,))
 PUBLISHED_DRAWS = ((PUBLISHED, PUBLISHED), (PUBLISHED,), (PUBLISHED,))
 
-STEADY, WIDE = Rules(clock_values=1), Rules(clock_values=4)
+STEADY, WIDE = Rules(times=(0,)), Rules(times=(0, 1, 2, 3))
+IDLE = Rules(times=(0, 16), clock_is_honest=True)
+"""Idle for longer than two margins, at any moment."""
+NEVER_FLUSHES = Rules(times=(0,), flushes=False)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +269,9 @@ STEADY, WIDE = Rules(clock_values=1), Rules(clock_values=4)
         pytest.param(SINGLE_DRAWS, WIDE, 10_000, id="draws with a wide clock"),
         pytest.param(DRAWS, Rules(), 10_000, id="draws"),
         pytest.param(RESERVATIONS, Rules(), 5_000, id="reservations"),
-        pytest.param(RESERVATION_AND_DRAWS, Rules(), 50_000, id="a reservation that is overtaken"),
+        pytest.param(
+            RESERVATION_AND_DRAWS, Rules(flushes=False), 50_000, id="a reservation that is overtaken"
+        ),
         pytest.param(FENCE_AND_DRAWS, STEADY, 30_000, id="a fence"),
         pytest.param(FENCE_AND_RESERVATION, Rules(), 10_000, id="a fence and a reservation"),
         pytest.param(TWO_FENCES, STEADY, 10_000, id="two fences"),
@@ -263,6 +285,18 @@ STEADY, WIDE = Rules(clock_values=1), Rules(clock_values=4)
         pytest.param(
             FENCE_CRASH_AND_ACTIVATION, STEADY, 20_000, id="a fence, a crash and another activation"
         ),
+        pytest.param(ROLLED_BACK_ACTIVATION, STEADY, 5_000, id="draws in an activation's transaction"),
+        pytest.param(CRASH_THEN_DRAW, IDLE, 8_000, id="a crash after idleness"),
+        pytest.param(CRASH_AND_FENCE, IDLE, 7_000, id="a crash after idleness, then a fence"),
+        pytest.param(CRASH_AND_DRAWS, NEVER_FLUSHES, 10_000, id="a crash, with nothing flushed"),
+        pytest.param(TWO_CRASHES, Rules(), 8_000, id="two crashes"),
+        pytest.param(COPY_IN_PLACE, IDLE, 6_000, id="a copy in the original's place"),
+        pytest.param(LEAD_AND_COPY, NEVER_FLUSHES, 8_000, id="a copy in the place of an original that led"),
+        pytest.param(FENCE_AND_COPY, IDLE, 8_000, id="a copy that has not heard of a fence"),
+        pytest.param(FENCED_COPY, IDLE, 60_000, id="a fenced copy of a shard that was activated since"),
+        pytest.param(LOST_RELEASE, NEVER_FLUSHES, 1_000, id="a release that is lost"),
+        pytest.param(LEADS_AND_CRASH, Rules(), 4_000, id="leads, and a crash"),
+        pytest.param(LEAD_AND_DRAW, Rules(), 15_000, id="a draw from a lead, and a crash"),
     ],
 )
 def test_the_generator_keeps_its_promises_in_every_order(
@@ -283,11 +317,19 @@ BROKEN = [
     (Flaw.RELEASE_OF_ANY_FENCE, TWO_FENCES, STEADY, "of a fence in force"),
     (Flaw.ACTIVATE_WITHOUT_STOP, ACTIVATION_ABOVE, STEADY, "out of order"),
     (Flaw.NO_MARGIN_AFTER_CRASH, CRASH_AND_DRAWS, Rules(), "twice"),
+    (Flaw.NO_MARGIN_PAST_THE_CLOCK, CRASH_THEN_DRAW, IDLE, "twice"),
+    (Flaw.NO_MARGIN_PAST_THE_CLOCK, COPY_IN_PLACE, IDLE, "twice"),
+    (Flaw.NO_MARGIN_PAST_THE_CLOCK_IN_FENCE, CRASH_AND_FENCE, IDLE, "above the high-water tick"),
+    (Flaw.NO_MARGIN_PAST_THE_HIGH_WATER_TICK, LOST_RELEASE, NEVER_FLUSHES, "twice"),
+    (Flaw.LEAD_NOT_FLUSHED, LEADS_AND_CRASH, STEADY, "out of order"),
+    (Flaw.LEAD_DRAWN_BEFORE_FLUSHED, LEAD_AND_DRAW, STEADY, "twice"),
+    (Flaw.CANCELLED_FLUSH_TRUSTED, LEAD_AND_DRAW, STEADY, "twice"),
+    (Flaw.RELEASE_BY_OWN_TRANSACTION, ROLLED_BACK_ACTIVATION, STEADY, "of a fence in force"),
     (Flaw.NO_MARGIN_IN_RELEASE, FENCE_AND_CRASH, STEADY, "twice"),
     (Flaw.NO_MARGIN_IN_FENCE, CRASH_AND_FENCE, Rules(), "above the high-water tick"),
     (Flaw.NO_MARGIN_IN_FENCE_AFTER_RELEASE, FENCE_CRASH_AND_FENCE, STEADY, "above the high-water tick"),
-    (Flaw.LIFE_FORGOTTEN_IN_ACTIVATE, FENCE_CRASH_AND_ACTIVATION, STEADY, "twice"),
-    (Flaw.AHEAD_IN_ANY_LIFE, CRASH_AND_DRAWS, Rules(), "twice"),
+    (Flaw.INCARNATION_FORGOTTEN_IN_ACTIVATE, FENCE_CRASH_AND_ACTIVATION, STEADY, "twice"),
+    (Flaw.AHEAD_IN_ANY_INCARNATION, CRASH_AND_DRAWS, Rules(), "twice"),
 ]
 
 
@@ -314,8 +356,8 @@ def test_a_counterexample_is_told_action_by_action() -> None:
     assert str(explored).splitlines()[1:] == [
         "session 1: draw: offset = 0 ms",
         "session 1: draw: nextval(counter) = 1, is current = False, is ahead = False",
-        "session 1: draw: row = (active, unfences None, high water -1, life 0)",
-        "session 1: draw: take lock, offset = 0 ms",
+        "session 1: draw: take lock",
+        "session 1: draw: row = (active, unfences None, high water -1, incarnation 0), offset = 0 ms",
         "session 1: draw: counter = 1, clock = 1",
         "session 2: draw: offset = 0 ms",
         "session 1: draw: setval(offset, 1 ms), unlock",

@@ -27,7 +27,14 @@ STABLE: Final = frozenset(
         *("now", "current_timestamp", "current_date", "localtimestamp", "transaction_timestamp", "age"),
         *("concat", "concat_ws", "format", "to_char", "to_date", "to_timestamp", "to_number", "date_trunc"),
         *("date_part", "extract", "timezone", "to_json", "to_jsonb", "json_build_object", "json_build_array"),
-        *("jsonb_build_object", "jsonb_build_array", "row_to_json", "array_to_json", "array_to_string"),
+        *(
+            "jsonb_build_object",
+            "jsonb_build_array",
+            "row_to_json",
+            "array_to_json",
+            "array_to_string",
+            "length",
+        ),
     )
 )
 """Functions that depend on settings or the clock besides their arguments, and on nothing else."""
@@ -35,7 +42,7 @@ STABLE: Final = frozenset(
 _SCALARS: Final = frozenset(
     (
         *("abs", "ceil", "ceiling", "floor", "round", "trunc", "sign", "mod", "power", "sqrt", "exp", "ln"),
-        *("lower", "upper", "initcap", "length", "char_length", "octet_length", "left", "right", "reverse"),
+        *("lower", "upper", "initcap", "char_length", "octet_length", "left", "right", "reverse"),
         *("substr", "substring", "replace", "btrim", "ltrim", "rtrim", "lpad", "rpad", "repeat", "strpos"),
         *("split_part", "md5", "sha256", "encode", "decode", "starts_with", "make_date", "cardinality"),
         *("array_length", "array_position", "jsonb_array_length", "jsonb_typeof"),

@@ -526,7 +526,9 @@ begin
   select n.* into node from shardids.node n;
   margin_ms := extract(epoch from node.safety_margin) * 1000;
   begin
-    perform pg_advisory_xact_lock(1936220516, shard);
+    if not pg_try_advisory_xact_lock(1936220516, shard) then
+      perform shardids.wait_for_lock(1936220516, shard);
+    end if;
     -- With the lock held: the row is no older than what the others under the lock went by.
     select s.* into this from shardids.shard s where s.id = advance.shard;
     reason := case
@@ -1128,7 +1130,7 @@ begin
       execute format('select count(*) from %s', name) into rows;
       digest := null;
     else
-      execute format('select count(*), coalesce(sum(hashtextextended(t::text, 0)::numeric), 0) from only %s t', name)
+      execute format('select count(*), coalesce(sum(hashtextextended(format(''%%s'', t.*), 0)::numeric), 0) from only %s t', name)
       into rows, digest;
     end if;
     return next;
@@ -1281,13 +1283,20 @@ begin
                        current_user, owner),
       hint = format('grant %I to %I', owner, current_user);
   end if;
-  perform pg_advisory_xact_lock(1936220517, shard);
+  perform shardids.wait_for_lock(1936220517, shard);
   if to_regnamespace(quote_ident(schema)) is null then
     execute format('create schema %I authorization %I', schema, owner);
   elsif not has_schema_privilege(current_user, quote_ident(schema)::regnamespace, 'create') then
     raise insufficient_privilege using
       message = format('role "%s" lacks CREATE on schema %I, which is there already', current_user, schema),
       hint = format('As its owner: GRANT CREATE ON SCHEMA %I TO %I', schema, current_user);
+  elsif not exists (select from shardids.shard s where s.id = enter_shard.shard)
+        and (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = schema) <> owner then
+    -- Its owner could drop the sequences, or put others in their place.
+    raise insufficient_privilege using
+      message = format('schema %I exists and belongs to role "%s", not to "%s", the owner of schema shardids', schema,
+                       (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = schema), owner),
+      hint = format('If what is in it can be trusted: ALTER SCHEMA %I OWNER TO %I', schema, owner);
   end if;
   perform set_config('shardids.shard', shard::text, true);
 end
@@ -2007,7 +2016,7 @@ declare
   base constant bigint := shardids.incarnation();
 begin
   begin
-    perform pg_advisory_xact_lock(1936220516, shard);
+    perform shardids.wait_for_lock(1936220516, shard);
     seen := coalesce(pg_sequence_last_value(id_offset), -1);
     offset_ms := shardids.offset_ms(seen);
     if (case when seen >= 0 then not shardids.is_marked(seen, base)
@@ -2161,6 +2170,41 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids.unsubscribe(name name) IS 'Drops a subscription of subscribe';
+
+
+--
+-- Name: wait_for_lock(integer, integer, interval); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.wait_for_lock(class integer, shard integer, patience interval DEFAULT (current_setting('lock_timeout'::text))::interval) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET lock_timeout TO '10s'
+    AS $$
+begin
+  if patience > '0' and patience < '10s' then
+    perform set_config('lock_timeout', (extract(epoch from patience) * 1000)::integer::text, true);
+  end if;
+  perform pg_advisory_xact_lock(class, shard);
+exception when lock_not_available then
+  raise lock_not_available using
+    message = format('shard %s: its advisory lock (%s, %s) is held by %s [node "%s"]', shard, class, shard,
+      coalesce((select string_agg(format('process %s of role "%s"', a.pid, a.usename), ', ')
+                from pg_locks l join pg_stat_activity a using (pid)
+                where l.locktype = 'advisory' and l.granted and l.objsubid = 2
+                  and l.database = (select d.oid from pg_database d where d.datname = current_database())
+                  and l.classid = class::oid and l.objid = shard::oid), 'a session that has just ended'),
+      (select n.name from shardids.node n)),
+    hint = 'Try again. A session that holds it for long can be ended with pg_terminate_backend(pid).';
+end
+$$;
+
+
+--
+-- Name: FUNCTION wait_for_lock(class integer, shard integer, patience interval); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.wait_for_lock(class integer, shard integer, patience interval) IS 'Takes an advisory lock of shardids, or names its holder after 10 s';
 
 
 --
@@ -2583,9 +2627,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382756159519457282);
-INSERT INTO shard_0000.kept VALUES (382756159519457283);
-INSERT INTO shard_0000.kept VALUES (382756159519457284);
+INSERT INTO shard_0000.kept VALUES (382758248010219522);
+INSERT INTO shard_0000.kept VALUES (382758248148631556);
+INSERT INTO shard_0000.kept VALUES (382758248148631557);
 
 
 --
@@ -2613,8 +2657,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710855186548377301/5/16533', 1, 893665458870288384, '755', '2026-11-22 04:56:19.537715+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710855186548377301/5/16533', 1, 893665458870288384, '756', '2026-11-22 04:56:19.6082+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710857312105676141/5/16533', 1, 3570598040504893440, '755', '2026-11-22 05:04:37.404078+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710857312105676141/5/16533', 1, 3570598040504893440, '756', '2026-11-22 05:04:37.500279+00', NULL);
 
 
 --
@@ -2628,7 +2672,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 04:56:19.101045+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 05:04:36.739087+00');
 
 
 --
@@ -2641,7 +2685,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 04:56:19.641122+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 05:04:37.551562+00');
 
 
 --
@@ -2669,14 +2713,14 @@ INSERT INTO shardids_catalog.shardids_version VALUES ('catalog_0001');
 -- Name: id_counter; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
+SELECT pg_catalog.setval('shard_0000.id_counter', 5, true);
 
 
 --
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 893665550126468079, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3570598131761571103, true);
 
 
 --
@@ -2690,7 +2734,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 893665550126467991, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 3570598131761570939, true);
 
 
 --
@@ -3147,6 +3191,13 @@ REVOKE ALL ON FUNCTION shardids.try_subscribing(conninfo text) FROM PUBLIC;
 --
 
 REVOKE ALL ON FUNCTION shardids.unsubscribe(name name) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION wait_for_lock(class integer, shard integer, patience interval); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.wait_for_lock(class integer, shard integer, patience interval) FROM PUBLIC;
 
 
 --
