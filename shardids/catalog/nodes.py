@@ -178,5 +178,6 @@ def administrative_engine(
         connect_timeout_s=connect_timeout_s,
         pool_size=connections,
         max_overflow=0,
+        pool_pre_ping=True,
         connect_args={**_KEEPALIVES, "application_name": application_name},
     )
