@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import multiprocessing
 import os
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing import resource_tracker
+from multiprocessing import resource_tracker, util
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -184,6 +185,8 @@ def _folder() -> Path:
     folder = new_temporary_path(None)
     Watchdog(remove=folder)
     folder.mkdir(mode=0o700)
+    # What is registered last runs first: multiprocessing removes its files, then the watchdog the folder.
+    atexit.register(util._exit_function)  # type: ignore[attr-defined]  # nothing public does it in time
     return folder
 
 
