@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -14,6 +14,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry, Pool
 
 from shardids.catalog.forks import in_child
+from shardids.catalog.watching import connect_watched
 from shardids.errors import (
     BadArgument,
     ClusterConflict,
@@ -110,6 +111,9 @@ def open_engine(
         options["use_native_hstore"] = False
     engine = create(url, connect_args=connect_args, **options)
     if administrative:
+        event.listen(
+            engine, "do_connect", lambda _dialect, _record, cargs, args: connect_watched(*cargs, **args)
+        )
         _pin_search_path(engine)
 
     @event.listens_for(engine, "handle_error", retval=True)
@@ -213,6 +217,16 @@ def keep_commits(engine: Engine) -> None:
     @event.listens_for(engine, "connect")
     def _keep(connection: psycopg.Connection[Any], _record: object) -> None:
         connection.execute("set synchronous_commit = on")
+        connection.commit()
+
+
+def keep_settings(engine: Engine, settings: Mapping[str, str]) -> None:
+    """Gives every session of an engine these settings; as :func:`keep_commits`, for sessions of their own."""
+
+    @event.listens_for(engine, "connect")
+    def _keep(connection: psycopg.Connection[Any], _record: object) -> None:
+        for name, value in settings.items():
+            connection.execute("select set_config(%s, %s, false)", [name, value])
         connection.commit()
 
 

@@ -15,6 +15,7 @@ from sqlalchemy.engine import URL
 from shardids.catalog.connections import (
     CONNECT_TIMEOUT_S,
     keep_commits,
+    keep_settings,
     open_engine,
     parse_url,
     with_password_of,
@@ -72,6 +73,7 @@ class Nodes(Mapping[str, Engine]):
         application_name: name of the sessions in ``pg_stat_activity``.
         connections: how many connections to a node may be open at once.
         connect_timeout_s: how long each address of a server is tried, in seconds.
+        settings: settings of each session, by name.
         durable: whether every COMMIT waits for the disk, whatever the server's ``synchronous_commit``.
         autocommit: whether every statement is a transaction of its own.
     """
@@ -85,6 +87,7 @@ class Nodes(Mapping[str, Engine]):
         connections: int = 1,
         connect_timeout_s: int = CONNECT_TIMEOUT_S,
         durable: bool = False,
+        settings: Mapping[str, str] | None = None,
         autocommit: bool = False,
     ) -> None:
         self._nodes = nodes
@@ -93,6 +96,7 @@ class Nodes(Mapping[str, Engine]):
         self._connections = connections
         self._connect_timeout_s = connect_timeout_s
         self._durable = durable
+        self._settings = settings or {}
         self._autocommit = autocommit
         self._engines: dict[str, Engine] = {}
         self._lock = Lock()
@@ -159,6 +163,8 @@ class Nodes(Mapping[str, Engine]):
         )
         if self._durable:
             keep_commits(engine)
+        if self._settings:
+            keep_settings(engine, self._settings)
         return engine.execution_options(isolation_level="AUTOCOMMIT") if self._autocommit else engine
 
 
@@ -178,5 +184,6 @@ def administrative_engine(
         connect_timeout_s=connect_timeout_s,
         pool_size=connections,
         max_overflow=0,
+        pool_pre_ping=True,
         connect_args={**_KEEPALIVES, "application_name": application_name},
     )

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
 
@@ -131,14 +132,28 @@ class _Progress:
             )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handover:
+    """What the source leaves to the target.
+
+    Attributes:
+        since: since when the source takes no writes, by the monotonic clock.
+        high_water_tick: the tick above which the target issues IDs.
+        sequences: name, last_value and is_called of each of the application's own sequences.
+    """
+
+    since: float
+    high_water_tick: int
+    sequences: tuple[Mapping[str, object], ...]
+
+
 def stop_writes(
     sides: Sides, name: str | None, max_pause_s: float, version: Callable[[], str], on_wait: OnWait
-) -> float:
+) -> Handover:
     """Makes the source refuse writes and IDs, when the target has all that was written before. Idempotent.
 
     Tries again and again until it can wait for those who write: live traffic waits for no attempt longer
-    than 0.1 s. Without ``name`` (no replication) it waits for nothing. Returns since when no writes are
-    taken, by the monotonic clock.
+    than 0.1 s. Without ``name`` (no replication) it waits for nothing.
 
     ``version`` is called before each attempt: it returns the version of the shard's schema on the source,
     which the target's copy has too, or raises.
@@ -166,11 +181,11 @@ def stop_writes(
             catch_up(sides, name, max_pause_s, lambda _bytes: None)
 
 
-def _try_stop(sides: Sides, name: str | None, max_pause_s: float, version: Callable[[], str]) -> float:
+def _try_stop(sides: Sides, name: str | None, max_pause_s: float, version: Callable[[], str]) -> Handover:
     shard = {"shard": sides.shard}
     with sides.source.autocommit() as watching, sides.target.autocommit() as target:
         if watching.execute(_IS_MOVED, shard).scalar_one():
-            return time.monotonic()
+            return read_handover(watching, sides, time.monotonic())
         schema_version = version()
         # Connected before the pause begins.
         _flush(target)
@@ -189,66 +204,73 @@ def _try_stop(sides: Sides, name: str | None, max_pause_s: float, version: Calla
             source.execute(
                 text("select shardids.fence(:shard, :target)"), shard | {"target": sides.target.name}
             )
-    return since
+            # Before the COMMIT: after it the source need not answer any more.
+            return read_handover(source, sides, since)
 
 
 _IS_MOVED = text("select state = 'moved' from shardids.shard where id = :shard for update")
 
 
-def activate_target(sides: Sides) -> None:
-    """Makes the target take writes and issue IDs, above all that the source issued. Idempotent.
+def read_handover(source: Connection, sides: Sides, since: float) -> Handover:
+    """What the target needs to know of a source that has stopped; ``since`` when."""
+    shard = {"shard": sides.shard}
+    return Handover(
+        since=since,
+        high_water_tick=source.execute(
+            text("select high_water_tick from shardids.shard where id = :shard and state = 'moved'"), shard
+        ).scalar_one(),
+        sequences=tuple(
+            row._asdict()
+            for row in source.execute(text("select * from shardids.sequences_of(:shard)"), shard)
+        ),
+    )
+
+
+def begin_activation(sides: Sides, handover: Handover) -> Connection:
+    """Opens a transaction that makes the target take writes and issue IDs, above all that the source issued.
+
+    To be committed when the placement names the target, and not before. Until then nobody can write there,
+    whatever becomes of the mover: the source is reopened without asking the target. Whoever follows the new
+    placement before the COMMIT waits for its locks.
 
     Raises:
         MoveRefused: the target lacks a part of the copy: a standby of it was promoted.
     """
-    shard = {"shard": sides.shard}
-    with sides.source.autocommit() as source:
-        high_water = source.execute(
-            text("select high_water_tick from shardids.shard where id = :shard and state = 'moved'"), shard
-        ).scalar_one()
-        values = source.execute(text("select * from shardids.sequences_of(:shard)"), shard).all()
-    with sides.target.begin() as target:
+    target = sides.target.engine.connect()
+    try:
         refuse_partial_copy(target, sides)
-        for row in values:
-            target.execute(
-                text("select setval(cast(:name as regclass), :last_value, :is_called)"), row._asdict()
-            )
+        for values in handover.sequences:
+            target.execute(text("select setval(cast(:name as regclass), :last_value, :is_called)"), values)
         target.execute(
             text("select shardids.drop_barriers(:shard), shardids.activate(:shard, :tick)"),
-            shard | {"tick": high_water},
+            {"shard": sides.shard, "tick": handover.high_water_tick},
         )
+    except BaseException:
+        target.close()
+        raise
+    return target
 
 
-def was_cut_over(sides: Sides) -> bool:
-    """Whether the source has stopped for good; before that the target was never activated."""
-    with sides.source.begin() as source:
-        return bool(source.execute(_IS_MOVED, {"shard": sides.shard}).scalar_one())
+def is_active(sides: Sides) -> bool:
+    """Whether the target takes writes."""
+    with sides.target.autocommit() as target:
+        state = target.execute(
+            text("select state from shardids.shard where id = :shard"), {"shard": sides.shard}
+        )
+        return bool(state.scalar_one_or_none() == "active")
 
 
-def reverse(sides: Sides) -> None:
-    """Makes the source take writes again and the target refuse them. Idempotent.
+def reopen_source(sides: Sides) -> None:
+    """Lets the source take writes and issue IDs, if it does not. Idempotent.
 
-    Only while the placement names the source: what is written on the target from then on would be lost.
+    Only while the placement names the source: the target was never activated then.
     """
-    shard = {"shard": sides.shard}
-    high_water = -1
-    with sides.target.begin() as target:
-        there = text("select state from shardids.shard where id = :shard for update")
-        if target.execute(there, shard).scalar_one_or_none() == "active":
-            high_water = target.execute(text("select shardids.fence(:shard)"), shard).scalar_one()
-            target.execute(text("select shardids.add_barriers(:shard)"), shard)
-            target.execute(text("update shardids.shard set arrived = 'all' where id = :shard"), shard)
-    reopen_source(sides, high_water)
-
-
-def reopen_source(sides: Sides, above_tick: int = -1) -> None:
-    """Lets the source take writes and issue IDs, above a tick, if it does not. Idempotent."""
     with sides.source.begin() as source:
         source.execute(
             text("""
-                select shardids.activate(id, :tick) from shardids.shard
+                select shardids.activate(id) from shardids.shard
                 where id = :shard and (state <> 'active' or pg_sequence_last_value(id_offset) < 0)"""),
-            {"shard": sides.shard, "tick": above_tick},
+            {"shard": sides.shard},
         )
     with sides.source.autocommit() as source:
         release_offset(source, sides)

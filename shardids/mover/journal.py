@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, Self
 
-from sqlalchemy import Connection, NullPool, text
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import SQLAlchemyError
 
-from shardids.catalog.connections import CONNECT_TIMEOUT_S, keep_commits, open_engine
+from shardids.catalog.connections import keep_commits, keep_settings
 from shardids.catalog.locks import AdvisoryLock
+from shardids.catalog.nodes import administrative_engine
 from shardids.catalog.rows import Catalog, place_shard
-from shardids.errors import ClusterConflict, MoveFailed
+from shardids.errors import ClusterConflict, ConnectionFailed, MoveFailed, ShardidsError
+from shardids.mover.sides import SESSION
 
 FIRST_STEP = "tables"
 LAST_STEP = "clean"
 """The step that is left once the shard is placed on the target."""
+_SETTLE_S = 20.0
+"""How long an unanswered switch of the placement is asked about."""
+_BEAT_S = 5.0
+_LOST_AFTER = "25s"
+"""How long the catalog keeps the lock of a mover that it does not hear of."""
 ABORT = "abort"
 """What the journal has in place of a step while a move is undone."""
 
@@ -51,15 +61,21 @@ class Journal:
     can write nothing any more.
     """
 
-    def __init__(self, connection: Connection, shard: int) -> None:
+    def __init__(self, catalog: Catalog, connection: Connection, shard: int) -> None:
+        self._catalog = catalog
         self._connection = connection
+        self._is_free = threading.Lock()
+        self._closed = threading.Event()
+        self._is_lost = False
+        self._process = connection.scalar(text("select pg_backend_pid()"))
+        connection.rollback()
         self._shard = shard
         self._move: Move | None = None
         self.step = FIRST_STEP
 
     def schema(self) -> str | None:
         """What :meth:`keep_schema` was given for this move."""
-        with self._connection.begin():
+        with self._transaction():
             found: str | None = self._connection.execute(
                 text("select schema from shardids_catalog.move where id = :id"), {"id": self.move.id}
             ).scalar_one()
@@ -77,15 +93,7 @@ class Journal:
         Raises:
             ClusterConflict: another process moves the shard.
         """
-        engine = open_engine(
-            catalog.url,
-            what="the catalog",
-            administrative=True,
-            connect_timeout_s=CONNECT_TIMEOUT_S,
-            poolclass=NullPool,
-        )
-        keep_commits(engine)
-        with engine.connect() as connection:
+        with _connected(catalog) as connection:
             with connection.begin():
                 is_mine = connection.execute(
                     text("select pg_try_advisory_lock(:class, :shard)"),
@@ -96,12 +104,46 @@ class Journal:
                     f"shard {shard} is being moved by another process",
                     hint="To see how far it is: shardids shard moves",
                 )
-            journal = cls(connection, shard)
+            journal = cls(catalog, connection, shard)
             with connection.begin():
                 found = _moves(connection, [shard])
             if found:
                 journal._set(found[0])
-            yield journal
+            beating = threading.Thread(target=journal._beat, name="shardids_journal", daemon=True)
+            beating.start()
+            try:
+                yield journal
+            finally:
+                journal._closed.set()
+                beating.join()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._is_free:
+            if self._is_lost or self._connection.invalidated:
+                # A new connection would not have the lock.
+                raise ConnectionFailed(
+                    f"the journal of shard {self._shard} was lost, with the connection to the catalog",
+                    hint="When the catalog answers again: --resume or --abort.",
+                )
+            with self._connection.begin():
+                yield
+
+    def _beat(self) -> None:
+        """Keeps the session alive: the catalog ends that of a mover it no longer hears of, and so its lock.
+
+        What a mover that was lost finds when it wakes up is a journal that it can't write to any more.
+        """
+        while not self._closed.wait(_BEAT_S):
+            if self._is_free.acquire(blocking=False):
+                try:
+                    self._connection.execute(text("select 1"))
+                    self._connection.rollback()
+                except (ShardidsError, SQLAlchemyError):
+                    self._is_lost = True
+                    return
+                finally:
+                    self._is_free.release()
 
     @property
     def move(self) -> Move:
@@ -133,7 +175,7 @@ class Journal:
         Raises:
             ClusterConflict: it is placed nowhere, or on the target.
         """
-        with self._connection.begin():
+        with self._transaction():
             row = self._connection.execute(
                 text(f"""
                     insert into shardids_catalog.move (shard, source, target, offline, step)
@@ -155,7 +197,7 @@ class Journal:
     def switch_placement(self) -> None:
         """Places the shard on the target, and writes down that only cleaning is left: both or neither."""
         move = self.move
-        with self._connection.begin():
+        with self._transaction():
             place_shard(self._connection, move.shard, source=move.source, target=move.target)
             self._connection.execute(
                 text("update shardids_catalog.move set step = :step where id = :id"),
@@ -165,11 +207,34 @@ class Journal:
 
     def is_placed(self) -> bool:
         """Whether the placement names the target already."""
-        with self._connection.begin():
-            node = self._connection.execute(
-                text("select node from shardids_catalog.placement where shard = :shard"),
-                {"shard": self.move.shard},
-            ).scalar_one()
+        with self._transaction():
+            return self._is_placed(self._connection)
+
+    def settle(self) -> bool:
+        """Whether the placement names the target, when :meth:`switch_placement` had no answer to its COMMIT.
+
+        The session that may still be committing is ended first, and with it the lock.
+
+        Raises:
+            ConnectionFailed: the catalog stays out of reach.
+        """
+        deadline = time.monotonic() + _SETTLE_S
+        while True:
+            try:
+                with _connected(self._catalog) as connection:
+                    ended = text("select pg_terminate_backend(:process, 5000)")
+                    connection.execute(ended, {"process": self._process})
+                    return self._is_placed(connection)
+            except ConnectionFailed:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+
+    def _is_placed(self, connection: Connection) -> bool:
+        node = connection.execute(
+            text("select node from shardids_catalog.placement where shard = :shard"),
+            {"shard": self.move.shard},
+        ).scalar_one()
         return bool(node == self.move.target)
 
     def end(self, outcome: Outcome) -> None:
@@ -181,13 +246,26 @@ class Journal:
         self._move, self.step = move, move.step
 
     def _update(self, change: str, **values: object) -> None:
-        with self._connection.begin():
+        with self._transaction():
             changed = self._connection.execute(
                 text(f"update shardids_catalog.move set {change} where id = :id and ended_at is null"),  # noqa: S608 -- constants
                 values | {"id": self.move.id},
             ).rowcount
         if changed != 1:
             raise MoveFailed(f"the journal's entry of shard {self._shard} was closed by another process")
+
+
+@contextmanager
+def _connected(catalog: Catalog) -> Iterator[Connection]:
+    """A connection to the catalog that is closed, not pooled: its lock ends with it."""
+    engine = administrative_engine(catalog.url, what="the catalog", application_name="shardids_journal")
+    keep_commits(engine)
+    keep_settings(engine, SESSION | {"idle_session_timeout": _LOST_AFTER})
+    try:
+        with engine.connect() as connection:
+            yield connection
+    finally:
+        engine.dispose()
 
 
 _MOVES = text(f"""

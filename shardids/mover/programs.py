@@ -23,6 +23,8 @@ from shardids.mover.sides import Sides, server_major
 
 _PROGRAMS = ("pg_dump", "pg_restore", "psql")
 _LOCK_WAIT_MS = 10_000
+_RUN_S = 300
+"""How long a program may take that copies no rows."""
 _RESTRICT = re.compile(r"^\\restrict (\w+)$", re.MULTILINE)
 _BARRIER = "shardids_barrier"
 
@@ -126,7 +128,11 @@ class Programs:
         if parameters is not None:
             command.append(_database(parameters))
         with _started(command, parameters or {}, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-            printed, complaints = process.communicate()
+            try:
+                printed, complaints = process.communicate(timeout=_RUN_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise _failed(program, f"it did not end within {_RUN_S} s") from None
         if process.returncode != 0:
             raise _failed(program, complaints.decode(errors="replace"))
         return printed.decode()
@@ -206,8 +212,12 @@ def _of_schema(schema: str) -> list[str]:
     return [f"--schema={schema}", "--strict-names", f"--lock-wait-timeout={_LOCK_WAIT_MS}", "--no-password"]
 
 
+_NETWORK = {"connect_timeout": "10", "keepalives_idle": "10", "tcp_user_timeout": "20000"}
+
+
 def _database(parameters: Mapping[str, str]) -> str:
-    return make_conninfo("", **{name: value for name, value in parameters.items() if name != "password"})
+    shown = {name: value for name, value in parameters.items() if name != "password"}
+    return make_conninfo("", **(_NETWORK | shown))
 
 
 def _started(

@@ -20,6 +20,15 @@ from shardids.errors import MoveFailed, MoveRefused
 
 _CONNECTIONS = 6
 """Connections to one node that a move may have open at once."""
+SESSION = {
+    "idle_in_transaction_session_timeout": "15s",
+    "client_connection_check_interval": "5s",
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "3",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "20s",
+}
+"""With these the server ends a session, and frees its locks, when the mover can't be reached any more."""
 _PASSED_ON = ("host", "hostaddr", "port", "user", "dbname", "sslmode", "application_name")
 """Parameters that mean the same on another machine; files of certificates and passwords don't."""
 
@@ -115,7 +124,14 @@ class Directory:
 
 def move_nodes(placement: Placement, login: URL, *, name: str) -> Nodes:
     """The nodes of a cluster, to be worked on by a mover; nothing is connected yet."""
-    return Nodes(placement.nodes, login, application_name=name, connections=_CONNECTIONS, durable=True)
+    return Nodes(
+        placement.nodes,
+        login,
+        application_name=name,
+        connections=_CONNECTIONS,
+        durable=True,
+        settings=SESSION,
+    )
 
 
 def driver_connection(connection: Connection) -> psycopg.Connection[Any]:
@@ -192,7 +208,8 @@ class RowComparison:
     def __init__(self, sides: Sides) -> None:
         self._sides = sides
         self._target = sides.target.engine.connect().execution_options(isolation_level="REPEATABLE READ")
-        self._target.execute(text("select 1"))
+        # Idle until the source's rows are counted.
+        self._target.execute(text("select set_config('idle_in_transaction_session_timeout', '0', true)"))
 
     def __enter__(self) -> Self:
         return self

@@ -8,12 +8,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, Self
 
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from shardids import views
 from shardids.catalog.rows import Catalog
-from shardids.errors import ClusterConflict, ConnectionFailed, MoveFailed, ShardidsError
+from shardids.errors import ClusterConflict, CommitUncertain, ConnectionFailed, MoveFailed, ShardidsError
 from shardids.mover import barrier, cutover, programs, replication
+from shardids.mover.cutover import Handover
 from shardids.mover.events import Lagging, OnEvent, Result, StepBegun, StepDone, Waiting
 from shardids.mover.journal import ABORT, LAST_STEP, Journal, Outcome
 from shardids.mover.programs import Scripts
@@ -22,6 +23,8 @@ from shardids.mover.sides import Directory, RowComparison, Sides, refuse_other_c
 MAX_PAUSE_S: Final = 2.0
 """How long a shard may take no writes, unless the caller says otherwise."""
 _SCHEMA_FRESH_S: Final = 60.0
+_ACTIVATION_S: Final = 20.0
+"""How long a target is tried to be activated that is the owner already."""
 _NAMED: Final = 5
 """Changed objects that a message names."""
 
@@ -70,11 +73,12 @@ class Mover:
         self._refresh_views = refresh_views
         self._schema: tuple[float, Scripts] | None = None
         self._started = time.monotonic()
-        self._stopped_since: float | None = None
+        self._handover: Handover | None = None
         self._pause_ms: float | None = None
         self._comparison: RowComparison | None = None
         self._left_behind: str | None = None
         self._known_version: str | None = None
+        self._activation: Connection | None = None
 
     @classmethod
     @contextmanager
@@ -142,7 +146,7 @@ class Mover:
     def undo(self) -> Result:
         """Makes the source the shard's only owner, and removes what the move has made.
 
-        A target that does not answer is left alone, if it was never activated.
+        A target that does not answer is left alone: before the switch it was never activated.
         """
         self._journal.begin_step(ABORT)
         self._on_event(StepBegun(shard=self._move.shard, step=ABORT))
@@ -160,10 +164,20 @@ class Mover:
         replication.make_tables(self.sides, scripts)
 
     def _drop_copy(self) -> None:
-        if self._left_behind is None:
+        def drop() -> None:
             with self.sides.target.begin() as target:
                 if replication.arrived(target, self._move.shard) is not None:
                     target.execute(text("select shardids.drop_copy(:shard)"), {"shard": self._move.shard})
+
+        self._unless_gone(drop)
+
+    def _unless_gone(self, undo: Callable[[], None]) -> None:
+        """Undoes something on the target, or leaves it there if the target does not answer."""
+        if self._left_behind is None:
+            try:
+                undo()
+            except ConnectionFailed:
+                self._left_behind = self._move.target
 
     def _publish(self) -> None:
         replication.publish(self.sides, self.name)
@@ -175,8 +189,7 @@ class Mover:
         replication.subscribe(self.sides, self.name)
 
     def _unsubscribe(self) -> None:
-        if self._left_behind is None:
-            replication.unsubscribe(self.sides, self.name)
+        self._unless_gone(lambda: replication.unsubscribe(self.sides, self.name))
 
     def _await_copy(self) -> None:
         replication.await_rows(self.sides, self.name, self._on_event)
@@ -203,52 +216,89 @@ class Mover:
     def _cut_over(self) -> None:
         slot = None if self._move.offline else self.name
         pause_s = self._options.max_pause_s
-        self._stopped_since = cutover.stop_writes(
-            self.sides, slot, pause_s, self._schema_version, self._on_wait
-        )
+        self._handover = cutover.stop_writes(self.sides, slot, pause_s, self._schema_version, self._on_wait)
 
-    def _reverse_cutover(self) -> None:
-        try:
-            cutover.reverse(self.sides)
-        except ConnectionFailed:
-            if cutover.was_cut_over(self.sides):
-                raise
-            self._left_behind = self._move.target
-            cutover.reopen_source(self.sides)
+    def _reopen_source(self) -> None:
+        cutover.reopen_source(self.sides)
 
     def _activate(self) -> None:
         if self._options.verify:
             self._comparison = self._kept.enter_context(RowComparison(self.sides))
-        cutover.activate_target(self.sides)
+        self._begin_activation()
+        self._kept.callback(self._end_activation)
+
+    def _begin_activation(self) -> None:
+        handover = self._handover
+        if handover is None:
+            with self.sides.source.autocommit() as source:
+                handover = cutover.read_handover(source, self.sides, time.monotonic())
+        self._activation = cutover.begin_activation(self.sides, handover)
+
+    def _end_activation(self) -> None:
+        if self._activation is not None:
+            self._activation.close()
+            self._activation = None
 
     def _place(self) -> None:
+        if self._activation is not None:
+            self._activation.execute(text("select 1"))  # A target that is silent must not become the owner.
         self._journal.switch_placement()
-        if self._stopped_since is not None:
-            self._pause_ms = (time.monotonic() - self._stopped_since) * 1000
+        self._make_active()
+        if self._handover is not None:
+            self._pause_ms = (time.monotonic() - self._handover.since) * 1000
+
+    def _make_active(self) -> None:
+        """Commits the activation of the target; activates it anew where that was lost."""
+        deadline = time.monotonic() + _ACTIVATION_S
+        while True:
+            try:
+                if self._activation is None and not cutover.is_active(self.sides):
+                    self._begin_activation()
+                if self._activation is not None:
+                    self._activation.commit()
+                return
+            except ConnectionFailed:
+                if time.monotonic() > deadline:
+                    raise
+            finally:
+                self._end_activation()
+            time.sleep(0.5)
 
     def _clean(self) -> None:
+        self._make_active()
         if not self._move.offline:
-            self._unsubscribe()
+            replication.unsubscribe(self.sides, self.name)
             self._unpublish()
 
     def _recover(self, step: Step, error: BaseException) -> None:
         """Lets the source take writes again, if a step failed while it took none."""
         if not step.stops_writes:
             return
+        self._end_activation()
         try:
-            if self._journal.is_placed():
+            if self._is_placed(step, error):
                 return
-            if self._move.offline:
-                self.undo()
-            else:
-                cutover.reverse(self.sides)
-                self._journal.begin_step("catch up")
+            cutover.reopen_source(self.sides)
+            with suppress(
+                ConnectionFailed
+            ):  # A catalog that is out of reach: the journal stays at this step.
+                if self._move.offline:
+                    self.undo()
+                else:
+                    self._journal.begin_step("catch up")
         except ShardidsError as second:
             raise MoveFailed(
                 f"shard {self._move.shard} takes no writes: step {step.name!r} of its move failed ({error}),"
                 f" and so did making the source take writes again ({second.message})",
                 hint="When the nodes answer again: --resume or --abort.",
             ) from error
+
+    def _is_placed(self, step: Step, error: BaseException) -> bool:
+        """Whether the placement was switched. Only an unanswered COMMIT of the catalog leaves that open."""
+        is_switched = self._journal.step == LAST_STEP
+        if step.name == "place" and not is_switched and isinstance(error, CommitUncertain):
+            return self._journal.settle()
+        return is_switched
 
     def _scripts(self) -> Scripts:
         if self._schema is None or time.monotonic() - self._schema[0] > _SCHEMA_FRESH_S:
@@ -330,7 +380,7 @@ LIVE: Final = (
     Step(name="indexes", act=Mover._make_rest),
     Step(name="barrier", act=Mover._make_barrier, undo=Mover._drop_barrier),
     Step(name="catch up", act=Mover._catch_up),
-    Step(name="cutover", act=Mover._cut_over, undo=Mover._reverse_cutover, stops_writes=True),
+    Step(name="cutover", act=Mover._cut_over, undo=Mover._reopen_source, stops_writes=True),
     Step(name="activate", act=Mover._activate, stops_writes=True, journaled=False),
     # Ends with the switch: before it the shard is the source's, after it the target's.
     Step(name="place", act=Mover._place, stops_writes=True, journaled=False),
@@ -341,7 +391,7 @@ LIVE: Final = (
 OFFLINE: Final = (
     Step(name="tables", act=Mover._make_tables, undo=Mover._drop_copy),
     Step(name="barrier", act=Mover._make_barrier, undo=Mover._drop_barrier),
-    Step(name="stop", act=Mover._cut_over, undo=Mover._reverse_cutover, stops_writes=True),
+    Step(name="stop", act=Mover._cut_over, undo=Mover._reopen_source, stops_writes=True),
     Step(name="copy", act=Mover._copy_offline, stops_writes=True),
     Step(name="indexes", act=Mover._make_rest, stops_writes=True),
     Step(name="activate", act=Mover._activate, stops_writes=True, journaled=False),

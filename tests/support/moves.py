@@ -297,7 +297,7 @@ def killed_move(
 
 def finish(nodes: TwoNodes, shard: int, how: Callable[..., mover.Result]) -> mover.Result:
     """Resumes or aborts a move as soon as its mover's lock is gone."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 40
     while True:
         try:
             return how(nodes.catalog, shard)
