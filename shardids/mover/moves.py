@@ -18,6 +18,7 @@ from shardids.catalog.rows import Catalog, unknown_node
 from shardids.errors import ClusterConflict, MoveRefused
 from shardids.mover import requirements
 from shardids.mover.balance import Transfer
+from shardids.mover.contents import examine_contents
 from shardids.mover.events import Event, OnEvent, Result
 from shardids.mover.journal import ABORT, Journal, all_moves, open_moves
 from shardids.mover.programs import Scripts, find_programs, schema_of_source
@@ -209,7 +210,7 @@ def _examine(
     with directory.sides(shard, source, target, name="shardids_move_check") as sides:
         notes: list[str] = []
         refusals = requirements.examine(sides, notes, offline=offline, replace_copy=back, parallel=parallel)
-        _raise(sides, refusals)
+        _raise(sides, refusals + examine_contents(sides, offline=offline))
         with sides.source.autocommit() as connection:
             facts = connection.execute(_FACTS, {"shard": shard}).one()
             sequences = connection.scalars(

@@ -137,8 +137,10 @@ def await_rows(sides: Sides, name: str, on_progress: Callable[[Copying], None]) 
     started = time.monotonic()
     arrival = _Arrival(sides)
     with sides.target.autocommit() as target:
+        # Those of before may have been remedied.
+        failures_before = _failures(target, name)
         while (state := target.execute(_COPIED, {"name": name}).one()).tables_left:
-            _check_workers(target, sides.target, name)
+            _check_workers(target, sides.target, name, failures_before)
             _check_slot(sides.source, name)
             elapsed = time.monotonic() - started
             done = min(state.bytes, total.bytes)
@@ -205,16 +207,21 @@ def _check_slot(side: Side, name: str) -> None:
         )
 
 
-def _check_workers(target: Connection, side: Side, name: str) -> None:
-    """Servers before version 15 do not count the failures of their workers: nothing is known of them."""
+def _failures(target: Connection, name: str) -> int:
+    """How often the workers have failed; servers before version 15 do not count it."""
     if server_major(target) < 15:
-        return
-    failures = target.execute(
+        return 0
+    failures: int = target.execute(
         text("""
-            select coalesce(sum(apply_error_count + sync_error_count), 0)
+            select coalesce(sum(apply_error_count + sync_error_count), 0)::bigint
             from pg_stat_subscription_stats where subname = :name"""),
         {"name": name},
     ).scalar_one()
+    return failures
+
+
+def _check_workers(target: Connection, side: Side, name: str, before: int) -> None:
+    failures = _failures(target, name) - before
     if failures > _ERRORS_TOLERATED:
         raise MoveFailed(
             f'node "{side.name}" failed {failures} times to take rows in; its log says why',

@@ -46,7 +46,6 @@ def examine(
             *target_is_free(target, sides, replace_copy),
             *engines_agree(source, target, sides),
             *roles_exist(source, target, sides),
-            *children_are_inside(source, sides),
         ]
         notes += [
             f'{dependent} on node "{sides.source.name}" depends on the shard, and stays with the old copy'
@@ -127,27 +126,6 @@ def copy_can_go(target: Connection, sides: Sides) -> list[Refusal]:
             text("select * from shardids.dependents_of(:shard)"), {"shard": sides.shard}
         )
     ]
-
-
-def children_are_inside(source: Connection, sides: Sides) -> list[Refusal]:
-    """Partitions and inheritance children are in one schema with their parents: pg_dump takes one schema."""
-    return [
-        Refusal(
-            reason=f"table {row.child} is a partition or child of {row.parent}, in another schema",
-            remedy=f"alter table {row.child} set schema …, so that both are in the shard, or detach it.",
-        )
-        for row in source.execute(_STRAY_CHILDREN, {"schema": sides.schema})
-    ]
-
-
-_STRAY_CHILDREN = text("""
-    select i.inhrelid::regclass::text as child, i.inhparent::regclass::text as parent
-    from pg_inherits i
-    join pg_class c on c.oid = i.inhrelid
-    join pg_class p on p.oid = i.inhparent
-    where c.relkind in ('r', 'p', 'f')
-      and (c.relnamespace = to_regnamespace(:schema)) <> (p.relnamespace = to_regnamespace(:schema))
-    order by 1""")
 
 
 def engines_agree(source: Connection, target: Connection, sides: Sides) -> list[Refusal]:
@@ -238,6 +216,12 @@ _CAPACITY = text("""
            current_setting('max_logical_replication_workers')::integer
              - (select count(*) from pg_stat_activity where backend_type ~ '^logical replication .*worker$')
              as workers,
+           current_setting('max_worker_processes')::integer
+             - (select count(*) from pg_stat_activity
+                where backend_type not in (
+                  'client backend', 'autovacuum launcher', 'autovacuum worker', 'walsender', 'walreceiver',
+                  'checkpointer', 'background writer', 'walwriter', 'walsummarizer', 'archiver', 'startup',
+                  'logger', 'slotsync worker', 'io worker')) as processes,
            coalesce(current_setting('max_active_replication_origins', true),
                     current_setting('max_replication_slots'))::integer
              - (select count(*) from pg_replication_origin) as origins,
@@ -261,6 +245,7 @@ def replication_fits(source: Connection, target: Connection, sides: Sides, paral
             (a, "max_replication_slots", there.slots, needed),
             (a, "max_wal_senders", there.senders, needed),
             (b, "max_logical_replication_workers", here.workers, parallel + 1),
+            (b, "max_worker_processes", here.processes, parallel + 1),
             (
                 b,
                 "max_active_replication_origins (max_replication_slots before 18)",

@@ -298,3 +298,54 @@ def test_rows_are_compared_through_the_partitioned_table_too(nodes: TwoNodes) ->
     with nodes.connected("a") as source:
         counted = source.execute("select name, rows from shardids.digest(%s) where digest is null", [shard])
         assert counted.fetchall() == [(f"{schema(shard)}.events", 60)]
+
+
+@pytest.mark.parametrize(
+    ("statements", "reason"),
+    [
+        ("create publication feed for table {s}.users", "publication feed on node"),
+        ("create publication feed for all tables", "publication feed on node"),
+        (
+            "create function {s}.to_int({s}.users) returns integer language sql return 1;"
+            " create cast ({s}.users as integer) with function {s}.to_int({s}.users)",
+            "the cast from {s}.users to integer on node",
+        ),
+        (
+            "alter table {s}.users add picture oid; select lo_create(0)",
+            "column picture of table {s}.users may",
+        ),
+        (
+            "create function {s}.t() returns trigger language plpgsql as 'begin return new;end';"
+            " create trigger t before insert on {s}.users for each row execute function {s}.t();"
+            " alter table {s}.users enable always trigger t",
+            "trigger t of table {s}.users is enabled for replicated rows",
+        ),
+        (
+            "create role keeper; grant create, usage on schema {s} to keeper;"
+            " alter table {s}.notes owner to keeper;"
+            " revoke all on schema {s} from keeper",
+            'role "keeper" owns tables of schema {s} and lacks USAGE on it',
+        ),
+    ],
+    ids=[
+        "publication",
+        "publication of all",
+        "cast",
+        "large objects",
+        "always trigger",
+        "owner without usage",
+    ],
+)
+def test_what_is_not_moved_is_refused_by_name(nodes: TwoNodes, statements: str, reason: str) -> None:
+    shard = nodes.new_shard(TABLES)
+    with nodes.connected("b") as target:
+        if "keeper" in statements:
+            target.execute("create role keeper")
+    with nodes.connected("a") as source:
+        for statement in statements.replace("{s}", schema(shard)).split("; "):
+            source.execute(statement)
+        with pytest.raises(MoveRefused) as refused:
+            mover.plan_move(nodes.catalog, shard, "b")
+        assert reason.replace("{s}", schema(shard)) in refused.value.message
+        if "publication" in statements:
+            source.execute("drop publication feed")
