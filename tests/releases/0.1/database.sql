@@ -2627,9 +2627,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382759727613870082);
-INSERT INTO shard_0000.kept VALUES (382759727613870083);
-INSERT INTO shard_0000.kept VALUES (382759727613870084);
+INSERT INTO shard_0000.kept VALUES (382760933841174530);
+INSERT INTO shard_0000.kept VALUES (382760933874728964);
+INSERT INTO shard_0000.kept VALUES (382760933874728965);
 
 
 --
@@ -2657,8 +2657,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710858821592870811/5/16533', 1, 2339919073581727744, '755', '2026-11-22 05:10:30.19789+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710858821592870811/5/16533', 1, 2339919073581727744, '756', '2026-11-22 05:10:30.308333+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710860080098962167/5/16533', 1, 6887938970714374144, '755', '2026-11-22 05:15:17.857619+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710860080098962167/5/16533', 1, 6887938970714374144, '756', '2026-11-22 05:15:17.913779+00', NULL);
 
 
 --
@@ -2672,7 +2672,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 05:10:29.545918+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 05:15:17.578393+00');
 
 
 --
@@ -2685,7 +2685,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 05:10:30.337162+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 05:15:17.940761+00');
 
 
 --
@@ -2713,14 +2713,14 @@ INSERT INTO shardids_catalog.shardids_version VALUES ('catalog_0001');
 -- Name: id_counter; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
+SELECT pg_catalog.setval('shard_0000.id_counter', 5, true);
 
 
 --
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 2339919164838758139, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 6887939061971692134, true);
 
 
 --
@@ -2734,7 +2734,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 2339919164838758051, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 6887939061971692057, true);
 
 
 --
