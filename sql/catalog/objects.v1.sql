@@ -33,7 +33,8 @@ function as materialized (
   select s.id, p.*, format('%s(%s)', p.proname, pg_get_function_identity_arguments(p.oid)) as signature
   from shard s
   join pg_proc p on p.pronamespace = s.namespace
-  where not (p.proname = 'next_id' and p.pronargs = 0 or p.proname = 'next_ids' and p.proargtypes = '23')
+  where not (p.proname = 'next_id' and p.pronargs = 0 or p.proname = 'next_ids' and p.proargtypes = '23'
+             or p.proname in ('late_id', 'set_aside'))
     and not exists (select from member m where m.classid = 'pg_proc'::regclass and m.objid = p.oid)),
 type as materialized (
   select s.id, t.*

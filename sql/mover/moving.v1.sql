@@ -376,7 +376,7 @@ begin
     raise dependent_objects_still_exist using
       message = format('%s would be dropped with the copy of shard %s on node "%s"',
                        dependents, shard, (select n.name from shardids.node n)),
-      hint = 'Drop it, or let it depend on something outside of the shard''s schema; an extension: ALTER EXTENSION … SET SCHEMA public.';
+      hint = 'Drop it, or let it depend on something outside of the shard''s schema; an extension: ALTER EXTENSION ... SET SCHEMA public.';
   end if;
   execute format('drop schema if exists %I cascade', this.schema);
   delete from shardids.shard s where s.id = drop_copy.shard;

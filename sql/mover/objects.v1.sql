@@ -3,7 +3,7 @@
 -- Privileges: CREATE on schema shardids; EXECUTE for its owner.
 
 -- Everything that goes with the schema and nothing else: what is not listed here does not belong to the shard.
--- version is another one after each ALTER, GRANT, REVOKE, COMMENT …, and after some statements that change nothing
+-- version is another one after each ALTER, GRANT, REVOKE, COMMENT ..., and after some statements that change nothing
 -- that anybody can see, such as TRUNCATE and REINDEX.
 create function shardids.objects_of(shard integer) returns table (classid oid, objid oid, version text)
 language sql stable set search_path = pg_catalog, pg_temp
@@ -78,7 +78,7 @@ begin atomic
 end;
 
 comment on function shardids.dependents_of(integer) is
-  'What is outside of a shard''s schema and would be dropped with it: extensions, views, constraints, columns …';
+  'What is outside of a shard''s schema and would be dropped with it: extensions, views, constraints, columns ...';
 
 create function shardids.schema_version(shard integer) returns text
 language sql stable set search_path = pg_catalog, pg_temp

@@ -321,7 +321,7 @@ def test_refusals_of_the_cluster(run: Run, home: str, made: tuple[URL, URL], bla
         (["init", "--layout", "nonesuch"], 2, ["nonesuch"]),
         (["init", "--schema-prefix", "It's"], 2, ["It's"]),
         (["node", "add", "a b", "--url", dsn(made[1])], 2, ["'a b'"]),
-        (["node", "add", "c", "--url", dsn(made[1])], 1, ['node "b" already']),
+        (["node", "add", "c", "--url", dsn(made[1])], 1, ['already node "b"']),
         (["node", "add", "c"], 2, ["--url"]),
         (["node", "add", "c", "--url", "mysql://ann:hidden-word@h/d"], 2, ["mysql"]),
         (

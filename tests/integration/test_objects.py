@@ -138,5 +138,5 @@ def test_what_the_generator_and_moves_have_is_left_out(make_node: MakeNode) -> N
     with connected(url) as connection:
         connection.execute("create table shard_0005.users (id bigint)")
         before = read(url)
-        connection.execute("select shardids.gate_all(5)")
+        connection.execute("select shardids.add_barriers(5)")
         assert read(url) == before

@@ -1102,7 +1102,7 @@ END;
 -- Name: FUNCTION dependents_of(shard integer); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.dependents_of(shard integer) IS 'What is outside of a shard''s schema and would be dropped with it: extensions, views, constraints, columns …';
+COMMENT ON FUNCTION shardids.dependents_of(shard integer) IS 'What is outside of a shard''s schema and would be dropped with it: extensions, views, constraints, columns ...';
 
 
 --
@@ -1221,7 +1221,7 @@ begin
     raise dependent_objects_still_exist using
       message = format('%s would be dropped with the copy of shard %s on node "%s"',
                        dependents, shard, (select n.name from shardids.node n)),
-      hint = 'Drop it, or let it depend on something outside of the shard''s schema; an extension: ALTER EXTENSION … SET SCHEMA public.';
+      hint = 'Drop it, or let it depend on something outside of the shard''s schema; an extension: ALTER EXTENSION ... SET SCHEMA public.';
   end if;
   execute format('drop schema if exists %I cascade', this.schema);
   delete from shardids.shard s where s.id = drop_copy.shard;
@@ -2627,9 +2627,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382760933841174530);
-INSERT INTO shard_0000.kept VALUES (382760933874728964);
-INSERT INTO shard_0000.kept VALUES (382760933874728965);
+INSERT INTO shard_0000.kept VALUES (382762613202747394);
+INSERT INTO shard_0000.kept VALUES (382762613211136004);
+INSERT INTO shard_0000.kept VALUES (382762613211136005);
 
 
 --
@@ -2657,8 +2657,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710860080098962167/5/16533', 1, 6887938970714374144, '755', '2026-11-22 05:15:17.857619+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710860080098962167/5/16533', 1, 6887938970714374144, '756', '2026-11-22 05:15:17.913779+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710861805531654355/5/16533', 1, 2465624038962102272, '755', '2026-11-22 05:21:58.324605+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710861805531654355/5/16533', 1, 2465624038962102272, '756', '2026-11-22 05:21:58.344986+00', NULL);
 
 
 --
@@ -2672,7 +2672,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 05:15:17.578393+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 05:21:58.172889+00');
 
 
 --
@@ -2685,7 +2685,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 05:15:17.940761+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 05:21:58.357527+00');
 
 
 --
@@ -2720,7 +2720,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 5, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 6887939061971692134, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 2465624130219820647, true);
 
 
 --
@@ -2734,7 +2734,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 6887939061971692057, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 2465624130219820616, true);
 
 
 --
