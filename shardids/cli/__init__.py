@@ -12,7 +12,7 @@ from shardids.cli.common import ErrorsAsMessages, print_escapes
 from shardids.cli.lazy import Entry, LazyGroup
 
 COMMANDS = {
-    "init": Entry("clusters:init", "Make the catalog of a new cluster. Repeating it is no error."),
+    "init": Entry("clusters:init", "Create the catalog of a new cluster. Idempotent."),
     "grant": Entry(
         "clusters:grant", "Let an application role draw IDs: draw, reserve and decode, nothing else."
     ),
@@ -32,7 +32,8 @@ COMMANDS = {
         "Measure all key schemes side by side, on servers of this machine that are started for it.",
     ),
     "demo": Entry(
-        "dev:demo", "Two servers, 64 shards, 6,000 rows through SQLAlchemy, and what their IDs say."
+        "dev:demo",
+        "Run two servers with 64 shards, write 6,000 rows through SQLAlchemy, and show what their IDs say.",
     ),
     "node": Entry("clusters:node_app", "The PostgreSQL databases that hold shards."),
     "shard": Entry("clusters:shard_app", "The logical shards."),
@@ -61,7 +62,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
-    # A traceback is for developers: plain, and without the values of variables.
+    # Tracebacks are for developers: plain, and without the values of variables.
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -1,4 +1,4 @@
-"""``shardids baseline``: the alternatives to shardids, and the one of them that needs to be managed."""
+"""``shardids baseline``: lists the alternatives to shardids, and manages the one that needs it."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def grow(
 
 
 def _refuse_faults(findings: Sequence[OffsetFinding]) -> None:
-    # A plan would work from any state; but whoever does not know of a fault should not add masters to it.
+    # A plan works from any state, but nobody should add masters to a fleet whose faults they do not know of.
     serious = [finding for finding in findings if finding.problem != "no-sequence"]
     if serious:
         first = serious[0]

@@ -26,7 +26,7 @@ from shardids.migrate.node_revisions import require_migrated
 from shardids.mover import failover
 
 _FEW_YEARS = 10
-"""A layout that ends sooner is warned of."""
+"""``init`` warns of a layout that ends in fewer years."""
 
 node_app = typer.Typer(help="The PostgreSQL databases that hold shards.", no_args_is_help=True)
 shard_app = typer.Typer(help="The logical shards.", no_args_is_help=True)
@@ -47,7 +47,7 @@ def init(
     ] = SCHEMA_PREFIX,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Make the catalog of a new cluster. Repeating it is no error."""
+    """Create the catalog of a new cluster. Idempotent."""
     chosen = Layout.parse(layout)
     with opened(catalog) as there:
         description = provision.init(there, chosen, shards, schema_prefix, dry_run=dry_run)
@@ -88,7 +88,7 @@ def add_node(
     ] = False,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Install the engine in a database and enter it as a node. Repeating it is no error."""
+    """Install the engine in a database and register it as a node. Idempotent."""
     environment = None if migrations is None else Environment.at(migrations)
     with opened(catalog) as there:
         provision.add_node(there, name, url, dry_run=dry_run)
@@ -102,7 +102,7 @@ def add_node(
 
 @node_app.command("list")
 def list_nodes(catalog: CatalogOption, as_json: JsonOption = False) -> None:
-    """The nodes and how many shards each holds."""
+    """List the nodes, and how many shards each holds."""
     with opened(catalog) as there:
         placement = there.placement()
     held = Counter(placement.node_of.values())
@@ -114,7 +114,7 @@ def list_nodes(catalog: CatalogOption, as_json: JsonOption = False) -> None:
 
 @node_app.command("remove")
 def remove_node(name: str, catalog: CatalogOption, dry_run: DryRunOption = False) -> None:
-    """Take the engine out of a node that holds no shards, and forget the node."""
+    """Remove the engine from a node that holds no shards, and the node from the catalog."""
     with opened(catalog) as there:
         provision.remove_node(there, name, dry_run=dry_run)
     out.print(f'{"Would remove" if dry_run else "Removed"} node "{name}"')
@@ -154,7 +154,7 @@ def create_shards(
     ] = None,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Make shards on their nodes. Repeating it makes what is missing."""
+    """Create shards on their nodes. Idempotent: creates what is missing."""
     environment = None if migrations is None else Environment.at(migrations)
     with opened(catalog) as there:
         numbers = parse_shards(shards, there.describe().shard_count)
@@ -205,7 +205,7 @@ def list_shards(
     node: Annotated[str | None, typer.Option(help="Only those on this node.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Which node holds which shard."""
+    """Show which node holds which shard."""
     with opened(catalog) as there:
         placement, prefix = there.placement(), there.describe().schema_prefix
     if node is not None and node not in placement.nodes:
@@ -220,7 +220,7 @@ def list_shards(
 
 @shard_app.command("show")
 def show_shard(shard: int, catalog: CatalogOption, as_json: JsonOption = False) -> None:
-    """What the catalog and the shard's node know of a shard."""
+    """Show what the catalog and the owner node know of a shard."""
     with opened(catalog) as there:
         facts = provision.inspect_shard(there, shard)
     if as_json:

@@ -1,4 +1,4 @@
-"""What all commands share: options, the catalog, errors as messages, JSON.
+"""What all commands share: options, the catalog, errors shown as messages, JSON.
 
 Every command imports this module, so it imports neither Rich nor SQLAlchemy before they are needed.
 """
@@ -32,13 +32,13 @@ CatalogOption = Annotated[
     ),
 ]
 LAYOUTS = f"{', '.join(PRESETS)}, or widths of time, shard and sequence"
-"""What a layout is named by, for help texts."""
+"""How a layout is named, for help texts."""
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")]
 
 
 class ErrorsAsMessages(TyperGroup):
-    """Prints errors as a message and a hint: exit 2 for a wrong argument, 1 for the rest."""
+    """A group that prints errors as a message and a hint; exits 2 for a wrong argument, 1 for any other."""
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command."""
@@ -56,7 +56,7 @@ class ErrorsAsMessages(TyperGroup):
 
 def _database_message(error: Exception) -> str | None:
     """Returns what the database said, or None if the error is not one of SQLAlchemy's."""
-    # An error of SQLAlchemy can only be raised once SQLAlchemy has been imported.
+    # SQLAlchemy can only have raised an error if it has been imported.
     sqlalchemy_errors = sys.modules.get("sqlalchemy.exc")
     if sqlalchemy_errors is None or not isinstance(error, sqlalchemy_errors.DBAPIError):
         return None
@@ -83,7 +83,7 @@ def opened(url: str) -> Iterator[Catalog]:
 
 
 def print_escapes() -> None:
-    """Lets stdout and stderr print what their encoding lacks as an escape, where Python would fail."""
+    """Makes stdout and stderr escape what their encoding lacks, where Python would raise an error."""
     codecs.register_error("shardids", _escaped)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
@@ -92,12 +92,12 @@ def print_escapes() -> None:
 
 def _escaped(error: UnicodeError) -> tuple[str | bytes, int]:
     try:
-        # A byte of an argument that could not be decoded is printed as it came.
+        # A byte of an argument that Python could not decode is printed unchanged.
         return codecs.lookup_error("surrogateescape")(error)
     except UnicodeError:
         return codecs.lookup_error("backslashreplace")(error)
 
 
 def print_json(value: object) -> None:
-    """Prints a value as JSON, in plain text also on a terminal."""
+    """Prints a value as JSON, without colours even on a terminal."""
     typer.echo(json.dumps(value, indent=2))

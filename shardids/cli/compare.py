@@ -1,4 +1,4 @@
-"""``shardids compare``: the key schemes measured side by side, and the report of it."""
+"""``shardids compare``: measures the key schemes side by side, and writes the report."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _loaded(file: Path) -> Comparison:
 
 
 def _check_writable(file: Path) -> None:
-    # Before minutes of measuring, not after.
+    # Fails before minutes of measuring, not after.
     place = file if file.exists() else file.parent
     if not (place.exists() and os.access(place, os.W_OK)):
         raise BadArgument(f"{file} can't be written", hint="Name a file in a folder that you may write to.")

@@ -33,7 +33,7 @@ def up(
     shards: Annotated[int, typer.Option(help="Number of logical shards.")] = 64,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Make or start the cluster. It stays up until: shardids dev down"""
+    """Create or start the cluster. It runs until: shardids dev down"""
     if dry_run:
         there = devcluster.servers_in(folder)
         for name, server in there.items():
@@ -51,7 +51,7 @@ def up(
 
 @app.command()
 def status(folder: FolderOption = _FOLDER, as_json: JsonOption = False) -> None:
-    """Which of the folder's servers run, and their URLs."""
+    """Show which of the folder's servers are running, and their URLs."""
     rows = [
         {"node": name, "running": "yes" if server.is_running else "no", "url": server.url()}
         for name, server in devcluster.servers_in(folder).items()
@@ -77,9 +77,9 @@ def down(
 
 
 def demo() -> None:
-    """Two servers, 64 shards, 6,000 rows through SQLAlchemy, and what their IDs say."""
+    """Run two servers with 64 shards, write 6,000 rows through SQLAlchemy, and show what their IDs say."""
     started = time.monotonic()
-    # Like Ctrl-C, so that the servers are stopped in order.
+    # SIGTERM acts like Ctrl-C, so that the servers are stopped properly.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with err.status("starting two PostgreSQL servers") as status, running() as demo:

@@ -1,4 +1,4 @@
-"""``shardids doctor``."""
+"""``shardids doctor``: examines the cluster and prints the findings."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _show(finding: Finding) -> None:
     for place, commands in groupby(finding.commands, lambda command: command.place):
         out.print(f"  {place}:", style="dim", markup=False)
         for command in commands:
-            # Nothing but the command on its line, and no line breaks: to be pasted.
+            # The command stands alone on its line, without line breaks, so that it can be pasted.
             out.print(f"    {command.text}", markup=False, style="cyan", soft_wrap=True)
 
 

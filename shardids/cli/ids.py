@@ -55,7 +55,7 @@ def decode(
     as_json: JsonOption = False,
 ) -> None:
     """Show when and where IDs were born, with a picture of their bits."""
-    # ID arguments may be negative, so unknown options come here as well.
+    # IDs may be negative, so unknown options arrive here as arguments.
     if not ids or ids == ["-"]:
         ids = sys.stdin.read().split()
         if not ids:
@@ -85,7 +85,7 @@ def _node(decoded: DecodedId, placement: Placement | None) -> str | None:
 
 def _as_json(decoded: DecodedId, placement: Placement | None) -> dict[str, object]:
     value: dict[str, object] = {
-        # A string: JavaScript and jq round numbers beyond 2^53.
+        # A string, because JavaScript and jq round numbers above 2^53.
         "id": to_decimal(decoded.id),
         "text": to_text(decoded.id),
         "time": decoded.time.isoformat(timespec="milliseconds"),
@@ -106,7 +106,7 @@ def encode(
     layout: LayoutOption = None,
     catalog: OptionalCatalog = None,
 ) -> None:
-    """Put an ID together, for tests and queries; it is not drawn, so it is not unique."""
+    """Compose an ID for tests and queries; it is not drawn, so it is not unique."""
     used, _ = _context(layout, catalog)
     typer.echo(used.encode(at=parse_time(time), shard=shard, sequence=sequence))
 
@@ -120,7 +120,7 @@ def id_range(
     catalog: OptionalCatalog = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The lowest and the highest ID of a time range: WHERE id BETWEEN ... AND ..."""
+    """Print the lowest and the highest ID of a time range: WHERE id BETWEEN ... AND ..."""
     used, _ = _context(layout, catalog)
     bounds = used.id_range(parse_time(start), parse_time(end), shard)
     if as_json:
@@ -135,7 +135,7 @@ def next_ids(
     catalog: CatalogOption,
     count: Annotated[int, typer.Option("-n", help="How many.")] = 1,
 ) -> None:
-    """Draw IDs from a shard, one a line."""
+    """Draw IDs from a shard, one per line."""
     from shardids.client.cluster import Cluster
 
     with Cluster.connect(catalog, listen=False) as cluster:
@@ -144,10 +144,10 @@ def next_ids(
 
 
 def parse_time(text: str) -> datetime:
-    """An ISO 8601 time, in UTC where it names no zone; or ``now``.
+    """Parses an ISO 8601 time, taken as UTC if it names no zone, or ``now``.
 
     Raises:
-        BadArgument: it can't be read.
+        BadArgument: the text is neither.
     """
     if text == "now":
         return datetime.now(UTC)

@@ -14,7 +14,7 @@ from typer.main import get_group
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Says where a command or a group of them is defined (``module:name``), and its line in the help."""
+    """Where a command or a group of commands is defined (``module:name``), and its line in the help."""
 
     where: str
     help: str
@@ -32,13 +32,13 @@ class Entry:
 
 
 class _Unloaded(TyperCommand):
-    """Stands in for a command in the group's help."""
+    """A stand-in for a command in the group's help."""
 
 
 class LazyGroup(TyperGroup):
     """A group whose commands are those of ``entries``.
 
-    Its help is printed from ``entries`` alone. Anything else that asks for a command imports its module.
+    It prints its help from ``entries`` alone. Whatever else asks for a command imports the command's module.
     """
 
     entries: ClassVar[Mapping[str, Entry]] = {}

@@ -1,4 +1,4 @@
-"""``shardids migrate``: write revisions, and run them on all shards."""
+"""``shardids migrate``: writes revisions, and runs them on all shards."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def _words(catalog: str, folder: Path, settings: RunSettings, canary: int | None
     default = RunSettings()
     words = []
     if catalog != os.environ.get("SHARDIDS_CATALOG"):
-        # Without the password, which no command prints.
+        # The URL without its password: no command prints one.
         words += ["--catalog", shown_url(parse_url(catalog))]
     if str(folder) != os.environ.get("SHARDIDS_MIGRATIONS", str(FOLDER)):
         words += ["--dir", str(folder)]

@@ -1,4 +1,4 @@
-"""The options that the commands of ``shardids migrate`` share, and how they are read."""
+"""The options that the commands of ``shardids migrate`` share, and what reads them."""
 
 from __future__ import annotations
 

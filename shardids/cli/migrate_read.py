@@ -60,7 +60,7 @@ def status(
 
 
 def _node_standing(migration: Migration) -> list[dict[str, object]]:
-    """Returns each node's revision and what is pending there; nothing for nodes that are down."""
+    """Returns each node's revision and what is pending there, without nodes that are down."""
     environment = migration.node_environment
     if environment is None:
         return []
@@ -171,7 +171,7 @@ def sql(
     lock_timeout: LockTimeoutOption = "2s",
     statement_timeout: StatementTimeoutOption = "0",
 ) -> None:
-    """Write SQL for psql, one file a node, that takes the shards at FROM to TO and records it."""
+    """Write SQL for psql, one file per node, that takes the shards at FROM to TO and records it."""
     limits = Limits(
         lock_timeout_ms=parse_duration_ms(lock_timeout),
         statement_timeout_ms=parse_duration_ms(statement_timeout),

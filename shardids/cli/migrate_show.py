@@ -29,9 +29,9 @@ _LINE_EVERY_S = 5.0
 
 
 class Interruption:
-    """Turns the first Ctrl-C, or SIGTERM, into a request to stop; the second ends the process at once.
+    """Turns the first Ctrl-C or SIGTERM into a request to stop; a second ends the process at once.
 
-    That is as safe as kill -9: servers roll back what was not committed.
+    Ending at once is as safe as kill -9: the servers roll back what was not committed.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Interruption:
 
 
 class Progress(Observer):
-    """Shows how far each node is: bars on a terminal, else a line every few seconds."""
+    """Shows how far each node is: by bars on a terminal, otherwise by a line every few seconds."""
 
     def __init__(self) -> None:
         self._bars = Bars(
@@ -136,7 +136,7 @@ class Progress(Observer):
 
 
 def print_plan(prepared: PreparedRun, *, as_json: bool) -> None:
-    """Shows which shards would go from which revision to which, and how."""
+    """Prints which shards would go from which revision to which, and how."""
     rows: list[dict[str, object]] = [
         {
             "shards": f"node {name}",
@@ -175,7 +175,7 @@ def print_plan(prepared: PreparedRun, *, as_json: bool) -> None:
 
 
 def print_sql(prepared: PreparedRun) -> None:
-    """Prints the SQL that shards are sent, once for each starting point."""
+    """Prints the SQL that the run sends to shards, once for each starting point."""
     for compiled in prepared.compiled():
         route = compiled.route
         typer.echo(f"-- from {shown_heads(route.start)} to {shown_heads(route.end)}: {compiled.way}")
@@ -190,7 +190,7 @@ def print_sql(prepared: PreparedRun) -> None:
 
 
 def print_warnings_of_squawk(prepared: PreparedRun) -> None:
-    """Warns about what is not safe under load, if squawk is installed."""
+    """Warns of what is not safe under load, if squawk is installed."""
     if squawk_path() is None:
         return
     warnings = {warning: None for compiled in prepared.compiled() for warning in lint(compiled)}
@@ -200,7 +200,7 @@ def print_warnings_of_squawk(prepared: PreparedRun) -> None:
 
 
 def print_report(report: RunReport, prepared: PreparedRun, words: Sequence[str], *, as_json: bool) -> None:
-    """Shows what a run did, a row for each shard or group of shards, and the command to retry."""
+    """Prints what a run did, a row for each shard or group of shards, and the command to retry it."""
     retry = "" if report.succeeded else report.retry_command(words)
     if as_json:
         print_json(

@@ -68,7 +68,7 @@ def move_shards(
                 return mover.move(there, shard, target, back=back, options=options, on_event=show)
 
             if not (resume or abort) and len(numbers) > 1:
-                # Whatever is in the way of one of them comes out before the first is touched.
+                # What prevents any of the moves is reported before the first one starts.
                 for shard in numbers:
                     target = to or mover.former_node(there, shard)
                     mover.plan_move(there, shard, target, offline=offline, back=back, parallel=jobs)
@@ -175,14 +175,14 @@ def purge_shards(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Drop the copies that moves of these shards have left behind."""
+    """Drop the old copies of these shards."""
     with opened(catalog) as there:
         if not shards:
             raise BadArgument("which shards?", hint="For example: shardids shard purge 5, or all")
         numbers = parse_shards(",".join(shards), there.describe().shard_count)
         copies = mover.purge(there, numbers, dry_run=True)
         if copies and not dry_run:
-            # A view that reads a copy would fail from now on.
+            # A view that still reads an old copy would fail once the copy is dropped.
             print_warnings(views.follow_placement(there))
             copies = mover.purge(there, numbers)
     print_rows([asdict(copy) for copy in copies], as_json=as_json, empty="No old copy is left")
@@ -290,7 +290,7 @@ def _seconds(text: str) -> float:
 
 @contextmanager
 def _shown() -> Iterator[mover.OnEvent]:
-    """Shows moves as they go: a bar each on a terminal, otherwise a line a step."""
+    """Shows moves in progress: by a bar for each on a terminal, otherwise by a line for each step."""
     columns = (TextColumn("shard {task.fields[shard]}"), BarColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=err, disable=not err.is_terminal, transient=True) as progress:
         tasks: dict[int, TaskID] = {}
@@ -309,7 +309,7 @@ def _shown() -> Iterator[mover.OnEvent]:
 
 
 def _told(event: mover.Event) -> tuple[str, float | None, float]:
-    """An event in words, with the ends of its bar."""
+    """Returns a text for an event, with the total and the completed part of its bar."""
     match event:
         case mover.StepBegun() | mover.StepDone():
             return event.step, None, 0

@@ -1,4 +1,4 @@
-"""What commands print: results to stdout, progress and messages to stderr, rows as tables."""
+"""How commands print: results to stdout, progress and messages to stderr, rows as tables."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rich.text import Text
 from shardids.cli.common import print_json
 
 out = Console(soft_wrap=True, highlight=False)
-"""For results: stdout."""
+"""The console for results: stdout."""
 err = Console(stderr=True, soft_wrap=True, highlight=False)
-"""For progress and messages: stderr."""
+"""The console for progress and messages: stderr."""
 
 
 def print_error(message: str, hint: str) -> None:
-    """Prints what went wrong, and what to do next."""
+    """Prints what went wrong and what to do next."""
     err.print("[bold red]Error:[/] ", end="")
     err.print(message, markup=False)
     if hint:
@@ -25,14 +25,14 @@ def print_error(message: str, hint: str) -> None:
 
 
 def print_warnings(warnings: Iterable[str]) -> None:
-    """Prints what went wrong beside the work that was done."""
+    """Prints what went wrong although the work itself was done."""
     for warning in warnings:
         err.print("[yellow]Warning:[/] ", end="")
         err.print(warning, markup=False)
 
 
 def print_rows(rows: Sequence[Mapping[str, object]], *, as_json: bool, empty: str) -> None:
-    """Prints rows as a table or as a JSON array of objects; without rows, ``empty`` to stderr."""
+    """Prints rows as a table or as a JSON array of objects; if there are none, prints ``empty`` to stderr."""
     if as_json:
         print_json(rows)
         return

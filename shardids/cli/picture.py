@@ -1,4 +1,4 @@
-"""The bit picture of an ID."""
+"""The picture of an ID's bits."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ STYLES = {"unused": "dim", "time": "cyan", "shard": "magenta", "sequence": "yell
 
 
 def bit_picture(decoded: DecodedId, layout: Layout, where: str = "") -> Group:
-    """The ID, its 64 bits in the colours of the fields, and what each field says.
+    """Returns the ID, its 64 bits in the colours of the fields, and what each field says.
 
-    ``where`` is added to the shard: the node that holds it now.
+    ``where`` is printed beside the shard: the node that owns it now.
     """
     widths = {
         "unused": 64 - layout.id_bits,

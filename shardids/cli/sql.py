@@ -1,4 +1,4 @@
-"""``shardids sql``: the SQL files, as they are run."""
+"""``shardids sql``: shows the SQL files, exactly as shardids runs them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ app = typer.Typer(help="Read the SQL that shardids installs.", no_args_is_help=T
 
 @app.command("list")
 def list_files(as_json: JsonOption = False) -> None:
-    """The names of the SQL files."""
+    """List the SQL files."""
     if as_json:
         print_json(list(sql_names()))
         return

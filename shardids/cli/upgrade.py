@@ -1,4 +1,4 @@
-"""``shardids upgrade``: bring shardids' own objects to the version that is installed."""
+"""``shardids upgrade``: brings shardids' own objects to the installed version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``shardids view``."""
+"""``shardids view``: manages the views that read a table of all shards."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def refresh(
 
 @app.command()
 def drop(name: NameArgument, catalog: CatalogOption, dry_run: DryRunOption = False) -> None:
-    """Drop a view and its foreign tables; fails where other objects use it."""
+    """Drop a view and its foreign tables. Fails if other objects use the view."""
     with opened(catalog) as there:
         done = views.drop(there, name, dry_run=dry_run)
     _report(name, done, dry_run, "dropped")

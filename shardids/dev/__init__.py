@@ -1,1 +1,1 @@
-"""Embedded servers, clusters of them to play with, and the demo."""
+"""Embedded PostgreSQL servers, development clusters made of them, and the demo."""

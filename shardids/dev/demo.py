@@ -1,4 +1,4 @@
-"""``shardids demo``: the photo application of ``examples/`` on two real servers, and what came of it."""
+"""``shardids demo``: runs the photo application of ``examples/`` on two real servers and checks its IDs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PHOTOS_EACH = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRows:
-    """What one shard holds after the demo has written."""
+    """The number of rows in one shard after the demo has written."""
 
     shard: int
     node: str
@@ -37,13 +37,13 @@ class ShardRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What was found over the IDs of all shards.
+    """The result of checking the IDs of all shards.
 
     Attributes:
         ids: how many there are.
-        distinct: how many different ones.
-        born_elsewhere: how many name a shard other than the one they lie in.
-        disordered: how many are lower than the one that was inserted before into the same table.
+        distinct: how many of them are distinct.
+        born_elsewhere: how many name a shard other than the one they are stored in.
+        disordered: how many are not higher than the ID inserted just before them into the same table.
     """
 
     ids: int
@@ -53,7 +53,7 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """Whether all IDs are distinct, in order, and tell their shard."""
+        """Whether all IDs are distinct, in order, and name the shard they are stored in."""
         return self.ids == self.distinct and not self.born_elsewhere and not self.disordered
 
 
@@ -66,7 +66,7 @@ class Demo:
         self.cluster: Cluster
 
     def provision(self) -> None:
-        """Makes the cluster and the application's tables."""
+        """Creates the cluster and the application's tables."""
         self.cluster = Cluster.connect(devcluster.found(self.servers, SHARDS))
         self.app.create_tables(self.cluster)
 
@@ -76,12 +76,12 @@ class Demo:
         yield from self.app.sign_up(self.cluster, names, PHOTOS_EACH)
 
     def server_version(self) -> str:
-        """PostgreSQL's version, as the catalog's server says it."""
+        """Returns the PostgreSQL version that the server of shard 0 reports."""
         with self.cluster.connection(0) as connection:
             return str(connection.execute(text("show server_version")).scalar_one())
 
     def rows(self) -> list[ShardRows]:
-        """What each shard holds."""
+        """Counts the rows of each shard."""
         found = []
         for shard, node in self.cluster.placement.node_of.items():
             with self.cluster.session(shard=shard) as session:
@@ -91,7 +91,7 @@ class Demo:
         return found
 
     def sample_ids(self) -> list[int]:
-        """Three IDs to take apart: two users of different nodes, and a photo."""
+        """Returns three IDs to decode: two users on different nodes, and a photo."""
         users: dict[str, int] = {}
         for number in range(USERS):
             user = self.app.find_user(self.cluster, f"user{number}")
@@ -102,19 +102,19 @@ class Demo:
         return [*users.values(), self.app.photos_of(self.cluster, first)[-1].id]
 
     def time_range(self, photo_id: int) -> tuple[int, datetime, datetime, int]:
-        """Shard, start, end and number of photos for the tenth of a second around a photo's birth."""
+        """Returns shard, start, end and number of photos for the tenth of a second around a photo's birth."""
         born = self.cluster.decode(photo_id)
         start, end = born.time - timedelta(milliseconds=50), born.time + timedelta(milliseconds=50)
         return born.shard, start, end, self.app.photos_between(self.cluster, born.shard, start, end)
 
     def prove(self) -> Proof:
-        """Reads all IDs in the order in which they were inserted, and checks them."""
+        """Reads all IDs in the order in which they were inserted and checks them."""
         seen: set[int] = set()
         count = elsewhere = disordered = 0
         for shard in self.cluster.placement.node_of:
             with self.cluster.session(shard=shard) as session:
                 for model in (self.app.User, self.app.Photo):
-                    # In a table that was only inserted into, ctid is the order of the inserts.
+                    # In a table that has only seen INSERTs, the order of ctid is the order of the inserts.
                     ids = session.query(model.id).order_by(text("ctid")).all()
                     numbers = [row.id for row in ids]
                     count += len(numbers)
@@ -126,7 +126,7 @@ class Demo:
 
 @contextmanager
 def running() -> Iterator[Demo]:
-    """Two servers for the demo; at the end of the block nothing of them is left."""
+    """Starts two servers for the demo; stops and removes them at the end of the block."""
     with temporary_servers(2) as servers:
         demo = Demo(servers)
         try:
@@ -142,7 +142,7 @@ def _load_photos() -> ModuleType:
     if spec is None or spec.loader is None:
         raise ShardidsError(f"the example {path} is missing from this installation")
     module = importlib.util.module_from_spec(spec)
-    # The models' annotations are looked up here.
+    # SQLAlchemy looks the models' annotations up in this module.
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module

@@ -1,4 +1,4 @@
-"""A cluster of embedded servers, to play with: one server a node, the catalog on the first."""
+"""A development cluster of embedded servers: one server per node, the catalog on the first."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def found(
     layout: Layout = DEFAULT,
     on_progress: Callable[[str, int], None] = lambda _node, _count: None,
 ) -> str:
-    """Makes servers that run into a cluster, nodes ``a``, ``b`` … in their order; returns the catalog's URL.
+    """Creates a cluster on running servers and returns the catalog's URL.
 
-    All of it can be repeated. Raises what ``init``, ``node add`` and ``shard create`` raise.
+    The nodes are named ``a``, ``b`` … in the order of the servers. Idempotent. Raises what ``init``,
+    ``node add`` and ``shard create`` raise.
     """
     catalog = Catalog(servers[0].url())
     try:
@@ -40,12 +41,12 @@ def found(
 
 
 def up(folder: Path, node_count: int, shard_count: int) -> dict[str, EmbeddedServer]:
-    """Makes the cluster of a folder, or starts what is there; its servers stay when this process ends.
+    """Creates the cluster of a folder, or starts the one there; its servers outlive this process.
 
     Raises:
         BadArgument: ``node_count`` is not in 1 … 26.
         ClusterConflict: the folder holds a cluster with another number of nodes or shards.
-        ServerStartFailed: a server can't be started.
+        ServerStartFailed: a server cannot be started.
     """
     if not 1 <= node_count <= MOST_NODES:
         raise BadArgument(f"a cluster of {node_count} nodes can't be made here", hint="1 to 26 can.")
@@ -76,7 +77,7 @@ def up(folder: Path, node_count: int, shard_count: int) -> dict[str, EmbeddedSer
 
 
 def servers_in(folder: Path) -> dict[str, EmbeddedServer]:
-    """The servers of a folder by node name, running or not; what was never finished is left out."""
+    """Returns the servers of a folder by node name, running or not, without those never set up completely."""
     found_here = {}
     for name in string.ascii_lowercase:
         with suppress(ServerStartFailed):
@@ -85,7 +86,7 @@ def servers_in(folder: Path) -> dict[str, EmbeddedServer]:
 
 
 def down(folder: Path, *, remove: bool) -> list[str]:
-    """Stops the servers of a folder, and with ``remove`` deletes their data; returns their names."""
+    """Stops the servers of a folder and, with ``remove``, deletes their data; returns the nodes' names."""
     servers = servers_in(folder)
     for server in servers.values():
         if remove:
@@ -94,7 +95,7 @@ def down(folder: Path, *, remove: bool) -> list[str]:
             server.stop()
     if remove and folder.is_dir():
         for name in string.ascii_lowercase:
-            # A start that was killed at once leaves an empty folder; one with files is somebody's.
+            # A start that was killed early leaves an empty folder. One with files belongs to somebody else.
             with suppress(OSError):
                 (folder / name).rmdir()
         with suppress(OSError):

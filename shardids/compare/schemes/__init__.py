@@ -1,6 +1,6 @@
-"""The key schemes that shardids is compared with, each as it is really run, and shardids itself.
+"""The key schemes that shardids is compared with, each set up as in production, and shardids itself.
 
-Libraries and drivers of the extra ``compare`` are imported when a scheme that needs them is opened.
+A scheme imports libraries and drivers of the extra ``compare`` only when it is opened.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType(
         )
     }
 )
-"""All schemes, by their names, in the order of a report."""
+"""All schemes by name, in the order of a report."""
 
 
 def scheme_of(name: str) -> Scheme:
-    """The scheme of that name.
+    """Returns the scheme of that name.
 
     Raises:
-        BadArgument: there is none; the hint lists those that there are.
+        BadArgument: there is none; the hint lists all names.
     """
     try:
         return SCHEMES[name]

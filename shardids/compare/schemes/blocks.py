@@ -1,4 +1,4 @@
-"""Keys by the block: a source that hands out blocks of another, and range tickets."""
+"""Keys drawn in blocks: a source that hands out blocks of another source, and range tickets."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from shardids.compare.schemes.scheme import About, Key, KeyColumn, Needs, Server
 from shardids.multimaster.postgresql_session import PostgreSqlSession
 
 BLOCK = 1000
-"""Keys of a range."""
+"""The number of keys in a range."""
 
 _NAME = "all"
 
 
 class Blocks(Source):
-    """Hands out the keys of one block after the other; those of the last that are not used are lost.
+    """Hands out the keys of one block after another; unused keys of the last block are lost.
 
-    ``source`` is what a block of ``size`` keys is drawn from at once; it is closed with this.
+    Draws each block of ``size`` keys from ``source`` at once, and closes ``source`` when it is closed.
     """
 
     def __init__(self, source: Source, size: int) -> None:
@@ -47,10 +47,10 @@ class Blocks(Source):
 
 
 class RangeSource(Source):
-    """Hands out one range while a thread of its own fetches the next.
+    """Hands out one range while its own thread fetches the next.
 
-    A draw waits only when the next range has not come by the time this one is used up; ``stalls``
-    counts that. With the server down it goes on until both ranges are used up.
+    A draw waits only if the next range has not arrived when this one is used up; ``stalls`` counts how
+    often. If the server is down, draws continue until both ranges are used up.
     """
 
     def __init__(self, url: str, block: int = BLOCK) -> None:
@@ -87,7 +87,7 @@ class RangeSource(Source):
         try:
             self._left = iter(self._next.result())
         finally:
-            # Also after a failure: the next draw tries again.
+            # Also after a failure, so that the next draw tries again.
             self._next = self._fetch(self._block)
 
     def _fetch(self, size: int) -> Future[range]:
@@ -107,7 +107,7 @@ class RangeSource(Source):
 
 
 class Ranges(SqlScheme):
-    """A row that says which keys are taken, and clients that take them by the range."""
+    """A row that records which keys are taken, and clients that take whole ranges of them."""
 
     about = About(
         name="ranges",

@@ -1,4 +1,4 @@
-"""The clock of the generators that run in the process; tests bring their own."""
+"""The clock of the generators that run in the client's process; tests pass their own."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What a generator knows of time."""
+    """What a generator needs of a clock."""
 
     def unix_ms(self) -> int:
-        """Milliseconds since 1970, as the machine believes; may step back."""
+        """Returns milliseconds since 1970 by the machine's clock, which may step back."""
 
     def sleep(self, seconds: float) -> None:
-        """Waits."""
+        """Waits for that long."""
 
 
 class SystemClock:
-    """The machine's."""
+    """The clock of the machine."""
 
     def unix_ms(self) -> int:
-        """The system's time of day."""
+        """Returns the system's time of day."""
         return time.time_ns() // 1_000_000
 
     def sleep(self, seconds: float) -> None:
-        """Sleeps; by select, as time.sleep sleeps until a time, which libfaketime gets wrong."""
+        """Sleeps in select(): time.sleep() sleeps until a point in time, which libfaketime gets wrong."""
         select.select((), (), (), seconds)
 
 

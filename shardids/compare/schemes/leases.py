@@ -1,13 +1,13 @@
-"""Worker numbers that processes lease from PostgreSQL, so that no two make the same IDs.
+"""Worker numbers that processes lease from PostgreSQL, so that no two processes make the same IDs.
 
-A lease ends by itself unless it is renewed, and its number then rests. Each lease of a number has a
-token: a holder whose token is not in the row any more has lost the number.
+A lease expires unless its holder renews it, and its number then rests. Each lease of a number has a
+token: a holder whose token is no longer in the row has lost the number.
 
-What makes it safe is a bound that the row keeps with the number: its holder issues no ID whose time is
-past the bound, and raises the bound when it renews the lease; the next holder starts above it. So a
-process that was stopped for an hour and wakes up as if nothing had happened issues no ID twice, whatever
-the clocks of processes and server show. The rest is there so that the next holder need not wait for the
-bound to pass.
+A bound that the row stores with the number makes this safe: the holder issues no ID whose time is past
+the bound, and raises the bound when it renews the lease; the next holder starts above it. So a process
+that was suspended for an hour and then continues as if nothing had happened issues no ID twice, whatever
+the clocks of processes and server show. Numbers rest so that the next holder need not wait for the bound
+to pass.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shardids.multimaster.postgresql_session import PostgreSqlSession
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseTimes:
-    """How long a lease lasts, how often it is renewed, and how long its number then rests; in seconds.
+    """How long a lease lasts, how often it is renewed and how long its number then rests, in seconds.
 
     Raises:
         BadArgument: not 0 < renew_s < lasts_s <= rests_s.
@@ -41,16 +41,16 @@ class LeaseTimes:
 
 
 class Lease:
-    """A worker number of this process: :meth:`renew` it in time, :meth:`release` it at the end.
+    """A worker number of this process; call :meth:`renew` in time, and :meth:`release` at the end.
 
     Attributes:
         number: the worker number.
-        used_until_ms: Unix time in ms that no ID of this number is past, as of the last renewal; at
-            first, that of the former holders.
+        used_until_ms: the bound, a Unix time in ms that no ID of this number is past, as of the last
+            renewal; before the first one, the bound of the former holders.
 
     Raises:
-        LeaseLost: all numbers below ``numbers`` are held, or rest.
-        ConnectionFailed: as it says.
+        LeaseLost: all numbers below ``numbers`` are held or rest.
+        ConnectionFailed: the server cannot be reached.
     """
 
     def __init__(self, url: str, *, numbers: int, times: LeaseTimes) -> None:
@@ -68,11 +68,11 @@ class Lease:
         ((self.number, self._token, self.used_until_ms),) = leased
 
     def renew(self, until_ms: int) -> None:
-        """Begins the lease's time anew, and raises the bound; connects again where that is needed.
+        """Renews the lease for its full time and raises the bound; reconnects if necessary.
 
         Raises:
-            LeaseLost: the number is another's by now.
-            ConnectionFailed: as it says. The bound stays where it was.
+            LeaseLost: another process holds the number by now.
+            ConnectionFailed: the server cannot be reached. The bound stays where it was.
         """
         if self._session.connection.closed:
             self._session = PostgreSqlSession(self._url)
@@ -85,7 +85,7 @@ class Lease:
         ((self.used_until_ms,),) = renewed
 
     def release(self, used_until_ms: int) -> None:
-        """Ends the lease, with the time of the last ID as its bound; the number rests from now on."""
+        """Ends the lease, and stores the time of the last ID as its bound; the number rests from now on."""
         try:
             if not self._session.connection.closed:
                 self._session.rows(_RELEASE, (used_until_ms, self.number, self._token))
@@ -94,7 +94,7 @@ class Lease:
 
 
 def install_leases(url: str) -> None:
-    """Makes the table of the worker numbers; repeating it is no error."""
+    """Creates the table of the worker numbers. Idempotent."""
     install(url, "compare/baselines.v1")
 
 

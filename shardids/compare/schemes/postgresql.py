@@ -1,4 +1,4 @@
-"""What schemes that draw from PostgreSQL share, and those that count there: a sequence, identity, offsets."""
+"""The base of schemes that draw from PostgreSQL, and those that count there: sequence, identity, offsets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class SqlSource(Source):
-    """Draws by a query for one key, and by one for many that takes their number."""
+    """Draws one key by one query, and many by another that takes their number."""
 
     def __init__(self, url: str, one: sql.Composed, many: sql.Composed) -> None:
         self._one, self._many = one, many
@@ -28,7 +28,7 @@ class SqlSource(Source):
 
     @classmethod
     def of(cls, url: str, draw: sql.Composable) -> SqlSource:
-        """Draws by an expression: once, or in each row of ``generate_series``."""
+        """Returns a source that draws by an expression: once, or in each row of ``generate_series``."""
         return cls(
             url,
             sql.SQL("select {}").format(draw),
@@ -50,7 +50,7 @@ class SqlScheme(Scheme):
     """A scheme whose keys come from an expression on the node's own server."""
 
     files: tuple[str, ...] = ()
-    """The SQL files that it is made of."""
+    """The SQL files that install it."""
 
     def install(self, servers: Servers) -> None:
         self.check(servers)
@@ -68,11 +68,12 @@ class SqlScheme(Scheme):
 
 
 def install(url: str, *files: str, oldest: int = 14, settings: Mapping[str, str] = _NOTHING) -> None:
-    """Runs SQL files in a database, one after the other, with these settings of the session.
+    """Runs SQL files in a database, one after another, with these settings of the session.
 
     Raises:
         UnsupportedServer: the server is older than the major version ``oldest``.
-        ConnectionFailed, MissingPrivilege: as they say.
+        ConnectionFailed: the server cannot be reached.
+        MissingPrivilege: the role may not create these objects.
     """
     session = PostgreSqlSession(url)
     try:
@@ -108,12 +109,12 @@ class OneSequence(SqlScheme):
         return SqlSource.of(servers.postgresql[0], _ONE)
 
     def column(self, node: int = 0) -> KeyColumn:
-        """As the interface says; on other servers than the first the client brings the key."""
+        """Returns the column; on servers other than the first, the client supplies the key."""
         return KeyColumn(type="bigint", draw=_ONE if node == 0 else None)
 
 
 class Identity(SqlScheme):
-    """Keys of rows that are inserted; there is no other way to draw one."""
+    """The keys of inserted rows; only an INSERT draws one."""
 
     about = About(
         name="identity",
@@ -139,12 +140,12 @@ class Identity(SqlScheme):
         )
 
     def column(self, node: int = 0) -> KeyColumn:
-        """As the interface says; on other servers than the first the client brings the key."""
+        """Returns the column; on servers other than the first, the client supplies the key."""
         return KeyColumn(type="bigint", identity=node == 0)
 
 
 class Offsets(SqlScheme):
-    """``nextval`` of the node's sequence, which counts by the number of nodes."""
+    """``nextval`` of the node's sequence, whose increment is the number of nodes."""
 
     about = About(
         name="offsets",

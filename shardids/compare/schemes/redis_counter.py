@@ -1,4 +1,4 @@
-"""A counter in Redis: INCR for each key, or INCRBY for a block."""
+"""A counter in Redis: INCR draws one key, INCRBY a block of them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ KEY = "shardids:next"
 """The counter's key in Redis."""
 
 BLOCK = 1000
-"""Keys that a client takes at once by INCRBY."""
+"""The number of keys that a client takes at once by INCRBY."""
 
 PERSISTENT = {"appendonly": "yes", "appendfsync": "everysec"}
-"""Settings of a server that keeps the counter, as Redis' documentation advises for data that matter."""
+"""The settings of a server that keeps the counter, as Redis' documentation advises for critical data."""
 
 _SAFE = (
     "any number of clients, clocks that jump, crashes of the server; of the machine with appendfsync always"
@@ -25,7 +25,7 @@ _UNSAFE = "a server that comes back without its data or with an old snapshot; a 
 
 
 class RedisSource(Source):
-    """Counts with a Redis server: one round trip a call."""
+    """Draws from a Redis server, with one round trip per call."""
 
     def __init__(self, login: Login) -> None:
         redis = library("redis")
@@ -72,7 +72,7 @@ class RedisSource(Source):
 
 
 class RedisIncr(Scheme):
-    """One INCR a key."""
+    """One INCR for each key."""
 
     about = About(
         name="redis",
@@ -92,7 +92,7 @@ class RedisIncr(Scheme):
 
 
 class RedisBlocks(Scheme):
-    """INCRBY by a block, of which the client hands out the keys from memory."""
+    """One INCRBY for each block, whose keys the client hands out from memory."""
 
     about = About(
         name="redis-blocks",

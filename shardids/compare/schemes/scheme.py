@@ -1,7 +1,7 @@
-"""The interface of all key schemes: what one is, and a client's source of keys.
+"""The interface of all key schemes: the scheme itself, and a client's source of keys.
 
-A :class:`Scheme` is installed once on the servers that it needs; each client then opens a
-:class:`Source` of its own. Neither keeps state that another process would have to know.
+A :class:`Scheme` is installed once on the servers that it needs; each client then opens its own
+:class:`Source`. Neither keeps state that another process would have to know.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from shardids.ids.text import checked_integer
 from shardids.multimaster.mariadb_session import Login
 
 Key: TypeAlias = int | UUID
-"""What a scheme draws: an integer that fits ``bigint``, or 128 bits as a UUID."""
+"""What a scheme draws: an integer that fits into ``bigint``, or 128 bits as a UUID."""
 
 MOST_KEYS = 1_000_000
-"""The most keys that one call of :meth:`Source.draw_many` gives."""
+"""The most keys that one call of :meth:`Source.draw_many` returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +34,8 @@ class Needs:
     """The servers that a scheme needs.
 
     Attributes:
-        postgresql: how many PostgreSQL servers, at least.
-        oldest_postgresql: the major version that they must have, at least.
+        postgresql: the minimum number of PostgreSQL servers.
+        oldest_postgresql: their minimum major version.
         mariadb: the settings of each MariaDB server, as its option file has them.
         redis: the settings of each Redis server, as its configuration has them.
     """
@@ -48,7 +48,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Servers:
-    """Servers that run: URLs of PostgreSQL databases, and logins to the others."""
+    """Running servers: URLs of PostgreSQL databases, and logins to the others."""
 
     postgresql: tuple[str, ...] = ()
     mariadb: tuple[Login, ...] = ()
@@ -63,13 +63,13 @@ class About:
         name: what the command line calls it.
         central: whether all keys come from one server, or a fixed pair of them.
         title: what a report calls it.
-        needs: the servers without which it can't be installed.
+        needs: the servers that it cannot be installed without.
         safe_under: what its keys stay unique under.
-        unsafe_under: what makes it issue a key twice; empty if nothing that is known does.
-        stops: what makes it stop to issue keys.
-        tells: what a key tells whoever reads it.
-        settings: how it is set up here, as its documentation advises.
-        described_at: where it is described.
+        unsafe_under: what makes it issue a key twice; empty if nothing is known to.
+        stops: what makes it stop issuing keys.
+        tells: what a key reveals to whoever reads it.
+        settings: how it is set up here, following its documentation.
+        described_at: where it is documented.
     """
 
     name: str
@@ -86,10 +86,10 @@ class About:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyColumn:
-    """A column of a PostgreSQL table that takes the keys.
+    """A column of a PostgreSQL table that stores the keys.
 
-    ``draw`` is the SQL expression that makes one key; without it, and without ``identity``, the
-    client brings the key.
+    ``draw`` is the SQL expression that makes one key; without it and without ``identity``, the client
+    supplies the key.
     """
 
     type: LiteralString
@@ -98,7 +98,7 @@ class KeyColumn:
 
     @property
     def by_server(self) -> bool:
-        """Whether an INSERT may leave the column out."""
+        """Whether an INSERT may omit the column."""
         return self.identity or self.draw is not None
 
     @property
@@ -113,7 +113,7 @@ class KeyColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
-    """What a key tells: the time of its birth, who made it, and its number among those of that time."""
+    """What a key tells: when it was born, what made it, and its number among the keys of that time."""
 
     time: datetime | None = None
     origin: int | None = None
@@ -121,11 +121,11 @@ class Decoded:
 
 
 class Source(ABC):
-    """Draws keys for one client; a context manager. Not for several threads at once.
+    """Draws keys for one client; a context manager. Not thread-safe unless a source says so.
 
-    One that has lost its only server stays so: open another when the server is back. Both ways to draw
-    raise ConnectionFailed when a server that is needed now can't be reached, and what the scheme itself
-    refuses.
+    A source that has lost its only server never reconnects: open another when the server is back. Both
+    ways to draw raise ConnectionFailed if a server that is needed now cannot be reached, and the errors
+    of the scheme itself.
     """
 
     sets_aside: bool = False
@@ -133,19 +133,19 @@ class Source(ABC):
 
     @abstractmethod
     def draw(self) -> Key:
-        """One key."""
+        """Draws one key."""
 
     def draw_many(self, count: int) -> list[Key]:
-        """``count`` keys, at once where the scheme can; raises BadArgument unless 1 … 1,000,000."""
+        """Draws ``count`` keys, at once if the scheme can; raises BadArgument unless 1 … 1,000,000."""
         return self._draw_many(checked_integer("the number of keys", count, 1, MOST_KEYS))
 
     def _draw_many(self, count: int) -> list[Key]:
         return [self.draw() for _ in range(count)]
 
     def set_aside(self, count: int) -> range:
-        """Sets keys aside in one call, without bringing each of them, and returns their places.
+        """Sets keys aside in one call, without sending each of them, and returns their places.
 
-        The places are those of :meth:`Scheme.place`. Raises BadArgument as :meth:`draw_many`.
+        The places are those of :meth:`Scheme.place`. Raises BadArgument as :meth:`draw_many` does.
         """
         return self._set_aside(checked_integer("the number of keys", count, 1, MOST_KEYS))
 
@@ -153,7 +153,7 @@ class Source(ABC):
         raise NotImplementedError
 
     def close(self) -> None:
-        """Gives back what the client holds."""
+        """Releases what the client holds."""
         return
 
     def __enter__(self) -> Self:
@@ -166,23 +166,23 @@ class Source(ABC):
 
 
 class Scheme(ABC):
-    """A way to make keys. ``about`` describes it."""
+    """A key scheme, which ``about`` describes."""
 
     about: About
 
     def install(self, servers: Servers) -> None:
-        """Makes what the scheme needs on the servers; repeating it is no error."""
+        """Creates what the scheme needs on the servers. Idempotent."""
         self.check(servers)
 
     def open(self, servers: Servers, node: int = 0) -> Source:
-        """A client's source of keys.
+        """Opens a client's source of keys.
 
         ``node``, from 0, is the PostgreSQL server that the client writes to; it matters to schemes
-        with a generator on each.
+        with a generator on each server.
 
         Raises:
-            BadArgument: there are fewer servers than the scheme needs, or none of that number.
-            ConnectionFailed: as it says.
+            BadArgument: there are fewer servers than the scheme needs, or none has that number.
+            ConnectionFailed: a server that is needed cannot be reached.
         """
         self.check(servers)
         if self.about.needs.postgresql and not 0 <= node < len(servers.postgresql):
@@ -191,15 +191,15 @@ class Scheme(ABC):
 
     @abstractmethod
     def _open(self, servers: Servers, node: int) -> Source:
-        """The source, on servers that were checked."""
+        """Opens the source, on servers that :meth:`open` has checked."""
 
     def column(self, node: int = 0) -> KeyColumn:
-        """The column that takes the keys, on the server of that number."""
+        """Returns the column that stores the keys on the server of that number."""
         del node
         return KeyColumn(type="bigint")
 
     def decode(self, key: Key) -> Decoded | None:
-        """What a key tells, or ``None`` if it tells nothing."""
+        """Returns what a key tells, or ``None`` if it tells nothing."""
         del key
         return None
 
@@ -208,7 +208,7 @@ class Scheme(ABC):
         return int(key)
 
     def check(self, servers: Servers) -> None:
-        """Refuses servers that are too few.
+        """Refuses too few servers.
 
         Raises:
             BadArgument: there are fewer than the scheme needs.
@@ -224,7 +224,7 @@ class Scheme(ABC):
 
 
 def library(name: str) -> Any:
-    """A module of the extra ``compare``.
+    """Imports a module of the extra ``compare`` and returns it.
 
     Raises:
         MissingLibrary: it is not installed.
@@ -238,14 +238,14 @@ def library(name: str) -> Any:
 
 
 def integer_of(key: Key) -> int:
-    """The key as an integer. Raises BadArgument for a UUID."""
+    """Returns the key as an integer; raises BadArgument for a UUID."""
     if isinstance(key, UUID):
         raise BadArgument(f"{key} is no key of this scheme: its keys are integers")
     return key
 
 
 def uuid_of(key: Key) -> UUID:
-    """The key as a UUID. Raises BadArgument for an integer."""
+    """Returns the key as a UUID; raises BadArgument for an integer."""
     if not isinstance(key, UUID):
         raise BadArgument(f"{key} is no key of this scheme: its keys have 128 bits")
     return key

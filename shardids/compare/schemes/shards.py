@@ -1,4 +1,4 @@
-"""Keys that a function of the shard makes: shardids' own, and the one that Instagram published in 2012."""
+"""Keys made by a function in each shard: shardids' own, and the one that Instagram published in 2012."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from shardids.ids.layout import DEFAULT, INSTAGRAM
 from shardids.install import provision
 
 BLOCK = 1000
-"""IDs that a client sets aside at once."""
+"""The number of IDs that a client reserves at once."""
 
-_SHARDS = 64  # the number is fixed for good: there is room for servers to come
+_SHARDS = 64  # Fixed for good, so it leaves room for more servers.
 
 _SAFE = (
     "any number of sessions, any rate, clocks that jump either way, crashes, promoted standbys, copies that"
@@ -31,7 +31,7 @@ _REFUSES = "a shard ahead of its clock by over an hour; a copy of a database, un
 
 
 class Shardids(SqlScheme):
-    """``next_id()`` of the shard that has the node's number."""
+    """``next_id()`` of the shard whose number is the node's."""
 
     about = About(
         name="shardids",
@@ -71,7 +71,7 @@ class Shardids(SqlScheme):
 
 
 class _ShardSource(SqlSource):
-    """Draws from one shard, and reserves there."""
+    """Draws from one shard, and reserves ticks there."""
 
     sets_aside = True
 
@@ -96,7 +96,7 @@ def _place(tick: int, shard: int) -> int:
 
 
 class ShardidsBlocks(Shardids):
-    """``next_ids(n)``: the client sets IDs aside and brings them."""
+    """``next_ids(n)``: the client reserves IDs and supplies them with its rows."""
 
     about = About(
         name="shardids-blocks",
@@ -118,7 +118,7 @@ class ShardidsBlocks(Shardids):
 
 
 class Published(SqlScheme):
-    """Milliseconds, a shard number and a sequence modulo 1024; the node's number is the shard's."""
+    """Milliseconds, a shard number and a sequence modulo 1024; the shard's number is the node's."""
 
     about = About(
         name="published",

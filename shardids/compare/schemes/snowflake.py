@@ -1,7 +1,7 @@
 """Snowflakes made in the process, with a worker number that is leased from PostgreSQL.
 
-Libraries leave out what makes a snowflake safe, which is where the worker number comes from and what
-happens when the clock steps back or the sequence overflows; so these lines are here.
+Libraries leave out what makes a snowflake safe: where the worker number comes from, and what happens
+when the clock steps back or the sequence overflows. That is why the generator is written here.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from shardids.errors import ClockMovedBack, ConnectionFailed, LeaseLost, TimeExh
 from shardids.ids.layout import TWITTER, Layout
 
 Rollback: TypeAlias = Literal["wait", "offset", "fail"]
-"""What to do when the clock shows less than it did: wait for it, go on from the last time, or raise."""
+"""What to do when the clock steps back: wait for it, continue from the last time, or raise."""
 
 MOST_WAITED_MS: Final = 5000
-"""How far back the clock may go for ``wait``; beyond that it raises, too."""
+"""How far the clock may step back for ``wait`` to wait; beyond that, it raises as well."""
 
 _RETRY_S: Final = 1.0
 _OVERFLOW_SLEEP_S: Final = 0.0001
 
 
 class SnowflakeSource(Source):
-    """Milliseconds, worker number, sequence; for all threads of a process.
+    """Draws IDs of milliseconds, worker number and sequence; all threads of a process may share it.
 
-    Past the last sequence number of a millisecond it waits for the next. A thread renews the lease
-    unless ``heartbeat`` is off; then :meth:`renew` does.
+    Past the last sequence number of a millisecond it waits for the next millisecond. A thread renews the
+    lease; if ``heartbeat`` is off, the caller does, by :meth:`renew`.
 
     Raises:
         LeaseLost: no worker number is free.
-        ConnectionFailed: as it says.
+        ConnectionFailed: the server of the leases cannot be reached.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class SnowflakeSource(Source):
         self._lost: LeaseLost | None = None
         self._offset_ms = 0
         self._lease = Lease(url, numbers=layout.shard_limit, times=self._times)
-        # The first ID is of a later millisecond than any of the number's former holders.
+        # The first ID gets a later millisecond than any ID of the number's former holders.
         self._last_ms, self._sequence = self._lease.used_until_ms, layout.sequence_limit - 1
         self._ending = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="snowflake lease", daemon=True)
@@ -77,12 +77,12 @@ class SnowflakeSource(Source):
         return self._lease.number
 
     def draw(self) -> Key:
-        """One ID.
+        """Draws one ID.
 
         Raises:
-            LeaseLost: the lease was not renewed in time, or is another's.
-            ClockMovedBack: the clock went back, and the strategy is to fail, or it would wait too long.
-            TimeExhausted: the layout can't hold the time.
+            LeaseLost: the lease was not renewed in time, or another process holds the worker number.
+            ClockMovedBack: the clock stepped back, and the strategy is to fail or the wait would be too long.
+            TimeExhausted: the layout cannot hold the time.
         """
         layout = self._layout
         with self._lock:
@@ -98,11 +98,11 @@ class SnowflakeSource(Source):
             ) | sequence
 
     def renew(self) -> None:
-        """Begins the lease's time anew; the bound of the IDs' times is then ahead by what it lasts.
+        """Renews the lease; the bound of the IDs' times is then ahead of the clock by the lease's duration.
 
         Raises:
-            LeaseLost: the worker number is another's; so do all draws from now on.
-            ConnectionFailed: as it says; draws go on up to the bound.
+            LeaseLost: another process holds the worker number; all draws raise this from now on.
+            ConnectionFailed: the server cannot be reached; draws continue up to the bound.
         """
         now_ms = max(self._clock.unix_ms(), self._last_ms)
         try:
@@ -112,7 +112,7 @@ class SnowflakeSource(Source):
             raise
 
     def close(self) -> None:
-        """Gives the worker number back."""
+        """Releases the worker number."""
         self._ending.set()
         if self._heart.is_alive():
             self._heart.join()
@@ -122,7 +122,7 @@ class SnowflakeSource(Source):
                 self._lease.release(self._last_ms)
 
     def _now_ms(self) -> int:
-        """The time for the next ID, at least that of the last one."""
+        """Returns the time for the next ID, never before that of the last one."""
         while True:
             ms = self._clock.unix_ms()
             if ms > self._last_ms:
@@ -171,7 +171,7 @@ class SnowflakeSource(Source):
 
 
 class Snowflake(Scheme):
-    """Twitter's layout, one source a process, by one of three strategies for a clock that steps back."""
+    """Twitter's layout, one source per process, with one of three strategies for a clock that steps back."""
 
     def __init__(self, rollback: Rollback) -> None:
         self._rollback: Rollback = rollback

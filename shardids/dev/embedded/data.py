@@ -1,4 +1,4 @@
-"""The inside of a throw-away server: ``initdb``, settings, password, environment and log."""
+"""What makes up a throw-away server: ``initdb``, settings, password, environment and log."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ DEFAULT_SETTINGS: Mapping[str, str] = MappingProxyType(
         "log_timezone": "UTC",
     }
 )
-"""Quick, with COMMIT as visible and as ordered as ever: only a crash of the machine loses data."""
+"""Fast settings; commits stay as visible and as ordered as ever. Only a crash of the machine loses data."""
 
 _FIXED = frozenset({"data_directory", "listen_addresses", "port", "unix_socket_directories"})
-_SCRAM_ITERATIONS = 4096  # The fewest that some clients, pgjdbc among them, accept.
-_QUICK_SCRAM_ITERATIONS = 1  # Nobody guesses 192 random bits, however fast.
+_SCRAM_ITERATIONS = 4096  # The minimum that some clients, pgjdbc among them, accept.
+_QUICK_SCRAM_ITERATIONS = 1  # 192 random bits cannot be guessed, however fast each try is.
 _TAIL_LINES = 15
 
 
 def make_cluster(folder: Path, state: State, account: Account | None, watchdog: Watchdog | None) -> None:
-    """Run initdb; the data directory then appears whole or, whatever happens, not at all.
+    """Runs initdb; the data directory appears complete or, whatever happens, not at all.
 
-    ``watchdog`` is that of a temporary folder; a server in one is made for quick logins.
+    ``watchdog`` is that of a temporary folder; a server in one is set up for fast logins.
     Raises ServerStartFailed with the last lines of initdb's output, and OSError.
     """
     workshop = state.place / f"initdb-{secrets.token_hex(4)}"
@@ -56,7 +56,7 @@ def make_cluster(folder: Path, state: State, account: Account | None, watchdog: 
         if account is not None:
             os.chown(data, account.uid, account.gid)
         password_file = workshop / "password"
-        # The server gets the verifier only: no password can end in a log, or in a backup.
+        # The server gets only the verifier, so the password cannot end up in a log or a backup.
         write_private(password_file, _scram_verifier(password, iterations), account)
         _run_initdb(
             folder=folder,
@@ -74,14 +74,14 @@ def make_cluster(folder: Path, state: State, account: Account | None, watchdog: 
 
 
 def data_mark(data: Path) -> str:
-    """What a command of PostgreSQL's has, and no other, if it works on this data directory."""
+    """Returns the arguments that only PostgreSQL commands working on this data directory have."""
     return f"-D {data}"
 
 
 def settings_text(settings: Mapping[str, str]) -> str:
-    """The lines of a configuration file for the defaults, overridden by ``settings``.
+    """Returns the lines of a configuration file with the defaults, overridden by ``settings``.
 
-    Raises BadArgument for a name that is no setting's, or one that is fixed (address and port).
+    Raises BadArgument for a name that cannot be a setting's, or one that is fixed (address and port).
     """
     lines = []
     for name, value in {**DEFAULT_SETTINGS, **settings}.items():
@@ -93,18 +93,18 @@ def settings_text(settings: Mapping[str, str]) -> str:
 
 
 def write_settings(data: Path, text: str, account: Account | None) -> None:
-    """Keep these configuration lines for the next start of the server."""
+    """Writes these configuration lines to the file that the server reads at its next start."""
     write_private(data / "shardids.conf", text, account)
 
 
 def environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """What a server process inherits: no libpq settings, and messages in English."""
+    """Returns the environment of a server process: no libpq settings, and messages in English."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
     return {**inherited, "LC_ALL": "C", **extra}
 
 
 def open_log(log: Path) -> IO[bytes]:
-    """Open the log at its end; only the present user and the server itself may read it."""
+    """Opens the log at its end; only the current user and the server itself may read it."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
     file = os.fdopen(os.open(log, flags, 0o600), "ab")
     file.seek(0, os.SEEK_END)
@@ -112,7 +112,7 @@ def open_log(log: Path) -> IO[bytes]:
 
 
 def log_tail(log: Path, offset: int) -> str:
-    """The last lines of the log that were written after this position."""
+    """Returns the last lines of the log that were written after this offset."""
     with log.open("rb") as file:
         file.seek(offset)
         lines = file.read().decode(errors="replace").splitlines()
@@ -121,7 +121,7 @@ def log_tail(log: Path, offset: int) -> str:
 
 @contextlib.contextmanager
 def _guarded(workshop: Path, watchdog: Watchdog | None) -> Iterator[Watchdog]:
-    # A server's own watchdog removes all its folder; without one, initdb gets one for its workshop.
+    # A temporary folder's watchdog removes all of it; without one, initdb gets one for its working folder.
     guard = watchdog or Watchdog(remove=workshop)
     try:
         yield guard
@@ -170,8 +170,8 @@ def _scram_verifier(password: str, iterations: int) -> str:
 
 
 def write_private(path: Path, text: str, account: Account | None) -> None:
-    """Write a file that only the account, else the present user, may read."""
-    # The folder may be another user's, who must not lead us elsewhere by a symbolic link.
+    """Writes a file that only the account may read, or without one the current user."""
+    # The folder may belong to another user, who must not redirect the write by a symbolic link.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         if account is not None:

@@ -1,4 +1,4 @@
-"""Where a throw-away server lives: its folder, the folder of its data, its programs and port."""
+"""Where a throw-away server is: its folder, the folder of its data, its programs and its port."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _MARKER = "shardids-home"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """What ``server.json`` in a server's folder tells to other processes.
+    """The contents of ``server.json`` in a server's folder, by which other processes find the server.
 
     ``place`` is the folder that holds the data: the server's folder itself, or one elsewhere if the
-    account that runs the server can't reach that. ``bindir`` holds the server's programs.
+    account that runs the server cannot reach that. ``bindir`` holds the server's programs.
     """
 
     place: Path
@@ -43,7 +43,7 @@ class State:
 
     @classmethod
     def read(cls, folder: Path) -> State | None:
-        """The state kept in this folder, or ``None``. Raises ServerStartFailed if it is damaged."""
+        """Returns the state stored in this folder, or ``None``; raises ServerStartFailed if it is damaged."""
         file = folder / "server.json"
         try:
             fields = json.loads(file.read_text("ascii"))
@@ -55,7 +55,7 @@ class State:
             raise ServerStartFailed(f"{file} is damaged: {error!r}") from error
 
     def write(self, folder: Path) -> None:
-        """Keep the state in this folder, whole or not at all."""
+        """Writes the state to this folder, atomically."""
         place = "." if self.place == folder else str(self.place)
         fields = {"place": place, "bindir": str(self.bindir), "port": self.port}
         draft = folder / "server.json.new"
@@ -64,9 +64,9 @@ class State:
 
 
 def make_folder(folder: Path, account: Account | None, *, exist_ok: bool = False) -> None:
-    """Make a folder through which the account may pass to its data, and nobody else may look.
+    """Creates a folder that only the current user can list; the account can pass through it to its data.
 
-    One that exists keeps its permissions.
+    With ``exist_ok``, a folder that exists keeps its permissions.
     """
     try:
         folder.mkdir(mode=0o700, parents=exist_ok)
@@ -79,7 +79,7 @@ def make_folder(folder: Path, account: Account | None, *, exist_ok: bool = False
 
 
 def new_temporary_path(account: Account | None) -> Path:
-    """A name for a new folder, in the first temporary folder that the account can reach.
+    """Returns a name for a new folder, in the first temporary folder that the account can reach.
 
     Raises ServerStartFailed if it can reach none.
     """
@@ -93,7 +93,7 @@ def new_temporary_path(account: Account | None) -> Path:
 
 
 def remove_files(folder: Path, place: Path) -> None:
-    """Remove the server's data and files; then the folder, if it holds nothing else."""
+    """Removes the server's data and files; then the folder, if it holds nothing else."""
     if place == folder:
         for path in (place / "data", place / "binaries", *place.glob("initdb-*")):
             shutil.rmtree(path, ignore_errors=True)
@@ -112,9 +112,9 @@ def settle(
     bindir: Path | None,
     port: int | None,
 ) -> State:
-    """Decide where a server's data, programs and port are, and keep that in its folder.
+    """Chooses a server's data folder, programs and port, and records them in its folder.
 
-    Raises ServerStartFailed, and OSError if the folder can't be made or written.
+    Raises ServerStartFailed, and OSError if the folder cannot be created or written to.
     """
     if known is not None and not known.place.is_dir():
         raise ServerStartFailed(
@@ -138,7 +138,7 @@ def settle(
 
 
 def free_port() -> int:
-    """A TCP port that is free now; another program may take it before the server does."""
+    """Returns a TCP port that is free now; another program may take it before the server does."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -155,7 +155,7 @@ def _choose_place(folder: Path, account: Account | None) -> Path:
 
 
 def _points_back(place: Path, folder: Path) -> bool:
-    # server.json may have been edited: a folder without our mark is never removed.
+    # server.json may have been edited: a folder without the marker file is never removed.
     try:
         return (place / _MARKER).read_bytes() == os.fsencode(folder)
     except OSError:

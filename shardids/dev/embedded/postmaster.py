@@ -1,4 +1,4 @@
-"""One postmaster process: launch it, see whether it is there and ready, signal it."""
+"""One postmaster process: launches it, tells whether it is running and ready, and signals it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardids.dev.embedded.data import data_mark, log_tail, open_log
 from shardids.dev.embedded.watchdog import Watchdog, command_line, has_mark
 
 STOP_STEPS = ((signal.SIGINT, 30.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0))
-"""Signals for a fast, an immediate and a forced stop, with the seconds that each is given."""
+"""The signals for a fast, an immediate and a forced stop, with the seconds that each is given."""
 
 _READY = ("ready", "standby")
 _START_TIMEOUT_S = 60.0
@@ -26,7 +26,7 @@ _BACKGROUND = 'exec "$@" </dev/null >&2 & printf "%s" "$!"'
 
 
 class Postmaster:
-    """The postmaster of a data directory, if it runs, whichever process started it."""
+    """The postmaster of a data directory, running or not, whichever process started it."""
 
     def __init__(self, data: Path) -> None:
         self.data = data
@@ -35,12 +35,12 @@ class Postmaster:
 
     @property
     def pid(self) -> int | None:
-        """Its process ID, or ``None`` if it isn't running."""
+        """Its process ID, or ``None`` if it is not running."""
         if self._child is not None and self._child.poll() is None:
             pid: int | None = self._child.pid
         else:
             pid = _number(self._pid_file())
-        # A stale file may name a process of another program, or of another server.
+        # A stale file may name a process of another program or of another server.
         return pid if pid is not None and has_mark(pid, self._mark) else None
 
     def try_start(
@@ -52,9 +52,10 @@ class Postmaster:
         env: Mapping[str, str],
         account: Account | None,
     ) -> str | None:
-        """Start it, as our child if there is a ``watchdog`` for it, and wait until it is ready.
+        """Starts the postmaster, as a child process if there is a ``watchdog``, and waits until it is ready.
 
-        Gives ``None`` if it accepts connections; else it has ended, and this is what the log says.
+        Returns ``None`` if it accepts connections; otherwise it has ended, and the end of its log is
+        returned.
         """
         self._remove_stale_pid_file()
         try:
@@ -73,9 +74,9 @@ class Postmaster:
         return log_tail(log_file, offset) or "(nothing in the log)"
 
     def end(self, pid: int, steps: Sequence[tuple[signal.Signals, float]]) -> None:
-        """Signal it and wait for its end, one step after the other until it is gone.
+        """Signals the process and waits for its end, one step after another until it has ended.
 
-        Raises PermissionError if it belongs to another user, TimeoutError if it outlives all steps.
+        Raises PermissionError if it belongs to another user, TimeoutError if it survives all steps.
         """
         for signum, patience_s in steps:
             if not self._has_ended(pid):
@@ -114,8 +115,8 @@ class Postmaster:
             return []
 
     def _remove_stale_pid_file(self) -> None:
-        # PostgreSQL takes any living process of the same user for the former postmaster. But the
-        # file is its guard against two postmasters on one directory: in doubt it stays.
+        # PostgreSQL takes any running process of the same user for the former postmaster. But the file
+        # is also its protection against two postmasters on one directory: in doubt, it is kept.
         pid = _number(self._pid_file())
         if pid is not None and _is_other_program(command_line(pid)):
             (self.data / "postmaster.pid").unlink(missing_ok=True)
@@ -124,7 +125,7 @@ class Postmaster:
 def _spawn_alone(
     command: Sequence[str], *, log: IO[bytes], env: Mapping[str, str], account: Account | None
 ) -> int:
-    # Left to init by a shell that ends at once: it outlives us, and is not our zombie after.
+    # A shell that ends at once leaves it to init, so it outlives this process and never is its zombie.
     shell = subprocess.run(  # noqa: S603  -- a constant script; the command is its argument
         ["/bin/sh", "-c", _BACKGROUND, "sh", *command],
         stdin=subprocess.DEVNULL,
@@ -142,9 +143,9 @@ def _spawn_alone(
 
 
 def _is_other_program(command: str) -> bool:
-    """Whether a command that isn't this directory's postmaster's can't be one under another name.
+    """Returns whether a command without the directory's mark surely is not its postmaster.
 
-    A server started by hand may have been given its directory as a relative path or by PGDATA.
+    A server that was started by hand may have got its directory as a relative path or from PGDATA.
     """
     if not command:
         return False

@@ -1,15 +1,16 @@
-"""Ends throw-away servers when the process that started them is gone, however it went.
+"""Ends throw-away servers once the process that started them has ended, in whatever way.
 
-:class:`Watchdog` is the side of that process. The other side is this same file, run as a script in
-a session of its own. It is Python and not ``/bin/sh`` because it waits on pipes with a time limit,
-checks whom it signals, and removes folders that another user may write in; its 30 ms of start run
-beside ``initdb``. It runs with ``-I -S``, so only the standard library may be imported here.
+:class:`Watchdog` is the side of that process, the *parent*. The other side is this same file, run as a
+script in a session of its own. It is Python rather than ``/bin/sh`` because it waits on pipes with a
+time limit, checks which process it signals, and removes folders that another user may write to; its
+start-up of 30 ms overlaps with ``initdb``. It runs with ``-I -S``, so this file may import only the
+standard library.
 
-Two pipes carry all that the watchdog knows, and the kernel keeps both true even on ``kill -9``:
+Two pipes carry all that the watchdog knows, and the kernel closes both correctly even on ``kill -9``:
 
-- The *lifeline*: only the owner holds its write end, so end-of-file means that the owner is gone.
+- The *lifeline*: only the parent holds its write end, so end-of-file means that the parent has ended.
 - The *servers'* pipe: every server process inherits its write end. Each one writes its process ID
-  before it becomes ``initdb`` or ``postgres``, so that none goes unseen, and end-of-file means that
+  before it becomes ``initdb`` or ``postgres``, so that none is missed, and end-of-file means that
   the last of them has exited.
 """
 
@@ -32,10 +33,10 @@ if TYPE_CHECKING:
     from shardids.dev.embedded.binaries import Account
 
 QUICK_STEPS = ((signal.SIGINT, 4.0), (signal.SIGQUIT, 2.0), (signal.SIGKILL, 2.0))
-"""Signals for a fast, an immediate and a forced stop, with the seconds that each is given.
+"""The signals for a fast, an immediate and a forced stop, with the seconds that each is given.
 
-Even what is thrown away is first stopped fast: a backend that SIGQUIT hits while it makes a segment
-of shared memory leaves that behind in the machine.
+Even a throw-away server is first stopped fast: a backend that receives SIGQUIT while it creates a
+shared-memory segment leaks the segment.
 """
 
 _ANNOUNCE = 'printf "%s %s\\000" "$$" "$0" >&0 && exec "$@" </dev/null'
@@ -44,7 +45,7 @@ _open: set[Watchdog] = set()
 
 
 def _let_go() -> None:
-    # A forked child that kept the pipes open would keep the servers alive after their owner.
+    # A forked child that kept the pipes open would keep the servers alive after the parent's end.
     while _open:
         _open.pop().release()
 
@@ -59,10 +60,10 @@ atexit.register(_close_all)
 
 
 class Watchdog:
-    """A process that ends all servers started through it once this process is gone.
+    """A process that ends all servers started through it once this process has ended.
 
-    ``remove`` names a folder that is then removed with all it holds; it need not exist yet. The
-    watchdog belongs to the process that made it: in a forked child it does nothing.
+    ``remove`` names a folder that it then removes with all its contents; it need not exist yet. The
+    watchdog belongs to the process that created it: in a forked child it does nothing.
     """
 
     def __init__(self, *, remove: Path | None = None) -> None:
@@ -91,7 +92,7 @@ class Watchdog:
 
     @property
     def is_ours(self) -> bool:
-        """False in a forked child, which must leave the servers of its parent alone."""
+        """Whether this process created the watchdog; a forked child must leave its parent's servers alone."""
         return self._owner == os.getpid()
 
     def spawn(
@@ -103,10 +104,10 @@ class Watchdog:
         env: Mapping[str, str],
         account: Account | None,
     ) -> subprocess.Popen[bytes]:
-        """Start a server process under this watchdog.
+        """Starts a server process under this watchdog.
 
-        ``mark`` is what tells its command from every other: one argument or several in a row, such
-        as ``-D`` and the data folder. Raises OSError if the process can't be started.
+        ``mark`` distinguishes its command from every other: one argument or several consecutive ones,
+        such as ``-D`` and the data folder. Raises OSError if the process cannot be started.
         """
         if not self.is_ours:
             raise OSError("a forked process can't start servers for its parent")
@@ -127,31 +128,31 @@ class Watchdog:
         return child
 
     def close(self) -> None:
-        """Let the watchdog do its work now, as if this process had ended, and wait for it."""
+        """Makes the watchdog act now, as if this process had ended, and waits until it is done."""
         if self.is_ours and self in _open:
             _open.remove(self)
             self.release()
             if self._process.wait() != 0:
-                # Somebody has killed it.
+                # Somebody has killed the watchdog.
                 for child in self._children:
                     child.send_signal(signal.SIGQUIT)
             for child in self._children:
                 child.wait()
 
     def release(self) -> None:
-        """Close this process's ends of the pipes."""
+        """Closes this process's ends of the pipes."""
         os.close(self._lifeline)
         os.close(self._servers)
 
 
 def command_line(pid: int) -> str:
-    """The command of a process, its arguments joined by spaces; empty if it is gone or a zombie."""
+    """Returns a process's command line, joined by spaces; empty if it has ended or is a zombie."""
     process = Path(f"/proc/{pid}")
     if not Path("/proc/self/stat").exists():
         ps = ["ps", "-ww", "-o", "command=", "-p", str(pid)]
         run = subprocess.run(ps, capture_output=True, check=False)  # noqa: S603  -- constants and a number
         return run.stdout.decode(errors="replace").rstrip("\n")
-    # In the midst of exec or exit a process has no command: look again until it has, or has ended.
+    # During exec and exit a process has no command line: look again until it has one, or has ended.
     for _ in range(50):
         try:
             command = (process / "cmdline").read_bytes()
@@ -165,12 +166,12 @@ def command_line(pid: int) -> str:
 
 
 def has_mark(pid: int, mark: str) -> bool:
-    """Whether a process has these arguments in its command (a pid alone may be reused)."""
+    """Returns whether a process has these arguments in its command line (a PID alone may be reused)."""
     return f" {mark} " in f"{command_line(pid)} "
 
 
 class _Servers:
-    """The announced processes, and the pipe that ends with the last of them."""
+    """The processes that have announced themselves, and the pipe that ends with the last of them."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -179,7 +180,7 @@ class _Servers:
         self._partial = b""
 
     def read(self) -> bool:
-        """Take in what the pipe has; False at its end."""
+        """Reads what is in the pipe; returns False at its end."""
         got = os.read(self.fd, 65536)
         *announcements, self._partial = (self._partial + got).split(b"\0")
         for announcement in announcements:
@@ -191,14 +192,14 @@ class _Servers:
         return bool(got)
 
     def end(self, signum: signal.Signals) -> None:
-        """Signal every process; those announced later get the same signal at once."""
+        """Signals every process; those announced later get the same signal at once."""
         self._signal = signum
         for pid, mark in self._processes:
             self._send(pid, mark, signum)
 
     @staticmethod
     def _send(pid: int, mark: str, signum: signal.Signals) -> None:
-        # Each process leads a group: initdb's helpers are in it, a postmaster's backends are not.
+        # Each process leads a group: initdb's child processes are in it, a postmaster's backends are not.
         if has_mark(pid, mark):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signum)
@@ -210,7 +211,7 @@ def _watch(parent_fd: int, servers: _Servers) -> None:
         selector.register(servers.fd, selectors.EVENT_READ)
         while True:
             ready = {key.fd for key, _ in selector.select()}
-            # The owner holds the other end of both pipes, so the servers' can't end before it does.
+            # The parent holds the write end of both pipes, so the servers' pipe cannot end before it does.
             if servers.fd in ready and not servers.read():
                 selector.unregister(servers.fd)
             if parent_fd in ready:
@@ -237,7 +238,7 @@ def _remove(folder: str) -> None:
 
 
 def main(servers_fd: str, remove: str) -> None:
-    """Wait for the owner's end; then end the servers, and remove the folder if one is named."""
+    """Waits for the parent's end; then ends the servers, and removes the folder if one is named."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     servers = _Servers(int(servers_fd))
