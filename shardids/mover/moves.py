@@ -21,10 +21,11 @@ from shardids.mover.balance import Transfer
 from shardids.mover.contents import examine_contents
 from shardids.mover.events import Event, OnEvent, Result
 from shardids.mover.journal import ABORT, Journal, all_moves, open_moves
+from shardids.mover.mover import Mover
 from shardids.mover.programs import Scripts, find_programs, schema_of_source
 from shardids.mover.requirements import Refusal
 from shardids.mover.sides import Directory, Sides, server_major
-from shardids.mover.steps import DEFAULTS, Mover, Options
+from shardids.mover.steps import DEFAULTS, Options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
