@@ -1,6 +1,6 @@
 """Installs shardids' own objects in databases.
 
-``trees`` plays their SQL files, by Alembic; ``provision`` creates catalogs, nodes and shards; ``upgrade``
+``trees`` runs their SQL files through Alembic; ``provision`` creates catalogs, nodes and shards; ``upgrade``
 brings an existing cluster to the installed version. The application's tables are the business of
 ``shardids.migrate``.
 """

@@ -1,4 +1,4 @@
-"""Creates catalogs, nodes and shards. Every step is idempotent: it finds what is done and does the rest."""
+"""Creates catalogs, nodes and shards. Each step is idempotent: it finds what exists and creates the rest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardids.ids.layout import Layout
 from shardids.install import trees
 
 _BATCH = 64
-"""Shards created between two updates of the catalog: a crash leaves at most so many to examine again."""
+"""How many shards to create between two updates of the catalog: a crash leaves at most these to recheck."""
 
 
 def init(
@@ -30,7 +30,7 @@ def init(
     *,
     dry_run: bool = False,
 ) -> Description:
-    """Creates the catalog, or returns the one that exists, if it has just this description.
+    """Creates the catalog, or returns the existing one if it has exactly this description.
 
     With ``dry_run`` the transaction is rolled back.
 
@@ -91,7 +91,7 @@ def add_node(catalog: Catalog, name: str, url: str, *, dry_run: bool = False) ->
     Raises:
         ClusterConflict: the database is a node of another cluster, or another node of this one.
         MissingPrivilege: the role may not create a schema there, or schema ``shardids`` belongs to another.
-        ConnectionFailed, UnsupportedServer, BadArgument: as they say.
+        ConnectionFailed, UnsupportedServer, BadArgument: as their own descriptions say.
     """
     description = catalog.describe()
     node = Node(name=validate_node_name(name), url=url)
@@ -110,14 +110,14 @@ def add_node(catalog: Catalog, name: str, url: str, *, dry_run: bool = False) ->
         if dry_run:
             transaction.rollback()
         else:
-            # Before the engine is committed: a name that the catalog refuses leaves no engine behind.
+            # Comes before the commit of the engine: a name that the catalog refuses leaves no engine behind.
             catalog.add_node(node)
 
 
 def _refuse_foreign_schema(connection: Connection, schema: str, where: str) -> None:
     """Refuses to create objects in a schema whose owner could replace or drop them.
 
-    Trusted are the role itself, superusers, and, unless it is a superuser itself, the roles that it is a
+    It trusts the role itself, superusers, and, unless the role is a superuser, the roles that it is a
     member of.
     """
     row = connection.execute(
@@ -180,7 +180,7 @@ def create_shards(
     on_progress: Callable[[str, int], None] = lambda _node, _count: None,
     on_plan: Callable[[dict[str, int]], None] = lambda _counts: None,
 ) -> dict[int, str]:
-    """Creates those of the shards that do not exist, on all nodes at once, one connection a node.
+    """Creates the shards that do not exist yet, on all nodes at once, with one connection per node.
 
     Args:
         catalog: where the shards are planned and recorded.
@@ -197,7 +197,7 @@ def create_shards(
 
     Raises:
         BadArgument, ClusterConflict: see :meth:`Catalog.plan_shards`; nothing was created.
-        ShardidsError: a node failed. What was created before stays, and a repeated call creates the rest.
+        ShardidsError: a node failed. Shards created before stay, and a repeated call creates the rest.
     """
     plan = catalog.plan_shards(shards, node)
     per_node: dict[str, list[int]] = {}
@@ -237,7 +237,7 @@ def create_shard(connection: Connection, shard: int) -> None:
     """
     with connection.begin():
         connection.execute(text("select shardids.enter_shard(:shard)"), {"shard": shard})
-        # A statement of its own: its snapshot comes after the lock that enter_shard waited for.
+        # A separate statement, so that its snapshot comes after the lock that enter_shard waited for.
         there = connection.execute(
             text("""select exists (select from shardids.shard where id = :shard),
                            set_config('search_path', shardids.schema_of(:shard), true)"""),
@@ -290,10 +290,10 @@ def _require_role(connection: Connection, role: str, where: str) -> None:
 
 
 def grant(catalog: Catalog, role: str, shards: Iterable[int] | None = None, *, dry_run: bool = False) -> int:
-    """Lets a role read the catalog, and draw, reserve and decode on the shards (default: all).
+    """Lets a role read the catalog, and draw, reserve and decode IDs on the shards (default: all).
 
-    Returns the number of shards. Runs one transaction a node, and commits when all have succeeded; with
-    ``dry_run`` all are rolled back.
+    Returns the number of shards. Runs one transaction per node, and commits them once all have succeeded;
+    with ``dry_run`` it rolls all of them back.
 
     Raises:
         ClusterConflict: a server has no such role; nothing was changed.

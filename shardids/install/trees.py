@@ -1,7 +1,7 @@
 """Runs the three Alembic trees of shardids' own objects: ``catalog``, ``node`` and ``shard``.
 
-Each tree's ``env.py`` calls :func:`run_environment`, so plain ``alembic`` and this module do the same. What
-varies reaches the SQL files as settings ``shardids.*`` of the transaction: from ``-x name=value`` with plain
+Each tree's ``env.py`` calls :func:`run_environment`, so plain ``alembic`` and this module do the same. Values
+that vary reach the SQL files as the transaction's settings ``shardids.*``: from ``-x name=value`` with plain
 Alembic, from ``settings`` here.
 """
 
@@ -60,7 +60,7 @@ def downgrade(connection: Connection, tree: Tree, settings: Mapping[str, str]) -
 
 
 def current(connection: Connection, tree: Tree) -> str:
-    """Returns the revision that the catalog or a node is at, ``base`` before the first."""
+    """Returns the revision that the catalog or a node is at, or ``base`` before the first."""
     versions = table(OWN_VERSION_TABLE, column("version_num"), schema=_SCHEMAS[tree])
     revision: str | None = connection.scalar(select(func.max(versions.c.version_num)))
     return revision or "base"
@@ -116,12 +116,12 @@ def run_sql(*names: str) -> None:
             migration.impl.static_output(sql)
         else:
             connection = op.get_bind()
-            # Without parameters, % in the text is not a placeholder.
+            # With no_parameters, % in the text is not a placeholder.
             connection.execution_options(no_parameters=True).exec_driver_sql(sql)
 
 
 def run_environment(tree: Tree) -> None:
-    """Runs a tree's revisions: the body of its ``env.py``."""
+    """Runs a tree's revisions. This is the body of the tree's ``env.py``."""
     settings: dict[str, str] | None = context.config.attributes.get("settings")
     if settings is not None:
         _run(tree, settings)
@@ -129,7 +129,7 @@ def run_environment(tree: Tree) -> None:
     try:
         _run(tree, _settings_from_x(tree))
     except ShardidsError as error:
-        # Alembic's own command prints this one without a traceback.
+        # Alembic's own command prints a CommandError without a traceback.
         raise CommandError(str(error)) from error
 
 

@@ -23,7 +23,7 @@ from shardids.migrate.runner import TRANSIENT, Observer, RunSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The catalog or a node: the revision it is at, and the newest of its tree."""
+    """The catalog or a node, with the revision it is at and the newest of its tree."""
 
     tree: Tree
     name: str
@@ -32,7 +32,7 @@ class Target:
 
     @property
     def is_current(self) -> bool:
-        """Whether it is at the newest revision."""
+        """Returns whether it is at the newest revision."""
         return self.revision == self.newest
 
 
@@ -48,7 +48,7 @@ def targets(catalog: Catalog, nodes: Nodes) -> list[Target]:
     """Returns the revisions of the catalog and the nodes, the catalog first.
 
     Raises:
-        ConnectionFailed: one is down.
+        ConnectionFailed: the catalog or a node is down.
     """
     found = nodes.each(lambda name, engine: _target(engine, "node", name)).all()
     return [_target(catalog.engine, "catalog", "catalog"), *(found[name] for name in sorted(found))]
@@ -69,8 +69,8 @@ def upgrade(
 ) -> Upgraded:
     """Brings the catalog, each node and then every shard to this version's newest revisions.
 
-    Each runs in a transaction of its own, with the settings' lock timeout and retries. Idempotent: what is up
-    to date is skipped. The caller holds :func:`shardids.migrate.runner.one_run`.
+    Each runs in a transaction of its own, with the lock timeout and retries of ``settings``. Idempotent:
+    objects that are up to date are skipped. The caller holds :func:`shardids.migrate.runner.one_run`.
 
     Raises:
         ClusterConflict: an object was installed by a newer shardids.

@@ -1,4 +1,4 @@
-"""Compiles revisions to SQL: once for each starting point, to be played on every shard that is there.
+"""Compiles revisions to SQL, once for each starting point, to play on every shard that is there.
 
 Alembic writes SQL in its offline mode. A revision that reads the database, or asks which mode it runs in,
 can't be compiled: it needs a connection, and runs through Alembic on each shard.
@@ -97,7 +97,7 @@ class _Recorder(PostgresqlImpl):
     """Records statements, and refuses what needs an answer from the database."""
 
     def __init__(self, migration: MigrationContext) -> None:
-        # The connection that types such as Enum ask for writes their DDL to this object, too.
+        # Types such as Enum ask for a connection; it writes their DDL to this object, too.
         super().__init__(migration.dialect, migration.connection, True, True, None, migration.opts)
         self.recorded: list[object] = []
 
@@ -110,16 +110,16 @@ class _Recorder(PostgresqlImpl):
         if isinstance(construct, str):
             construct = text(construct)
         if isinstance(construct, Insert):
-            # Without RETURNING: nobody reads the rows.
+            # Leaves RETURNING out: nobody reads the rows.
             construct = construct.inline()
         literal = {} if isinstance(construct, DDLElement) else {"compile_kwargs": {"literal_binds": True}}
-        # Alembic would turn tabs into blanks, in literals too.
+        # Alembic would turn tabs into spaces, in literals too.
         self.static_output(str(construct.compile(dialect=self.dialect, **literal)).strip() + ";")
 
     def bulk_insert(
         self, table: TableClause | Table, rows: list[dict[str, Any]], multiinsert: bool = True
     ) -> None:
-        """Writes the rows as literals; the type of a column that has none is that of the value."""
+        """Writes the rows as literals; a column without a type gets the value's type."""
         typed = [{name: _literal(table, name, value) for name, value in row.items()} for row in rows]
         super().bulk_insert(table, typed, multiinsert)
 
@@ -170,7 +170,7 @@ class _Recording:
         self._in_revision = False
 
     def entered(self, environment: EnvironmentContext) -> None:
-        """Intercepts the question for the mode: ``env.py`` may ask it, a revision may not."""
+        """Intercepts the question whether the mode is offline: ``env.py`` may ask it, a revision may not."""
         environment.is_offline_mode = self._is_offline_mode  # type: ignore[method-assign] # called through a proxy of this object
 
     def _is_offline_mode(self) -> bool:
@@ -200,7 +200,7 @@ class _Recording:
         return ()
 
     def _record_step(self, step: RevisionStep, recorder: _Recorder) -> str:
-        """Records the SQL of a step; returns why that is impossible, or an empty string."""
+        """Records the SQL of a step; returns an empty string, or why that is impossible."""
         self._in_revision = True
         try:
             if "as_sql" in Path(str(step.revision.module.__file__)).read_text(encoding="utf-8"):

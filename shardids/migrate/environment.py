@@ -45,7 +45,7 @@ class Environment:
         config: Alembic's configuration, with its ``script_location``.
         version_table: name of the version table, in each shard's schema or in the shared one.
         body: what is run in place of ``env.py``.
-        is_of_nodes: whether it is the node's branch.
+        is_of_nodes: whether this is the node's branch.
 
     Raises:
         BadArgument: a revision can't be read, names a parent that does not exist, or merges the two graphs.
@@ -112,14 +112,14 @@ class Environment:
         return found
 
     def knows(self, revision: str) -> bool:
-        """Whether the revision is among these."""
+        """Returns whether the revision is in this environment."""
         return revision in {script.revision for script in self.script.walk_revisions()}
 
     def target(self, name: str, direction: Direction) -> str:
         """Resolves ``head`` and shortened names; ``+1`` and ``-1`` stay as they are.
 
         Raises:
-            BadArgument: it is unknown, ambiguous, or ``head`` where there are several.
+            BadArgument: the name is unknown or ambiguous, or is ``head`` and there are several heads.
         """
         if name in ("head", "heads") and direction == "up":
             return self.head()
@@ -172,8 +172,8 @@ class Environment:
     ) -> Route:
         """Returns the route from a starting point to a target.
 
-        It is empty if the start is past the target already. With ``stop_at_contract`` it ends before the
-        first revision that is marked as a contract.
+        The route is empty if the start is past the target already. With ``stop_at_contract`` it ends before
+        the first revision that is marked as a contract.
 
         Raises:
             BadArgument: no way leads there.
@@ -259,7 +259,7 @@ def _load(config: Config, *, is_of_nodes: bool) -> tuple[ScriptDirectory, Heads]
     """Loads all revisions, so that a broken one is reported now and not in the middle of a run."""
     try:
         with _errors_as_ours(), warnings.catch_warnings():
-            # For a parent that does not exist, Alembic only warns.
+            # Alembic only warns of a parent that does not exist.
             warnings.simplefilter("error", UserWarning)
             script = ScriptDirectory.from_config(config)
             chosen = _branch(list(script._load_revisions()), is_of_nodes=is_of_nodes)

@@ -1,7 +1,8 @@
-"""Looks through revisions before they run: for what concerns a whole node, and with squawk for what blocks.
+"""Checks revisions before they run for what changes a whole node and, with squawk, for what blocks.
 
-What a shard's revision creates belongs to the shard, and goes with it: an extension in a shard's schema would
-be dropped with the shard, and so would the columns and constraints of all other shards that use it.
+What a shard's revision creates belongs to the shard, and is moved or dropped with it: an extension in a
+shard's schema would be dropped with the shard, and so would the columns and constraints of all other shards
+that use it.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def require_own_schema(environment: Environment, compiled: Iterable[Compiled]) -
     """Refuses revisions that change what all shards of a node share.
 
     Raises:
-        BadArgument: one does; the message names the statement.
+        BadArgument: a revision does; the message names the statement.
     """
     for found in node_wide(environment, compiled):
         raise BadArgument(
@@ -100,7 +101,7 @@ def require_own_schema(environment: Environment, compiled: Iterable[Compiled]) -
 def node_wide(environment: Environment, compiled: Iterable[Compiled]) -> list[NodeWide]:
     """Returns what revisions change for a whole node, as far as their SQL tells.
 
-    That is what they compile to; of a revision that needs Alembic, the literals that it executes.
+    It reads the SQL that they compile to or, if a revision needs Alembic, the literals that it executes.
     """
     found: dict[tuple[str, str], NodeWide] = {}
     for stage in (stage for one in compiled for stage in one.stages):
@@ -126,7 +127,7 @@ def _executed_literals(environment: Environment, revision: str) -> Iterator[str]
 
 
 def _statements(sql: str) -> Iterator[str]:
-    """Yields the statements of a text, without comments and literals; also those in the body of a DO."""
+    """Yields the statements of a text, those in the body of a DO too, without comments and literals."""
     bodies = [match["body"].strip("$") for match in _ASIDE.finditer(sql) if match["body"]]
     for statement in _bare(sql).split(";"):
         words = " ".join(statement.split())
@@ -143,7 +144,7 @@ def _bare(sql: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintWarning:
-    """A warning of squawk's: in which revision, by which rule, why, and what to do instead."""
+    """A warning of squawk's: the revision, the rule, the reason, and what to do instead."""
 
     revision: str
     statement: str
@@ -163,7 +164,7 @@ class LintWarning:
 
 
 def squawk_path() -> str | None:
-    """Returns where squawk is: beside this Python, or on the PATH; ``None`` if nowhere."""
+    """Returns where squawk is, beside this Python or on the PATH; ``None`` if it is not installed."""
     beside = Path(sys.executable).parent / "squawk"
     return str(beside) if beside.is_file() else shutil.which("squawk")
 
@@ -173,7 +174,7 @@ def lint(compiled: Compiled) -> list[LintWarning]:
 
     Raises:
         BadArgument: squawk is not installed.
-        ShardidsError: it failed.
+        ShardidsError: squawk failed.
     """
     squawk = squawk_path()
     if squawk is None:
@@ -212,7 +213,7 @@ def _warnings(
     found: list[dict[str, object]], lines: list[str], revisions: list[str], first_lines: list[int]
 ) -> Iterator[LintWarning]:
     for one in found:
-        # Not with --exclude: squawk refuses to exclude a rule that its version does not have.
+        # Filters here instead of with --exclude: squawk refuses to exclude a rule that its version lacks.
         if one["rule_name"] in _NOT_OURS:
             continue
         line = int(str(one["line"]))

@@ -1,4 +1,4 @@
-"""An application's migrations over a cluster: where its shards are, what would run, and the run."""
+"""An application's migrations on a cluster: the shards' revisions, the plan of a run, and the run."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ class PreparedRun:
 
     @property
     def held_back(self) -> str | None:
-        """The contract revision that shards stop before, if any does."""
+        """Returns the contract revision that shards stop before, if any does."""
         return next((route.held_back for route in self.plan.routes.values() if route.held_back), None)
 
 
 class Migration:
-    """An application's migrations over a cluster. Closing it, or the end of a ``with`` block, disconnects.
+    """An application's migrations on a cluster. Closing it, or leaving its ``with`` block, disconnects.
 
     Args:
         catalog: the cluster's catalog, whose placement is read once.
@@ -99,7 +99,7 @@ class Migration:
         self.nodes.close()
 
     def choose(self, shards: Sequence[int] | None = None, nodes: Sequence[str] | None = None) -> list[int]:
-        """Returns the shards to work on: every placed one, or those of a list, on some nodes.
+        """Returns the shards to work on: all that are placed or those listed, on all nodes or on some.
 
         Raises:
             UnknownShard: a shard of the list is on no node.
@@ -127,7 +127,7 @@ class Migration:
         return chosen
 
     def state(self, shards: Collection[int]) -> State:
-        """Reads at which revisions the shards are."""
+        """Reads which revisions the shards are at."""
         return read_state(self.nodes, self.placement, shards, self.environment.version_table)
 
     def prepare(
@@ -144,7 +144,7 @@ class Migration:
 
         A shard that can't take part (its node is down, its version table names a revision that the code
         lacks) is an error, or with ``continue_on_error`` a failed outcome of the run. A shard that is being
-        moved is left out: it is an outcome that was not started.
+        moved is left out, and its outcome says that it was not started.
 
         Raises:
             BadArgument: there is no such target.
@@ -191,13 +191,13 @@ class Migration:
         require_own_schema(self.environment, map(compiler.compile, routes))
 
     def _nodes_of(self, shards: Collection[int]) -> set[str]:
-        """Returns the owners of the shards; if those are all that are placed, every node, also empty ones."""
+        """Returns the owners of the shards, or every node, empty ones too, if these are all placed shards."""
         if set(shards) == set(self.placement.node_of):
             return set(self.placement.nodes)
         return {self.placement.node_of[shard] for shard in shards}
 
     def node_heads(self, names: Collection[str]) -> Answers[Heads]:
-        """Reads at which node revisions nodes are."""
+        """Reads which node revisions the nodes are at."""
         return self.nodes.each(lambda _name, engine: read_node_heads(engine), names)
 
     def _pending_on_nodes(self, names: Collection[str]) -> dict[str, tuple[str, ...]]:
@@ -297,7 +297,7 @@ class Migration:
 
     def run(self, prepared: PreparedRun, settings: RunSettings, observer: Observer, stop: Event) -> RunReport:
         """Carries out a prepared run. The caller holds :func:`shardids.migrate.runner.one_run`."""
-        # In this thread, before the workers compete for Alembic.
+        # Compiles in this thread, before the workers compete for Alembic.
         prepared.compiled()
         nodes = self._run_on_nodes(prepared, settings.limits)
         report = Run(

@@ -25,8 +25,8 @@ _NEXT_ID = re.compile(r"""\s*("?\w+"?\.)?"?next_id"?\(\)\s*""")
 def key_column(name: str = "id", **options: Any) -> Column[int]:
     """Returns the primary key of a sharded table, for ``op.create_table`` in a revision.
 
-    A ``bigint`` whose default is ``next_id()``: unqualified, so that it binds to the function of the shard
-    that the revision runs in. ``options`` go to :class:`sqlalchemy.Column`.
+    The key is a ``bigint`` whose default is ``next_id()``, unqualified, so that it binds to the function of
+    the shard that the revision runs in. ``options`` go to :class:`sqlalchemy.Column`.
     """
     return Column(
         name, BigInteger, primary_key=True, autoincrement=False, server_default=next_id(), **options
@@ -34,7 +34,7 @@ def key_column(name: str = "id", **options: Any) -> Column[int]:
 
 
 def run_environment(metadata: MetaData | Sequence[MetaData] | None = None, **options: Any) -> None:
-    """The body of an application's ``env.py``.
+    """Runs the application's revisions. This is the body of its ``env.py``.
 
     Args:
         metadata: the models' metadata, which ``revision --autogenerate`` and ``check`` compare with the
@@ -94,7 +94,7 @@ def comparison(options: Mapping[str, Any]) -> dict[str, Any]:
         metadata_default: Any,
         rendered_default: str | None,
     ) -> bool | None:
-        # Alembic compares defaults by running both: that would draw two IDs, which differ.
+        # Alembic compares defaults by running both, which would draw two different IDs.
         is_key, was_key = is_next_id(metadata_default), bool(_NEXT_ID.fullmatch(inspected_default or ""))
         if is_key or was_key:
             return is_key != was_key
@@ -113,7 +113,7 @@ def comparison(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_next_id(default: object) -> bool:
-    """Whether a column's server default is the shard's ``next_id()``, as an expression or as text."""
+    """Returns whether a column's server default is the shard's ``next_id()``, as an expression or as text."""
     if not isinstance(default, DefaultClause):
         return False
     argument = default.arg

@@ -1,4 +1,4 @@
-"""New shards get the application's tables, at the others' revision, before the catalog routes to them."""
+"""Gives new shards the application's tables, at the others' revision, before the catalog routes to them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MigrateNew = Callable[[str, Sequence[int]], None]
 def migrator_of_new_shards(catalog: Catalog, environment: Environment) -> Iterator[MigrateNew]:
     """Yields what :func:`shardids.install.provision.create_shards` takes as ``migrate``.
 
-    The cluster's revision is the one that most of its shards are at; the newest of the code, if it has none.
+    The cluster's revision is the one that most of its shards are at or, without shards, the code's newest.
 
     Raises:
         BadArgument: the code lacks that revision, or has several heads.

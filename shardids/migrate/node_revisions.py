@@ -1,6 +1,6 @@
 """Revisions for the node: what its shards share, run once on each node before its shards' revisions.
 
-They are the branch of the application's migrations that is labelled ``node``, and create extensions, shared
+They form the branch labelled ``node`` of the application's migrations, and create extensions, shared
 types and functions in schema ``public``.
 """
 
@@ -24,7 +24,7 @@ _NO_SHARD: Final = -1
 
 
 def read_node_heads(engine: Engine) -> Heads:
-    """Returns the node revisions that a database is at; empty before the first."""
+    """Returns the node revisions that a database is at, none before the first."""
     with engine.connect() as connection:
         table = f"{SHARED_SCHEMA}.{NODE_VERSION_TABLE}"
         if connection.scalar(text("select to_regclass(:table)"), {"table": table}) is None:

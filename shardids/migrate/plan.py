@@ -1,4 +1,4 @@
-"""Plans and results of a run: which shard is at which revision, what runs where, what became of it. Pure."""
+"""Plans and results of a run: each shard's revision, what runs where, and how it ended. Pure."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Route:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
+        """Returns whether there is nothing to do."""
         return not self.revisions
 
 
@@ -70,7 +70,7 @@ class MigrationPlan:
 
     @property
     def pending(self) -> tuple[Position, ...]:
-        """All shards that the run changes, the canaries first."""
+        """Returns all shards that the run changes, the canaries first."""
         return self.canaries + tuple(position for queue in self.queues.values() for position in queue)
 
 
@@ -181,11 +181,11 @@ class RunReport:
 
     @property
     def succeeded(self) -> bool:
-        """Whether every shard and node reached the target."""
+        """Returns whether every shard and node reached the target."""
         statuses = {*(one.status for one in self.outcomes), *(one.status for one in self.nodes)}
         return statuses <= {"done"}
 
     def retry_command(self, words: Sequence[str]) -> str:
-        """Returns the command that runs what failed or was not started; ``words``: without shards."""
+        """Returns the command that runs what failed or was not started; ``words`` names no shards."""
         left = [outcome.shard for outcome in self.outcomes if outcome.status != "done"]
         return shlex.join([*words, *(["--shards", shown_shards(left)] if left else [])])

@@ -1,4 +1,4 @@
-"""Takes one shard along its route, over one connection to its node."""
+"""Migrates one shard along its route, over one connection to its node."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def enter(shard: int, version_table: str, expected: Start, limits: Limits) -> st
 def enter_session(shard: int, limits: Limits, *, waits: bool) -> str:
     """Returns what prepares a session for a statement outside a transaction, without its semicolon.
 
-    ``waits``: the statement is CONCURRENTLY. It waits for other transactions and blocks none of them, so
-    ``lock_timeout`` could only make it fail.
+    ``waits`` says that the statement is CONCURRENTLY. It waits for other transactions and blocks none of
+    them, so ``lock_timeout`` could only make it fail.
     """
     return _SESSION.format(
         lock="0" if waits else str(limits.lock_timeout_ms),
@@ -81,7 +81,7 @@ def mark(version_table: str, direction: Direction, stage: Stage, count: int) -> 
 
 
 def is_concurrent(statement: str) -> bool:
-    """Whether a statement builds or drops an index CONCURRENTLY: it waits for others and blocks nobody."""
+    """Returns whether a statement builds or drops an index CONCURRENTLY, which waits but blocks none."""
     return _CONCURRENT_INDEX.match(statement) is not None
 
 
@@ -89,9 +89,9 @@ class Player:
     """Plays routes on the shards of one node. Threads must not share one.
 
     Args:
-        engine: the node's, in autocommit mode.
-        environment: for routes that need Alembic.
-        limits: for every statement except CONCURRENTLY ones, which block nobody while they wait.
+        engine: the node's engine, in autocommit mode.
+        environment: runs the routes that need Alembic.
+        limits: apply to every statement except CONCURRENTLY ones, which block nobody while they wait.
     """
 
     def __init__(self, engine: Engine, environment: Environment, limits: Limits) -> None:
@@ -112,7 +112,7 @@ class Player:
         Raises:
             RevisionChanged: the shard is no longer at the route's start; nothing was changed.
             ShardBusy: another session is migrating it.
-            ClusterConflict: it is half way through another revision, or this one was edited since.
+            ClusterConflict: the shard is half way through another revision, or this one was edited since.
             ShardidsError: a statement failed; its transaction was rolled back.
         """
         if compiled.way == "sql" and position.unfinished is None:
@@ -151,7 +151,7 @@ class Player:
         return self._open
 
     def _send(self, statements: str) -> None:
-        # Several statements in one message are one transaction; without parameters, % is not a placeholder.
+        # Statements in one message are one transaction; with no_parameters, % is not a placeholder.
         self._connection().execution_options(no_parameters=True).exec_driver_sql(statements)
 
     def _enter(self, shard: int, expected: Start) -> str:
@@ -216,9 +216,9 @@ class Player:
         connection = self._connection()
         connection.exec_driver_sql(enter_session(shard, self._limits, waits=False))
         connection.commit()
-        # Options stay on the connection: statements of Alembic's, compiled for parameters, write % as %%.
+        # Options stay on the connection. Alembic's statements are compiled for parameters and write % as %%.
         connection.execution_options(isolation_level="READ COMMITTED", no_parameters=False)
-        # Its own version table first: another of that name in the shared schema would be taken for it.
+        # Creates its own version table first: one of that name in the shared schema would be taken for it.
         opening = self._enter(shard, heads) + (compiled.preface if heads is None else "")
 
         def work(there: Heads, _context: object) -> list[RevisionStep]:

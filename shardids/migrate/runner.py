@@ -39,16 +39,16 @@ TRANSIENT: Final = frozenset({"55P03", "40P01", "40001"})
 MOST_JOBS: Final = 64
 """The most shards of a node that a run migrates at once."""
 MOST_FAILED_CANARIES: Final = 3
-"""After how many failed canaries in a row even a run with ``continue_on_error`` begins no other shard."""
+"""How many canaries may fail in a row before even a run with ``continue_on_error`` begins no other shard."""
 _LONGEST_NAME: Final = 63
-"""How much of ``application_name`` a server keeps, in characters."""
+"""How many characters of ``application_name`` a server keeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
     """How a run proceeds.
 
-    ``jobs`` is the number of workers a node; ``retries`` how many more attempts follow a lock timeout, a
+    ``jobs`` is the number of workers per node; ``retries`` how many more attempts follow a lock timeout, a
     deadlock or a lost connection; ``first_pause_s`` the longest pause before the first of them, doubled for
     each that follows.
     """
@@ -65,16 +65,16 @@ class Observer:
     """Receives the events of a run, from several threads. This one ignores them."""
 
     def planned(self, counts: Mapping[str, int]) -> None:
-        """The run will change ``counts`` shards on each node."""
+        """Is told that the run will change ``counts`` shards on each node."""
 
     def started(self, position: Position) -> None:
-        """A worker has taken up a shard."""
+        """Is told that a worker has begun a shard."""
 
     def retried(self, position: Position, attempt: int, error: str) -> None:
-        """Attempt number ``attempt`` has failed, and another follows."""
+        """Is told that attempt number ``attempt`` has failed and another follows."""
 
     def ended(self, outcome: Outcome) -> None:
-        """A shard has reached the target, or has failed."""
+        """Is told that a shard has reached the target or has failed."""
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def one_run(catalog: Catalog, what: str) -> Iterator[None]:
     connection.
 
     Raises:
-        ClusterConflict: another run holds it; the message says which and since when.
+        ClusterConflict: another run holds the lock; the message says which and since when.
     """
     engine = open_engine(
         catalog.url,
@@ -95,7 +95,7 @@ def one_run(catalog: Catalog, what: str) -> Iterator[None]:
         pool_size=1,
     )
     try:
-        # A transaction, not a session lock: it stays on one server connection behind PgBouncer as well.
+        # A transaction's lock, not a session's: it stays on one server connection behind PgBouncer, too.
         with engine.connect() as connection, connection.begin():
             connection.execute(
                 text("select set_config('application_name', :name, true)"), {"name": _session_name(what)}
@@ -104,7 +104,7 @@ def one_run(catalog: Catalog, what: str) -> Iterator[None]:
                 text("select pg_try_advisory_xact_lock(:key)"), {"key": AdvisoryLock.MIGRATE_RUN}
             ):
                 raise _held_by_another(connection)
-            # Last, and without parameters: the portal of the statement before would keep its snapshot, and a
+            # Runs last, without parameters: the portal of the statement before would keep its snapshot, and a
             # CREATE INDEX CONCURRENTLY in this database would wait for it until the end of the run.
             connection.exec_driver_sql("set local idle_in_transaction_session_timeout = 0")
             yield
@@ -143,12 +143,12 @@ class Run:
     """One run over all shards of a plan.
 
     Args:
-        plan: what to do.
+        plan: what the run does.
         compile_route: returns what to run for a route; called from several threads.
         route_from: returns the route to a target from a starting point that is not in the plan.
         check_free: raises ShardBusy if a shard is being moved; called from several threads.
         player_on: opens a player on a node, by name.
-        settings: how to proceed.
+        settings: how the run proceeds.
         failed_nodes: what keeps nodes' shards from being run, by node.
         observer: receives the run's events.
         stop: once set, running shards are finished and no other is begun.
@@ -203,7 +203,7 @@ class Run:
         """Migrates the canaries; with ``continue_on_error`` one that fails is replaced, from ``queues``.
 
         The replacement is the last of the longest queue: a repeated run begins with the same canaries, and
-        neighbours often fail alike. Several failures in a row are taken as every shard's.
+        neighbours often fail alike. Several failures in a row are taken to mean that every shard would fail.
         """
         canaries, failed = deque(self._plan.canaries), 0
         while canaries and not self._is_over():
@@ -273,7 +273,7 @@ class Run:
             if isinstance(error, ConnectionFailed):
                 self._down[position.node] = error
             if compiled.way != "sql":
-                # Revisions before the one that failed may have been committed.
+                # Revisions before the failed one may have been committed.
                 with suppress(Exception):
                     now = player.reread(now)
             outcome |= {"status": "failed", "end": now.heads, "error": _message_of(error)}

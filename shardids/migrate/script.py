@@ -1,4 +1,4 @@
-"""Writes revisions as files for psql, one a node, for a DBA who runs them by hand."""
+"""Writes revisions as files for psql, one per node, for a DBA who runs them by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardids.migrate.player import Limits, enter, enter_session, is_concurrent,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scripts:
-    """The text for each node, and the shards that are at another revision and so in none of them."""
+    """The text for each node, and the shards left out because they are at another revision."""
 
     of_node: Mapping[str, str]
     elsewhere: tuple[Position, ...]

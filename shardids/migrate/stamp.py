@@ -32,7 +32,7 @@ def prepare_stamp(
     }
     if troubles and not continue_on_error:
         raise next(iter(troubles.values()))
-    # Whoever stamps has repaired the shard, so the mark of an unfinished revision is dropped too.
+    # Whoever stamps has repaired the shard, so the run also drops the mark of an unfinished revision.
     positions = [replace(p, heads=p.heads, unfinished=None) for p in state.positions.values()]
     marked = {p.shard for p in state.positions.values() if p.unfinished is not None}
 

@@ -1,4 +1,4 @@
-"""Where a cluster stands: at which revision each shard is, which ones lag, and whether shards are alike."""
+"""Where a cluster stands: each shard's revision, which shards lag, and whether shards are alike."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardids.migrate.environment import Environment
 from shardids.migrate.plan import Heads, Position, Start
 
 _OPEN_MOVES_S: Final = 1.0
-"""How long the open moves that were read are believed."""
+"""How long the open moves that were read count as current."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ def read_node(name: str, engine: Engine, version_table: str) -> dict[int, Positi
     """Asks a node for the revisions of all its shards.
 
     Raises:
-        ConnectionFailed: it is down.
+        ConnectionFailed: the node is down.
         StatementFailed: its engine is older than migrations.
     """
     try:
@@ -100,7 +100,7 @@ class OpenMoves:
         self._moves: Mapping[int, str] = {}
 
     def now(self) -> Mapping[int, str]:
-        """Returns each shard that is being moved, and what to say of it; as of at most a second ago."""
+        """Returns each shard that is being moved and what to say of it, at most a second old."""
         with self._lock:
             if time.monotonic() - self._read_at > _OPEN_MOVES_S:
                 query = "select shard, source, target from shardids_catalog.move where ended_at is null"
@@ -117,7 +117,7 @@ class OpenMoves:
         """Refuses a shard that is being moved.
 
         Raises:
-            ShardBusy: it is.
+            ShardBusy: the shard is being moved.
         """
         if shard in (moves := self.now()):
             raise ShardBusy(moves[shard], hint="Run the migration again when the move has ended.")

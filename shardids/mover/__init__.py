@@ -1,9 +1,10 @@
-"""Moves shards between nodes while they are written to, balances nodes, replaces a lost node.
+"""Moves shards between nodes while applications write to them, balances nodes, replaces a lost node.
 
-``moves`` plans, runs, resumes and aborts; ``steps`` is the table of a move's steps, which ``replication``
-(the copy), ``barrier`` and ``cutover`` (the pause) and ``programs`` (pg_dump) take on both ``sides``;
-``journal`` is the catalog's record of them. ``requirements`` is what a move refuses, ``purge`` drops what it
-leaves. ``balance`` decides what to move. ``failover`` replaces a lost node.
+``moves`` plans, runs, resumes and aborts moves. ``mover`` takes the steps of one move, which ``steps`` lists;
+they work on both ``sides`` through ``replication`` (the copy), ``barrier`` and ``cutover`` (the pause) and
+``programs`` (pg_dump). ``journal`` is the catalog's record of them. ``requirements`` and ``contents`` find
+the reasons to refuse a move, ``purge`` drops old copies. ``balance`` decides what to move. ``failover``
+replaces a lost node.
 """
 
 from shardids.mover.balance import MARGIN, Balance, By, Transfer, balance, plan_balance, weigh

@@ -1,4 +1,4 @@
-"""Which shards to move so that the nodes carry about the same: few moves, to within a margin."""
+"""Decides which shards to move so that all nodes carry about the same, within a margin, with few moves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardids.mover.sides import move_nodes
 
 
 class By(StrEnum):
-    """What a shard weighs."""
+    """What to measure a shard's weight by."""
 
     SIZE = "size"
     """Bytes of tables and indexes."""
@@ -27,12 +27,12 @@ class By(StrEnum):
 
 
 MARGIN = 0.1
-"""How far a node may be from the mean, as a part of it."""
+"""How far a node's load may be from the mean, as a fraction of the mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """One shard to be moved."""
+    """One shard to move."""
 
     shard: int
     source: str
@@ -42,7 +42,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """What to move, and what each node carries before and after it."""
+    """The shards to move, and what each node carries before and after."""
 
     transfers: tuple[Transfer, ...]
     before: Mapping[str, float]
@@ -57,15 +57,15 @@ def balance(
     margin: float = MARGIN,
     drained: str | None = None,
 ) -> Balance:
-    """Finds few moves after which every node carries the mean, give or take ``margin`` of it.
+    """Finds a small number of moves that bring every node to within ``margin`` of the mean.
 
-    Each step takes the move that brings the nodes closest to the mean, so large shards go first. Where single
-    shards are too large for the margin, the result is as even as moving one after another makes it.
+    Each step chooses the move that brings the nodes closest to the mean, so large shards go first. If single
+    shards are too large for the margin, the result is as even as choosing one move after another makes it.
 
     Args:
-        weights: what each shard weighs; those without an entry stay where they are.
+        weights: what each shard weighs; shards without an entry stay where they are.
         node_of: the node of each shard.
-        nodes: the nodes among which to balance; shards on others stay.
+        nodes: the nodes to balance; shards on other nodes stay there.
         drained: one of ``nodes`` that is to carry nothing.
     """
     owners = {shard: node_of[shard] for shard in weights if node_of[shard] in nodes}
@@ -104,7 +104,7 @@ def _best(
     mean: float,
     margin: float,
 ) -> Transfer | None:
-    """The move that lessens the distances to the mean most; ``None`` if none does or is needed."""
+    """Returns the move that reduces the distances to the mean most; ``None`` if none does or is needed."""
     loads = _loads(weights, placed, nodes)
     if all(abs(load - mean) <= margin * mean for load in loads.values()):
         return None
@@ -137,7 +137,7 @@ _WEIGHTS: Mapping[By, str] = {
 
 
 def weigh(placement: Placement, login: URL, by: By) -> dict[int, float]:
-    """What every shard weighs, as its owner says; ``login`` is the catalog's URL."""
+    """Returns the weight of every shard, measured on its owner; ``login`` is the catalog's URL."""
     query = text(f"""
         select s.id, coalesce({_WEIGHTS[by]}, 0)::double precision as weight
         from shardids.shard s
@@ -165,10 +165,10 @@ def plan_balance(
     exclude: Collection[str] = (),
     drained: str | None = None,
 ) -> Balance:
-    """Finds the moves that balance a cluster; nodes in ``exclude`` keep what they have and get nothing.
+    """Finds the moves that balance a cluster; nodes in ``exclude`` keep their shards and get no others.
 
     Raises:
-        ClusterConflict: an unknown node, or no node is left to move to.
+        ClusterConflict: a node is unknown, or no node is left to move shards to.
     """
     placement = catalog.placement()
     for name in (*exclude, *([drained] if drained else [])):

@@ -1,4 +1,4 @@
-"""The write barrier on the source (see ``sql/mover/moving.v1.sql``): made open, closed for the cutover."""
+"""The write barrier on the source (see ``sql/mover/moving.v1.sql``): created open, closed for the cutover."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from shardids.mover.replication import LOCK_FAILURES, PATIENCE_S
 from shardids.mover.sides import Side, Sides
 
 LOCK_MS = 100
-"""How long writers may queue behind one attempt to lock the tables."""
+"""How long writers may queue behind one attempt to lock a table or the barrier."""
 PAUSE_BETWEEN_S = 0.25
-"""Between two attempts."""
+"""How long to wait between two attempts."""
 
 OnWait = Callable[[int, str], None]
 """Called with the number of the attempt that failed, and why."""
 
 
 class PutOff(Exception):
-    """The cutover can't be made now, and nothing has happened; the text says why."""
+    """The cutover can't happen now, and nothing was changed; the text says why."""
 
 
 def make_barrier(sides: Sides, on_wait: OnWait) -> None:
-    """Makes the barrier of each table of the source; open, so that nothing changes yet. Idempotent.
+    """Creates the barrier on each table of the source, open, so that it stops no writes yet. Idempotent.
 
-    Each is tried until it can be made quickly, so that live traffic waits for no attempt longer than 0.1 s.
+    Retries each table until its lock comes quickly: live traffic waits at most 0.1 s for any attempt.
     """
     shard = {"shard": sides.shard}
     with sides.source.autocommit() as source:
@@ -46,17 +46,17 @@ def make_barrier(sides: Sides, on_wait: OnWait) -> None:
 
 
 def drop_barrier(side: Side, shard: int) -> None:
-    """Drops the barrier of each table; waits for readers as well, while nobody waits for it."""
+    """Drops the barrier of each table. Waits for readers too; each attempt holds others up only briefly."""
     _with_locks(side, "select shardids.drop_barriers(:shard)", {"shard": shard})
 
 
 def close_barrier(source: Connection, watching: Connection, sides: Sides, max_pause_s: float) -> None:
-    """Keeps writers waiting until the end of the source's transaction; all that have passed have ended.
+    """Makes writers wait until the source's transaction ends; those that had passed the barrier have ended.
 
     Raises:
-        PutOff: somebody writes, or migrates the shard.
+        PutOff: another session writes to the shard, or migrates it.
     """
-    # The server ends the transaction when this process hangs, and with it the wait of the writers.
+    # If this process hangs, the server ends the transaction, and the writers wait no longer.
     is_mine, *_ = source.execute(
         text("""
             select pg_try_advisory_xact_lock(:schema_lock, :shard),
@@ -83,14 +83,14 @@ def close_barrier(source: Connection, watching: Connection, sides: Sides, max_pa
 
 
 def require_closed(source: Connection, sides: Sides, schema_version: str) -> None:
-    """Finds out whether the closed barrier keeps everybody out, and the schema is still of a version.
+    """Makes sure that the closed barrier stops all writers, and that the schema still has the given version.
 
-    Triggers can be disabled, tables made and the schema changed, each by a transaction that the barrier does
-    not stop. What such a transaction has committed shows in the triggers and in the version; one that is open
+    A transaction that the barrier does not stop can disable triggers, create tables or change the schema.
+    What such a transaction has committed shows in the triggers and in the version; one that is still open
     holds locks.
 
     Raises:
-        PutOff: it does not, or is not.
+        PutOff: a session can get past the barrier, or the schema has another version.
     """
     found = source.execute(
         text("""
@@ -108,12 +108,12 @@ def require_closed(source: Connection, sides: Sides, schema_version: str) -> Non
 
 
 def release_offset(source: Connection, sides: Sides) -> None:
-    """Draws an ID from a shard that was activated and never drew since: its offset is negative till then."""
+    """Draws an ID if none was drawn since the shard was activated: until then its offset is negative."""
     source.execute(text("select shardids.release(:shard)"), {"shard": sides.shard})
 
 
 def who_writes(watching: Connection, sides: Sides) -> str:
-    """Which transaction keeps the tables or the barrier of the shard on the source from being locked."""
+    """Describes the transaction that keeps the shard's tables or barrier on the source from being locked."""
     oldest = watching.execute(
         text("select holder, seconds from shardids.barrier_holders(:shard, true) limit 1"),
         {"shard": sides.shard},
@@ -130,7 +130,7 @@ def _with_locks(
     *,
     on_wait: Callable[[int], None] = lambda _attempt: None,
 ) -> None:
-    """Runs a statement that locks tables, again and again, never keeping others waiting for long."""
+    """Retries a statement that locks tables until it succeeds; no attempt keeps others waiting for long."""
     deadline, attempt = time.monotonic() + PATIENCE_S, 0
     while True:
         attempt += 1

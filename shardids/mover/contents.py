@@ -1,4 +1,4 @@
-"""What a shard may hold so that it can be moved whole: the reasons against the move that lie in it."""
+"""Checks that everything in a shard can be moved, and returns the reasons against the move."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardids.mover.sides import Sides
 
 
 def examine_contents(sides: Sides, *, offline: bool) -> list[Refusal]:
-    """Every reason against the move that lies in what the shard holds. Changes nothing."""
+    """Returns every reason against the move that lies in the shard's contents. Changes nothing."""
     with sides.source.autocommit() as source, sides.target.autocommit() as target:
         return [
             *children_are_inside(source, sides),
@@ -18,7 +18,7 @@ def examine_contents(sides: Sides, *, offline: bool) -> list[Refusal]:
 
 
 def children_are_inside(source: Connection, sides: Sides) -> list[Refusal]:
-    """Partitions and inheritance children are in one schema with their parents: pg_dump takes one schema."""
+    """Requires partitions and inheritance children in their parents' schema: pg_dump dumps one schema."""
     return [
         Refusal(
             reason=f"table {row.child} is a partition or child of {row.parent}, in another schema",
@@ -39,7 +39,7 @@ _STRAY_CHILDREN = text("""
 
 
 def all_can_be_moved(source: Connection, target: Connection, sides: Sides, *, offline: bool) -> list[Refusal]:
-    """The shard has nothing that pg_dump of one schema leaves out, or that replication would run twice."""
+    """Requires that the shard has nothing that pg_dump of one schema omits or replication would run twice."""
     shard = {"shard": sides.shard}
     there = set(target.scalars(_ALL_TABLES))
     refusals = [

@@ -1,9 +1,9 @@
 """The cutover: stop writes on the source, let the target catch up, make the target the owner.
 
-No write that was acknowledged can be lost. Every table has a barrier by then (``sql/mover/moving.v1.sql``),
-which all writes pass with a shared lock. The exclusive lock waits for every transaction that has written.
-Under it the position of the source's log is read, and the lock is released, with the shard fenced, when the
-target has confirmed that position to be on its disk. Until then a rollback leaves the source as it was.
+No acknowledged write can be lost. By then every table has a barrier (``sql/mover/moving.v1.sql``), which
+writers pass under a shared lock. The exclusive lock waits for every transaction that has written. Holding it,
+the mover reads the position of the source's log. When the target has confirmed that this position is on its
+disk, the mover fences the shard and releases the lock. Until then a rollback leaves the source as it was.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from shardids.mover.sides import Sides, refuse_partial_copy
 
 _POLL_S = 0.005
 _WORTH_TRYING = 0.1
-"""The target is close enough when it confirms the present within this part of the longest pause…"""
+"""The target is close enough if it confirms the current position within this part of the longest pause…"""
 _WORTH_TRYING_S = 0.05
 """…or within this."""
 
@@ -38,13 +38,13 @@ _WORTH_TRYING_S = 0.05
 def await_applied(
     sides: Sides, name: str, *, seconds: float, on_lag: Callable[[int], None] = lambda _bytes: None
 ) -> bool:
-    """Waits until the target has on its disk what the source has written by now; false if time runs out."""
+    """Waits until the target has on disk all that the source has written so far; false if time runs out."""
     with sides.source.autocommit() as source, sides.target.autocommit() as target:
         return _await_confirmed(source, target, name, _position(source), seconds=seconds, on_lag=on_lag)
 
 
 def _position(source: Connection) -> str:
-    """A place in the source's log that everything written by now lies before, flushed or not."""
+    """Returns a position in the source's log past everything written so far, flushed or not."""
     return _flush(source)
 
 
@@ -62,7 +62,7 @@ def _await_confirmed(
         select greatest(cast(:wanted as pg_lsn) - confirmed_flush_lsn, 0)::bigint
         from pg_replication_slots where slot_name = :name""")
     while True:
-        # Writes what was applied to disk, which is what the target confirms.
+        # Flushes what was applied to disk: the target confirms only what it has flushed.
         _flush(target)
         lag_bytes = source.execute(lag, {"wanted": wanted, "name": name}).scalar_one_or_none()
         if lag_bytes is None:
@@ -72,22 +72,22 @@ def _await_confirmed(
         on_lag(lag_bytes)
         if time.monotonic() > deadline:
             return False
-        # More log wakes the sender, which asks the target how far it is.
+        # New log wakes the sender, which asks the target for its position.
         _flush(source)
         time.sleep(_POLL_S)
 
 
 def _flush(connection: Connection) -> str:
-    """Writes the server's log to disk up to now, by a commit; where in the log that is."""
+    """Flushes the server's log to disk by a commit; returns the position in the log."""
     position = connection.execute(text("select pg_logical_emit_message(true, 'shardids', '')::text"))
     return str(position.scalar_one())
 
 
 def catch_up(sides: Sides, name: str, max_pause_s: float, on_lag: Callable[[int], None]) -> None:
-    """Waits until the target is so close that a cutover will be short.
+    """Waits until the target is close enough for a short cutover.
 
     Raises:
-        MoveFailed: it does not get closer for a long time.
+        MoveFailed: the target does not get closer for a long time.
     """
     progress = _Progress(sides, on_lag)
     patience_s = max(max_pause_s * _WORTH_TRYING, _WORTH_TRYING_S)
@@ -96,10 +96,10 @@ def catch_up(sides: Sides, name: str, max_pause_s: float, on_lag: Callable[[int]
 
 
 def await_one_moment(sides: Sides, name: str, on_lag: Callable[[int], None]) -> None:
-    """Waits until all tables on the target are as they were on the source at one and the same moment.
+    """Waits until all tables on the target are as they were on the source at one moment.
 
-    Each was copied at another: until the changes since the first copy have come, rows refer to rows that
-    are not there.
+    Each table was copied at a different moment: until the target has applied the changes since the first
+    copy, rows can refer to rows that are missing.
 
     Raises:
         MoveFailed: the target does not get closer for a long time.
@@ -112,7 +112,7 @@ def await_one_moment(sides: Sides, name: str, on_lag: Callable[[int], None]) -> 
 
 
 class _Progress:
-    """Whether the target gets closer."""
+    """Watches whether the target gets closer."""
 
     def __init__(self, sides: Sides, on_lag: Callable[[int], None]) -> None:
         self._node = sides.target.name
@@ -134,10 +134,10 @@ class _Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handover:
-    """What the source leaves to the target.
+    """What the source hands over to the target.
 
     Attributes:
-        since: since when the source takes no writes, by the monotonic clock.
+        since: when the source stopped taking writes, by the monotonic clock.
         high_water_tick: the tick above which the target issues IDs.
         sequences: name, last_value and is_called of each of the application's own sequences.
     """
@@ -150,16 +150,16 @@ class Handover:
 def stop_writes(
     sides: Sides, name: str | None, max_pause_s: float, version: Callable[[], str], on_wait: OnWait
 ) -> Handover:
-    """Makes the source refuse writes and IDs, when the target has all that was written before. Idempotent.
+    """Stops writes and IDs on the source once the target has all that was written before. Idempotent.
 
-    Tries again and again until it can wait for those who write: live traffic waits for no attempt longer
-    than 0.1 s. Without ``name`` (no replication) it waits for nothing.
+    Retries until writers finish soon enough: live traffic waits at most 0.1 s for any attempt to lock. If
+    ``name`` is ``None`` (no replication), it does not wait for the target.
 
     ``version`` is called before each attempt: it returns the version of the shard's schema on the source,
     which the target's copy has too, or raises.
 
     Raises:
-        MoveFailed: it could not be done in time; the source takes writes as before.
+        MoveFailed: writes could not be stopped in time; the source takes them as before.
         ClusterConflict: the shard's schema was changed.
     """
     deadline, attempt = time.monotonic() + PATIENCE_S, 0
@@ -187,7 +187,7 @@ def _try_stop(sides: Sides, name: str | None, max_pause_s: float, version: Calla
         if watching.execute(_IS_MOVED, shard).scalar_one():
             return read_handover(watching, sides, time.monotonic())
         schema_version = version()
-        # Connected before the pause begins.
+        # Connects before the pause begins.
         _flush(target)
         _flush(watching)
         with sides.source.begin() as source:
@@ -199,12 +199,12 @@ def _try_stop(sides: Sides, name: str | None, max_pause_s: float, version: Calla
             remaining_s = max(max_pause_s / 2 - (time.monotonic() - since), 0.05)
             if name is not None and not _await_confirmed(watching, target, name, wanted, seconds=remaining_s):
                 raise PutOff("the target did not catch up in time")
-            # Again: a transaction that has written past the barrier since the first time has left traces.
+            # A second check: a transaction that wrote past the barrier since the first one has left traces.
             require_closed(source, sides, schema_version)
             source.execute(
                 text("select shardids.fence(:shard, :target)"), shard | {"target": sides.target.name}
             )
-            # Before the COMMIT: after it the source need not answer any more.
+            # Before the COMMIT: afterwards the source may no longer answer.
             return read_handover(source, sides, since)
 
 
@@ -212,7 +212,7 @@ _IS_MOVED = text("select state = 'moved' from shardids.shard where id = :shard f
 
 
 def read_handover(source: Connection, sides: Sides, since: float) -> Handover:
-    """What the target needs to know of a source that has stopped; ``since`` when."""
+    """Reads what the target needs to know of a source that takes no writes since ``since``."""
     shard = {"shard": sides.shard}
     return Handover(
         since=since,
@@ -227,14 +227,14 @@ def read_handover(source: Connection, sides: Sides, since: float) -> Handover:
 
 
 def begin_activation(sides: Sides, handover: Handover) -> Connection:
-    """Opens a transaction that makes the target take writes and issue IDs, above all that the source issued.
+    """Opens a transaction that lets the target take writes, and issue IDs above all that the source issued.
 
-    To be committed when the placement names the target, and not before. Until then nobody can write there,
-    whatever becomes of the mover: the source is reopened without asking the target. Whoever follows the new
-    placement before the COMMIT waits for its locks.
+    The caller commits it once the placement names the target, and not before. Until then nobody can write
+    there, whatever happens to the mover, so the source can be reopened without asking the target. Clients
+    that follow the new placement before the COMMIT wait for its locks.
 
     Raises:
-        MoveRefused: the target lacks a part of the copy: a standby of it was promoted.
+        MoveRefused: the target lacks part of the copy because a standby of it was promoted.
     """
     target = sides.target.engine.connect()
     try:
@@ -252,7 +252,7 @@ def begin_activation(sides: Sides, handover: Handover) -> Connection:
 
 
 def is_active(sides: Sides) -> bool:
-    """Whether the target takes writes."""
+    """Returns whether the target takes writes."""
     with sides.target.autocommit() as target:
         state = target.execute(
             text("select state from shardids.shard where id = :shard"), {"shard": sides.shard}
@@ -261,9 +261,9 @@ def is_active(sides: Sides) -> bool:
 
 
 def reopen_source(sides: Sides) -> None:
-    """Lets the source take writes and issue IDs, if it does not. Idempotent.
+    """Lets the source take writes and issue IDs again. Idempotent.
 
-    Only while the placement names the source: the target was never activated then.
+    Safe only while the placement names the source: until the switch the target is never active.
     """
     with sides.source.begin() as source:
         source.execute(

@@ -1,4 +1,4 @@
-"""What a move tells while it runs, and what it ends with."""
+"""The events that a move reports while it runs, and its result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardids.mover.journal import Outcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBegun:
-    """The step is in the journal, and is taken next."""
+    """A step is about to be taken."""
 
     shard: int
     step: str
@@ -18,7 +18,7 @@ class StepBegun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDone:
-    """The step was taken."""
+    """A step was taken."""
 
     shard: int
     step: str
@@ -26,8 +26,10 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copying:
-    """How far the copy of the rows is. ``bytes_done`` is the size of the tables on the target;
-    ``seconds_left`` is ``None`` while nothing can be said."""
+    """Progress of the copy of the rows.
+
+    ``bytes_done`` is the size of the tables on the target; ``seconds_left`` is ``None`` while it is unknown.
+    """
 
     shard: int
     bytes_done: int
@@ -39,7 +41,7 @@ class Copying:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lagging:
-    """How many bytes of the source's log the target has not confirmed yet."""
+    """The number of bytes of the source's log that the target has not confirmed yet."""
 
     shard: int
     lag_bytes: int
@@ -47,7 +49,7 @@ class Lagging:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """An attempt was put off and will be made again; ``reason`` says what was in its way."""
+    """An attempt was put off and will be repeated; ``reason`` says what was in its way."""
 
     shard: int
     attempt: int
@@ -60,13 +62,13 @@ OnEvent = Callable[[Event], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a move ended with.
+    """How a move ended.
 
     ``pause_ms`` is how long the shard took no writes, from the first lock to the new placement; ``None``
-    where this process did not see both. ``rows_verified`` is ``None`` if they were not asked for.
-    ``left_behind`` names a target that did not answer when the move was aborted: what the move had made
-    there stays. ``stale_views`` says, a line each, which views over shards could not be refreshed, and what
-    to do.
+    where this process did not see both. ``rows_verified`` is ``None`` if nobody asked to compare them.
+    ``left_behind`` names a target that did not answer when the move was aborted: what the move had created
+    there stays. ``stale_views`` says which views over shards could not be refreshed and what to do, one line
+    for each.
     """
 
     shard: int

@@ -1,4 +1,4 @@
-"""Replaces a lost node: points its entry in the catalog at the server that took over, a promoted standby."""
+"""Replaces a lost node: points its catalog entry at the server that took over, a promoted standby."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardids.errors import ClusterConflict, ConnectionFailed, UnsupportedServer
 from shardids.mover.journal import open_moves
 
 _PATIENCE_S = 3
-"""How long the lost server may take to show that it is not lost."""
+"""How long to wait for the old server to show that it is not lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +25,11 @@ class Replacement:
 
     Attributes:
         node: the node's name.
-        url: its address from now on, without password.
+        url: the node's new address, without the password.
         shards: how many shards the catalog places on it.
-        fenced: shards that were active on it although they had moved away: the standby was promoted without
-            having heard of the move. They were fenced there.
-        stale_views: views over shards that could not be refreshed, and what to do, a line each.
+        fenced: shards that were active on it although they had moved away, because the standby was promoted
+            before it had received the move. They were fenced there.
+        stale_views: views over shards that could not be refreshed, and what to do, one line for each.
     """
 
     node: str
@@ -42,15 +42,15 @@ class Replacement:
 def replace_node(catalog: Catalog, name: str, url: str, *, dry_run: bool = False) -> Replacement:
     """Points a node at the server that took over from it; routers follow as they do after a move.
 
-    No ID is issued again: a promoted standby is on another timeline than the one on which its shards were
-    activated, so each shard's first draw jumps one to two ``safety_margin`` past the clock and past all it
-    knows of.
+    No ID is issued twice: a promoted standby is on a different timeline from the one on which its shards
+    were activated, so each shard's first draw jumps one to two ``safety_margin`` past the clock and past all
+    that the standby knows of.
 
-    With ``dry_run`` it looks at everything and changes nothing.
+    With ``dry_run`` it checks everything and changes nothing.
 
     Raises:
-        ClusterConflict: unknown node; the old server still takes writes; or the new one is another
-            database, a standby still, a copy rather than a standby, or lacks shards.
+        ClusterConflict: the node is unknown; the old server still takes writes; or the new one is another
+            database, still a standby, a copy rather than a standby, or lacks shards.
         ConnectionFailed: the new server does not answer.
     """
     old = catalog.existing_node(name)
@@ -59,7 +59,7 @@ def replace_node(catalog: Catalog, name: str, url: str, *, dry_run: bool = False
     placed = {shard for shard, node in placement.node_of.items() if node == name}
     if shown_url(parse_url(old.url)) != new.url:
         _require_gone(catalog, old)
-    # What a move that is not over has made of its shard here, that move undoes or completes.
+    # A move that is not over undoes or completes what it has done to its shard here.
     moves = open_moves(catalog)
     arriving = {move.shard for move in moves if move.target == name}
     leaving = {move.shard for move in moves if move.source == name}
@@ -82,7 +82,7 @@ def replace_node(catalog: Catalog, name: str, url: str, *, dry_run: bool = False
 
 
 def _require_gone(catalog: Catalog, old: Node) -> None:
-    """A primary that still takes writes would have its shards on two servers."""
+    """Refuses while the old primary takes writes: its shards would take writes on two servers."""
     try:
         with (
             Nodes({old.name: old}, catalog.url, connect_timeout_s=_PATIENCE_S) as nodes,
@@ -137,7 +137,7 @@ def _require_shards(connection: Connection, new: Node, placed: set[int], leaving
 
 
 def _fence_moved(connection: Connection, elsewhere: dict[int, str], *, dry_run: bool) -> tuple[int, ...]:
-    """Stops shards that the catalog places elsewhere; a fence stays though a transaction is rolled back."""
+    """Fences shards that the catalog places elsewhere. A fence survives a rollback of its transaction."""
     stale = connection.scalars(
         text("select id from shardids.shard where state = 'active' and id = any (:shards) order by id"),
         {"shards": sorted(elsewhere)},

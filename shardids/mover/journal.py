@@ -1,4 +1,4 @@
-"""The catalog's table ``move``: each step of a move, written before it is taken."""
+"""The catalog's table ``move``, which records each step of a move before it is taken."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ FIRST_STEP = "tables"
 LAST_STEP = "clean"
 """The step that is left once the shard is placed on the target."""
 _SETTLE_S = 20.0
-"""How long an unanswered switch of the placement is asked about."""
+"""How long to ask the catalog about a switch of the placement that it did not answer."""
 _BEAT_S = 5.0
 _LOST_AFTER = "25s"
-"""How long the catalog keeps the lock of a mover that it does not hear of."""
+"""How long the catalog keeps the lock of a mover that it no longer hears from."""
 ABORT = "abort"
-"""What the journal has in place of a step while a move is undone."""
+"""What the journal records in place of a step while a move is being undone."""
 
 Outcome = Literal["moved", "aborted"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A move as the journal has it.
+    """A move as the journal records it.
 
     ``step`` is the last step that was begun; ``outcome`` is ``None`` while the move is not over.
     """
@@ -57,8 +57,8 @@ _COLUMNS = "id, shard, source, target, offline, step, started_at, outcome"
 class Journal:
     """The journal of one shard, open for writing: nobody else can move the shard meanwhile.
 
-    Made by :meth:`opened`. The lock lives in the connection that writes, so a journal that lost the lock
-    can write nothing any more.
+    :meth:`opened` makes it. The connection that writes holds the lock, so a journal that has lost the lock
+    can no longer write.
     """
 
     def __init__(self, catalog: Catalog, connection: Connection, shard: int) -> None:
@@ -74,7 +74,7 @@ class Journal:
         self.step = FIRST_STEP
 
     def schema(self) -> str | None:
-        """What :meth:`keep_schema` was given for this move."""
+        """Returns the definition that :meth:`keep_schema` recorded for this move."""
         with self._transaction():
             found: str | None = self._connection.execute(
                 text("select schema from shardids_catalog.move where id = :id"), {"id": self.move.id}
@@ -82,13 +82,13 @@ class Journal:
         return found
 
     def keep_schema(self, definition: str) -> None:
-        """Writes down the definition of the schema that the target is given."""
+        """Records the definition of the schema that the target is given."""
         self._update("schema = :definition", definition=definition)
 
     @classmethod
     @contextmanager
     def opened(cls, catalog: Catalog, shard: int) -> Iterator[Self]:
-        """The journal, closed afterwards.
+        """Yields the journal of a shard, and closes it afterwards.
 
         Raises:
             ClusterConflict: another process moves the shard.
@@ -130,9 +130,9 @@ class Journal:
                 yield
 
     def _beat(self) -> None:
-        """Keeps the session alive: the catalog ends that of a mover it no longer hears of, and so its lock.
+        """Keeps the session alive: the catalog ends the session, and the lock, of a mover that falls silent.
 
-        What a mover that was lost finds when it wakes up is a journal that it can't write to any more.
+        A mover that was lost and wakes up finds a journal that it can no longer write to.
         """
         while not self._closed.wait(_BEAT_S):
             if self._is_free.acquire(blocking=False):
@@ -147,7 +147,7 @@ class Journal:
 
     @property
     def move(self) -> Move:
-        """The move that is not over.
+        """Returns the move that is not over.
 
         Raises:
             ClusterConflict: there is none.
@@ -157,10 +157,10 @@ class Journal:
         return self._move
 
     def refuse_open(self) -> None:
-        """Refuses a shard of which a move is not over.
+        """Refuses if a move of the shard is not over.
 
         Raises:
-            ClusterConflict: it was begun and neither ended nor aborted.
+            ClusterConflict: a move was begun and has neither ended nor been aborted.
         """
         if self._move is not None:
             raise ClusterConflict(
@@ -170,10 +170,10 @@ class Journal:
             )
 
     def enter(self, target: str, *, offline: bool) -> Move:
-        """Enters a new move from where the shard is placed.
+        """Records a new move, from the shard's owner to ``target``.
 
         Raises:
-            ClusterConflict: it is placed nowhere, or on the target.
+            ClusterConflict: no node owns the shard, or the target does.
         """
         with self._transaction():
             row = self._connection.execute(
@@ -190,12 +190,12 @@ class Journal:
         return self.move
 
     def begin_step(self, step: str) -> None:
-        """Writes down what is done next."""
+        """Records the step that is taken next."""
         self._update("step = :step", step=step)
         self.step = step
 
     def switch_placement(self) -> None:
-        """Places the shard on the target, and writes down that only cleaning is left: both or neither."""
+        """Makes the target the owner and records that only cleaning is left, in one transaction."""
         move = self.move
         with self._transaction():
             place_shard(self._connection, move.shard, source=move.source, target=move.target)
@@ -206,14 +206,14 @@ class Journal:
         self.step = LAST_STEP
 
     def is_placed(self) -> bool:
-        """Whether the placement names the target already."""
+        """Returns whether the placement names the target already."""
         with self._transaction():
             return self._is_placed(self._connection)
 
     def settle(self) -> bool:
-        """Whether the placement names the target, when :meth:`switch_placement` had no answer to its COMMIT.
+        """Returns whether the placement names the target, after :meth:`switch_placement` got no answer.
 
-        The session that may still be committing is ended first, and with it the lock.
+        Ends the session that may still be committing first, and with it the lock.
 
         Raises:
             ConnectionFailed: the catalog stays out of reach.
@@ -238,7 +238,7 @@ class Journal:
         return bool(node == self.move.target)
 
     def end(self, outcome: Outcome) -> None:
-        """Closes the entry."""
+        """Records how the move ended."""
         self._update("ended_at = clock_timestamp(), outcome = :outcome, schema = null", outcome=outcome)
         self._move = None
 
@@ -257,7 +257,7 @@ class Journal:
 
 @contextmanager
 def _connected(catalog: Catalog) -> Iterator[Connection]:
-    """A connection to the catalog that is closed, not pooled: its lock ends with it."""
+    """Yields a connection to the catalog that is closed, not pooled, so that its lock ends with it."""
     engine = administrative_engine(catalog.url, what="the catalog", application_name="shardids_journal")
     keep_commits(engine)
     keep_settings(engine, SESSION | {"idle_session_timeout": _LOST_AFTER})
@@ -281,12 +281,12 @@ def _moves(connection: Connection, shards: list[int] | None, *, ended: bool = Fa
 
 
 def open_moves(catalog: Catalog, shards: Iterable[int] | None = None) -> list[Move]:
-    """Moves that are not over, of these shards or of all, oldest first."""
+    """Returns the moves that are not over, of these shards or of all, oldest first."""
     with catalog.engine.connect() as connection:
         return _moves(connection, None if shards is None else list(shards))
 
 
 def all_moves(catalog: Catalog) -> list[Move]:
-    """All moves, oldest first."""
+    """Returns all moves, oldest first."""
     with catalog.engine.connect() as connection:
         return _moves(connection, None, ended=True)

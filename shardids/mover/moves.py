@@ -1,8 +1,9 @@
 """Plans, runs, resumes and aborts moves, one or several.
 
-Each step of a move is in the journal before it is taken, and can be repeated. What :func:`resume` and
-:func:`abort` do follows from the journal and from what is really there. Until the placement is switched the
-shard is the source's, and a move can be undone; from then on it is the target's, and only cleaning is left.
+The journal records each step of a move before it is taken, and every step can be repeated. What
+:func:`resume` and :func:`abort` do follows from the journal and from what the nodes really have. Until the
+placement is switched the source owns the shard, and the move can be undone; from then on the target owns it,
+and only cleaning is left.
 """
 
 from __future__ import annotations
@@ -21,18 +22,19 @@ from shardids.mover.balance import Transfer
 from shardids.mover.contents import examine_contents
 from shardids.mover.events import Event, OnEvent, Result
 from shardids.mover.journal import ABORT, Journal, all_moves, open_moves
+from shardids.mover.mover import Mover
 from shardids.mover.programs import Scripts, find_programs, schema_of_source
 from shardids.mover.requirements import Refusal
 from shardids.mover.sides import Directory, Sides, server_major
-from shardids.mover.steps import DEFAULTS, Mover, Options
+from shardids.mover.steps import DEFAULTS, Options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovePlan:
-    """What a move that nothing stands in the way of would move, and how.
+    """What a move would move, and how, if nothing stands in its way.
 
-    ``size_bytes`` is that of tables and indexes, ``rows`` an estimate. ``notes`` are what could not
-    be checked, and what stays behind.
+    ``size_bytes`` is the size of tables and indexes, ``rows`` an estimate. ``notes`` lists what could not be
+    checked, and what stays behind.
     """
 
     shard: int
@@ -55,13 +57,13 @@ def _ignore(_event: Event) -> None:
 def plan_move(
     catalog: Catalog, shard: int, target: str, *, offline: bool = False, back: bool = False, parallel: int = 1
 ) -> MovePlan:
-    """Finds out whether a shard can be moved; changes nothing. Arguments as of :func:`move`.
+    """Finds out whether a shard can be moved; changes nothing. Takes the arguments of :func:`move`.
 
     ``parallel`` is how many moves will run at once.
 
     Raises:
-        ClusterConflict: unknown node, the node it is on, or a move of it is not over.
-        MoveRefused: all other reasons.
+        ClusterConflict: the node is unknown or owns the shard already, or a move of the shard is not over.
+        MoveRefused: any other reason.
     """
     with Journal.opened(catalog, shard) as journal:
         journal.refuse_open()
@@ -79,12 +81,12 @@ def move(
 ) -> Result:
     """Moves a shard to another node.
 
-    ``back``: replaces an old copy that was left on the target.
+    With ``back``, an old copy that was left on the target is replaced.
 
     Raises:
-        ClusterConflict, MoveRefused: see :func:`plan_move`; nothing was touched. MoveRefused also when a
+        ClusterConflict, MoveRefused: see :func:`plan_move`; nothing was touched. Also MoveRefused if a
             standby of the target was promoted meanwhile: see :func:`resume`.
-        MoveFailed: it stopped on its way. Where it could, it left the source writable.
+        MoveFailed: the move stopped before its end. It left the source writable if it could.
     """
     with Journal.opened(catalog, shard) as journal:
         journal.refuse_open()
@@ -104,7 +106,7 @@ def resume(
     options: Options = DEFAULTS,
     on_event: OnEvent = _ignore,
 ) -> Result:
-    """Resumes a move that was interrupted, from the step that it was at.
+    """Resumes an interrupted move from the step that it was at.
 
     Raises:
         MoveRefused: the target's server is a standby that was promoted meanwhile.
@@ -123,10 +125,10 @@ def resume(
 
 
 def abort(catalog: Catalog, shard: int, *, on_event: OnEvent = _ignore) -> Result:
-    """Undoes a move that was interrupted. One that has switched the placement is brought to its end instead.
+    """Undoes an interrupted move, or completes it if it has switched the placement already.
 
     Raises:
-        ClusterConflict: there is none, or its mover is alive.
+        ClusterConflict: no move is open, or its mover is alive.
     """
     with (
         Journal.opened(catalog, shard) as journal,
@@ -137,10 +139,10 @@ def abort(catalog: Catalog, shard: int, *, on_event: OnEvent = _ignore) -> Resul
 
 
 def former_node(catalog: Catalog, shard: int) -> str:
-    """The node that a shard was moved away from last.
+    """Returns the node that a shard was last moved away from.
 
     Raises:
-        ClusterConflict: it was never moved.
+        ClusterConflict: the shard was never moved.
     """
     now = catalog.node_of(shard).name
     for past in reversed(all_moves(catalog)):
@@ -150,13 +152,13 @@ def former_node(catalog: Catalog, shard: int) -> str:
 
 
 def each(shards: Sequence[int], work: Callable[[int], Result], jobs: int = 1) -> list[Result]:
-    """Does something with each shard, ``jobs`` at once; after a failure nothing more is begun.
+    """Calls ``work`` with each shard, ``jobs`` at once; begins no more after a failure.
 
     Raises:
-        ShardidsError: the first failure, when what was begun has ended.
+        ShardidsError: the first failure, once the calls that had begun have ended.
     """
     if jobs == 1 or len(shards) == 1:
-        # In this thread, so that an interrupt reaches the move and lets the source take writes again.
+        # Runs in this thread, so that an interrupt reaches the move, which lets the source take writes again.
         return [work(shard) for shard in shards]
     with ThreadPoolExecutor(jobs) as pool:
         running = [pool.submit(work, shard) for shard in shards]
@@ -168,10 +170,10 @@ def each(shards: Sequence[int], work: Callable[[int], Result], jobs: int = 1) ->
 
 
 def require_none_open(catalog: Catalog) -> None:
-    """Refuses to plan moves while others are not over.
+    """Refuses to plan moves while others are open.
 
     Raises:
-        ClusterConflict: some are.
+        ClusterConflict: a move is not over.
     """
     if shards := [move.shard for move in open_moves(catalog)]:
         raise ClusterConflict(
@@ -181,7 +183,7 @@ def require_none_open(catalog: Catalog) -> None:
 
 
 def resume_open(catalog: Catalog, options: Options, on_event: OnEvent) -> list[Result]:
-    """Resumes all moves that were interrupted, one after another."""
+    """Resumes all interrupted moves, one after another."""
     return [
         resume(catalog, interrupted.shard, options=options, on_event=on_event)
         for interrupted in open_moves(catalog)
@@ -191,7 +193,7 @@ def resume_open(catalog: Catalog, options: Options, on_event: OnEvent) -> list[R
 def carry_out(
     catalog: Catalog, transfers: Iterable[Transfer], options: Options, on_event: OnEvent
 ) -> list[Result]:
-    """Moves shards one after another; replaces old copies of them on their targets."""
+    """Moves shards one after another, and replaces old copies on their targets."""
     return [
         move(catalog, transfer.shard, transfer.target, back=True, options=options, on_event=on_event)
         for transfer in transfers
@@ -201,7 +203,7 @@ def carry_out(
 def _examine(
     directory: Directory, shard: int, target: str, *, offline: bool, back: bool, parallel: int = 1
 ) -> MovePlan:
-    """Looks for everything that stands in the way of a move; the plan if nothing does."""
+    """Checks for everything that stands in the way of a move; returns the plan if nothing does."""
     source = directory.placement.locate(shard).name
     if target not in directory.placement.nodes:
         raise unknown_node(target, directory.placement.nodes)

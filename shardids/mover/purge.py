@@ -1,4 +1,4 @@
-"""Drops the copies that moves have left behind."""
+"""Lists and drops the old copies that moves have left behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAME = "shardids_purge"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OldCopy:
-    """What a move left behind on the node that the shard was moved away from."""
+    """What a move left of a shard on its source."""
 
     shard: int
     node: str
@@ -27,21 +27,20 @@ class OldCopy:
 
 
 def old_copies(catalog: Catalog, shards: Iterable[int]) -> list[OldCopy]:
-    """The copies of these shards that moves have left on any node, in the order of the shards."""
+    """Returns the old copies of these shards on any node, in the order of the shards."""
     placement = catalog.placement()
     with move_nodes(placement, catalog.url, name=_NAME) as nodes:
         return _old_copies(nodes, placement, shards)
 
 
 def purge(catalog: Catalog, shards: Iterable[int], *, dry_run: bool = False) -> list[OldCopy]:
-    """Drops the copies of these shards that moves have left behind; returns what it dropped.
+    """Drops the old copies of these shards; returns what it dropped.
 
-    With ``dry_run`` it finds out what it would drop, and whether it may.
+    With ``dry_run`` it finds out what it would drop, and whether it may, and drops nothing.
 
     Raises:
-        ClusterConflict: a move of a shard is not over; or the shard's owner does not have it active; or
-        something
-            outside of a copy, which is not the shard's, would be dropped with it. No copy was dropped.
+        ClusterConflict: a move of a shard is not over; or the shard is not active on its owner; or dropping a
+            copy would drop something outside it that is not the shard's. No copy was dropped.
     """
     placement = catalog.placement()
     with move_nodes(placement, catalog.url, name=_NAME) as nodes:

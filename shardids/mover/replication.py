@@ -1,4 +1,4 @@
-"""A shard's schema and rows to another node: pg_dump for the one, logical replication for the other."""
+"""Copies a shard to another node: the schema by pg_dump, the rows by logical replication."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from shardids.mover.programs import Scripts, find_programs
 from shardids.mover.sides import Side, Sides, server_major
 
 PATIENCE_S = 300.0
-"""How long a lock is tried for that others hold, and rows are waited for of which none come."""
+"""How long to retry for a lock that others hold, and to wait for rows while none arrive."""
 _LOCK_MS = 500
 _POLL_S = 0.1
 _SLOT_PATIENCE_S = 10.0
 _ERRORS_TOLERATED = 2
 LOCK_FAILURES = ("55P03", "57014", "40P01")
-"""SQLSTATEs of a lock or statement timeout and of a deadlock: what may go well the next time."""
+"""SQLSTATEs of a lock timeout, a statement timeout and a deadlock: another attempt may succeed."""
 
 
 def play(connection: Connection, script: str) -> None:
     """Runs a script of several statements in the connection's transaction.
 
-    The connection goes back to no pool: pg_restore's scripts change settings of the session.
+    The connection must not return to a pool: pg_restore's scripts change settings of the session.
     """
     if script:
         connection.detach()
@@ -37,9 +37,9 @@ def play(connection: Connection, script: str) -> None:
 
 
 def make_tables(sides: Sides, scripts: Scripts) -> None:
-    """Makes the schema on the target, without what is quicker made after the rows; nobody can write there.
+    """Creates the schema on the target, without what is quicker to create after the rows. Idempotent.
 
-    Replaces an old copy that a former move left behind. Idempotent.
+    Nobody can write there. An old copy that an earlier move left behind is replaced.
     """
     with sides.target.begin() as connection:
         if arrived(connection, sides.shard) is not None:
@@ -51,13 +51,13 @@ def make_tables(sides: Sides, scripts: Scripts) -> None:
 
 
 def is_begun(sides: Sides) -> bool:
-    """Whether the target has the tables of the move's copy."""
+    """Returns whether the target has the tables of the move's copy."""
     with sides.target.begin() as connection:
         return arrived(connection, sides.shard) is not None
 
 
 def arrived(connection: Connection, shard: int) -> str | None:
-    """How far a shard that is moved here has come: see ``shardids.shard.arrived``."""
+    """Returns how far a shard that is being moved here has come: see ``shardids.shard.arrived``."""
     found: str | None = connection.execute(
         text("select arrived from shardids.shard where id = :shard for update"), {"shard": shard}
     ).scalar_one_or_none()
@@ -65,7 +65,7 @@ def arrived(connection: Connection, shard: int) -> str | None:
 
 
 def publish(sides: Sides, name: str) -> None:
-    """Publishes the shard's tables on the source, from now on."""
+    """Publishes the shard's tables on the source from now on."""
     with sides.source.autocommit() as connection:
         connection.execute(
             text("select shardids.publish(:shard, :name)"), {"shard": sides.shard, "name": name}
@@ -79,7 +79,7 @@ def publish(sides: Sides, name: str) -> None:
 
 
 def subscribe(sides: Sides, name: str) -> None:
-    """Lets the target fetch the rows that are there, and all changes since."""
+    """Subscribes the target: it fetches the existing rows, and all changes since."""
     conninfo = make_conninfo("", **sides.source.parameters())
     with sides.source.autocommit() as source:
         version = server_major(source)
@@ -129,15 +129,15 @@ def await_rows(sides: Sides, name: str, on_progress: Callable[[Copying], None]) 
     """Waits until the target has the rows of each table, as they were when that table was copied.
 
     Raises:
-        MoveFailed: the target's workers fail again and again, get no further for a long time, or have lost
-            their replication slot.
+        MoveFailed: the target's workers keep failing, make no progress for a long time, or have lost their
+            replication slot.
     """
     with sides.source.autocommit() as source:
         total = source.execute(_SIZE, {"shard": sides.shard}).one()
     started = time.monotonic()
     arrival = _Arrival(sides)
     with sides.target.autocommit() as target:
-        # Those of before may have been remedied.
+        # The cause of earlier failures may have been removed.
         failures_before = _failures(target, name)
         while (state := target.execute(_COPIED, {"name": name}).one()).tables_left:
             _check_workers(target, sides.target, name, failures_before)
@@ -159,10 +159,10 @@ def await_rows(sides: Sides, name: str, on_progress: Callable[[Copying], None]) 
 
 
 class _Arrival:
-    """Whether rows still come.
+    """Watches whether rows still arrive.
 
-    A table that is begun anew again and again leaves dead rows behind, so its file grows for ever: bytes
-    count up to the size of the source only, and rows when there are more of them than ever before.
+    A table whose copy starts over again and again leaves dead rows behind, so its file grows for ever: bytes
+    count only up to the size of the source, and rows only when there are more of them than ever before.
     """
 
     def __init__(self, sides: Sides) -> None:
@@ -171,9 +171,9 @@ class _Arrival:
         self._changed = time.monotonic()
 
     def watch(self, tables_left: int, bytes_done: int, rows: int) -> None:
-        """Takes note of how far it is; ``bytes_done`` are no more than the source has."""
+        """Records the progress; ``bytes_done`` is at most what the source has."""
         if tables_left < self._tables_left:
-            # Rows of a table that is done are not counted until it is analyzed: their number falls.
+            # A finished table's rows are not counted until it is analyzed, so the number can fall.
             self._tables_left, self._bytes, self._rows = tables_left, bytes_done, rows
         elif bytes_done > self._bytes or rows > self._rows:
             self._bytes, self._rows = max(bytes_done, self._bytes), max(rows, self._rows)
@@ -189,7 +189,7 @@ class _Arrival:
 
 
 def _check_slot(side: Side, name: str) -> None:
-    """Without it the target waits for ever. A standby that was promoted does not have it."""
+    """Checks that the slot exists: a promoted standby lacks it, and the target would wait for ever."""
     with side.autocommit() as source:
         state = source.execute(
             text("select coalesce(wal_status, '') from pg_replication_slots where slot_name = :name"),
@@ -208,7 +208,7 @@ def _check_slot(side: Side, name: str) -> None:
 
 
 def _failures(target: Connection, name: str) -> int:
-    """How often the workers have failed; servers before version 15 do not count it."""
+    """Returns how often the workers have failed; servers before version 15 do not count failures."""
     if server_major(target) < 15:
         return 0
     failures: int = target.execute(
@@ -230,7 +230,7 @@ def _check_workers(target: Connection, side: Side, name: str, before: int) -> No
 
 
 def make_rest(sides: Sides, scripts: Scripts) -> None:
-    """Makes indexes, foreign keys, triggers and the rest on the target, and gathers statistics there.
+    """Creates indexes, foreign keys, triggers and the rest on the target, and gathers statistics there.
 
     Idempotent.
     """
@@ -248,7 +248,7 @@ def _try_rest(sides: Sides, scripts: Scripts) -> bool:
         with sides.target.begin() as connection:
             if arrived(connection, sides.shard) == "all":
                 return True
-            # All locks at once, and not for long: the apply worker takes them in an order of its own.
+            # Takes all locks at once, with a short timeout: the apply worker locks in an order of its own.
             connection.execute(text("select set_config('lock_timeout', :ms, true)"), {"ms": str(_LOCK_MS)})
             connection.execute(text("select shardids.lock_tables(:shard)"), {"shard": sides.shard})
             play(connection, scripts.rest)
@@ -263,13 +263,13 @@ def _try_rest(sides: Sides, scripts: Scripts) -> bool:
 
 
 def unsubscribe(sides: Sides, name: str) -> None:
-    """Drops the subscription, if it is there."""
+    """Drops the subscription if it exists."""
     with sides.target.autocommit() as target:
         target.execute(text("select shardids.unsubscribe(:name)"), {"name": name})
 
 
 def unpublish(sides: Sides, name: str) -> None:
-    """Drops slot and publication, those that are there; the subscription is gone by then."""
+    """Drops the slot and the publication if they exist; the subscription was dropped before."""
     with sides.source.autocommit() as source:
         _drop_slot(source, sides.source, name)
         play(source, f'drop publication if exists "{name}"')
@@ -285,6 +285,6 @@ def _drop_slot(source: Connection, side: Side, name: str) -> None:
     while source.execute(there, {"name": name}).one_or_none() is not None:
         if time.monotonic() > deadline:
             raise MoveFailed(f'node "{side.name}": replication slot "{name}" stays in use')
-        with suppress(StatementFailed):  # It came into use meanwhile, or went away.
+        with suppress(StatementFailed):  # The slot came into use meanwhile, or was dropped.
             source.execute(dropping, {"name": name})
         time.sleep(_POLL_S / 10)

@@ -1,4 +1,4 @@
-"""What a move requires, one function each, which returns the reasons against the move. Nothing is changed."""
+"""Checks what a move requires. Each function returns its reasons against the move and changes nothing."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from shardids.mover.replication import play
 from shardids.mover.sides import Side, Sides
 
 _ROOM_FACTOR = 1.5
-"""How many times its size a shard may need on the target: its log is written there too."""
+"""How many times its own size a shard may need on the target, which writes its log there too."""
 _SYNC_WORKERS = 2
-"""Workers that copy tables beside the one that applies changes: PostgreSQL's default."""
+"""How many workers copy tables beside the one that applies changes: PostgreSQL's default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +30,12 @@ class Refusal:
 def examine(
     sides: Sides, notes: list[str], *, offline: bool, replace_copy: bool, parallel: int
 ) -> list[Refusal]:
-    """Every reason against the move, but those of :func:`target_takes_schema`.
+    """Returns every reason against the move except those of :func:`target_takes_schema`.
 
-    ``notes`` gets what could not be checked, and what stays behind.
+    Adds to ``notes`` what could not be checked, and what stays behind.
 
-    ``replace_copy``: the target may have an old copy of the shard, which is replaced. ``parallel`` is how
-    many moves will run at once.
+    With ``replace_copy``, the target may have an old copy of the shard, which is replaced. ``parallel`` is
+    how many moves will run at once.
 
     Raises:
         ConnectionFailed: a node does not answer.
@@ -60,7 +60,7 @@ def examine(
 
 
 def shard_is_there(source: Connection, sides: Sides) -> list[Refusal]:
-    """The source has the shard, and the shard issues IDs there."""
+    """Requires that the source has the shard, and that the shard issues IDs there."""
     row = source.execute(
         text("""
             select state, server = shardids.server() as is_own,
@@ -85,7 +85,7 @@ def shard_is_there(source: Connection, sides: Sides) -> list[Refusal]:
 
 
 def target_is_free(target: Connection, sides: Sides, replace_copy: bool) -> list[Refusal]:
-    """The target has nothing of the shard, or only an old copy that may go."""
+    """Requires that the target has nothing of the shard, or only an old copy that may be dropped."""
     row = target.execute(
         text("""
             select (select state from shardids.shard where id = :shard) as state,
@@ -115,7 +115,7 @@ def target_is_free(target: Connection, sides: Sides, replace_copy: bool) -> list
 
 
 def copy_can_go(target: Connection, sides: Sides) -> list[Refusal]:
-    """Nothing outside of the old copy on the target would be dropped with it."""
+    """Requires that dropping the old copy on the target would drop nothing outside it."""
     return [
         Refusal(
             reason=f'{dependent} on node "{sides.target.name}" would be dropped with the old copy there',
@@ -129,7 +129,7 @@ def copy_can_go(target: Connection, sides: Sides) -> list[Refusal]:
 
 
 def engines_agree(source: Connection, target: Connection, sides: Sides) -> list[Refusal]:
-    """Both nodes have the same revision of the engine."""
+    """Requires the same revision of the engine on both nodes."""
     revision = text("select version_num from shardids.shardids_version")
     there, here = source.execute(revision).scalar(), target.execute(revision).scalar()
     if there == here:
@@ -163,7 +163,7 @@ _ROLES = text("""
 
 
 def roles_exist(source: Connection, target: Connection, sides: Sides) -> list[Refusal]:
-    """The target has every role that owns or may use what is in the shard."""
+    """Requires on the target every role that owns or may use what is in the shard."""
     needed = set(source.scalars(_ROLES, {"schema": sides.schema}))
     missing = sorted(needed - set(target.scalars(text("select rolname from pg_roles"))))
     if not missing:
@@ -191,7 +191,7 @@ _UNFIT_TABLES = text("""
 
 
 def tables_can_be_followed(source: Connection, sides: Sides) -> list[Refusal]:
-    """Logical replication sees every change of every table."""
+    """Requires that logical replication sees every change of every table."""
     return [
         Refusal(
             reason=f"table {row.name} is unlogged: its changes can't be followed",
@@ -232,7 +232,7 @@ _CAPACITY = text("""
 
 
 def replication_fits(source: Connection, target: Connection, sides: Sides, parallel: int) -> list[Refusal]:
-    """Settings, free slots and workers, and the rights of the role, allow ``parallel`` moves at once."""
+    """Requires settings, free slots and workers, and rights of the role for ``parallel`` moves at once."""
     there, here = source.execute(_CAPACITY).one(), target.execute(_CAPACITY).one()
     a, b = (f'node "{side.name}"' for side in (sides.source, sides.target))
     needed = parallel * (1 + _SYNC_WORKERS)
@@ -273,7 +273,7 @@ def replication_fits(source: Connection, target: Connection, sides: Sides, paral
 
 
 def room_is_enough(source: Connection, sides: Sides, notes: list[str]) -> list[Refusal]:
-    """PostgreSQL itself can't tell how much room its disk has; ``df``, run by the server, can."""
+    """Requires room on the target's disk, as ``df`` run by the server tells: PostgreSQL itself can't."""
     node = sides.target.name
     size_bytes: int = source.execute(_SIZE, {"shard": sides.shard}).scalar_one()
     try:
@@ -303,12 +303,12 @@ def _free_bytes(side: Side) -> int:
         connection.execute(text("copy shardids_df from program 'df -Pk .'"))
         lines = connection.execute(text("select line from shardids_df")).scalars().all()
         transaction.rollback()
-    # Filesystem, blocks, used, available, of which 1 block is 1024 bytes.
+    # The columns are filesystem, blocks, used, available; a block is 1024 bytes.
     return int(lines[-1].split()[3]) * 1024
 
 
 def target_takes_schema(sides: Sides, scripts: Scripts, *, subscribing: bool) -> list[Refusal]:
-    """Makes the schema, and a subscription that is not enabled, and rolls both back."""
+    """Creates the schema and a disabled subscription on the target, and rolls both back."""
     refusals = []
     with sides.target.engine.connect() as connection, connection.begin() as transaction:
         try:

@@ -1,4 +1,4 @@
-"""The source and the target of a move: connections to them, and how the shard's copies there compare."""
+"""The source and the target of a move: connections to both, and comparison of the shard's copies there."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ SESSION = {
     "tcp_keepalives_count": "3",
     "tcp_user_timeout": "20s",
 }
-"""With these the server ends a session, and frees its locks, when the mover can't be reached any more."""
+"""Settings with which the server ends a session, and frees its locks, once it can't reach the mover."""
 _PASSED_ON = ("host", "hostaddr", "port", "user", "dbname", "sslmode", "application_name")
-"""Parameters that mean the same on another machine; files of certificates and passwords don't."""
+"""Parameters that mean the same on another machine, unlike the paths of certificates and password files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,17 +41,17 @@ class Side:
     engine: Engine
 
     def begin(self) -> AbstractContextManager[Connection]:
-        """A transaction, committed at the end of the block."""
+        """Begins a transaction, which is committed at the end of the block."""
         return self.engine.begin()
 
     @contextmanager
     def autocommit(self) -> Iterator[Connection]:
-        """A connection on which each statement is a transaction of its own."""
+        """Yields a connection on which each statement is a transaction of its own."""
         with self.engine.connect() as connection:
             yield connection.execution_options(isolation_level="AUTOCOMMIT")
 
     def parameters(self) -> dict[str, str]:
-        """libpq's parameters to connect here from another process, password included where one was used."""
+        """Returns libpq's parameters to connect from another process, with the password if one was used."""
         with self.engine.connect() as connection:
             info = driver_connection(connection).info
             found = {name: value for name, value in info.get_parameters().items() if name in _PASSED_ON}
@@ -59,7 +59,7 @@ class Side:
             return found | ({"password": info.password} if info.password else {})
 
     def end_sessions(self, name: str) -> None:
-        """Ends the other sessions of clients that bear a name, and waits until they have ended."""
+        """Ends other clients' sessions with this name, and waits until they have ended."""
         with self.autocommit() as connection:
             connection.execute(
                 text("""
@@ -72,7 +72,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sides:
-    """Where a shard is moved from and to. ``schema`` is the shard's on both nodes."""
+    """The nodes that a shard is moved from and to. ``schema`` is the shard's schema on both."""
 
     shard: int
     schema: str
@@ -85,7 +85,7 @@ class Sides:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directory:
-    """What a move needs of the catalog, read once."""
+    """What a move needs from the catalog, read once."""
 
     cluster: UUID
     schema_prefix: str
@@ -94,7 +94,7 @@ class Directory:
 
     @classmethod
     def read(cls, catalog: Catalog) -> Self:
-        """The directory as it is now."""
+        """Reads the directory as it is now."""
         description = catalog.describe()
         return cls(
             cluster=description.cluster,
@@ -105,10 +105,10 @@ class Directory:
 
     @contextmanager
     def sides(self, shard: int, source: str, target: str, *, name: str) -> Iterator[Sides]:
-        """Both nodes of a move; nothing is connected yet. Sessions there bear ``name``.
+        """Yields both nodes of a move, not connected yet. Sessions there are called ``name``.
 
         Raises:
-            ClusterConflict: a node is not in the catalog any more.
+            ClusterConflict: a node is no longer in the catalog.
         """
         for node in (source, target):
             if node not in self.placement.nodes:
@@ -123,7 +123,7 @@ class Directory:
 
 
 def move_nodes(placement: Placement, login: URL, *, name: str) -> Nodes:
-    """The nodes of a cluster, to be worked on by a mover; nothing is connected yet."""
+    """Returns the nodes of a cluster for a mover to work on, not connected yet."""
     return Nodes(
         placement.nodes,
         login,
@@ -135,7 +135,7 @@ def move_nodes(placement: Placement, login: URL, *, name: str) -> Nodes:
 
 
 def driver_connection(connection: Connection) -> psycopg.Connection[Any]:
-    """psycopg's own connection below SQLAlchemy's."""
+    """Returns psycopg's own connection below SQLAlchemy's."""
     driver = connection.connection.driver_connection
     if not isinstance(driver, psycopg.Connection):
         raise TypeError(f"psycopg is needed, not {type(driver).__name__}")
@@ -143,7 +143,7 @@ def driver_connection(connection: Connection) -> psycopg.Connection[Any]:
 
 
 def server_major(connection: Connection) -> int:
-    """The major version of the server: 18."""
+    """Returns the major version of the server, such as 18."""
     return driver_connection(connection).info.server_version // 10000
 
 
@@ -153,16 +153,16 @@ _COPY = text("""
 
 
 def refuse_other_copy(sides: Sides, *, is_begun: bool) -> None:
-    """Refuses a target that has another copy of the shard than this move's, or one from before a promotion.
+    """Refuses a target whose copy of the shard is not this move's, or is from before a promotion.
 
-    A standby that has taken over may lack changes, or all of the copy, that the old server had confirmed and
-    that the source does not send again. In place of the copy it may have the one that an earlier move left
-    behind, with rows from back then.
+    A promoted standby may lack changes, or all of the copy, that the old server had confirmed and that the
+    source does not send again. In place of the copy it may have the old copy that an earlier move left
+    behind, with the rows of that time.
 
-    ``is_begun``: the move's copy was made, in place of any old one.
+    ``is_begun`` says that the move's copy was created, in place of any old one.
 
     Raises:
-        MoveRefused: it has.
+        MoveRefused: the target has such a copy.
     """
     with sides.target.autocommit() as target:
         copy = target.execute(_COPY, {"shard": sides.shard}).one_or_none()
@@ -176,11 +176,10 @@ def refuse_other_copy(sides: Sides, *, is_begun: bool) -> None:
 def refuse_partial_copy(target: Connection, sides: Sides) -> None:
     """Refuses a target that does not have all of this move's copy; locks the shard's row.
 
-    To be called in the transaction that makes the target the owner: there the server can't become another
-    one.
+    Call it in the transaction that activates the target: within it, the server can't turn into another one.
 
     Raises:
-        MoveRefused: it does not.
+        MoveRefused: the target lacks part of the copy.
     """
     copy = target.execute(_COPY, {"shard": sides.shard}).one_or_none()
     is_whole = copy is not None and (
@@ -199,16 +198,16 @@ def _promoted(sides: Sides) -> MoveRefused:
 
 
 class RowComparison:
-    """The target's rows as they are now, to be compared later with those of the source, which stay.
+    """The target's rows as they are now, to compare later with the source's, which no longer change.
 
-    To be made after writes have stopped on the source and before they start on the target: it takes a
+    Create it after writes have stopped on the source and before they start on the target: it takes a
     snapshot of the target, and keeps it until the end of the block.
     """
 
     def __init__(self, sides: Sides) -> None:
         self._sides = sides
         self._target = sides.target.engine.connect().execution_options(isolation_level="REPEATABLE READ")
-        # Idle until the source's rows are counted.
+        # This session is idle until the source's rows are counted.
         self._target.execute(text("select set_config('idle_in_transaction_session_timeout', '0', true)"))
 
     def __enter__(self) -> Self:
@@ -220,7 +219,7 @@ class RowComparison:
         self._target.close()
 
     def rows(self) -> int:
-        """How many rows are the same on both nodes: all of them.
+        """Returns how many rows were compared, all of which are the same on both nodes.
 
         Raises:
             MoveFailed: a table differs.

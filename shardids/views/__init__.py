@@ -1,7 +1,7 @@
 """A table of all shards as one view, by PostgreSQL's own means: ``postgres_fdw`` and a partitioned table.
 
-Such a view is in schema ``shardids_views`` of a node, or of a database of its own, and read-only. The
-functions of this package create, refresh, list and drop views; the catalog records them.
+Such a view is read-only, in schema ``shardids_views`` of a node or of a database of its own. This package's
+functions create, refresh, list and drop views; the catalog records them.
 """
 
 from shardids.views.lifecycle import create, drop, follow_placement, listed, refresh, refresh_all

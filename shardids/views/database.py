@@ -1,4 +1,4 @@
-"""The database that contains a view: its servers, its user mappings, and what it has of the view already."""
+"""The database that contains a view: its servers, its user mappings, and the parts of the view it has."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def lock(database: Connection, where: str) -> None:
 def wanted_servers(
     database: Connection, nodes: Nodes, plan: ViewPlan, placement: Placement, *, store_password: bool
 ) -> list[ForeignServer]:
-    """The nodes that the view will read.
+    """Returns the nodes that the view will read.
 
-    A new node's password, if any, is stored where the other nodes' passwords are.
+    If the other nodes' passwords are stored, a new node's password, if any, is stored as well.
 
     Raises:
-        BadArgument: with ``store_password``, a node was logged in to without a password.
+        BadArgument: with ``store_password``, shardids logged in to a node without a password.
     """
     used = {source.server for source in plan.sources if source.server is not None}
     there = _logins(database)
@@ -95,7 +95,7 @@ def wanted_servers(
 
 
 def _password_of(nodes: Nodes, node: Node, *, must_have: bool) -> str | None:
-    """The password that this machine logs in to a node with."""
+    """Returns the password with which this machine logs in to a node."""
     with nodes[node.name].connect() as connection:
         driver = connection.connection.driver_connection
         password = driver.info.password if isinstance(driver, psycopg.Connection) else ""
@@ -108,7 +108,7 @@ def _password_of(nodes: Nodes, node: Node, *, must_have: bool) -> str | None:
 
 
 def _logins(database: Connection) -> dict[str, bool]:
-    """The servers of shardids that the current user has a mapping for, and whether it stores a password."""
+    """Returns shardids' servers that the current user has a mapping for, and whether it stores a password."""
     found = database.execute(
         text("""
             select srvname,
@@ -119,10 +119,10 @@ def _logins(database: Connection) -> dict[str, bool]:
 
 
 def correct_servers(database: Connection, servers: Sequence[ForeignServer]) -> list[str]:
-    """Creates the servers and user mappings that are missing, and corrects the options of the others.
+    """Creates missing servers and user mappings, and corrects the options of the others.
 
     Raises:
-        MissingPrivilege: a mapping would need a password, because its owner is not a superuser.
+        MissingPrivilege: a mapping needs a password, because its owner is not a superuser.
     """
     is_superuser = bool(database.scalar(text("select rolsuper from pg_roles where rolname = current_user")))
     rows = database.execute(
@@ -155,7 +155,7 @@ def try_servers(database: Connection, plan: ViewPlan, where: str) -> None:
     """Reads from every server, so that a wrong address or password shows before anything is committed.
 
     Raises:
-        StatementFailed: one cannot be read.
+        StatementFailed: a server cannot be read.
     """
     for server, query in statements.trials(plan):
         try:
@@ -171,7 +171,7 @@ def try_servers(database: Connection, plan: ViewPlan, where: str) -> None:
 
 
 def present_columns(database: Connection, name: str) -> list[tuple[str, str]] | None:
-    """Names and types of a view's columns but the shard; ``None`` if there is no such view."""
+    """Returns names and types of a view's columns except the shard; ``None`` if there is no such view."""
     rows = database.execute(
         text("""
             select a.attname, format_type(a.atttypid, a.atttypmod)

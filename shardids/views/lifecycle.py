@@ -42,13 +42,13 @@ def create(
     store_password: bool = False,
     dry_run: bool = False,
 ) -> list[str]:
-    """Makes a view over a table of all shards, on a node or in another database. Calls are idempotent.
+    """Creates a view over a table of all shards, on a node or in another database. Calls are idempotent.
 
     Args:
-        catalog: the cluster's.
+        catalog: the cluster's catalog.
         name: the view's name, in schema ``shardids_views``.
         table: the table's name in every shard.
-        id_column: a ``bigint`` column with IDs of the shard that the row is in.
+        id_column: a ``bigint`` column whose IDs are of the shard that the row is in.
         node: the node to create the view on.
         url: the database to create it in, if not on a node.
         store_password: store the nodes' passwords in its user mappings.
@@ -58,10 +58,10 @@ def create(
         The statements that were run, without passwords.
 
     Raises:
-        BadArgument: the name is not allowed, not one of ``node`` and ``url`` is given, or there is no such
-            column.
+        BadArgument: the name is not allowed, not exactly one of ``node`` and ``url`` is given, or there is
+            no such column.
         ClusterConflict: another view has the name, or the table differs between shards.
-        MissingPrivilege: the role may not do it, or needs stored passwords.
+        MissingPrivilege: the role lacks a privilege, or needs stored passwords.
         StatementFailed: a server cannot be read from there. Nothing was changed.
     """
     if not _NAME.fullmatch(name):
@@ -196,7 +196,7 @@ def _bring_up_to_date(
     prefix = description.schema_prefix
     with connection_to(catalog, view, url) as database, database.begin() as transaction:
         lock(database, view.where)
-        # Read under the lock: who comes second has the newer one.
+        # Reads the placement under the lock, so that the second of two callers has the newer one.
         placement = catalog.placement()
         prepare(database, schema_prefix=prefix)
         sources = rows(database, read_sql("views/state.v1"), ViewSource)
@@ -207,7 +207,7 @@ def _bring_up_to_date(
             servers = wanted_servers(database, nodes, plan, placement, store_password=store_password)
         if columns is None:
             done += run(database, statements.foundation(description.layout))
-            # What is left of a view that was dropped with the schema of a shard.
+            # Removes what is left of a view that was dropped with a shard's schema.
             run(database, statements.removal(view.name))
         done += correct_servers(database, servers)
         done += run(database, statements.view(plan, present, columns))

@@ -37,7 +37,7 @@ def plan_of(nodes: Nodes, view: View, placement: Placement, prefix: str) -> View
     """Plans a view that reads every shard from its owner.
 
     Raises:
-        BadArgument: the table has no such column of IDs.
+        BadArgument: the table has no such ID column.
         ClusterConflict: a shard lacks the table or has other columns, or there is no shard.
     """
     return ViewPlan(
@@ -57,7 +57,7 @@ def plan_of(nodes: Nodes, view: View, placement: Placement, prefix: str) -> View
 
 
 def _tables(nodes: Nodes, table: str, placement: Placement) -> dict[int, _Columns]:
-    """The table's columns in every shard that has it."""
+    """Returns the table's columns in every shard that has the table."""
 
     def columns(_name: str, engine: Engine) -> list[_TableColumns]:
         with engine.connect() as connection:
@@ -72,7 +72,7 @@ def _tables(nodes: Nodes, table: str, placement: Placement) -> dict[int, _Column
 
 
 def _common_columns(view: View, tables: Mapping[int, _Columns], placement: Placement) -> _Columns:
-    """The columns, which must be the same in all shards."""
+    """Returns the columns, which must be the same in all shards."""
     missing = sorted(placement.node_of.keys() - tables.keys())
     if missing:
         raise ClusterConflict(

@@ -26,13 +26,13 @@ class View:
 
     @property
     def where(self) -> str:
-        """The place in words."""
+        """Returns the place in words."""
         return f'node "{self.node}"' if self.node else str(self.url)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewSource:
-    """Where a view reads one shard: a row of ``views/state.v1.sql``. No server: its own database."""
+    """Where a view reads one shard: a row of ``views/state.v1.sql``. No server means its own database."""
 
     view_name: str
     shard: int
@@ -41,12 +41,12 @@ class ViewSource:
 
     @property
     def options(self) -> dict[str, str]:
-        """The options of the server."""
+        """Returns the options of the server."""
         return dict(option.split("=", 1) for option in self.server_options or ())
 
 
 def views_in(connection: Connection) -> list[View]:
-    """Returns the views that the catalog knows, by name; none from a catalog that is older than views."""
+    """Returns the views that the catalog records, by name; none if the catalog is older than views."""
     if connection.scalar(text("select to_regclass('shardids_catalog.view') is null")):
         return []
     found = connection.execute(
@@ -56,7 +56,7 @@ def views_in(connection: Connection) -> list[View]:
 
 
 def views_of(catalog: Catalog) -> list[View]:
-    """Returns what :func:`views_in` does, in a transaction of its own."""
+    """Returns the same as :func:`views_in`, in a transaction of its own."""
     with catalog.engine.connect() as connection:
         return views_in(connection)
 

@@ -1,4 +1,4 @@
-"""The SQL that creates a view over a table of all shards, and brings one up to date."""
+"""The SQL that creates a view over a table of all shards, or brings it up to date."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PASSED_ON: Final = (
     *("hostaddr", "sslmode", "sslrootcert", "sslcrl"),
     *("channel_binding", "gssencmode", "krbsrvname"),
 )
-"""Parameters copied from a node's URL. A passfile, for example, is not: it is a file of this machine."""
+"""Parameters copied from a node's URL. A passfile, for example, is not copied: it is on this machine."""
 _SERVER_OPTIONS: Final = {
     "async_capable": "true",
     "fetch_size": "1000",
@@ -28,7 +28,7 @@ _SERVER_OPTIONS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewColumn:
-    """A column of the table; ``is_cast`` where its type is in the shard's schema: it is read as text."""
+    """A column of the table; ``is_cast`` if its type is in the shard's schema, so that it is read as text."""
 
     name: str
     type: str
@@ -66,17 +66,17 @@ class ViewPlan:
 
     @property
     def shard_column(self) -> str:
-        """The name of the column that holds the shard, which the table does not have."""
+        """Returns the name of the view's shard column, which the table does not have."""
         return "shardids_shard" if any(column.name == "shard" for column in self.columns) else "shard"
 
 
 def server_name(node: str) -> str:
-    """The name of a node's foreign server."""
+    """Returns the name of a node's foreign server."""
     return f"shardids_{node}"
 
 
 def server_options(url: URL) -> dict[str, str]:
-    """The options of a foreign server for the node at ``url``."""
+    """Returns the options of a foreign server for the node at ``url``."""
     options = {
         "host": url.host or "localhost",
         "port": str(url.port or 5432),
@@ -93,7 +93,7 @@ def foundation(layout: Layout) -> Iterator[sql.Composable]:
     schema = sql.Identifier(SCHEMA)
     yield sql.SQL("create schema if not exists {}").format(schema)
     yield sql.SQL("create extension if not exists postgres_fdw schema {}").format(schema)
-    # Inlined, and so part of the partition key; it needs no engine, for the database need not be a node.
+    # It is inlined, so it can be the partition key. It needs no engine: the database may not be a node.
     yield sql.SQL(
         "create or replace function {}(id bigint) returns integer language sql immutable parallel safe"
         " return ((id >> {}) & {}::bigint)::integer"
@@ -140,8 +140,8 @@ def view(
 ) -> Iterator[sql.Composable]:
     """Creates a view, or changes what differs from the plan.
 
-    ``present`` is where it reads each shard now, ``present_columns`` the names and types that it has, or
-    ``None`` if there is no view.
+    ``present`` says where the view reads each shard now; ``present_columns`` holds its columns' names and
+    types, or is ``None`` if there is no view.
 
     Raises:
         ClusterConflict: columns were dropped or changed, which CREATE OR REPLACE VIEW cannot follow.
@@ -155,7 +155,7 @@ def view(
 
 
 def _parent(plan: ViewPlan, present_columns: Sequence[tuple[str, str]] | None) -> Iterator[sql.Composable]:
-    """The partitioned table over the foreign tables."""
+    """Creates or alters the partitioned table over the foreign tables."""
     parent = _in_schema(f"{plan.name}_foreign")
     columns = [(column.name, column.type) for column in plan.columns]
     if present_columns is None:
@@ -177,7 +177,7 @@ def _parent(plan: ViewPlan, present_columns: Sequence[tuple[str, str]] | None) -
 
 
 def _parts(plan: ViewPlan, present: Mapping[int, str | None]) -> Iterator[sql.Composable]:
-    """The foreign tables, one for each shard that another server has."""
+    """Creates or replaces the foreign tables, one for each shard on another server."""
     wanted = {source.shard: source.server for source in plan.sources}
     for shard, server_there in present.items():
         if server_there is not None and wanted.get(shard) != server_there:
@@ -198,7 +198,7 @@ def _parts(plan: ViewPlan, present: Mapping[int, str | None]) -> Iterator[sql.Co
 
 
 def _view(plan: ViewPlan) -> sql.Composable:
-    """All shards: those of this database, one by one, and the foreign ones."""
+    """Creates the view over all shards: those of this database, one by one, and the foreign ones."""
     parent = _in_schema(f"{plan.name}_foreign")
     columns = sql.SQL(", ").join(
         sql.SQL("t.{}").format(sql.Identifier(column.name)) for column in plan.columns
@@ -211,7 +211,7 @@ def _view(plan: ViewPlan) -> sql.Composable:
     )
     shard = sql.Identifier(plan.shard_column)
     selects = [
-        # A constant: with a condition on it, the planner drops the other branches.
+        # The shard is a constant here: given a condition on it, the planner drops the other branches.
         sql.SQL("select {} as {}, {} from {} t").format(
             sql.Literal(source.shard), shard, cast, sql.Identifier(source.schema, plan.table_name)
         )
@@ -229,7 +229,7 @@ def _view(plan: ViewPlan) -> sql.Composable:
 
 
 def _by_id(plan: ViewPlan) -> sql.Composable:
-    # A body of text: one that is parsed would forbid CREATE OR REPLACE VIEW to add columns.
+    # The body is text: a parsed body would keep CREATE OR REPLACE VIEW from adding columns.
     name, id_column = _in_schema(plan.name), sql.Identifier(plan.id_column)
     body = sql.SQL("select * from {} v where v.{} = $1 and v.{} = {}($1)").format(
         name, id_column, sql.Identifier(plan.shard_column), _in_schema("shard_of")

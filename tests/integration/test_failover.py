@@ -252,7 +252,7 @@ def test_an_old_copy_is_not_taken_for_that_of_the_move(nodes: TwoNodes, step: st
         assert nodes.leftovers() == []
 
 
-def test_a_running_mover_does_not_make_an_old_copy_the_home(nodes: TwoNodes) -> None:
+def test_a_running_mover_does_not_make_an_old_copy_the_owner(nodes: TwoNodes) -> None:
     """By a URL that leads to whichever server takes writes it comes to the promoted standby unawares."""
     mover.move(nodes.catalog, MOVED, "a")
     with standby_of(nodes.servers["b"]) as standby:
