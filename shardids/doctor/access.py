@@ -127,8 +127,8 @@ def schema_owner(facts: ClusterFacts) -> Iterator[Found]:
             if shards:
                 whose.append(f"the schema of {named_shards(shards)}")
             yield Found(
-                what=f'{" and ".join(whose)} on node "{name}" belongs to role "{role}", which can drop and'
-                f' replace what is in it; the engine belongs to "{owner}"',
+                what=f'{" and ".join(whose)} on node "{name}": owned by role "{role}", which can drop and'
+                f' replace what is in it; the engine is owned by "{owner}"',
                 to_do="See what the role has changed there, and give the schema back",
                 commands=on_node(
                     name, *(f"alter schema {quoted(one.schema)} owner to {quoted(owner)};" for one in schemas)

@@ -201,13 +201,20 @@ def lock_held(facts: ClusterFacts) -> Iterator[Found]:
             )
             yield Found(
                 what=f'{session} holds the lock of the {whose} of {named_shards(shards)} on node "{name}",'
-                f" {holder.state} for {holder.age_s or 0.0:,.0f} s: {stopped} after 10 s of waiting",
+                f" {_since(holder)}: {stopped} after 10 s of waiting",
                 to_do="See what the session is doing; if nobody needs it, end it",
                 commands=on_node(name, f"select pg_terminate_backend({pid});"),
                 nodes=(name,),
                 shards=shards,
                 thing=str(pid),
             )
+
+
+def _since(holder: LockHolder) -> str:
+    age_s = holder.age_s or 0.0
+    if holder.state == "active":
+        return f"in a transaction that began {age_s:,.0f} s ago"
+    return f"{holder.state} for {age_s:,.0f} s"
 
 
 def _is_forgotten(facts: ClusterFacts, holder: LockHolder) -> bool:
