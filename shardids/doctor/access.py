@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 
 from shardids.catalog.notation import named_shards, shown_shards
 from shardids.catalog.topology import schema_name
-from shardids.doctor.facts import ClusterFacts, PathTrap
+from shardids.doctor.facts import ClusterFacts, PathTrap, SchemaOwner
 from shardids.doctor.findings import Command, Found, Severity, check, grouped, in_shell, on_node, quoted
 
 Thing = tuple[str, str]
@@ -114,6 +114,31 @@ def _qualified(schema: str, kind: str, name: str) -> str:
     return f"{quoted(schema)}.{name if kind == 'function' else quoted(name)}"
 
 
+@check("schema-owner", Severity.ERROR, remedy="Give it back: `ALTER SCHEMA … OWNER TO`.")
+def schema_owner(facts: ClusterFacts) -> Iterator[Found]:
+    """Schema shardids or a shard's schema belongs to another role than the engine, which can drop it."""
+    for name, node in facts.nodes.items():
+        by_role: dict[tuple[str, str], list[SchemaOwner]] = {}
+        for one in node.schema_owners:
+            by_role.setdefault((one.role, one.owner), []).append(one)
+        for (role, owner), schemas in by_role.items():
+            shards = tuple(one.shard for one in schemas if one.shard is not None)
+            whose = ["schema shardids"] if len(shards) < len(schemas) else []
+            if shards:
+                whose.append(f"the schema of {named_shards(shards)}")
+            yield Found(
+                what=f'{" and ".join(whose)} on node "{name}": owned by role "{role}", which can drop and'
+                f' replace what is in it; the engine is owned by "{owner}"',
+                to_do="See what the role has changed there, and give the schema back",
+                commands=on_node(
+                    name, *(f"alter schema {quoted(one.schema)} owner to {quoted(owner)};" for one in schemas)
+                ),
+                nodes=(name,),
+                shards=shards,
+                thing=role,
+            )
+
+
 @check("search-path", Severity.WARNING, remedy="Reset the setting, or name the schema.")
 def search_path(facts: ClusterFacts) -> Iterator[Found]:
     """A role's or the database's `search_path` leads into one shard, whichever shard is meant."""
@@ -159,5 +184,5 @@ def shadowed_name(facts: ClusterFacts) -> Iterator[Found]:
                 )
 
 
-CHECKS = (role_rights, search_path, shadowed_name)
+CHECKS = (role_rights, schema_owner, search_path, shadowed_name)
 """All checks of this module."""

@@ -32,10 +32,12 @@ from shardids.doctor.facts import (
     KeyColumn,
     Leftover,
     LocalShard,
+    LockHolder,
     Move,
     NodeFacts,
     PathTrap,
     Placed,
+    SchemaOwner,
     Stray,
     ViewFacts,
 )
@@ -213,6 +215,7 @@ def _node_facts(
     yield {"engine": engine, "shards": shards}
     begun = time.monotonic()
     first = _read_draws(connection, shards)
+    held_before = {_held(holder) for holder in read(connection, "doctor/locks.v1", LockHolder)}
     before = _read_revisions(connection, shards, "alembic_version")
     yield {
         "revisions": _read_revisions(connection, shards, "shardids_version"),
@@ -230,6 +233,7 @@ def _node_facts(
         "leftovers": read(connection, "doctor/leftovers.v1", Leftover),
         "strays": read(connection, "doctor/strays.v1", Stray),
         "sequences": read(connection, "doctor/sequences.v1", GeneratorSequence),
+        "schema_owners": read(connection, "doctor/owners.v1", SchemaOwner),
         "grants": read(connection, "doctor/grants.v1", Grant),
         "path_traps": read(connection, "doctor/paths.v1", PathTrap),
     }
@@ -243,8 +247,15 @@ def _node_facts(
     }
     if wishes.rates:
         time.sleep(max(0.0, begun + _RATE_INTERVAL_S - time.monotonic()))
+    # A draw may hold its lock while it is asked for; not twice, as a rule.
+    held = read(connection, "doctor/locks.v1", LockHolder)
+    yield {"lock_holders": [holder for holder in held if _held(holder) in held_before]}
     second = _read_draws(connection, shards)
     yield {"draws": {shard: (first[shard], second[shard]) for shard in first.keys() & second.keys()}}
+
+
+def _held(holder: LockHolder) -> tuple[int, int, int]:
+    return holder.pid, holder.lock, holder.shard
 
 
 def _read_draws(connection: Connection, shards: Mapping[int, LocalShard]) -> dict[int, Draws]:

@@ -172,6 +172,36 @@ class Stray:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LockHolder:
+    """A session that holds an advisory lock of a shard: one row of ``doctor/locks.v1.sql``.
+
+    ``age_s``: how long an idle session has held it at least; how long the transaction of an ``active`` one
+    has been open, or ``None`` if it has none.
+    """
+
+    lock: int
+    shard: int
+    pid: int
+    role: str
+    application_name: str
+    state: str
+    age_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaOwner:
+    """A schema that another role owns than the engine: one row of ``doctor/owners.v1.sql``.
+
+    ``shard`` is ``None`` for schema ``shardids``. ``owner`` is the role that it should have.
+    """
+
+    shard: int | None
+    schema: str
+    role: str
+    owner: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratorSequence:
     """A generator's sequence that is not as shardids creates it: one row of ``doctor/sequences.v1.sql``.
 
@@ -254,6 +284,8 @@ class NodeFacts:
     leftovers: Sequence[Leftover] = ()
     strays: Sequence[Stray] = ()
     sequences: Sequence[GeneratorSequence] = ()
+    lock_holders: Sequence[LockHolder] = ()
+    schema_owners: Sequence[SchemaOwner] = ()
     objects: Sequence[SchemaObject] = ()
     in_flux: frozenset[int] = frozenset()
     grants: Sequence[Grant] = ()

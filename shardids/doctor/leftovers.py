@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from shardids.catalog.locks import AdvisoryLock
 from shardids.catalog.notation import named_shards, shown_shards
-from shardids.doctor.facts import ClusterFacts, Leftover, Stray
+from shardids.doctor.facts import ClusterFacts, Leftover, LockHolder, Stray
 from shardids.doctor.findings import Found, Severity, check, grouped, in_shell, literal, on_node, quoted
 
 _MIB: Final = 1 << 20
 _PREPARED_S: Final = 5.0
+_HELD_S: Final = 5.0
 
 
 @check("move-interrupted", Severity.ERROR, remedy="`shardids shard move --resume` or `--abort`.")
@@ -176,6 +178,50 @@ def prepared_transaction(facts: ClusterFacts) -> Iterator[Found]:
             )
 
 
+@check("lock-held", Severity.ERROR, remedy="See whose session it is; end it: `pg_terminate_backend(pid)`.")
+def lock_held(facts: ClusterFacts) -> Iterator[Found]:
+    """A session that holds the lock of a shard's generator or schema for over five seconds."""
+    for name, node in facts.nodes.items():
+        held = grouped(
+            ((holder.pid, holder.lock), holder.shard)
+            for holder in node.lock_holders
+            if (holder.age_s or 0.0) >= _HELD_S
+            and (holder.lock == AdvisoryLock.GENERATOR or _is_forgotten(facts, holder))
+        )
+        holders = {(holder.pid, holder.lock): holder for holder in node.lock_holders}
+        for (pid, lock), shards in held.items():
+            holder = holders[pid, lock]
+            session = f'process {pid} of role "{holder.role}"'
+            if holder.application_name:
+                session += f", application {holder.application_name!r},"
+            whose, stopped = (
+                ("generator", "draws that must raise the shard's clock fail")
+                if lock == AdvisoryLock.GENERATOR
+                else ("schema", "migrations and moves fail")
+            )
+            yield Found(
+                what=f'{session} holds the lock of the {whose} of {named_shards(shards)} on node "{name}",'
+                f" {_since(holder)}: {stopped} after 10 s of waiting",
+                to_do="See what the session is doing; if nobody needs it, end it",
+                commands=on_node(name, f"select pg_terminate_backend({pid});"),
+                nodes=(name,),
+                shards=shards,
+                thing=str(pid),
+            )
+
+
+def _since(holder: LockHolder) -> str:
+    age_s = holder.age_s or 0.0
+    if holder.state == "active":
+        return f"in a transaction that began {age_s:,.0f} s ago"
+    return f"{holder.state} for {age_s:,.0f} s"
+
+
+def _is_forgotten(facts: ClusterFacts, holder: LockHolder) -> bool:
+    """Whether no migration or move can need the lock of the schema: they hold it until they commit."""
+    return holder.state != "active" and not facts.is_migrating and holder.shard not in facts.moving
+
+
 @check("slot-inactive", Severity.WARNING, remedy="Drop it, if nobody will read it: it keeps WAL.")
 def slot_inactive(facts: ClusterFacts) -> Iterator[Found]:
     """A replication slot that is not of shardids, and that nobody reads."""
@@ -220,6 +266,7 @@ CHECKS = (
     schema_orphaned,
     extension_in_shard,
     prepared_transaction,
+    lock_held,
     slot_inactive,
     revision_unfinished,
 )

@@ -3,7 +3,7 @@
 -- Privileges: USAGE on schema shardids, SELECT on its tables.
 
 with engine as (
-  select n.nspowner as owner from pg_namespace n where n.nspname = 'shardids')
+  select c.relowner as owner from pg_class c where c.oid = 'shardids.node'::regclass)
 select s.id as shard,
        c.relname::text as name,
        array_remove(array[

@@ -83,6 +83,9 @@ declare
   this shardids.shard;
   node shardids.node;
   seen bigint;
+  sequence regclass;
+  holder oid;
+  owner constant oid := (select n.nspowner from pg_namespace n where n.nspname = 'shardids');
   base constant bigint := shardids.incarnation();
   ahead_ms bigint := (above_tick >> shardids.sequence_bits()) - shardids.ms_of(clock_timestamp());
 begin
@@ -110,6 +113,16 @@ begin
     this.id_counter := format('%I.id_counter', this.schema)::regclass;
     this.id_offset := format('%I.id_offset', this.schema)::regclass;
     update shardids.shard s set id_counter = this.id_counter, id_offset = this.id_offset where s.id = activate.shard;
+  end if;
+  select c.oid, c.relowner into sequence, holder
+  from pg_class c where c.oid in (this.id_counter, this.id_offset) and c.relowner <> owner
+  order by c.relname limit 1;
+  if found then
+    -- Its owner could set it back, or drop it.
+    raise insufficient_privilege using
+      message = format('shard %s can''t start: sequence %s belongs to role "%s", not to "%s", the owner of schema shardids [node "%s"]',
+                       shard, sequence, pg_get_userbyid(holder), pg_get_userbyid(owner), node.name),
+      hint = format('If what is in schema %I can be trusted: ALTER SEQUENCE %s OWNER TO %I', this.schema, sequence, pg_get_userbyid(owner));
   end if;
   seen := coalesce(pg_sequence_last_value(this.id_offset), -1);
   -- What the original, an old primary, or an incarnation whose last changes were lost issued since is unknown.

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -308,6 +308,40 @@ def test_a_layout_that_turns_negative_is_warned_of(run: Run, blank_database: Bla
     assert "Made cluster" in ran.out
     assert "Warning" in ran.err
     assert "negative" in ran.err
+
+
+def test_init_says_how_long_the_layout_lasts_and_what_it_holds(run: Run, blank_database: Blank) -> None:
+    ran = run("init", "--shards", "8", "--catalog", dsn(blank_database()))
+    assert (ran.code, ran.err) == (0, "")
+    _, time, ids, shards = ran.out.splitlines()
+    left = Layout.preset("default").years_left(datetime.now(UTC))
+    said = re.fullmatch(r"  time     until 2093-09-06, (\d+\.\d) years left", time)
+    assert said is not None
+    assert float(said[1]) == pytest.approx(left, abs=0.1)
+    assert ids == "  IDs      1,024,000 a second in each shard, 8,192,000 in all"
+    assert shards == "  shards   8 of 4,096 that the layout has room for"
+
+
+@pytest.mark.parametrize("years", [9.9, 10.1])
+def test_init_warns_of_a_layout_that_ends_within_ten_years(
+    years: float, run: Run, blank_database: Blank
+) -> None:
+    end = datetime.now(UTC) + timedelta(days=years * 365.2425)
+    layout = f"39-12-10@{int(end.timestamp() * 1000) - (1 << 39)}"
+    until = f"{Layout.parse(layout).last_time:%Y-%m-%d}"
+    at = ("--catalog", dsn(blank_database()))
+    for more in (("--dry-run",), ()):
+        ran = run("init", "--shards", "8", "--layout", layout, *at, *more)
+        assert ran.code == 0
+        assert f"until {until}, {years} years left" in ran.out
+        assert "Warning" not in ran.out
+        if years < 10:
+            assert ran.err == (
+                f"Warning: layout {layout} ends on {until}: from then on no shard issues IDs. A layout"
+                " is fixed for good.\n"
+            )
+        else:
+            assert ran.err == ""
 
 
 def test_refusals_of_the_cluster(run: Run, home: str, made: tuple[URL, URL], blank_database: Blank) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import psycopg
 import pytest
+from psycopg import sql
 from sqlalchemy.engine import URL
 
-from tests.conftest import MakeDatabase, dsn
+from tests.conftest import MakeDatabase, MakeRole, dsn
 from tests.support.client_programs import Dumper
 from tests.support.generator import (
     DEFAULT,
@@ -357,3 +358,31 @@ def test_a_fenced_replica_whose_sequences_were_never_set_stays_fenced(
             copy.execute(statement)
     copy.execute("select shardids.activate(5)")
     assert ticks(draw(copy)[0]) > high_water
+
+
+@pytest.mark.parametrize("is_in_place", [False, True])
+def test_a_restored_shard_is_not_activated_while_a_sequence_belongs_to_another_role(
+    is_in_place: bool, restored: Callable[..., Db], dumper: Dumper, url: URL, make_role: MakeRole
+) -> None:
+    """Beside another engine, or in the place of its schema, which was dropped."""
+    role = str(make_role().username)
+    dumped = dumper.dump(dsn(url), "--schema=shard_0005")
+    if is_in_place:
+        with connect(dsn(url)) as original:
+            original.execute("drop schema shard_0005 cascade")
+        dumper.restore(dsn(url), dumped)
+    with connect(dsn(url)) if is_in_place else restored(dumped, engine=True, shards=(6,)) as copy:
+        before = copy.execute("select * from shardids.shard order by id").fetchall()
+        for sequence in ("id_counter", "id_offset"):
+            alter = sql.SQL("alter sequence {} owner to {}")
+            copy.execute(alter.format(sql.Identifier("shard_0005", sequence), sql.Identifier(role)))
+            with pytest.raises(psycopg.errors.InsufficientPrivilege) as caught:
+                copy.execute("select shardids.activate(5)")
+            said = f'shard 5 can\'t start: sequence shard_0005.{sequence} belongs to role "{role}"'
+            assert said in str(caught.value)
+            assert copy.execute("select * from shardids.shard order by id").fetchall() == before
+            refuses(copy)
+            hint = caught.value.diag.message_hint or ""
+            copy.execute(hint[hint.index("ALTER SEQUENCE") :].encode())
+        copy.execute("select shardids.activate(5)")
+        assert increases(draw(copy, 10))

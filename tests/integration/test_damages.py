@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
 import psycopg
@@ -41,7 +42,10 @@ TABLES = """
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """What is done to a node or the catalog, the checks that find it, and what ends it if no command does."""
+    """What is done to a node or the catalog, the checks that find it, and what ends it if no command does.
+
+    ``stays``: the session that does it stays connected, idle for over five seconds when the doctor comes.
+    """
 
     done: str
     found: tuple[str, ...]
@@ -49,6 +53,7 @@ class Damage:
     on: str = "b"
     undo_on: str = ""
     since: int = 14
+    stays: bool = False
 
 
 def drift(done: str, undo: str, since: int = 14) -> Damage:
@@ -268,6 +273,9 @@ DAMAGES = (
         done=f"begin; lock table {S}.users in share mode; prepare transaction 'lost'; select pg_sleep(5.2)",
         found=("prepared-transaction",),
     ),
+    Damage(done="select pg_advisory_lock(1936220516, 5)", found=("lock-held",), stays=True),
+    Damage(done="begin; select pg_advisory_xact_lock(1936220516, 5)", found=("lock-held",), stays=True),
+    Damage(done="begin; select shardids.enter_shard(5)", found=("lock-held",), stays=True),
     Damage(
         done=f"create extension citext schema {S}",
         found=("extension-in-shard", *DIFFERS),
@@ -279,6 +287,12 @@ DAMAGES = (
         done=f"revoke usage on schema {S} from reader; grant select on shard_0004.photos to reader",
         found=("role-rights", "role-rights"),
     ),
+    Damage(
+        done=f"alter schema {S} owner to reader",
+        found=("schema-owner", *DIFFERS),
+        undo=f"grant usage on schema {S} to reader",
+    ),
+    Damage(done="alter schema shardids owner to reader", found=("schema-owner", *DIFFERS)),
     Damage(done=f"alter role reader set search_path = {S}, public", found=("search-path",)),
     Damage(done=f"alter role reader in database postgres set search_path = {S}", found=("search-path",)),
     Damage(done=f"alter database postgres set search_path = {S}", found=("search-path",)),
@@ -302,10 +316,24 @@ class Patient:
 
     def run(self, on: str, *statements: str) -> None:
         """Runs statements on a node, each as psql would, in one session."""
-        with psycopg.connect(self.urls["a" if on == "catalog" else on], autocommit=True) as connection:
+        with self.session(on, *statements):
+            pass
+
+    @contextmanager
+    def session(self, on: str, *statements: str) -> Iterator[None]:
+        """The same, in a session that lasts as long as the block; the statements need not be all of it."""
+        with closing(
+            psycopg.connect(self.urls["a" if on == "catalog" else on], autocommit=True)
+        ) as connection:
             for statement in statements:
                 for one in statement.split("; "):
                     connection.execute(one.encode())
+            yield
+
+    def undo(self, damage: Damage) -> None:
+        """Undoes what no command of the findings ends."""
+        if damage.undo:
+            self.run(damage.undo_on or damage.on, damage.undo)
 
     def paste(self, remedy: Command) -> None:
         """Runs a shardids command."""
@@ -346,8 +374,13 @@ def test_a_damage_is_found_and_its_remedy_works_when_pasted(patient: Patient, da
     with psycopg.connect(patient.urls["b"]) as connection:
         if connection.info.server_version < damage.since * 10_000:
             pytest.skip(f"PostgreSQL {damage.since} has it first")
-    patient.run(damage.on, damage.done)
-    try:
+    with ExitStack() as stack:
+        if damage.stays:
+            stack.enter_context(patient.session(damage.on, damage.done))
+            patient.run(damage.on, "select pg_sleep(5.2)")
+        else:
+            patient.run(damage.on, damage.done)
+        stack.callback(patient.undo, damage)
         found = patient.findings()
         assert sorted(finding.check for finding in found) == sorted(damage.found), found
         assert all(finding.what and finding.to_do for finding in found)
@@ -361,9 +394,6 @@ def test_a_damage_is_found_and_its_remedy_works_when_pasted(patient: Patient, da
             patient.run(there[0].node or "catalog", *(remedy.text for remedy in there))
         remedied = {finding.check for finding in found if finding.commands and pasted}
         assert not pasted or not remedied & {finding.check for finding in patient.findings()}
-    finally:
-        if damage.undo:
-            patient.run(damage.undo_on or damage.on, damage.undo)
     assert patient.findings() == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 
 import psycopg
 import pytest
@@ -83,6 +84,24 @@ def test_a_cluster_that_is_well(pair: Pair) -> None:
     assert (report.findings, report.is_well) == ((), True)
     assert report.checks == tuple(check.name for check in doctor.CHECKS)
     assert everything(*pair) == before
+
+
+def test_a_session_that_holds_a_lock_in_a_statement_is_named_and_one_that_draws_is_not(pair: Pair) -> None:
+    a, b = pair
+    with closing(psycopg.connect(dsn(a))) as holder, closing(psycopg.connect(dsn(b))) as drawing:
+        holder.pgconn.send_query(
+            b"set statement_timeout = '60s'; select pg_advisory_lock(1936220516, 1), pg_sleep(3600)"
+        )
+        drawing.pgconn.send_query(
+            b"set statement_timeout = '60s';"
+            b"do $$ begin loop perform shardids.reserve(4, 1), pg_sleep(0.001); end loop; end $$"
+        )
+        run(b, "select pg_sleep(5.2)")
+        report = examined(a)
+        assert seen(report) == {("lock-held", "error", ("a",), (1,))}
+        run(a, *pasted(report.findings[0]))
+        assert seen(examined(a)) == set()
+        drawing.cancel()
 
 
 def test_a_moved_shard_is_well(pair: Pair) -> None:

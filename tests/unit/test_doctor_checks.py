@@ -10,9 +10,11 @@ from uuid import UUID
 import pytest
 
 from shardids import Layout, doctor
+from shardids.catalog.locks import AdvisoryLock
 from shardids.catalog.notation import shown_shards
 from shardids.catalog.rows import Description
 from shardids.catalog.topology import Node
+from shardids.doctor.access import schema_owner
 from shardids.doctor.ask import moves_meanwhile
 from shardids.doctor.facts import (
     ClockSample,
@@ -20,11 +22,14 @@ from shardids.doctor.facts import (
     Draws,
     Installation,
     LocalShard,
+    LockHolder,
     Move,
     NodeFacts,
+    SchemaOwner,
 )
 from shardids.doctor.findings import Severity, call
 from shardids.doctor.generators import clocks_apart, tick_rate, ticks_ahead, years_left
+from shardids.doctor.leftovers import lock_held
 from shardids.ids.layout import DEFAULT
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "doctor.md"
@@ -142,6 +147,68 @@ def test_years(layout: str, year: int, found: list[tuple[str, str]]) -> None:
     findings = list(years_left.findings(facts))
     assert [str(f.severity) for f in findings] == [severity for severity, _ in found]
     assert all(words in f.what for f, (_, words) in zip(findings, found, strict=True))
+
+
+HOLDER = LockHolder(
+    lock=AdvisoryLock.GENERATOR, shard=5, pid=71, role="web", application_name="x", state="idle", age_s=6.0
+)
+FORGOTTEN = replace(HOLDER, lock=AdvisoryLock.SHARD_SCHEMA, state="idle in transaction")
+
+
+def with_holders(*holders: LockHolder) -> ClusterFacts:
+    """A node whose sessions hold locks of shards."""
+    return replace(FACTS, nodes={"a": NodeFacts(node=Node(name="a", url=""), lock_holders=holders)})
+
+
+def test_a_session_that_holds_locks_is_named_once_for_each_kind() -> None:
+    facts = with_holders(HOLDER, replace(HOLDER, shard=6), replace(HOLDER, pid=72, state="active"), FORGOTTEN)
+    one, other, schema = lock_held.findings(facts)
+    assert (one.shards, one.nodes, one.commands[0].text) == (
+        (5, 6),
+        ("a",),
+        "select pg_terminate_backend(71);",
+    )
+    assert (
+        "process 71 of role \"web\", application 'x', holds the lock of the generator of shards 5-6"
+        in one.what
+    )
+    assert "idle for 6 s" in one.what
+    assert "in a transaction that began 6 s ago" in other.what
+    assert "the lock of the schema of shard 5" in schema.what
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        with_holders(replace(HOLDER, age_s=4.9), replace(FORGOTTEN, age_s=4.9)),
+        with_holders(replace(HOLDER, age_s=None)),
+        with_holders(replace(FORGOTTEN, state="active")),
+        replace(with_holders(FORGOTTEN), is_migrating=True),
+        replace(
+            with_holders(FORGOTTEN),
+            moves=[Move(shard=5, source="a", target="b", step="copy", is_running=True)],
+        ),
+    ],
+    ids=["young", "age unknown", "a statement runs", "migrations run", "the shard moves"],
+)
+def test_a_lock_that_is_in_use_is_no_finding(facts: ClusterFacts) -> None:
+    assert not list(lock_held.findings(facts))
+
+
+def test_foreign_owners_of_schemas_are_named_by_role() -> None:
+    def owned(shard: int | None, schema: str, role: str) -> SchemaOwner:
+        return SchemaOwner(shard=shard, schema=schema, role=role, owner="Dba")
+
+    owners = [owned(None, "shardids", "x"), owned(5, "shard_0005", "x"), owned(6, "shard_0006", "y")]
+    node = NodeFacts(node=Node(name="a", url=""), schema_owners=owners)
+    first, second = schema_owner.findings(replace(FACTS, nodes={"a": node}))
+    assert first.what.startswith('schema shardids and the schema of shard 5 on node "a": owned by role "x"')
+    assert [command.text for command in first.commands] == [
+        'alter schema "shardids" owner to "Dba";',
+        'alter schema "shard_0005" owner to "Dba";',
+    ]
+    assert (first.shards, second.shards, second.thing) == ((5,), (6,), "y")
+    assert not list(schema_owner.findings(FACTS))
 
 
 def test_words() -> None:

@@ -348,6 +348,9 @@ declare
   this shardids.shard;
   node shardids.node;
   seen bigint;
+  sequence regclass;
+  holder oid;
+  owner constant oid := (select n.nspowner from pg_namespace n where n.nspname = 'shardids');
   base constant bigint := shardids.incarnation();
   ahead_ms bigint := (above_tick >> shardids.sequence_bits()) - shardids.ms_of(clock_timestamp());
 begin
@@ -375,6 +378,16 @@ begin
     this.id_counter := format('%I.id_counter', this.schema)::regclass;
     this.id_offset := format('%I.id_offset', this.schema)::regclass;
     update shardids.shard s set id_counter = this.id_counter, id_offset = this.id_offset where s.id = activate.shard;
+  end if;
+  select c.oid, c.relowner into sequence, holder
+  from pg_class c where c.oid in (this.id_counter, this.id_offset) and c.relowner <> owner
+  order by c.relname limit 1;
+  if found then
+    -- Its owner could set it back, or drop it.
+    raise insufficient_privilege using
+      message = format('shard %s can''t start: sequence %s belongs to role "%s", not to "%s", the owner of schema shardids [node "%s"]',
+                       shard, sequence, pg_get_userbyid(holder), pg_get_userbyid(owner), node.name),
+      hint = format('If what is in schema %I can be trusted: ALTER SEQUENCE %s OWNER TO %I', this.schema, sequence, pg_get_userbyid(owner));
   end if;
   seen := coalesce(pg_sequence_last_value(this.id_offset), -1);
   -- What the original, an old primary, or an incarnation whose last changes were lost issued since is unknown.
@@ -1102,7 +1115,7 @@ END;
 -- Name: FUNCTION dependents_of(shard integer); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.dependents_of(shard integer) IS 'What is outside of a shard''s schema and would be dropped with it: extensions, views, constraints, columns ...';
+COMMENT ON FUNCTION shardids.dependents_of(shard integer) IS 'What is outside of a shard''s schema and would be dropped with it: extensions, views, constraints, columns …';
 
 
 --
@@ -1221,7 +1234,7 @@ begin
     raise dependent_objects_still_exist using
       message = format('%s would be dropped with the copy of shard %s on node "%s"',
                        dependents, shard, (select n.name from shardids.node n)),
-      hint = 'Drop it, or let it depend on something outside of the shard''s schema; an extension: ALTER EXTENSION ... SET SCHEMA public.';
+      hint = 'Drop it, or let it depend on something outside of the shard''s schema; an extension: ALTER EXTENSION … SET SCHEMA public.';
   end if;
   execute format('drop schema if exists %I cascade', this.schema);
   delete from shardids.shard s where s.id = drop_copy.shard;
@@ -2627,9 +2640,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382762613202747394);
-INSERT INTO shard_0000.kept VALUES (382762613211136004);
-INSERT INTO shard_0000.kept VALUES (382762613211136005);
+INSERT INTO shard_0000.kept VALUES (382763537027563522);
+INSERT INTO shard_0000.kept VALUES (382763537052729348);
+INSERT INTO shard_0000.kept VALUES (382763537052729349);
 
 
 --
@@ -2657,8 +2670,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710861805531654355/5/16533', 1, 2465624038962102272, '755', '2026-11-22 05:21:58.324605+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710861805531654355/5/16533', 1, 2465624038962102272, '756', '2026-11-22 05:21:58.344986+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710862747308712301/5/16533', 1, 1125864722470535168, '755', '2026-11-22 05:25:38.554735+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710862747308712301/5/16533', 1, 1125864722470535168, '756', '2026-11-22 05:25:38.599725+00', NULL);
 
 
 --
@@ -2672,7 +2685,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 05:21:58.172889+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 05:25:38.41063+00');
 
 
 --
@@ -2685,7 +2698,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 05:21:58.357527+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 05:25:38.6127+00');
 
 
 --
@@ -2720,7 +2733,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 5, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 2465624130219820647, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 1125864813728473804, true);
 
 
 --
@@ -2734,7 +2747,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 2465624130219820616, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 1125864813728473767, true);
 
 
 --
