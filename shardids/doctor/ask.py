@@ -52,7 +52,7 @@ _RATE_INTERVAL_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What to ask beside the usual.
+    """What to ask in addition.
 
     ``rates``: read the shards' generators twice, at least half a second apart. ``keys``: columns by whose
     hash rows are placed.
@@ -116,7 +116,7 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[int, ClusterFacts]:
 
 
 def _read_moves(connection: Connection) -> list[Move]:
-    """The open moves; the process that runs one holds an advisory lock with the shard's number."""
+    """Returns the open moves; the process that runs one holds an advisory lock with the shard's number."""
     if connection.scalar(text("select to_regclass('shardids_catalog.move') is null")):
         return []
     found = connection.execute(
@@ -134,7 +134,7 @@ def _read_moves(connection: Connection) -> list[Move]:
 
 
 def _is_migrating(connection: Connection) -> bool:
-    """Whether a run of the application's migrations holds its lock, whose key is one number."""
+    """Returns whether a run of the application's migrations holds its lock, whose key is one number."""
     return bool(
         connection.scalar(
             text("""
@@ -149,7 +149,7 @@ def _is_migrating(connection: Connection) -> bool:
 
 
 def moves_meanwhile(before: Sequence[Move], after: Sequence[Move]) -> list[Move]:
-    """The moves that were open at some time between two readings; one that ended was running."""
+    """Returns the moves that were open at some time between two readings; one that ended was running."""
     later = {move.shard: move for move in after}
     ended = [replace(move, is_running=True) for move in before if move.shard not in later]
     return [*ended, *after]
@@ -164,7 +164,7 @@ def _version(catalog: Catalog) -> int:
 def _ask_node(
     node: Node, engine: Engine, clock: LocalClock, wishes: Wishes, description: Description
 ) -> NodeFacts:
-    """What a node says, as far as it answers."""
+    """Returns what a node says, as far as it answers."""
     known: dict[str, Any] = {}
     try:
         with engine.connect() as connection:

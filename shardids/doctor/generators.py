@@ -156,7 +156,7 @@ def generator_sequence(facts: ClusterFacts) -> Iterator[Found]:
 
 
 def _reset(difference: str, owner: str) -> str:
-    """What ALTER SEQUENCE takes to end a difference of ``doctor/sequences.v1.sql``."""
+    """Returns the options of ALTER SEQUENCE that end a difference of ``doctor/sequences.v1.sql``."""
     match difference.split(maxsplit=1)[0]:
         case "cache":
             return "cache 1"
