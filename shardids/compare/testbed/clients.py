@@ -49,7 +49,7 @@ class _Client:
             self.pipe.send(what)
 
     def answer(self) -> Any:
-        """Returns the answer or raises it if it is an error; ShardidsError if the process is gone or hangs."""
+        """Returns the answer, or raises it if it is an error; ShardidsError if the process ended or hangs."""
         if not self.pipe.poll(_PATIENCE_S):
             # A late answer would be taken for the answer to the next job.
             self.process.kill()
