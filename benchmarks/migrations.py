@@ -97,7 +97,7 @@ class Bench:
     folder: Path
 
     def migration(self) -> Migration:
-        """The cluster with the revisions."""
+        """Returns the cluster with the revisions."""
         return Migration(self.catalog, Environment.at(self.folder / "ours"))
 
     def command(self, *words: str) -> float:
@@ -126,17 +126,17 @@ class Bench:
             raise RuntimeError("the migration failed")
 
     def up(self) -> float:
-        """A run on shards without tables."""
+        """Measures a run in this process on shards without tables."""
         self.reset()
         return seconds(self.run)
 
     def whole_command(self) -> float:
-        """``migrate up`` on shards without tables."""
+        """Measures ``migrate up`` on shards without tables."""
         self.reset()
         return self.command("up")
 
     def nothing_to_do(self) -> float:
-        """``migrate up`` on shards that are there."""
+        """Measures ``migrate up`` on shards that are up to date already."""
         return self.command("up")
 
     def psql(self) -> float:

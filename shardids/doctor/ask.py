@@ -178,7 +178,7 @@ def _ask_node(
 
 
 def _ask_view(catalog: Catalog, view: View, description: Description) -> ViewFacts:
-    """A view that is on a node is asked for there, with the rest."""
+    """Asks a view's own database about it; a view on a node is read with the rest of that node."""
     if view.url is None:
         return ViewFacts(view=view)
     engine = administrative_engine(
@@ -258,7 +258,7 @@ def _read_draws(connection: Connection, shards: Mapping[int, LocalShard]) -> dic
 def _read_revisions(
     connection: Connection, shards: Mapping[int, LocalShard], table: str
 ) -> dict[int, tuple[str, ...]]:
-    """The revisions in a version table of every shard that has one."""
+    """Returns the revisions in a version table of every shard that has one."""
     having = [local for local in shards.values() if table in local.version_tables]
     revisions: dict[int, list[str]] = {local.shard: [] for local in having}
     for batch in batches(having):

@@ -206,7 +206,7 @@ def generator_behind(facts: ClusterFacts) -> Iterator[Found]:
 
 
 def _reached(draws: Draws, layout: Layout, clock_tick: int) -> int:
-    """A tick that the generator will not issue again, nor any before it."""
+    """Returns a tick that the generator will not issue again, nor any before it."""
     reached = max((draws.offset_ms << layout.sequence_bits) + draws.drawn, draws.high_water_tick)
     # The first draw after an activation goes past the clock.
     return reached if draws.has_drawn else max(reached, clock_tick)

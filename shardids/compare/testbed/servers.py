@@ -53,7 +53,7 @@ class PrivateServer(ABC):
 
     @property
     def log_file(self) -> Path:
-        """The file with what the server prints."""
+        """Returns the file with what the server prints."""
         return self.folder.parent / f"{self.folder.name}.log"
 
     @property
