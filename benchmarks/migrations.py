@@ -97,11 +97,11 @@ class Bench:
     folder: Path
 
     def migration(self) -> Migration:
-        """The cluster with the revisions."""
+        """Returns the cluster with the revisions."""
         return Migration(self.catalog, Environment.at(self.folder / "ours"))
 
     def command(self, *words: str) -> float:
-        """How long a command takes, as a process of its own."""
+        """Returns how long a command takes as a separate process."""
         return seconds(lambda: self._command(*words))
 
     def _command(self, *words: str) -> None:
@@ -118,7 +118,7 @@ class Bench:
         )
 
     def run(self) -> None:
-        """What ``migrate up`` does, in this process."""
+        """Does what ``migrate up`` does, in this process."""
         with one_run(self.catalog, "benchmark"), self.migration() as migration:
             prepared = migration.prepare("head", "up", migration.choose())
             report = migration.run(prepared, RunSettings(), Observer(), Event())
@@ -126,21 +126,21 @@ class Bench:
             raise RuntimeError("the migration failed")
 
     def up(self) -> float:
-        """A run on shards without tables."""
+        """Measures a run in this process on shards without tables."""
         self.reset()
         return seconds(self.run)
 
     def whole_command(self) -> float:
-        """``migrate up`` on shards without tables."""
+        """Measures ``migrate up`` on shards without tables."""
         self.reset()
         return self.command("up")
 
     def nothing_to_do(self) -> float:
-        """``migrate up`` on shards that are there."""
+        """Measures ``migrate up`` on shards that are up to date already."""
         return self.command("up")
 
     def psql(self) -> float:
-        """The same DDL, with a transaction a shard and a connection a node, by psql."""
+        """Runs the same DDL by psql, with one transaction per shard and one connection per node."""
         self.reset()
         migration = self.migration()
         prepared = migration.prepare("head", "up", migration.choose(), canaries=0)
@@ -158,7 +158,7 @@ class Bench:
         return seconds(lambda: run_psql(self.servers, files))
 
     def alembic(self) -> float:
-        """A process of Alembic for each shard of a sample, extrapolated to all shards."""
+        """Runs a process of Alembic for each shard of a sample, and extrapolates to all shards."""
         self.reset()
         migration = self.migration()
         words = [sys.executable, "-m", "alembic", "-c", str(self.folder / "alembic.ini")]
@@ -174,7 +174,7 @@ class Bench:
         return seconds(run) * SHARDS / SAMPLE
 
     def reset(self) -> None:
-        """Takes all tables away, the version tables too."""
+        """Drops all tables, including the version tables."""
         for server, node in zip(self.servers, "ab", strict=True):
             script = self.folder / f"reset-{node}.sql"
             with script.open("w", encoding="utf-8") as file:

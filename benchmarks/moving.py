@@ -36,7 +36,7 @@ _TABLES = f"""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Nodes:
-    """Two servers with a shard 0 of a million rows on node a, and an empty node c on the second server."""
+    """Makes two servers, with a shard 0 of a million rows on node a, and an empty node c on the second."""
 
     servers: list[EmbeddedServer]
     catalog: Catalog
@@ -132,7 +132,7 @@ def pause(rounds: int) -> Section:
 
 
 class _Writers:
-    """Sessions that insert at a steady rate, wherever the shard is."""
+    """Runs sessions that insert at a steady rate, wherever the shard is."""
 
     def __init__(self, nodes: _Nodes) -> None:
         self._nodes = nodes

@@ -34,7 +34,7 @@ class Ratio:
 
     @property
     def reached(self) -> bool:
-        """Whether it is as low as promised."""
+        """Returns whether it is as low as promised."""
         return self.at_most is None or self.value <= self.at_most
 
 
@@ -80,19 +80,19 @@ def interleaved(cases: Mapping[str, Timed], *, rounds: int, unit: str) -> dict[s
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long the work takes."""
+    """Returns how long the work takes."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
 
 
 def ratio(of: Measure, to: Measure, *, at_most: float | None = None) -> Ratio:
-    """The ratio of two medians."""
+    """Returns the ratio of two medians."""
     return Ratio(name=f"{of.name} / {to.name}", value=of.median / to.median, at_most=at_most)
 
 
 def figure(name: str, value: float, *, at_most: float | None = None) -> Ratio:
-    """A figure that stands for itself."""
+    """Returns a figure that is not a ratio."""
     return Ratio(name=name, value=value, at_most=at_most)
 
 
@@ -136,7 +136,7 @@ Rows = list[tuple[str, ...]]
 
 
 def _grids(section: Section) -> Iterator[tuple[tuple[str, ...], Rows]]:
-    """The section's tables as text, each with its header."""
+    """Returns the section's tables as text, each with its header."""
     if section.measures:
         yield (
             ("", "median", "lowest", "highest", ""),

@@ -112,7 +112,7 @@ def many_shards(_rounds: int) -> Section:
 
 @contextmanager
 def _cluster(shards: int) -> Iterator[list[str]]:
-    """A cluster with the tables on two servers: their URLs; the first one has the catalog."""
+    """Makes a cluster with the tables on two servers; the first one has the catalog."""
     with temporary_servers(2) as servers:
         catalog = Catalog(servers[0].url())
         provision.init(catalog, DEFAULT, shards)
@@ -185,7 +185,7 @@ def _newest_by_hand(cluster: Cluster) -> tuple[Callable[[], list[int]], Callable
 
 
 def _repeated(work: Callable[[], object], times: int) -> Callable[[], float]:
-    """The work done many times; its figure is the ms that once takes."""
+    """Repeats the work many times; its figure is the ms that one repetition takes."""
 
     def repeat() -> None:
         for _ in range(times):
@@ -204,7 +204,7 @@ def _growth(how: str, *urls: str) -> dict[str, float]:
 
 
 def read_all() -> None:
-    """Reads from every shard, and prints what that took: the program of a process of its own."""
+    """Reads from every shard, and prints what that took; runs in a separate process."""
     how, *urls = sys.argv[1:]
     before = _resident_mb()
     ids = [DEFAULT.encode(ms=1, shard=shard) for shard in range(MANY_SHARDS)]

@@ -93,7 +93,7 @@ def _cases(server_version: int) -> list[_Case]:
 def _filled(
     connection: psycopg.Connection, number: int, case: _Case, found: dict[str, tuple[float, ...]]
 ) -> Timed:
-    """Fills the case's table, after emptying it; what it finds there the first time goes into ``found``."""
+    """Empties and fills the case's table; stores what it finds there the first time in ``found``."""
     table = f"filled_{number}"
     connection.execute(f"create table {table} (id {case.key}, note integer)".encode())
     connection.execute(f"create {case.index} {table}_id on {table} (id)".encode())

@@ -32,13 +32,13 @@ class Scheme:
     type: str = "bigint"
 
     def draw_many(self, count: int) -> bytes:
-        """A query that draws ``count`` keys, each by an expression of its own, and returns their number."""
+        """Returns a query that draws ``count`` keys, each by its own expression, and gives their number."""
         # Built from this module's constants only.
         return f"select count({self.expression}) from generate_series(1, {count})".encode()
 
 
 def schemes(server_version: int) -> list[Scheme]:
-    """Those that a server of this version can do; ``psycopg``'s number, such as 180001."""
+    """Returns the schemes that a server of this version can run; ``psycopg``'s number, such as 180001."""
     all_ = [
         Scheme(name=NEXTVAL, expression="nextval('plain')"),
         Scheme(name=NEXT_ID, expression="shard_0005.next_id()"),
@@ -53,7 +53,7 @@ def schemes(server_version: int) -> list[Scheme]:
 
 @contextmanager
 def server_with_all(shards: int = 8) -> Iterator[tuple[EmbeddedServer, psycopg.Connection]]:
-    """A server with the shards and the other schemes' objects, and an autocommit connection to it."""
+    """Starts a server with the shards and the other schemes' objects; yields it and a connection to it."""
     with temporary_server() as server:
         found([server], shards)
         with psycopg.connect(server.url(), autocommit=True) as connection:
@@ -64,7 +64,7 @@ def server_with_all(shards: int = 8) -> Iterator[tuple[EmbeddedServer, psycopg.C
 
 @contextmanager
 def together(url: str, count: int) -> Iterator[Callable[[bytes], None]]:
-    """What runs a query in so many sessions at once, and waits for all."""
+    """Opens so many sessions; yields what runs a query in all of them at once and waits for all."""
     with ExitStack() as stack:
         sessions = [stack.enter_context(psycopg.connect(url, autocommit=True)) for _ in range(count)]
         pool = stack.enter_context(ThreadPoolExecutor(count))
@@ -77,5 +77,5 @@ def together(url: str, count: int) -> Iterator[Callable[[bytes], None]]:
 
 
 def version_of(connection: psycopg.Connection) -> str:
-    """The server's version, in words."""
+    """Returns the server's version, in words."""
     return connection.info.parameter_status("server_version") or "?"

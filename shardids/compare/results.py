@@ -1,7 +1,7 @@
-"""What a comparison found: plain data, as the JSON of ``shardids compare --json`` holds it.
+"""The results of a comparison: plain data, as the JSON of ``shardids compare --json`` holds it.
 
-Keys of 128 bits and of 64 stand side by side, so no key is here as a number: where one is shown, it is text,
-and where keys are plotted they are fractions of the range that the scheme's keys of that run span.
+Keys of 128 bits and of 64 bits are compared, so no key is stored as a number here: a key that is shown is
+text, and keys that are plotted are fractions of the range that the scheme's keys span in that run.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from datetime import datetime
 from shardids.compare.schemes import About
 
 FORMAT = 1
-"""Number of the JSON's form; it rises when a field changes its meaning."""
+"""The version of the JSON's format; it rises when a field changes its meaning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draws:
-    """Drawing keys, without a table: as a client sees it, round trip included.
+    """The times of draws without a table, as a client sees them, round trip included.
 
     Attributes:
         draws: how many single draws were timed, over all rounds.
-        quantiles_us: its quantiles, from the 0th to the 100th percentile: 101 figures in µs.
-        many_us: time a key in µs, when the client asks for ``many`` at once.
-        many: how many that is.
+        quantiles_us: the times' quantiles, from the 0th to the 100th percentile: 101 figures in µs.
+        many_us: the time per key in µs when the client asks for ``many`` keys at once.
+        many: how many keys that is.
     """
 
     draws: int
@@ -35,34 +35,34 @@ class Draws:
 
     @property
     def p50_us(self) -> float:
-        """The median time of a single draw, in µs."""
+        """Returns the median time of a single draw, in µs."""
         return self.quantiles_us[50]
 
     @property
     def p99_us(self) -> float:
-        """What 99 of 100 single draws stay below, in µs."""
+        """Returns the time that 99 of 100 single draws stay below, in µs."""
         return self.quantiles_us[99]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inserts:
-    """Rows inserted and committed one by one, the drawing of their keys included.
+    """The rates at which rows are inserted and committed one by one, the drawing of their keys included.
 
     Attributes:
-        rounds_per_s: rows a second in each round, by the number of clients.
+        rounds_per_s: rows per second in each round, by the number of clients.
     """
 
     rounds_per_s: Mapping[int, Sequence[float]]
 
     @property
     def per_s(self) -> Mapping[int, float]:
-        """Rows a second in the median round, by the number of clients."""
+        """Returns the rows per second of the median round, by the number of clients."""
         return {count: statistics.median(rounds) for count, rounds in self.rounds_per_s.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """The size of the primary key's index when the table had so many rows."""
+    """The size of the primary key's index when the table had this many rows."""
 
     rows: int
     index_bytes: int
@@ -74,13 +74,13 @@ class Storage:
 
     Attributes:
         rows: how many rows it has at the end.
-        rows_per_s: rows a second while it was filled, the drawing of their keys included.
-        table_bytes_per_row: size of the table, without the index.
-        index_bytes_per_row: size of the primary key's index.
+        rows_per_s: rows per second while it was filled, the drawing of their keys included.
+        table_bytes_per_row: the table's size, without the index.
+        index_bytes_per_row: the size of the primary key's index.
         leaf_density_percent: how full the leaf pages of the index are (pgstatindex).
-        wal_bytes_per_row: write-ahead log; with pages that are logged whole after checkpoints, of which
-            there were four.
-        growth: the index while the table grew.
+        wal_bytes_per_row: write-ahead log, including the pages that are logged whole after each of the four
+            checkpoints.
+        growth: the index's size while the table grew.
     """
 
     rows: int
@@ -94,7 +94,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A key that was issued: when (ms from the start), where it lies (0 … 1), which node's client drew it."""
+    """An issued key: when (ms from the start), where in the range (0 … 1), and by which node's client."""
 
     ms: float
     key: float
@@ -103,19 +103,19 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """The order of the keys that clients of several nodes drew, against the time.
+    """How the order of keys that clients of several nodes drew agrees with the time of the draws.
 
-    A pair counts when one draw had ended before the other began: then the later should be the greater key.
-    This is the order of draws; rows appear when their transactions are committed, in whatever order.
+    A pair counts when one draw had ended before the other began: the later draw should have the greater key.
+    This is the order of draws; rows become visible when their transactions commit, in any order.
 
     Attributes:
         keys: how many were drawn, one by one.
         pairs: how many pairs count.
-        out_of_order_percent: how many of those are the wrong way round, in percent.
-        late_p99_ms: a key is late by the time since a greater one was there; 99 of 100 are less late.
-        late_most_ms: the latest.
-        lasted_ms: how long the run lasted, which no key can be later than.
-        points: some of the keys, for a picture.
+        out_of_order_percent: how many of those are in the wrong order, in percent.
+        late_p99_ms: a key is late by the time for which a greater one had existed; 99 of 100 are less late.
+        late_most_ms: the greatest such delay.
+        lasted_ms: how long the run lasted; no key can be later than that.
+        points: some of the keys, for a chart.
     """
 
     keys: int
@@ -129,13 +129,13 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Duplicates:
-    """Keys that were issued while something happened.
+    """The keys that were issued while something happened.
 
     Attributes:
         keys: how many were drawn.
-        twice: how many of them had been issued before, then or earlier in the same scenario.
-        refused: how many draws raised an error instead; an empty string in ``refusal`` if none did.
-        refusal: what the first of them said.
+        twice: how many of them had been issued before, in this case or earlier in the same scenario.
+        refused: how many draws raised an error instead.
+        refusal: the first error's message; empty if no draw raised one.
     """
 
     keys: int
@@ -146,12 +146,12 @@ class Duplicates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:
-    """Clients that were at work when a server was killed, and what they drew before it came back.
+    """What clients drew between the moment a server was killed and the moment it came back.
 
     Attributes:
         server: what was killed.
-        keys: how many keys each node's client drew, by the node's number; ``tried`` if it was not hindered.
-        tried: how many it was to draw.
+        keys: how many keys each node's client drew, by the node's number; ``tried`` if nothing stopped it.
+        tried: how many keys it tried to draw.
     """
 
     server: str
@@ -161,7 +161,7 @@ class Outage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """One key, and what it tells to whoever reads it."""
+    """One key, and what it tells its readers."""
 
     key: str
     time: datetime | None = None
@@ -171,13 +171,13 @@ class Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemeResult:
-    """All that was found about a scheme.
+    """All results of one scheme.
 
     Attributes:
-        about: the scheme in words, with its settings.
+        about: the scheme's description, with its settings.
         key_bytes: the size of a key in a row: 8 or 16.
         duplicates: by the names of :data:`CASES`.
-        left_out: why a measure is missing, by the name of the attribute, or of the case of duplicates.
+        left_out: why a measure is missing, by the name of the attribute or of the case of duplicates.
     """
 
     about: About
@@ -193,7 +193,7 @@ class SchemeResult:
 
     @property
     def twice(self) -> int:
-        """Keys that were issued twice, over all cases."""
+        """Returns how many keys were issued twice, over all cases."""
         return sum(case.twice for case in self.duplicates.values())
 
 
@@ -205,12 +205,12 @@ CASES: Mapping[str, str] = {
     "lost server": "a server is lost, and replaced by a copy that lacks its last seconds",
     "added server": "a server, or for schemes without one a client, is added",
 }
-"""What keys are counted under, and what happens there."""
+"""The cases under which keys are counted, and what happens in each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerKind:
-    """Servers of one kind that ran: how many, which version, with which settings."""
+    """The servers of one kind: how many ran, which version, with which settings."""
 
     kind: str
     version: str
@@ -220,16 +220,16 @@ class ServerKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What the figures were measured under.
+    """The conditions under which the figures were measured.
 
     Attributes:
         made_at: when the run began.
         seconds: how long it took.
-        command: what was typed.
-        quick: whether it was the quick form, whose figures are rough.
-        machine: cores, memory and system.
-        versions: of Python, shardids and the drivers.
-        servers: those that ran.
+        command: the command line.
+        quick: whether it was the quick run, whose figures are rough.
+        machine: cores, memory and operating system.
+        versions: the versions of Python, shardids and the drivers.
+        servers: the servers that ran.
         sizes: how many rounds, keys, rows and seconds each measure took, in words.
     """
 
@@ -245,11 +245,11 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A whole run.
+    """The results of a whole run.
 
     Attributes:
-        schemes: those that were measured, in the order of :data:`shardids.compare.schemes.SCHEMES`.
-        left_out: why a scheme was not, by its name.
+        schemes: the measured schemes, in the order of :data:`shardids.compare.schemes.SCHEMES`.
+        left_out: why a scheme was not measured, by its name.
     """
 
     conditions: Conditions

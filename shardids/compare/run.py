@@ -1,4 +1,4 @@
-"""A whole comparison: servers, schemes, one measure after the other."""
+"""Runs a whole comparison: starts servers, installs schemes, takes one measure after the other."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _WRAPS: Final = (
 
 @dataclass(slots=True)
 class _Findings:
-    """What the measures found, by the scheme's name."""
+    """The measures' results, by the scheme's name."""
 
     told: Mapping[str, Told] = field(default_factory=dict)
     order: Mapping[str, Order] = field(default_factory=dict)
@@ -57,15 +57,15 @@ class _Findings:
 def compare(
     names: Sequence[str] = (), *, quick: bool = False, command: str = "", say: Callable[[str], None]
 ) -> Comparison:
-    """Measures the schemes of those names, or all; ``say`` is told what is under way.
+    """Measures the schemes of those names, or all schemes; calls ``say`` with what it is doing.
 
-    A scheme that was named and can't run is an error; of all, it is left out, with the reason. So is a
-    measure that fails.
+    A named scheme that can't run is an error. Where no names are given, such a scheme is left out, with the
+    reason, as is any measure that fails.
 
     Raises:
-        BadArgument: a name is no scheme's.
-        ServerStartFailed: PostgreSQL can't be started, or there is too little disk for it.
-        ShardidsError: a named scheme can't run; what it lacks.
+        BadArgument: there is no scheme of that name.
+        ServerStartFailed: PostgreSQL can't be started, or there is too little disk space for it.
+        ShardidsError: a named scheme can't run; the message says what it lacks.
     """
     asked = {name: scheme_of(name) for name in dict.fromkeys(names)} or dict(SCHEMES)
     sizes = QUICK if quick else FULL
@@ -94,7 +94,7 @@ def compare(
 def _install(
     asked: Mapping[str, Scheme], stage: Stage, *, named: bool
 ) -> tuple[dict[str, Scheme], dict[str, str]]:
-    """The schemes that can run, installed; and why the others can't."""
+    """Installs the schemes that can run; returns them, and why the others can't."""
     schemes, left_out = {}, {}
     for name, scheme in asked.items():
         try:
@@ -124,7 +124,7 @@ def _measure(run: Measuring, stage: Stage) -> _Findings:
         if "uuid1" in run.schemes:
             run.leave_out("uuid1", what, _WRAPS)
     found.told = run.each("told", lambda name: _told(run.schemes[name], run.servers))
-    # First, while all counters stand where they began: it shows how they drift apart by themselves.
+    # Measured first, while all counters are at their start: it shows how they drift apart by themselves.
     found.order = run.each("order", lambda name: measure_order(name, run))
     found.draws = measure_draws(run)
     found.inserts = measure_inserts(run)

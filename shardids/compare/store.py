@@ -1,4 +1,4 @@
-"""A comparison as JSON, and back."""
+"""Writes a comparison as JSON, and reads it back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MADE_BY = "Make one with: shardids compare --json"
 
 
 def check_libraries() -> None:
-    """Refuses to go on without what JSON needs.
+    """Refuses to continue without the library that JSON needs.
 
     Raises:
         MissingLibrary: pydantic is not installed.
@@ -21,7 +21,7 @@ def check_libraries() -> None:
 
 
 def to_json(comparison: Comparison, *, indent: int | None = 2) -> str:
-    """The comparison as JSON, with the names of the dataclasses' attributes.
+    """Returns the comparison as JSON, with the names of the dataclasses' attributes.
 
     Raises:
         MissingLibrary: pydantic is not installed.
@@ -30,10 +30,10 @@ def to_json(comparison: Comparison, *, indent: int | None = 2) -> str:
 
 
 def from_json(text: str) -> Comparison:
-    """The comparison that :func:`to_json` wrote.
+    """Returns the comparison that :func:`to_json` wrote.
 
     Raises:
-        BadArgument: the text is no comparison, or one of another :data:`~shardids.compare.results.FORMAT`.
+        BadArgument: the text is not a comparison, or one of another :data:`~shardids.compare.results.FORMAT`.
         MissingLibrary: pydantic is not installed.
     """
     pydantic_core = library("pydantic_core")

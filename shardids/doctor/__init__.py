@@ -47,7 +47,7 @@ class Report:
 
     @property
     def is_well(self) -> bool:
-        """Whether nothing is wrong: there are no findings but informational ones."""
+        """Returns whether nothing is wrong: there are no findings but informational ones."""
         return all(finding.severity is Severity.INFO for finding in self.findings)
 
 

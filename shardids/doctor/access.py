@@ -63,7 +63,7 @@ def role_rights(facts: ClusterFacts) -> Iterator[Found]:
 
 
 def _privileges(facts: ClusterFacts) -> dict[tuple[Thing, str | None], dict[int, Privileges]]:
-    """By object and role, what it may do in which shard; with ``None`` for a role, where the object is."""
+    """Returns, by object and role, what the role may do in which shard; by ``None``, where the object is."""
     held: dict[tuple[Thing, str | None], dict[int, Privileges]] = {}
     for name, node in facts.nodes.items():
         for grant in node.grants:
@@ -90,7 +90,7 @@ def _shown(thing: Thing) -> str:
 def _grants(
     facts: ClusterFacts, role: str, missing: Collection[tuple[Thing, Privileges]], shards: Collection[int]
 ) -> tuple[Command, ...]:
-    """What gives the role in the shards what it lacks: on each node, what concerns its shards."""
+    """Returns the commands that grant the role what it lacks: on each node, those for its shards."""
     to = "public" if role == "public" else quoted(role)
     commands: list[Command] = []
     generator = _GENERATOR if any(thing in _GENERATOR - {_SCHEMA} for thing, _ in missing) else set()
@@ -108,7 +108,7 @@ def _grants(
 
 
 def _qualified(schema: str, kind: str, name: str) -> str:
-    """An object's name; a function's comes quoted, with its arguments."""
+    """Returns an object's name; a function's is quoted already, with its arguments."""
     if kind == "schema":
         return quoted(schema)
     return f"{quoted(schema)}.{name if kind == 'function' else quoted(name)}"
@@ -158,7 +158,7 @@ def search_path(facts: ClusterFacts) -> Iterator[Found]:
 
 
 def _reset(trap: PathTrap) -> str:
-    """ALTER ROLE or ALTER DATABASE, for just where the setting is."""
+    """Returns the ALTER ROLE or ALTER DATABASE that resets the setting exactly where it is set."""
     if not trap.name:
         whom = f"database {quoted(trap.database)}" if trap.database else "role all"
     else:

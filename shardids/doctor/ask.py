@@ -54,7 +54,7 @@ _RATE_INTERVAL_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What to ask beside the usual.
+    """What to ask in addition.
 
     ``rates``: read the shards' generators twice, at least half a second apart. ``keys``: columns by whose
     hash rows are placed.
@@ -118,7 +118,7 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[int, ClusterFacts]:
 
 
 def _read_moves(connection: Connection) -> list[Move]:
-    """The open moves; the process that runs one holds an advisory lock with the shard's number."""
+    """Returns the open moves; the process that runs one holds an advisory lock with the shard's number."""
     if connection.scalar(text("select to_regclass('shardids_catalog.move') is null")):
         return []
     found = connection.execute(
@@ -136,7 +136,7 @@ def _read_moves(connection: Connection) -> list[Move]:
 
 
 def _is_migrating(connection: Connection) -> bool:
-    """Whether a run of the application's migrations holds its lock, whose key is one number."""
+    """Returns whether a run of the application's migrations holds its lock, whose key is one number."""
     return bool(
         connection.scalar(
             text("""
@@ -151,7 +151,7 @@ def _is_migrating(connection: Connection) -> bool:
 
 
 def moves_meanwhile(before: Sequence[Move], after: Sequence[Move]) -> list[Move]:
-    """The moves that were open at some time between two readings; one that ended was running."""
+    """Returns the moves that were open at some time between two readings; one that ended was running."""
     later = {move.shard: move for move in after}
     ended = [replace(move, is_running=True) for move in before if move.shard not in later]
     return [*ended, *after]
@@ -166,7 +166,7 @@ def _version(catalog: Catalog) -> int:
 def _ask_node(
     node: Node, engine: Engine, clock: LocalClock, wishes: Wishes, description: Description
 ) -> NodeFacts:
-    """What a node says, as far as it answers."""
+    """Returns what a node says, as far as it answers."""
     known: dict[str, Any] = {}
     try:
         with engine.connect() as connection:
@@ -180,7 +180,7 @@ def _ask_node(
 
 
 def _ask_view(catalog: Catalog, view: View, description: Description) -> ViewFacts:
-    """A view that is on a node is asked for there, with the rest."""
+    """Asks a view's own database about it; a view on a node is read with the rest of that node."""
     if view.url is None:
         return ViewFacts(view=view)
     engine = administrative_engine(
@@ -269,7 +269,7 @@ def _read_draws(connection: Connection, shards: Mapping[int, LocalShard]) -> dic
 def _read_revisions(
     connection: Connection, shards: Mapping[int, LocalShard], table: str
 ) -> dict[int, tuple[str, ...]]:
-    """The revisions in a version table of every shard that has one."""
+    """Returns the revisions in a version table of every shard that has one."""
     having = [local for local in shards.values() if table in local.version_tables]
     revisions: dict[int, list[str]] = {local.shard: [] for local in having}
     for batch in batches(having):

@@ -11,7 +11,7 @@ from shardids.views.state import stale_shards
 
 
 def _misplaced(facts: ClusterFacts, said_by: str) -> Iterator[tuple[str, list[Sample]]]:
-    """The samples with wrong rows, by node and column."""
+    """Returns the samples with wrong rows, by node and column."""
     for name, node in facts.nodes.items():
         columns: dict[tuple[str, str], list[Sample]] = {}
         for sample in node.samples:

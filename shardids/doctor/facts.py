@@ -337,14 +337,14 @@ class ClusterFacts:
 
     @property
     def moving(self) -> frozenset[int]:
-        """The shards with an open move: the catalog and the nodes need not agree on them."""
+        """Returns the shards with an open move: the catalog and the nodes need not agree on them."""
         return frozenset(move.shard for move in self.moves)
 
     def owns(self, node: str, shard: int) -> bool:
-        """Whether the catalog places the shard on the node."""
+        """Returns whether the catalog places the shard on the node."""
         placed = self.placed.get(shard)
         return placed is not None and placed.node == node
 
     def is_settled(self, shard: int, node: str) -> bool:
-        """Whether the node owns the shard, and no move of it is open."""
+        """Returns whether the node owns the shard and no move of it is open."""
         return self.owns(node, shard) and shard not in self.moving

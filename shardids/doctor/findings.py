@@ -39,7 +39,7 @@ class Command:
 
     @property
     def place(self) -> str:
-        """The place in words."""
+        """Returns the place in words."""
         return {
             Where.SHELL: "in a shell",
             Where.CATALOG: "on the catalog",
@@ -48,17 +48,17 @@ class Command:
 
 
 def in_shell(*lines: str) -> tuple[Command, ...]:
-    """Commands for a shell."""
+    """Returns commands for a shell."""
     return tuple(Command(where=Where.SHELL, text=line) for line in lines)
 
 
 def on_catalog(*statements: str) -> tuple[Command, ...]:
-    """Statements for the database with the catalog."""
+    """Returns statements for the database with the catalog."""
     return tuple(Command(where=Where.CATALOG, text=statement) for statement in statements)
 
 
 def on_node(node: str, *statements: str) -> tuple[Command, ...]:
-    """Statements for a node."""
+    """Returns statements for a node."""
     return tuple(Command(where=Where.NODE, node=node, text=statement) for statement in statements)
 
 
@@ -145,12 +145,12 @@ def grouped(pairs: Iterable[tuple[Key, int]]) -> dict[Key, tuple[int, ...]]:
 
 
 def quoted(name: str) -> str:
-    """An identifier as SQL writes it."""
+    """Returns an identifier as SQL writes it."""
     return sql.Identifier(name).as_string()
 
 
 def literal(text: str) -> str:
-    """A string as SQL writes it."""
+    """Returns a string as SQL writes it."""
     return sql.Literal(text).as_string()
 
 

@@ -156,7 +156,7 @@ def generator_sequence(facts: ClusterFacts) -> Iterator[Found]:
 
 
 def _reset(difference: str, owner: str) -> str:
-    """What ALTER SEQUENCE takes to end a difference of ``doctor/sequences.v1.sql``."""
+    """Returns the options of ALTER SEQUENCE that end a difference of ``doctor/sequences.v1.sql``."""
     match difference.split(maxsplit=1)[0]:
         case "cache":
             return "cache 1"
@@ -206,7 +206,7 @@ def generator_behind(facts: ClusterFacts) -> Iterator[Found]:
 
 
 def _reached(draws: Draws, layout: Layout, clock_tick: int) -> int:
-    """A tick that the generator will not issue again, nor any before it."""
+    """Returns a tick that the generator will not issue again, nor any before it."""
     reached = max((draws.offset_ms << layout.sequence_bits) + draws.drawn, draws.high_water_tick)
     # The first draw after an activation goes past the clock.
     return reached if draws.has_drawn else max(reached, clock_tick)

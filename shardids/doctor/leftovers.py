@@ -31,7 +31,7 @@ def move_interrupted(facts: ClusterFacts) -> Iterator[Found]:
 
 
 def _left_behind(facts: ClusterFacts, kind: str) -> Iterator[tuple[str, Leftover]]:
-    """What belongs to no open move from or to the node."""
+    """Yields what belongs to no open move from or to the node."""
     busy = {name for move in facts.moves for name in (move.source, move.target)}
     for name, node in facts.nodes.items():
         for leftover in node.leftovers:

@@ -119,7 +119,7 @@ Commands = tuple[Command, ...]
 
 
 def _active_on(facts: ClusterFacts) -> dict[int, Names]:
-    """The nodes on which each shard may issue IDs; copies that were not activated are left out."""
+    """Returns the nodes on which each shard may issue IDs; leaves out copies that were not activated."""
     nodes: dict[int, Names] = {}
     for name, node in facts.nodes.items():
         for shard, local in node.shards.items():
@@ -129,7 +129,7 @@ def _active_on(facts: ClusterFacts) -> dict[int, Names]:
 
 
 def _settled(facts: ClusterFacts) -> Iterator[tuple[int, str, LocalShard | None]]:
-    """Every shard whose owner answers and that is not being moved: shard, node, what is there."""
+    """Yields every shard whose owner answers and that is not being moved: shard, node, what is there."""
     for shard, placed in facts.placed.items():
         node = facts.nodes[placed.node]
         if node.engine is not None and placed.state == "active" and shard not in facts.moving:

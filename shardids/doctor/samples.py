@@ -154,7 +154,7 @@ def _sample_key(
 
 
 def _sampled(prefix: str, shard: int, table: str, column: str, pages: int) -> sql.Composed:
-    """A query for some values of a column, from random pages."""
+    """Returns a query for some values of a column, from random pages."""
     return sql.SQL("select {} from {} tablesample system ({}) limit {}").format(
         sql.Identifier(column),
         sql.Identifier(schema_name(prefix, shard), table),

@@ -52,7 +52,7 @@ def schema_differs(facts: ClusterFacts) -> Iterator[Found]:
 
 
 def _compared(facts: ClusterFacts) -> dict[int, Peers]:
-    """The shards whose schemas were read whole and at rest."""
+    """Returns the shards whose schemas were read in full while nothing changed them."""
     compared: dict[int, Peers] = {}
     for name, node in facts.nodes.items():
         unfinished = {stray.shard for stray in node.strays if stray.kind == "revision"}
@@ -69,7 +69,7 @@ def _compared(facts: ClusterFacts) -> dict[int, Peers]:
 
 
 def _variants(facts: ClusterFacts, shards: frozenset[int]) -> dict[Thing, dict[int, str | None]]:
-    """The objects that are not the same in all of the shards, each with its definition in each shard."""
+    """Returns the objects that differ between the shards, each with its definition in each shard."""
     variants: dict[Thing, dict[str, set[int]]] = {}
     for name, node in facts.nodes.items():
         for one in node.objects:
@@ -95,7 +95,7 @@ def _variants(facts: ClusterFacts, shards: frozenset[int]) -> dict[Thing, dict[i
 
 
 def _without_numbers(definitions: Mapping[int, str | None]) -> dict[int, str | None]:
-    """The definitions without each shard's own number, where that makes them alike."""
+    """Returns the definitions without each shard's own number, where that makes them alike."""
     bare = {
         shard: definition and re.sub(rf"(?<![\w.]){shard}(?![\w.])", "{number}", definition)
         for shard, definition in definitions.items()
@@ -104,13 +104,13 @@ def _without_numbers(definitions: Mapping[int, str | None]) -> dict[int, str | N
 
 
 def _usual(variants: Mapping[int, str | None]) -> str | None:
-    """What most shards have; of several that are as frequent, what the first of their shards has."""
+    """Returns what most shards have; of equally frequent ones, what the first of their shards has."""
     counts = Counter(variants[shard] for shard in sorted(variants))
     return counts.most_common(1)[0][0] if counts else None
 
 
 def _essential(differences: Sequence[Difference]) -> Iterator[Difference]:
-    """The differences, without those that follow from others: the columns of a table that is missing."""
+    """Returns the differences without those that follow from others, as the columns of a missing table."""
     differences = sorted(differences, key=lambda one: (one[0][0] != "table", one[0]))
     things = {thing for thing, *_ in differences}
     gone = {

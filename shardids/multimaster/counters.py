@@ -1,4 +1,4 @@
-"""What numbers the rows of a PostgreSQL master: its columns, their sequences, and how far those are."""
+"""Reads what numbers the rows of a PostgreSQL master: columns, their sequences, and how far those are."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SequenceState:
 
     @property
     def identifier(self) -> sql.Identifier:
-        """Its name, quoted for a statement."""
+        """Returns its name, quoted for a statement."""
         return sql.Identifier(self.schema, self.name)
 
 
@@ -61,9 +61,9 @@ class Counter:
         table: the table.
         column: the column.
         sequence: its sequence, if it has one.
-        type_limit: the greatest value that column and sequence can hold.
+        type_limit: the greatest value that the column and its sequence can hold.
         highest: the greatest value in the table, ``None`` if there is none.
-        highest_own: the same among the values that the master's offset gives.
+        highest_own: the greatest of the values that the master's offset gives, likewise.
     """
 
     schema: str
@@ -76,12 +76,12 @@ class Counter:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What the counter is called on every master."""
+        """Returns the counter's name, which is the same on every master."""
         return self.schema, self.table, self.column
 
     @property
     def title(self) -> str:
-        """The column in words."""
+        """Returns the column in words."""
         return ".".join(self.key)
 
 
@@ -151,7 +151,7 @@ def _counter(session: PostgreSqlSession, row: dict[str, Any], offset: int, maste
         ).format(column=column, table=table),
         (masters, offset, masters),
     )
-    # After the table: a row that it holds has drawn its value by then, so a sequence in use is never behind.
+    # Read after the table: its rows have drawn their values by then, so a sequence in use is never behind.
     sequence = _sequence(session, row) if row["sequence"] is not None else None
     return Counter(
         schema=row["schema"],

@@ -1,4 +1,4 @@
-"""The masters of a command, be they PostgreSQL or MariaDB: what each can plan, apply and verify."""
+"""One interface to the masters of a command, PostgreSQL or MariaDB: plan, apply and verify."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ class Fleet(Protocol):
 
     @property
     def size(self) -> int:
-        """How many."""
+        """Returns how many masters there are."""
 
     def verify(self) -> list[OffsetFinding]:
-        """What is wrong with their offsets."""
+        """Returns what is wrong with their offsets."""
 
     def plan(self) -> list[OffsetStep]:
-        """The steps that give each its offset."""
+        """Returns the steps that give each master its offset."""
 
     def carry_out(self, steps: Sequence[OffsetStep], on_step: Callable[[OffsetStep], None]) -> None:
-        """Takes the steps, and tells of each that is done."""
+        """Takes the steps, and reports each that is done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostgreSqlFleet:
-    """Masters whose sequences count by offsets; ``schemas`` narrows them to some, none means all."""
+    """PostgreSQL masters, whose sequences count by offsets; ``schemas`` selects schemas, none means all."""
 
     masters: tuple[Master, ...]
     schemas: tuple[str, ...]
@@ -48,57 +48,57 @@ class PostgreSqlFleet:
 
     @property
     def size(self) -> int:
-        """How many."""
+        """Returns how many masters there are."""
         return len(self.masters)
 
     def verify(self) -> list[OffsetFinding]:
-        """As :func:`shardids.multimaster.verify`."""
+        """Calls :func:`shardids.multimaster.verify`."""
         return verify(read_masters(self.masters, self.schemas))
 
     def plan(self) -> list[OffsetStep]:
-        """As :func:`shardids.multimaster.make_plan`."""
+        """Calls :func:`shardids.multimaster.make_plan`."""
         return list(make_plan(read_masters(self.masters, self.schemas), self.headroom).steps)
 
     def carry_out(self, steps: Sequence[OffsetStep], on_step: Callable[[OffsetStep], None]) -> None:
-        """As :func:`shardids.multimaster.carry_out`."""
+        """Calls :func:`shardids.multimaster.carry_out`."""
         carry_out(self.masters, steps, on_step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MariaDbFleet:
-    """Masters whose servers number all tables by offsets."""
+    """MariaDB masters, whose servers number the rows of all tables by offsets."""
 
     masters: tuple[MariaDbMaster, ...]
 
     @property
     def size(self) -> int:
-        """How many."""
+        """Returns how many masters there are."""
         return len(self.masters)
 
     def verify(self) -> list[OffsetFinding]:
-        """As :func:`shardids.multimaster.mariadb.verify_ring`."""
+        """Calls :func:`shardids.multimaster.mariadb.verify_ring`."""
         return mariadb.verify_ring(mariadb.read_ring(self.masters))
 
     def plan(self) -> list[OffsetStep]:
-        """As :func:`shardids.multimaster.mariadb.plan_ring`; none if the offsets are right."""
+        """Calls :func:`shardids.multimaster.mariadb.plan_ring`; returns no steps if the offsets are right."""
         wrong = {"no-offset", "wrong-increment", "wrong-offset", "limited"}
         if any(finding.problem in wrong for finding in self.verify()):
             return mariadb.plan_ring(self.masters)
         return []
 
     def carry_out(self, steps: Sequence[OffsetStep], on_step: Callable[[OffsetStep], None]) -> None:
-        """As :func:`shardids.multimaster.mariadb.carry_out_ring`."""
+        """Calls :func:`shardids.multimaster.mariadb.carry_out_ring`."""
         mariadb.carry_out_ring(self.masters, steps, on_step)
 
 
 def parse_fleet(words: Sequence[str], *, schemas: Sequence[str], headroom: int) -> Fleet:
-    """Masters from words of the form ``NAME=URL``, all PostgreSQL or all MariaDB.
+    """Parses masters of the form ``NAME=URL``, all PostgreSQL or all MariaDB.
 
-    MariaDB's password may come from ``MYSQL_PWD``, too.
+    MariaDB's password may also come from ``MYSQL_PWD``.
 
     Raises:
-        BadArgument: a word can't be read, the kinds are mixed, or there are fewer than two. No message
-            repeats a URL, as that may hold a password.
+        BadArgument: a master can't be parsed, the kinds are mixed, or there are fewer than two masters. No
+            message repeats a URL, as that may hold a password.
     """
     named = [_split(number, word) for number, word in enumerate(words, 1)]
     check_masters([master for master, _ in named])

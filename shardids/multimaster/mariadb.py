@@ -1,11 +1,11 @@
 """Auto-increment offsets on MariaDB masters that replicate in a ring.
 
 On MariaDB increment and offset belong to the server, not to a table, and replicated rows push every
-server's counter ahead. So no bound can keep what is drawn in the old way apart from what is drawn in
-the new way, as it does on PostgreSQL: to change the offsets, writes stop on all masters, all catch up,
-all are switched, and the sessions that began before are ended, as they keep the old values.
+server's counter ahead. So no bound can separate the values drawn before a switch from those drawn after
+it, as on PostgreSQL. To change the offsets, shardids stops writes on all masters, lets all catch up,
+switches all, and ends the sessions that began before, as they keep the old values.
 
-Only a growth to a multiple (2 to 4, 4 to 8) needs no stop: the new classes are parts of the old ones.
+Only growth to a multiple (2 to 4, 4 to 8) needs no stop: the new classes are parts of the old ones.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def verify_ring(states: Sequence[MariaDbState]) -> list[OffsetFinding]:
 
 
 def plan_ring(masters: Sequence[MariaDbMaster]) -> list[OffsetStep]:
-    """The steps that switch all masters to their offsets among as many as there are now.
+    """Returns the steps that switch all masters to their offsets for the present number of masters.
 
     Raises:
         BadArgument: fewer than two masters.
@@ -86,7 +86,7 @@ def carry_out_ring(
     """Takes the steps in order, connected to all masters before the first.
 
     Raises:
-        ConnectionFailed: a master can't be reached, so that nothing was done, or was lost.
+        ConnectionFailed: a master can't be reached, and nothing was done; or the connection to one was lost.
         StatementFailed: a step failed, or masters did not catch up in time. If no master was switched
             yet, all take writes again; else all stay read-only until the steps are taken once more.
     """
@@ -108,7 +108,7 @@ def carry_out_ring(
 
 def _resume(connections: Iterable[Any]) -> None:
     for connection in connections:
-        # One that was lost may be the cause.
+        # A lost connection may be the cause.
         with contextlib.suppress(pymysql().err.MySQLError):
             rows(connection, "set global read_only = 0")
 
@@ -126,7 +126,7 @@ def _take(step: OffsetStep, connections: dict[str, Any]) -> None:
 def _catch_up(connection: Any, all_: Sequence[Any]) -> None:
     for other in all_:
         ((domain,),) = rows(other, "select @@global.gtid_domain_id")
-        # Each master's own writes, whichever way they came.
+        # Each master's own writes, by whichever way they arrived.
         written = last_written(other).get(domain)
         if other is connection or written is None:
             continue

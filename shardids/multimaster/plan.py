@@ -1,10 +1,10 @@
 """Plans offsets for several masters, and carries the plan out, without stopping their writes.
 
-A plan has two phases. First each sequence is *fenced*: it may not go past a bound that lies above every
-value drawn anywhere. Then each is *switched*: it counts by the number of masters from its own first value
-above the bound. What was drawn in the old way is at most the bound, what is drawn in the new way is
-above: so masters in either state can run side by side, and the switches may come in any order and at
-any pace, once all fences stand. The same steps make offsets where there were none, and make room for
+A plan has two phases. First it *fences* each sequence: the sequence cannot pass a bound above every value
+drawn on any master. Then it *switches* each: the sequence counts by the number of masters from its own
+first value above the bound. Values drawn before a switch are at most the bound, values drawn after it are
+above. So masters in either state can run side by side, and once all fences stand the switches may come in
+any order and at any pace. The same steps introduce offsets where there were none, and make room for
 further masters.
 """
 
@@ -22,7 +22,7 @@ from shardids.multimaster.postgresql_session import PostgreSqlSession
 from shardids.multimaster.verify import is_behind, is_right
 
 HEADROOM: Final = 10_000
-"""Values that a sequence may still give between the making of a plan and its switch."""
+"""How many values a sequence may still give between the making of a plan and its switch."""
 
 LOCKS: Final = "SHARE ROW EXCLUSIVE on the sequence, for this statement: draws wait for it"
 
@@ -138,7 +138,7 @@ def _steps(places: Sequence[_Place], masters: int, headroom: int) -> Iterator[Of
     if all(is_right(place.sequence, place.counter, place.offset, masters) for place in places):
         for place in places:
             if is_behind(place.sequence, place.counter):
-                # Only its own values are ahead of it: no other master has to know.
+                # Only its own values are ahead of it: the other masters are not affected.
                 yield _switch(place, masters, place.counter.highest_own or 0)
         return
     bound = max(_highest(place) for place in places) + headroom

@@ -11,7 +11,7 @@ from shardids.catalog.connections import parse_url, statement_failed, translate
 
 
 class PostgreSqlSession:
-    """An autocommit connection that raises shardids' errors where one fits.
+    """Opens an autocommit connection that raises shardids' errors where one fits.
 
     ``what`` names the server in their messages.
     """

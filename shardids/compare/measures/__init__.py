@@ -1,1 +1,1 @@
-"""What is measured of each key scheme: speed, size, order, duplicates, and what it does when servers fail."""
+"""The measures of each key scheme: speed, size, order, duplicates, and behaviour when servers fail."""

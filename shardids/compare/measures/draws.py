@@ -1,4 +1,4 @@
-"""Drawing keys without a table, one by one and many at once."""
+"""Measures draws without a table, one by one and many at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WARM_UP = 20
 
 
 def measure_draws(run: Measuring) -> dict[str, Draws]:
-    """One client of the first node."""
+    """Measures one client of the first node."""
     found = run.rounds("draws", run.sizes.rounds, lambda name: _round(run.schemes[name], run))
     return {
         name: Draws(
@@ -28,7 +28,7 @@ def measure_draws(run: Measuring) -> dict[str, Draws]:
 
 
 def _round(scheme: Scheme, run: Measuring) -> tuple[list[int], float]:
-    """Times of single draws in ns, and the time a key of many at once in µs."""
+    """Returns the times of single draws in ns, and the time per key in µs when many are drawn at once."""
     with scheme.open(run.servers) as source:
         for _ in range(_WARM_UP):
             source.draw()

@@ -1,4 +1,4 @@
-"""Keys that come twice: how they are counted, at full speed, and while clocks step back."""
+"""Counts keys that are issued twice: at full speed, and while clocks step back."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _BATCH: Final = _MANY + _SINGLE
 _REFUSED_PAUSE_S: Final = 0.002
 
 Drawn: TypeAlias = "tuple[list[int], int, str]"
-"""Keys as integers; how many draws were refused; what the first refusal said."""
+"""Keys as integers, how many draws were refused, and the first refusal's message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long a client draws, how many keys at most, and what a batch takes at least."""
+    """How long a client draws, how many keys at most, and how long a batch takes at least."""
 
     seconds: float
     most: int
@@ -39,7 +39,7 @@ class Pace:
 
 @dataclass(slots=True)
 class Tally:
-    """The keys that a scheme has issued, by their places, and the cases that they are counted under."""
+    """The keys that a scheme has issued, by their places, and the cases under which they are counted."""
 
     place: Callable[[Key], int] = int
     seen: set[int] = field(default_factory=set)
@@ -47,7 +47,7 @@ class Tally:
     cases: dict[str, Duplicates] = field(default_factory=dict)
 
     def add(self, case: str, keys: Iterable[Key], refusal: str = "", refused: int = 0) -> None:
-        """Counts keys under a case; those that were issued before, in any case, are twice."""
+        """Counts keys under a case; a key that was issued before, in any case, counts as issued twice."""
         places = [self.place(key) for key in keys]
         new = set(places) - self.seen
         if self.aside:
@@ -56,8 +56,8 @@ class Tally:
         self._count(case, len(places), len(places) - len(new), refusal, refused)
 
     def set_aside(self, case: str, places: range) -> None:
-        """Counts keys that were set aside, as :meth:`add` does with keys that were drawn."""
-        # Without what others before it cover, so that no place is counted for two of them.
+        """Counts keys that were set aside, as :meth:`add` counts keys that were drawn."""
+        # Without what earlier ranges cover, so that no place is counted for two of them.
         pieces = _without(places, self.aside)
         twice = len(places) - sum(map(len, pieces))
         twice += sum(place in piece for place in self.seen for piece in pieces)
@@ -65,7 +65,7 @@ class Tally:
         self._count(case, len(places), twice)
 
     def forget(self) -> None:
-        """Begins anew: what was issued so far no longer counts."""
+        """Starts again: keys issued so far no longer count."""
         self.seen.clear()
         self.aside.clear()
 
@@ -80,7 +80,7 @@ class Tally:
 
 
 def _without(places: range, others: Iterable[range]) -> list[range]:
-    """Returns the parts of a range that lie in none of the others."""
+    """Returns the parts of a range that lie outside all the others."""
     pieces = [places]
     for other in others:
         pieces = [
@@ -96,14 +96,14 @@ def _without(places: range, others: Iterable[range]) -> list[range]:
 
 
 def at_full_speed(name: str, run: Measuring) -> Duplicates:
-    """Sixteen clients, half of them on each node."""
+    """Counts the duplicates of sixteen clients, half of them on each node."""
     pace = Pace(run.sizes.rush_s, run.sizes.rush_keys)
     jobs = [(name, run.servers, number % NODES, pace) for number in range(CLIENTS)]
     return counted("full speed", run.clients.run(rushing, jobs))
 
 
 def counted(case: str, drawn: Iterable[Drawn]) -> Duplicates:
-    """What several clients drew at once."""
+    """Returns what several clients drew at once."""
     tally = Tally()
     for keys, refused, refusal in drawn:
         tally.add(case, keys, refusal, refused)
@@ -111,19 +111,19 @@ def counted(case: str, drawn: Iterable[Drawn]) -> Duplicates:
 
 
 def draws_at_once(source: Source) -> bool:
-    """Whether it makes many at once; where it doesn't, keys before a refused one would go uncounted."""
+    """Returns whether it makes many at once; else the keys before a refused one would go uncounted."""
     return type(source)._draw_many is not Source._draw_many
 
 
 @contextlib.contextmanager
 def rushing(name: str, servers: Servers, node: int, pace: Pace) -> Iterator[Callable[[], Drawn]]:
-    """The job of a client that draws at a pace."""
+    """Returns the job of a client that draws at an even pace."""
     with scheme_of(name).open(servers, node) as source:
         yield lambda: _rush(source, pace)
 
 
 def _rush(source: Source, pace: Pace) -> Drawn:
-    """Draws many at once, and a few one by one, in turn."""
+    """Draws many keys at once and a few one by one, in turn."""
     keys: list[int] = []
     refused, refusal = 0, ""
     now = time.monotonic()
@@ -150,11 +150,11 @@ _PROOF_S: Final = 10.0
 
 
 def measure_clocks(run: Measuring) -> dict[str, Duplicates]:
-    """Four clients, half of them on each node; servers of their own, all under one clock.
+    """Counts the duplicates of four clients, half of them on each node, on separate servers under one clock.
 
     Raises:
         MissingLibrary: libfaketime is not installed.
-        UnsupportedServer: it has no effect here.
+        UnsupportedServer: libfaketime has no effect here.
         ServerStartFailed: a server does not start under it.
     """
     run.say("clock back: starting servers")
@@ -179,7 +179,7 @@ def _while_it_steps_back(name: str, clock: FakedClock, run: Measuring) -> Duplic
     pace = Pace(seconds, most, batch_s=seconds * _BATCH / most)
     jobs = [(name, run.servers, number % NODES, pace) for number in range(_CLIENTS)]
     wait = run.clients.begin(rushing, jobs)
-    # Only back: what follows the steps would otherwise be later than all that was before.
+    # Only back: after steps forward, every later time would exceed all earlier ones.
     for _ in range(steps):
         time.sleep(_STEP_EVERY_S)
         clock.step(-_STEP_BACK_S)
@@ -187,7 +187,7 @@ def _while_it_steps_back(name: str, clock: FakedClock, run: Measuring) -> Duplic
 
 
 def _prove(clock: FakedClock, run: Measuring) -> None:
-    """Steps the clock, and asks all servers and a client for the time.
+    """Steps the clock, then asks all servers and one client for the time.
 
     Raises:
         UnsupportedServer: one of them does not see the step.

@@ -1,4 +1,4 @@
-"""What a scheme does when a server is killed, stopped, lost for good, or added."""
+"""Measures what a scheme does when a server is killed, stopped, lost for good, or added."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from shardids.errors import ServerStartFailed, ShardidsError
 Result = TypeVar("Result")
 
 ONE_SERVER: Final = "all keys come from one server, or a fixed pair: there is nothing to add"
-"""Why no server is added for central schemes."""
+"""The reason why no server is added for central schemes."""
 
 _IN_HAND: Final = 100
 _DRAWN: Final = 300
 _TRIED: Final = 2100
-"""Draws while a server is down: more than what a client can have in hand, two ranges of 1,000."""
+"""Draws while a server is down: more than a client can hold in memory, which is two ranges of 1,000."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What was found about one scheme; ``outage`` is None for those that need no server."""
+    """The results of one scheme; ``outage`` is None if it needs no server."""
 
     cases: Mapping[str, Duplicates] = field(default_factory=dict)
     outage: Outage | None = None
@@ -42,7 +42,7 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """The first server of a kind, which is what everything happens to."""
+    """Returns the first server of a kind, to which all faults happen."""
 
     kind: str
     data: Path
@@ -56,27 +56,27 @@ class _Server:
 
 
 class _Player:
-    """A scheme, its clients on the nodes, and its keys so far."""
+    """One scheme, its clients on the nodes, and its keys so far."""
 
     def __init__(self, scheme: Scheme) -> None:
         self.scheme, self.tally = scheme, Tally(scheme.place)
         self._clients: dict[int, Source] = {}
 
     def connect(self, servers: Servers) -> None:
-        """A new client on each node, in place of those that there are."""
+        """Replaces the clients by a new one on each node."""
         self.close()
         for node in range(len(servers.postgresql)):
             self._clients[node] = self.scheme.open(servers, node)
 
     def draw(self, case: str, most: int = _DRAWN) -> dict[int, int]:
-        """All clients draw, until they have enough or are refused; gives how many each drew."""
+        """Lets all clients draw until they have enough or are refused; returns how many keys each drew."""
         return {node: self._draw(source, case, most) for node, source in self._clients.items()}
 
     def _draw(self, source: Source, case: str, most: int) -> int:
         keys: list[Key] = []
         refusal = ""
         try:
-            # One by one: blocks are drawn from as they are by an application.
+            # One by one: clients use up blocks as an application does.
             while len(keys) < most:
                 keys.append(source.draw())
         except ShardidsError as error:
@@ -85,14 +85,14 @@ class _Player:
         return len(keys)
 
     def draw_for(self, case: str, seconds: float) -> None:
-        """The first node's client draws for so long, unless it can set keys aside."""
+        """Lets the first node's client draw for so long, unless it can set keys aside."""
         source, end = self._clients[0], time.monotonic() + seconds
         while not source.sets_aside and time.monotonic() < end:
             if self._draw(source, case, _IN_HAND) < _IN_HAND:
                 return  # refused
 
     def lead(self, case: str, keys: int) -> None:
-        """The first node's client sets that many keys aside, if it can."""
+        """Lets the first node's client set that many keys aside, if it can."""
         source = self._clients[0]
         for left in range(keys if source.sets_aside else 0, 0, -MOST_KEYS):
             self.tally.set_aside(case, source.set_aside(min(left, MOST_KEYS)))
@@ -106,7 +106,7 @@ class _Player:
 
 
 class _Play:
-    """All schemes that are still in it, on the stage."""
+    """All schemes that have not failed, on the stage."""
 
     def __init__(self, run: Measuring, stage: Stage, stack: contextlib.ExitStack) -> None:
         self.run, self.stage, self._stack = run, stage, stack
@@ -118,13 +118,13 @@ class _Play:
         self.again("before")
 
     def begin_anew(self) -> None:
-        """Begins another story, in which keys of the one before don't count."""
+        """Begins another scenario, in which keys of the one before don't count."""
         for player in self.players.values():
             player.tally.forget()
         self.again("before")
 
     def again(self, case: str) -> None:
-        """Clients connect anew, and draw."""
+        """Lets clients connect again, and draw."""
 
         def go_on(player: _Player) -> None:
             player.connect(self.stage.servers)
@@ -134,19 +134,19 @@ class _Play:
         self._connected_at = time.monotonic()
 
     def lose(self, victims: list[_Server]) -> None:
-        """Issues keys that the copy does not know of, and loses the servers."""
+        """Issues keys that the copy lacks, then loses the servers."""
         case, sizes = "lost server", self.run.sizes
         self.each(case, lambda player: player.draw_for(case, sizes.lead_s))
-        # A server that was just started leads its clock by shardids' margin: it first waits for the clock.
+        # After a server's start, shardids leads the clock by its margin: first let the clock catch up.
         time.sleep(max(0.0, self._connected_at + sizes.settle_s - time.monotonic()))
         self.each(case, lambda player: player.lead(case, sizes.lead_keys))
         _each(victims, _replace_by_copy)
-        # Clients live on through it, with what they have in hand.
+        # Clients survive it, with the keys they hold in memory.
         self.each(case, lambda player: player.draw(case, _IN_HAND))
         self.again(case)
 
     def each(self, case: str, action: Callable[[_Player], Result]) -> dict[str, Result]:
-        """Does something for each scheme; one that fails is out of it."""
+        """Does something for each scheme; leaves out a scheme that fails from then on."""
         results = {}
         for name, player in list(self.players.items()):
             try:
@@ -157,7 +157,7 @@ class _Play:
         return results
 
     def add_server(self) -> None:
-        """Schemes that can use it do; the others have nothing to add."""
+        """Lets the schemes that can use another server use it; the others add nothing."""
         added = self._stack.enter_context(temporary_server(settings=POSTGRESQL_SETTINGS))
         servers = replace(self.stage.servers, postgresql=(*self.stage.servers.postgresql, added.url()))
 
@@ -172,9 +172,9 @@ class _Play:
 
 
 def measure_faults(run: Measuring, stage: Stage) -> dict[str, Faults]:
-    """Stops, loses and kills the first server of each kind, with clients of all schemes at work; adds one.
+    """Stops, loses and kills the first server of each kind while clients of all schemes draw; adds one.
 
-    Afterwards the stage's servers run, but hold what the copy held.
+    Afterwards the stage's servers run, but hold the data of the copy.
 
     Raises:
         ServerStartFailed: a server does not come back.

@@ -1,4 +1,4 @@
-"""Rows inserted and committed one by one, as a web application does."""
+"""Measures rows that are inserted and committed one by one, as a web application does."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _WARM_UP = 5
 
 
 def measure_inserts(run: Measuring) -> dict[str, Inserts]:
-    """One client of the first node, then sixteen, half of them on each node.
+    """Measures one client of the first node, then sixteen, half of them on each node.
 
-    Schemes that are made for one server have all sixteen there.
+    Schemes that are made for one server have all sixteen on it.
     """
     found = run.rounds("inserts", run.sizes.rounds, lambda name: _round(name, run))
     return {
@@ -31,7 +31,7 @@ def measure_inserts(run: Measuring) -> dict[str, Inserts]:
 
 
 def _round(name: str, run: Measuring) -> dict[int, float]:
-    """Rows a second, by the number of clients."""
+    """Returns the rows per second, by the number of clients."""
     nodes = 1 if _is_for_one_server(run.schemes[name]) else NODES
     with _tables(name, run.schemes[name], run.servers):
         return {
@@ -51,7 +51,7 @@ def _is_for_one_server(scheme: Scheme) -> bool:
 
 @contextlib.contextmanager
 def _tables(name: str, scheme: Scheme, servers: Servers) -> Iterator[None]:
-    """An empty table with the scheme's key on each node, dropped at the end."""
+    """Makes an empty table with the scheme's key on each node, and drops it at the end."""
     drop = sql.SQL("drop table if exists {}").format(_table(name))
     create = "create table {} (id {}, note text, primary key (id))"
     with contextlib.ExitStack() as stack:
@@ -69,7 +69,7 @@ def _table(name: str) -> sql.Identifier:
 
 @contextlib.contextmanager
 def _inserter(name: str, servers: Servers, node: int, seconds: float) -> Iterator[Callable[[], float]]:
-    """Inserts for so long; gives rows a second. A row whose key was there already is no row."""
+    """Inserts for so long; returns rows per second. A row whose key exists already does not count."""
     scheme = scheme_of(name)
     by_server = scheme.column(node).by_server
     with (

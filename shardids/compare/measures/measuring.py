@@ -1,4 +1,4 @@
-"""What all measures share: the schemes, where they run, and how the rounds go."""
+"""What all measures share: the schemes, where they run, and the order of the rounds."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from shardids.multimaster.postgresql_session import PostgreSqlSession
 Found = TypeVar("Found")
 
 NODES: Final = 2
-"""Nodes that clients draw from and insert into."""
+"""How many nodes clients draw from and insert into."""
 
 FAILURES: Final = (ShardidsError, psycopg.Error, OSError, subprocess.SubprocessError)
-"""What may befall a measure: a server that died, a full disk, a client that was killed."""
+"""The errors that a measure may meet: a dead server, a full disk, a killed client."""
 
 
 def in_words(error: Exception) -> str:
-    """What a report says of a failure, with the hint if there is one."""
+    """Returns what a report says of a failure, with the hint if there is one."""
     if isinstance(error, ShardidsError):
         return f"{error.message}. {error.hint}".strip() if error.hint else error.message
     return str(error).strip() or type(error).__name__
@@ -37,8 +37,8 @@ class Measuring:
     """A run under way.
 
     Attributes:
-        schemes: those that are installed, by their names.
-        say: is told what is under way.
+        schemes: the installed schemes, by their names.
+        say: called with what the run is doing.
         left_out: why a measure of a scheme is missing; by the scheme's name, then the measure's.
     """
 
@@ -50,14 +50,14 @@ class Measuring:
     left_out: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def leave_out(self, name: str, what: str, why: Exception | str) -> None:
-        """Notes why a measure of a scheme is missing, unless that is known."""
+        """Notes why a measure of a scheme is missing, unless a reason is noted already."""
         self.left_out.setdefault(name, {}).setdefault(what, why if isinstance(why, str) else in_words(why))
 
     def rounds(self, what: str, count: int, measure: Callable[[str], Found]) -> dict[str, list[Found]]:
-        """What a measure finds for each scheme, ``count`` times.
+        """Takes a measure of each scheme ``count`` times, and returns the results.
 
-        Rounds are interleaved, and begin with another scheme each, so that a slow moment of the machine
-        hits all alike. A scheme whose measure fails is left out of it from then on.
+        Rounds are interleaved, and each begins with another scheme, so that a slow moment of the machine
+        affects all schemes alike. A scheme whose measure fails is left out of it from then on.
         """
         found: dict[str, list[Found]] = {name: [] for name in self.schemes}
         names = list(self.schemes)
@@ -75,13 +75,13 @@ class Measuring:
         return {name: all_ for name, all_ in found.items() if len(all_) == count}
 
     def each(self, what: str, measure: Callable[[str], Found]) -> dict[str, Found]:
-        """What a measure finds for each scheme, once."""
+        """Takes a measure of each scheme once, and returns the results."""
         return {name: only for name, (only,) in self.rounds(what, 1, measure).items()}
 
 
 @contextlib.contextmanager
 def connected(servers: Servers, node: int) -> Iterator[psycopg.Connection]:
-    """An autocommit connection to a node."""
+    """Opens an autocommit connection to a node."""
     session = PostgreSqlSession(servers.postgresql[node], what=f"node {node}")
     try:
         yield session.connection

@@ -1,4 +1,4 @@
-"""The order of keys that several clients draw, against the time at which they draw them."""
+"""Compares the order of keys that several clients draw with the time at which they draw them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _POINTS: Final = 600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """A key as an integer, and when its drawing began and ended: ns of the system's monotonic clock."""
+    """A key as an integer, and when its draw began and ended: ns of the system's monotonic clock."""
 
     key: int
     begun_ns: int
@@ -32,13 +32,13 @@ class Draw:
 
 
 def measure_order(name: str, run: Measuring) -> Order:
-    """Clients of two nodes that draw at an even pace."""
+    """Measures clients of two nodes that draw at an even pace."""
     jobs = [(name, run.servers, node, run.sizes.paced_s) for node in PACED_CLIENTS]
     return order_of([draw for draws in run.clients.run(_paced, jobs) for draw in draws])
 
 
 def order_of(draws: Sequence[Draw]) -> Order:
-    """How the order of keys agrees with that of the time; of two draws at the same time neither is first."""
+    """Returns how the order of keys agrees with that of time; of two simultaneous draws neither is first."""
     by_begin = sorted(draws, key=lambda draw: draw.begun_ns)
     by_end = sorted(draws, key=lambda draw: draw.ended_ns)
     first_ns, last_ns = by_begin[0].begun_ns, by_end[-1].ended_ns
@@ -63,7 +63,7 @@ def order_of(draws: Sequence[Draw]) -> Order:
 
 
 def _late_ms(draws: Sequence[Draw]) -> Iterator[float]:
-    """For each draw, how long before its begin a greater key had been there; 0 if none had."""
+    """Returns for each draw how long before its start a greater key had existed; 0 if none had."""
     earliest_ns: float = math.inf
     by_key = sorted(draws, key=lambda draw: draw.key, reverse=True)
     for _, alike in itertools.groupby(by_key, key=lambda draw: draw.key):

@@ -1,4 +1,4 @@
-"""How much each measure draws and inserts, in the whole run and in the quick one."""
+"""The sizes of each measure, in the whole run and in the quick one."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from dataclasses import dataclass
 from typing import Final
 
 CLIENTS: Final = 16
-"""Clients that draw or insert at once, half of them on each node."""
+"""How many clients draw or insert at once, half of them on each node."""
 
 PACED_CLIENTS: Final = (0, 0, 0, 1)
-"""The nodes of the clients that draw at an even pace: the first node has three times the load."""
+"""The nodes of the clients that draw at an even pace: the first node takes three times the load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What a run consists of.
+    """The sizes of a run.
 
     Attributes:
         rounds: interleaved rounds of draws and of inserts.
-        draws: single draws a round.
-        many: keys that are drawn at once.
-        insert_s: how long clients insert, each round.
-        rows, fills: rows of the table that is filled, and how often that is done.
-        fill_s: filling a table ends after so long, however many rows it has.
+        draws: single draws per round.
+        many: how many keys are drawn at once.
+        insert_s: how long clients insert in each round.
+        rows, fills: how many rows the filled table has, and how often one is filled.
+        fill_s: filling a table ends after this time, however many rows it has.
         paced_s: how long clients draw at an even pace.
-        rush_s, rush_keys: how long clients draw as fast as they can, and how many keys each at most.
+        rush_s, rush_keys: how long clients draw as fast as they can, and how many keys each draws at most.
         steps, clock_keys: how often the clocks step back, and how many keys each client draws meanwhile.
         losses: how often the first servers are lost and replaced by a copy.
         settle_s, lead_s, lead_keys: before each loss, how long a server runs at least, how long clients draw,
-            and how many keys are set aside instead where that can be done at once.
-        disk_mb: free disk that it takes.
+            and how many keys are set aside instead where a scheme can do that at once.
+        disk_mb: how much free disk space the run needs.
     """
 
     rounds: int
@@ -52,7 +52,7 @@ class Sizes:
     disk_mb: int
 
     def in_words(self) -> Mapping[str, str]:
-        """What a report says of each measure, by its name."""
+        """Returns what a report says of each measure, by its name."""
         first, second = (PACED_CLIENTS.count(node) for node in (0, 1))
         rounds, fills = (_times(count) for count in (self.rounds, self.fills))
         losses = f"{self.losses} times" if self.losses > 1 else "Once"
@@ -121,7 +121,7 @@ FULL: Final = Sizes(
     lead_keys=8_000_000,
     disk_mb=5500,
 )
-"""The whole run: some minutes."""
+"""The whole run, which takes some minutes."""
 
 QUICK: Final = Sizes(
     rounds=1,
@@ -142,4 +142,4 @@ QUICK: Final = Sizes(
     lead_keys=100_000,
     disk_mb=2500,
 )
-"""The quick run: below a minute, and rough."""
+"""The quick run, which takes less than a minute and whose figures are rough."""

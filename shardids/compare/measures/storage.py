@@ -1,4 +1,4 @@
-"""A table filled in bulk: how fast, and what its rows and its index take."""
+"""Measures a table filled in bulk: how fast that is, and how much space its rows and index take."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _INDEX: Final = sql.Literal(f"{_NAME}_pkey")
 
 
 def measure_storage(run: Measuring) -> dict[str, Storage]:
-    """One client of the first node."""
+    """Measures one client of the first node."""
     found = run.rounds(
         "storage", run.sizes.fills, lambda name: _filled(run.schemes[name], run.servers, run.sizes)
     )
@@ -38,11 +38,11 @@ def measure_storage(run: Measuring) -> dict[str, Storage]:
 
 
 def _filled(scheme: Scheme, servers: Servers, sizes: Sizes) -> Storage:
-    """Makes the table, fills it and drops it.
+    """Makes the table, fills it, measures it and drops it.
 
     Raises:
         UnsupportedServer: the server lacks the extension pgstattuple.
-        StatementFailed: keys come twice too often to fill the table.
+        StatementFailed: too many keys are duplicates to fill the table.
     """
     by_server = scheme.column().by_server
     drop = sql.SQL("drop table if exists {}").format(_TABLE)
@@ -95,7 +95,7 @@ def _fill(connection: psycopg.Connection, source: Source | None, sizes: Sizes) -
 
 
 def _copy(connection: psycopg.Connection, source: Source | None, rows: int) -> None:
-    """Rows with the keys of a source, or with those that the server makes."""
+    """Inserts rows with the keys of a source, or with those that the server makes."""
     columns = "n" if source is None else "n, id"
     query = sql.SQL("copy {} ({}) from stdin").format(_TABLE, sql.SQL(columns))
     with connection.cursor() as cursor, cursor.copy(query) as copy:
@@ -108,7 +108,7 @@ def _copy(connection: psycopg.Connection, source: Source | None, rows: int) -> N
 
 
 def _again_if_twice(add: Callable[[], None]) -> None:
-    # A scheme that issues keys twice loses the time of the statement that failed, as its users do.
+    # A scheme that issues a key twice loses the failed statement's time, as it would for its users.
     for _ in range(_TRIES):
         try:
             add()

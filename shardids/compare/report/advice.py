@@ -1,7 +1,7 @@
-"""Which scheme suits whom. The words are written by hand; every figure comes from the comparison.
+"""Says which scheme suits whom, in words written by hand, with figures from the comparison.
 
-The words therefore state how the schemes are made, never which was faster in a run: that is for the
-figures, and a figure whose scheme or measure is missing is left out.
+The words therefore state how the schemes are made, never which was faster in a run: the figures say that,
+and a figure whose scheme or measure is missing is left out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shardids.compare.results import Comparison
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """A scheme's figure, as text."""
+    """Returns a scheme's figure, as text."""
 
     name: str
     text: str
@@ -36,7 +36,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A measure of a few schemes, in words."""
+    """Returns a measure of a few schemes, in words."""
 
     label: str
     values: Sequence[Value]
@@ -44,14 +44,14 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What suits somebody.
+    """One piece of advice.
 
     Attributes:
-        need: what they need or have.
-        choice: what they should take.
+        need: what the reader needs or has.
+        choice: what the reader should take.
         own: whether that is shardids.
         reason: why, and what it costs.
-        figures: what the comparison says to that; those that it has.
+        figures: the comparison's figures for that, as far as it has them.
     """
 
     need: str
@@ -188,7 +188,7 @@ _WORDS = (
 
 
 def advices(comparison: Comparison) -> list[Advice]:
-    """Who should take what; when that is shardids first, then when it is not."""
+    """Returns who should take what: first the cases for shardids, then the others."""
     return [
         Advice(
             need=words.need,

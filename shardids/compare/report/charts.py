@@ -1,4 +1,4 @@
-"""The charts, and the words around them."""
+"""The charts of a report, and the words around them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Chart:
         name: its name in the page.
         title: what it shows, with the unit.
         reading: how to read it.
-        measure: the attribute of the results that it is made from, for what was left out.
+        measure: the attribute of the results that it shows; names what was left out.
         spec: the Vega-Lite specification.
     """
 
@@ -61,7 +61,7 @@ class Chart:
 
 
 def charts(comparison: Comparison) -> list[Chart]:
-    """All but the scatter of keys; those without data are left out.
+    """Returns all charts but the scatter of keys, and leaves out those without data.
 
     Raises:
         MissingLibrary: Altair is not installed.
@@ -71,7 +71,7 @@ def charts(comparison: Comparison) -> list[Chart]:
 
 
 def scatter() -> Mapping[str, Any]:
-    """A scheme's keys against the time of their issue; the page gives it the data set ``points``."""
+    """Returns the chart of a scheme's keys against the time of issue; the page supplies ``points``."""
     alt = library("altair")
     chart = (
         alt.Chart(alt.NamedData(name="points"))
@@ -201,14 +201,14 @@ _DECADES = (
 
 
 def _room(rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """From the shortest time to the longest, with room for a figure at the right; all are above zero."""
+    """Returns the range from the shortest time to the longest (all above zero), with room for a figure."""
     shortest = max(min(row["p1"] for row in rows), 1e-3)
     longest = max(row["p99"] for row in rows)
     return [shortest * 0.8, longest * (longest / shortest) ** 0.2]
 
 
 def _growth(comparison: Comparison) -> Chart | None:
-    """All schemes that were filled; those whose indexes end alike share one label."""
+    """Charts all schemes whose tables were filled; those whose indexes end alike share one label."""
     measured = [result for result in comparison.schemes if result.storage and result.storage.growth]
     if not measured:
         return None
@@ -262,7 +262,7 @@ def _growth_of(result: SchemeResult) -> Sequence[Growth]:
 
 
 def _labels(measured: Sequence[SchemeResult]) -> list[Row]:
-    """One label for all lines whose ends lie too near each other to have one each."""
+    """Makes one label for all lines whose ends are too close for a label each."""
     ends = sorted(
         ((_growth_of(result)[-1], result) for result in measured),
         key=lambda end: (end[0].rows, end[0].index_bytes),
@@ -279,7 +279,7 @@ def _labels(measured: Sequence[SchemeResult]) -> list[Row]:
 
 
 def _label(group: Sequence[tuple[Growth, SchemeResult]]) -> Row:
-    # shardids is named where it is; the others in their order, as many as there is room for.
+    # shardids is always named; the others in their order, as many as there is room for.
     first, *others = sorted(group, key=lambda end: end[1].about.name not in OWN)
     names = [result.about.name for _, result in (first, *others)]
     more = len(names) - _NAMED

@@ -26,17 +26,17 @@ from shardids.compare.results import CASES, Comparison, SchemeResult
 
 NOT_MEASURED = "not measured"
 _ALL_ALONG = 0.9
-"""A key that is late by this part of the run could be later in a longer one."""
+"""The part of the run above which a key's delay could be greater in a longer run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """What a table says in one place.
+    """One cell of a table.
 
     Attributes:
         text: the figure.
-        why: what stands behind it: how many were counted, or why it is missing.
-        state: whether it is a promise kept or broken, or missing; empty if it is just a figure.
+        why: what the figure rests on: how many were counted, or why it is missing.
+        state: whether it is a promise kept or broken, or missing; empty for a plain figure.
     """
 
     text: str
@@ -49,9 +49,9 @@ class ReportColumn:
     """A column of figures.
 
     Attributes:
-        heading: in few words, with the unit.
-        meaning: in full.
-        cell: the figure of a scheme.
+        heading: the name in a few words, with the unit.
+        meaning: the full meaning.
+        cell: returns a scheme's figure.
     """
 
     heading: str
@@ -60,18 +60,18 @@ class ReportColumn:
 
 
 def reason(result: SchemeResult, *names: str) -> str:
-    """Why the first of these measures that has a reason is missing."""
+    """Returns why a measure is missing: the first reason noted for any of these measures."""
     return next((result.left_out[name] for name in names if name in result.left_out), NOT_MEASURED)
 
 
 def clients(comparison: Comparison) -> list[int]:
-    """The numbers of clients that rows were inserted with: the least and the most."""
+    """Returns the least and the greatest number of clients that inserted rows."""
     counts = {count for result in comparison.schemes if result.inserts for count in result.inserts.per_s}
     return sorted({min(counts), max(counts)}) if counts else []
 
 
 def speed_columns(comparison: Comparison) -> Sequence[ReportColumn]:
-    """How fast, and how big."""
+    """Returns the columns of speed and size."""
     many = next((result.draws.many for result in comparison.schemes if result.draws), 0)
     return (
         ReportColumn(heading="bits", meaning="size of a key", cell=lambda r: Cell(text=str(r.key_bytes * 8))),
@@ -88,7 +88,7 @@ def speed_columns(comparison: Comparison) -> Sequence[ReportColumn]:
 
 
 def safety_columns() -> Sequence[ReportColumn]:
-    """Keys issued twice, keys out of order, and who goes on when a server is killed."""
+    """Returns the columns of safety: keys issued twice, keys out of order, and who works without a server."""
     return (
         *(_case(name, meaning) for name, meaning in CASES.items()),
         ReportColumn(

@@ -1,4 +1,4 @@
-"""The figures of a report: what schemes are compared by, and numbers as people read them."""
+"""The figures of a report: the measures by which schemes are compared, and numbers as text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SMALLEST = 0.001
 
 
 def three(value: float | None) -> str:
-    """Three digits that count; above 100 all digits before the point. Never 0 for what is more than 0."""
+    """Writes three significant digits; from 100 on all digits before the point. Never 0 for more than 0."""
     if value is None:
         return MISSING
     if value == 0:
@@ -26,14 +26,14 @@ def three(value: float | None) -> str:
 
 
 def short(value: float | None) -> str:
-    """The same, with k and M for thousands and millions: 412k, 1.20M."""
+    """Writes a number with k and M for thousands and millions: 412k, 1.20M."""
     if value is None or abs(value) < 10_000:
         return three(value)
     return f"{three(value / 1e6)}M" if abs(value) >= 999_500 else f"{three(value / 1e3)}k"
 
 
 def duration(seconds: float) -> str:
-    """In the unit that suits it: 45 s, 12 min, 2 h 5 min."""
+    """Writes a duration in a suitable unit: 45 s, 12 min, 2 h 5 min."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -41,27 +41,27 @@ def duration(seconds: float) -> str:
 
 
 def sentence(words: str) -> str:
-    """With a capital at its beginning and a full stop at its end."""
+    """Begins the text with a capital letter and ends it with a full stop."""
     return f"{words[:1].upper()}{words[1:].rstrip('.')}." if words else ""
 
 
 def listed(words: list[str]) -> str:
-    """With commas and "and"."""
+    """Joins the words with commas and "and"."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
 
 
 OWN = ("shardids", "shardids-blocks")
-"""The names of shardids' own forms among the schemes."""
+"""Returns the names of shardids' own forms among the schemes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """Something that can be compared as one number a scheme.
+    """A measure that gives one number per scheme, by which schemes can be compared.
 
     Attributes:
-        label: what it is, with the unit.
-        value: the number, or ``None`` where it is missing.
-        text: how it is written.
+        label: what is measured, with the unit.
+        value: returns the number, or ``None`` where it is missing.
+        text: writes the number.
         most: whether more is better.
     """
 
@@ -72,12 +72,12 @@ class Measure:
 
 
 def clients_words(count: int) -> str:
-    """That many clients, in words."""
+    """Returns that many clients, in words."""
     return "1 client" if count == 1 else f"{count} clients"
 
 
 def rows_a_second(count: int) -> Measure:
-    """Rows inserted and committed one by one, by that many clients."""
+    """Returns the measure of rows inserted and committed one by one, by that many clients."""
     return Measure(
         label=f"Rows/s, {clients_words(count)}",
         value=lambda result: result.inserts.per_s.get(count) if result.inserts else None,
@@ -147,7 +147,7 @@ TWICE = Measure(
 )
 
 RANKED = (DRAW, TAIL, MANY, SINGLE, BULK, INDEX, WAL, DISORDER, LATE)
-"""Those that schemes are ranked by."""
+"""The measures by which schemes are ranked."""
 
 OF_A_TABLE = (BULK, INDEX, WAL)
-"""Those of a table that was filled, which need the same number of rows."""
+"""The measures of a filled table, which can be compared only for the same number of rows."""

@@ -1,4 +1,4 @@
-"""A comparison as one HTML page that needs nothing else: no network, no other file."""
+"""Writes a comparison as one HTML page that needs no network and no other file."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from shardids.compare.schemes.scheme import library
 from shardids.compare.store import to_json
 
 _SPEED = ("draws", "inserts", "storage")
-"""What the columns of speed and size are made from; the others are about safety."""
+"""The measures behind the columns of speed and size; the other columns are about safety."""
 
 
 def check_libraries() -> None:
-    """Refuses to go on without what :func:`html` needs.
+    """Refuses to continue without the libraries that :func:`html` needs.
 
     Raises:
         MissingLibrary: one of Altair, vl-convert, Jinja and pydantic is not installed.
@@ -29,7 +29,7 @@ def check_libraries() -> None:
 
 
 def html(comparison: Comparison) -> str:
-    """The page: summary, charts, tables, each scheme's settings, the conditions, and the comparison as JSON.
+    """Returns the page: summary, charts, tables, schemes' settings, conditions, and the comparison as JSON.
 
     Raises:
         MissingLibrary: Altair, vl-convert, Jinja or pydantic is not installed.
@@ -111,7 +111,7 @@ def _minute(time: datetime) -> str:
 
 
 def _without(comparison: Comparison, measure: str) -> list[tuple[str, str]]:
-    """The schemes that lack a measure, and why."""
+    """Returns the schemes that lack a measure, and why."""
     missing = [*comparison.left_out.items()]
     for result in comparison.schemes:
         if getattr(result, measure) is None:
@@ -120,7 +120,7 @@ def _without(comparison: Comparison, measure: str) -> list[tuple[str, str]]:
 
 
 def _fewer_rows(comparison: Comparison) -> str:
-    """Whose table has fewer rows than the others', which changes all that is said of a row."""
+    """Returns the schemes whose table has fewer rows than the others', which changes all figures per row."""
     rows = {result.about.name: result.storage.rows for result in comparison.schemes if result.storage}
     most = max(rows.values(), default=0)
     return figures.listed([f"{name} ({count:,})" for name, count in rows.items() if count < most])
@@ -131,12 +131,12 @@ def _reason(result: SchemeResult, measure: str) -> str:
 
 
 def _inside_script(json_text: str) -> Any:
-    """JSON in which no string ends the script element, or begins a comment."""
+    """Returns JSON in which no string ends the script element or begins a comment."""
     return library("markupsafe").Markup(json_text.replace("<", "\\u003c"))
 
 
 @cache
 def _library() -> Any:
-    """Vega, Vega-Lite and Vega-Embed as one script."""
+    """Returns Vega, Vega-Lite and Vega-Embed as one script."""
     script = library("vl_convert").javascript_bundle(vl_version=vega.vega_lite_version())
     return library("markupsafe").Markup(script.replace("</script", "<\\/script").replace("<!--", "<\\!--"))

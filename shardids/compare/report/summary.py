@@ -1,4 +1,4 @@
-"""What a comparison comes to: the best at each measure, who issued a key twice, and what was left out."""
+"""Sums up a comparison: the best at each measure, who issued a key twice, and what was left out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardids.compare.results import Comparison
 ROUGH = (
     "A quick run: its figures are rough, and no more than a hint. Leave --quick out for figures to rely on."
 )
-"""What is said of a quick run."""
+"""The remark on a quick run."""
 RISKS_TITLE = "Issued none twice in this run, but would under"
 """The title over :func:`risks`."""
 MISSING_TITLE = "Left out, and why"
@@ -26,9 +26,9 @@ class Best:
         label: the measure, with its unit.
         name: the best scheme; with "and n more" if others share the figure.
         text: its figure.
-        own_name: that of shardids' forms which is better.
+        own_name: the better of shardids' forms.
         own_text: its figure.
-        place: how many schemes are better than that, plus one.
+        place: that form's rank: how many schemes are better, plus one.
         of: how many schemes have the measure.
     """
 
@@ -42,12 +42,12 @@ class Best:
 
 
 def best_of(comparison: Comparison) -> list[Best]:
-    """The best at each measure, whoever it is; without measures that shardids or all others lack."""
+    """Returns the best scheme at each measure, but for measures that shardids or all others lack."""
     return [best for measure in RANKED if (best := _best(comparison, measure)) is not None]
 
 
 def _best(comparison: Comparison, measure: Measure) -> Best | None:
-    # A smaller table is another measure: its figures stand, but not among the best.
+    # Figures of a smaller table can't be compared: they are shown, but never as the best.
     rows = max((result.storage.rows for result in comparison.schemes if result.storage), default=0)
     found = [
         (value, result.about.name)
@@ -62,7 +62,7 @@ def _best(comparison: Comparison, measure: Measure) -> Best | None:
     value, name = pick(found, key=lambda pair: pair[0])
     own_value, own_name = pick(own, key=lambda pair: pair[0])
     alike = sum(measure.text(other) == measure.text(value) for other, _ in found) - 1
-    # What reads alike is alike: figures are not that exact.
+    # Figures that read alike count as equal: they are not more exact than that.
     better = sum(
         (other > own_value if measure.most else other < own_value)
         and measure.text(other) != measure.text(own_value)
@@ -80,7 +80,7 @@ def _best(comparison: Comparison, measure: Measure) -> Best | None:
 
 
 def verdict(comparison: Comparison) -> str:
-    """How many schemes issued a key twice, of how many; in a sentence."""
+    """Says in a sentence how many of the schemes issued a key twice."""
     counted = [result for result in comparison.schemes if result.duplicates]
     if not counted:
         return "No keys were counted for duplicates in this run."
@@ -91,7 +91,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def repeaters(comparison: Comparison) -> list[tuple[str, str]]:
-    """The schemes that issued a key twice: the title, and under what, with the numbers of keys."""
+    """Returns a title, and the schemes that issued keys twice, with the cases and the numbers of keys."""
     return [
         (
             result.about.title,
@@ -103,7 +103,7 @@ def repeaters(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def risks(comparison: Comparison) -> list[tuple[str, str]]:
-    """The schemes that issued no key twice in this run: the title, and under what they would."""
+    """Returns a title, and the schemes that issued no key twice in this run, with what would make them."""
     return [
         (result.about.title, result.about.unsafe_under)
         for result in comparison.schemes
@@ -112,7 +112,7 @@ def risks(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def left_out(comparison: Comparison) -> Iterator[tuple[str, str]]:
-    """What was not measured, and why: "scheme, scheme" or "scheme, scheme (measure, measure)"."""
+    """Returns what was not measured, and why: "scheme, scheme" or "scheme, scheme (measure, measure)"."""
     names: dict[tuple[str, str], list[str]] = {}
     for name, reason in comparison.left_out.items():
         names.setdefault(("", reason), []).append(name)

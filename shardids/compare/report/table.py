@@ -1,4 +1,4 @@
-"""The tables of a comparison, in a terminal or as a page of documentation."""
+"""Writes the tables of a comparison, in a terminal or as a page of documentation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WIDE = 10_000
 
 
 def print_table(comparison: Comparison, console: Console) -> None:
-    """Prints speed and size, then safety, then what was left out. Wants a terminal of some 92 columns."""
+    """Prints speed and size, then safety, then what was left out. Needs a terminal of some 92 columns."""
     for title, columns in _tables(comparison):
         console.print(Text(f"\n{title}", "bold"))
         roomy = _table(comparison.schemes, columns, gap=2)
@@ -54,7 +54,7 @@ def print_table(comparison: Comparison, console: Console) -> None:
 
 
 def markdown(comparison: Comparison) -> str:
-    """A whole page: conditions, summary, tables, what was left out and why, the settings of each scheme."""
+    """Returns a page: conditions, summary, tables, what was left out and why, each scheme's settings."""
     return "\n\n".join(part for part in _page(comparison) if part) + "\n"
 
 
@@ -66,7 +66,7 @@ def _tables(comparison: Comparison) -> Sequence[tuple[str, Sequence[ReportColumn
 
 
 def _table(results: Sequence[SchemeResult], columns: Sequence[ReportColumn], *, gap: int) -> Table:
-    """As narrow as it can be without breaking a name or a number: headings are broken to that."""
+    """Returns a table as narrow as it can be without breaking a name or a number; wraps its headings."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, gap - 1, 0, 0))
     table.add_column("scheme")
     cells = [[column.cell(result) for column in columns] for result in results]
@@ -185,7 +185,7 @@ def _rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _plain(text: str) -> str:
-    """One line that neither Markdown nor HTML takes for its own."""
+    """Escapes the text as one line that neither Markdown nor HTML interprets."""
     return re.sub(r"([\\`*\[\]|])", r"\\\1", _line(text)).replace("&", "&amp;").replace("<", "&lt;")
 
 

@@ -1,6 +1,6 @@
 """What all charts share: Vega-Lite by Altair, in colours that follow the page.
 
-Colours are CSS variables of the page, so that charts follow its light and dark form without being drawn anew.
+Colours are CSS variables of the page, so that charts follow its light and dark themes without a new drawing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FAMILIES: Mapping[str, str] = {
 NODES = ("var(--node-0)", "var(--node-1)", "var(--node-2)", "var(--node-3)")
 
 BAR = 15
-"""How thick a bar is, in px."""
+"""The thickness of a bar, in px."""
 STEP = 23
 """The height of a scheme's line, in px."""
 _LABEL_WIDTH = 118
@@ -49,17 +49,17 @@ CONFIG: Mapping[str, object] = {
     "text": {"color": "var(--ink)", "fontSize": 12},
     "legend": {"disable": True},
 }
-"""What all charts share: Vega-Lite's ``config``."""
+"""Returns what all charts share: Vega-Lite's ``config``."""
 
 
 def family(result: SchemeResult) -> str:
-    """The kind of a scheme, one of :data:`FAMILIES`."""
+    """Returns the kind of a scheme, one of :data:`FAMILIES`."""
     own, narrow, broad = FAMILIES
     return own if result.about.name in OWN else narrow if result.key_bytes == 8 else broad
 
 
 def vega_lite_version() -> str:
-    """The version that Altair's specifications are written for, as vl-convert calls it."""
+    """Returns the version of Vega-Lite that Altair writes specifications for, as vl-convert names it."""
     major, minor, *_ = str(library("altair").SCHEMA_VERSION).removeprefix("v").split(".")
     return f"{major}.{minor}"
 
@@ -70,9 +70,9 @@ def rows_of(
     tips: Sequence[Measure],
     more: Callable[[SchemeResult], Row] = lambda _: {},
 ) -> list[Row]:
-    """A row for each scheme that has the measure, the best first.
+    """Returns a row for each scheme that has the measure, the best first.
 
-    ``tips`` are shown when a scheme is pointed at; ``more`` are further fields to draw.
+    ``tips`` are shown when the pointer is over a scheme; ``more`` are further fields to draw.
     """
     found = [
         (
@@ -94,7 +94,7 @@ def rows_of(
 
 
 def bars(rows: Sequence[Row], tips: Sequence[Measure], *more: Any) -> Mapping[str, Any]:
-    """One bar a scheme, in the order of the rows, with its figure at its end."""
+    """Returns a chart with one bar per scheme, in the order of the rows, with its figure at its end."""
     alt = library("altair")
     rows = [{**row, "end": max(row["value"], row.get("least") or 0)} for row in rows]
     longest = max(row["end"] for row in rows)
@@ -111,7 +111,7 @@ def bars(rows: Sequence[Row], tips: Sequence[Measure], *more: Any) -> Mapping[st
 
 
 def on_schemes(alt: Any, rows: Sequence[Row], tips: Sequence[Measure], *layers: Any) -> Any:
-    """Layers with a line for each scheme, in the order of the rows; the names of shardids stand out."""
+    """Returns layers with a line for each scheme, in the order of the rows; shardids' names stand out."""
     own = {"test": f"indexof({list(OWN)!r}, datum.value) >= 0"}
     axis = alt.Axis(
         grid=False,
@@ -130,12 +130,12 @@ def on_schemes(alt: Any, rows: Sequence[Row], tips: Sequence[Measure], *layers: 
 
 
 def by_family(alt: Any) -> Any:
-    """The colour of a scheme's kind."""
+    """Returns the colour of a scheme's kind."""
     return alt.Color("family:N", scale=alt.Scale(domain=[*FAMILIES], range=[*FAMILIES.values()]))
 
 
 def spec_of(chart: Any, *, height: int) -> Mapping[str, Any]:
-    """The specification of a chart that is as wide as its place in the page."""
+    """Returns the specification of a chart that is as wide as its place in the page."""
     found: dict[str, Any] = chart.properties(width="container", height=height).to_dict()
-    found.pop("config", None)  # the page gives all charts the same
+    found.pop("config", None)  # the page gives it to all charts
     return found

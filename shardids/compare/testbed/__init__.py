@@ -1,1 +1,1 @@
-"""Where key schemes run: throw-away servers, client processes, and a clock that can be stepped."""
+"""The testbed of key schemes: throw-away servers, client processes, and a clock that can be stepped."""

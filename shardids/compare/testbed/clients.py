@@ -1,4 +1,4 @@
-"""Client processes, which draw and insert at once as an application's processes do."""
+"""Client processes, which draw and insert concurrently as an application's processes do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from shardids.errors import ShardidsError
 Result = TypeVar("Result")
 
 Job: TypeAlias = Callable[..., AbstractContextManager[Callable[[], Result]]]
-"""What a client does: entered, it gets ready; what it gives is then called in all clients at once."""
+"""A client's job: on entry it gets ready and returns a function, which all clients then call at once."""
 
 _PATIENCE_S: Final = 120.0
 _END_S: Final = 5.0
@@ -44,14 +44,14 @@ class _Client:
     pipe: Connection
 
     def send(self, what: object) -> None:
-        """Sends something; one that is gone is noticed when it is to answer."""
+        """Sends a message; whether the process still exists shows when it should answer."""
         with contextlib.suppress(OSError):
             self.pipe.send(what)
 
     def answer(self) -> Any:
-        """What it sends; raises it if it is an error, and ShardidsError if the process is gone or hangs."""
+        """Returns the answer, or raises it if it is an error; ShardidsError if the process ended or hangs."""
         if not self.pipe.poll(_PATIENCE_S):
-            # A late answer would be taken for that to the next job.
+            # A late answer would be taken for the answer to the next job.
             self.process.kill()
             raise ShardidsError(f"a client process does not answer for {_PATIENCE_S:g} s")
         try:
@@ -65,7 +65,7 @@ class _Client:
         return answer
 
     def end(self) -> None:
-        """Ends the process, whatever it does."""
+        """Ends the process, whatever it is doing."""
         self.process.terminate()
         self.process.join(_END_S)
         if self.process.is_alive():
@@ -81,10 +81,10 @@ class Clients:
         self._clients = clients
 
     def begin(self, job: Job[Result], arguments: Sequence[tuple[Any, ...]]) -> Callable[[], list[Result]]:
-        """Has as many clients as there are tuples of arguments get ready, and start at once.
+        """Lets as many clients as there are tuples of arguments get ready, and starts them at once.
 
-        What it gives waits for them, and gives what they return. Both raise what one of them raised, after
-        all have answered, and ShardidsError for a client that ended.
+        Returns a function that waits for them and returns their results. Both raise the error of a client,
+        after all have answered, and ShardidsError for a client that ended.
         """
         if len(arguments) > len(self._clients):
             raise ValueError(f"there are {len(self._clients)} clients, not {len(arguments)}")
@@ -102,14 +102,14 @@ class Clients:
         return lambda: _answers(chosen)
 
     def run(self, job: Job[Result], arguments: Sequence[tuple[Any, ...]]) -> list[Result]:
-        """:meth:`begin`, and waits."""
+        """Calls :meth:`begin`, and waits for the results."""
         return self.begin(job, arguments)()
 
 
 @contextlib.contextmanager
 def client_processes(count: int, env: Mapping[str, str] = _NOTHING) -> Iterator[Clients]:
-    """``count`` processes, started with ``env`` in addition to the environment; they end with the block."""
-    # Not forked from this process, which has threads and connections, but from one that has only imported.
+    """Starts ``count`` processes with ``env`` added to their environment; they end with the block."""
+    # Forked not from this process, which has threads and connections, but from one that has only imported.
     context = multiprocessing.get_context("spawn") if env else multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
     clients: list[_Client] = []
@@ -145,9 +145,10 @@ def _tell(clients: Sequence[_Client], *, go: bool) -> None:
 
 
 def _serve(pipe: Connection) -> None:
-    """A client's life: jobs, until the other end of the pipe is closed.
+    """Runs a client's jobs, until the other end of the pipe is closed.
 
-    Of each job it hears twice, what it is and whether to go; and it answers twice, when ready and at the end.
+    For each job it receives two messages, the job and whether to start, and answers twice: when it is ready,
+    and when the job is done.
     """
     with contextlib.suppress(EOFError, OSError):
         while True:
@@ -161,7 +162,7 @@ def _serve(pipe: Connection) -> None:
 
 
 def _attempt(function: Callable[[], Any]) -> Any:
-    """What the function gives, or its error."""
+    """Returns what the function returns, or its error."""
     try:
         return function()
     except Exception as error:  # noqa: BLE001  -- whatever it is, it is the answer
@@ -181,7 +182,7 @@ def _environment(env: Mapping[str, str]) -> Iterator[None]:
 
 @cache
 def _folder() -> Path:
-    """Where multiprocessing keeps its fork server's socket: gone with this process, however that ends."""
+    """Makes the folder of multiprocessing's fork-server socket, removed however this process ends."""
     folder = new_temporary_path(None)
     Watchdog(remove=folder)
     folder.mkdir(mode=0o700)
@@ -201,7 +202,7 @@ def _temporary_files_in(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Keeps Ctrl-C, which reaches all of a terminal, from what starts here; this process sees it after."""
+    """Keeps Ctrl-C from the processes started in the block; this process receives it after the block."""
     # Started first: multiprocessing unblocks the signal when it does that.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

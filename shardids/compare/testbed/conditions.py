@@ -1,4 +1,4 @@
-"""What a comparison ran on: the machine, its disk, and versions."""
+"""The conditions of a comparison: the machine, its disk, and versions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FLUSHES: Final = 30
 
 
 def machine(folder: Path) -> str:
-    """Processor, memory, system, load, and how long the folder's disk takes to flush a page."""
+    """Returns processor, memory, system, load, and how long the folder's disk takes to flush a page."""
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     facts = (
         f"{os.cpu_count()} cores{_model()}, {memory_gb:.0f} GB of memory",
@@ -31,7 +31,7 @@ def machine(folder: Path) -> str:
 
 
 def flush_us(folder: Path) -> float:
-    """The median time of a write and fsync of 8 kB there, in µs; a few µs tell of a disk in memory."""
+    """Returns the median time of a write and fsync of 8 kB, in µs; a few µs mean a disk in memory."""
     times_ns = []
     with tempfile.TemporaryFile(dir=folder) as file:
         for _ in range(_FLUSHES):
@@ -43,7 +43,7 @@ def flush_us(folder: Path) -> float:
 
 
 def versions() -> dict[str, str]:
-    """Of shardids, Python, and the drivers and libraries that are installed."""
+    """Returns the versions of shardids, Python, and the installed drivers and libraries."""
     found = {"shardids": shardids.__version__, "Python": platform.python_version()}
     for name in _LIBRARIES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

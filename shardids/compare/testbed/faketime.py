@@ -1,4 +1,4 @@
-"""A clock that steps, for processes that are started under it: libfaketime, where it is installed."""
+"""A clock that can be stepped, for processes started under it; needs libfaketime."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _PLACES = ("/usr/lib/*/faketime", "/usr/lib/faketime", "/usr/local/lib/faketime"
 
 
 class FakedClock:
-    """The machine's clock, and all steps since; for the processes that are started with :attr:`env`.
+    """The machine's clock plus all steps so far, for the processes that are started with :attr:`env`.
 
-    The monotonic clock stays as it is.
+    The monotonic clock does not step.
     """
 
     def __init__(self, library: Path, folder: Path) -> None:
@@ -29,7 +29,7 @@ class FakedClock:
 
     @property
     def env(self) -> Mapping[str, str]:
-        """What a process needs in its environment."""
+        """Returns what a process needs in its environment to follow this clock."""
         return {
             "LD_PRELOAD": str(self._library),
             "FAKETIME_TIMESTAMP_FILE": str(self._file),
@@ -38,9 +38,9 @@ class FakedClock:
         }
 
     def step(self, seconds: float) -> None:
-        """Steps the clock, for all its processes at once."""
+        """Steps the clock of all its processes at once."""
         self._ahead_s += seconds
-        # Replaced whole: a process may read it at any time.
+        # Replaced as a whole: a process may read it at any time.
         new = self._file.with_suffix(".new")
         new.write_text(f"{self._ahead_s:+.3f}s\n")
         new.chmod(0o644)
@@ -48,12 +48,12 @@ class FakedClock:
 
 
 def faketime_library() -> Path:
-    """Where libfaketime is; Debian's package is ``libfaketime``.
+    """Returns the path of libfaketime; Debian's package is ``libfaketime``.
 
     Raises:
-        MissingLibrary: it is not installed.
+        MissingLibrary: libfaketime is not installed.
     """
-    # Where a machine has it for several architectures: this one's.
+    # If it is installed for several architectures, this one's.
     own = sysconfig.get_config_var("MULTIARCH") or "*"
     for place in (f"/usr/lib/{own}/faketime", *_PLACES):
         for path in sorted(Path("/").glob(f"{place[1:]}/libfaketimeMT*")):
@@ -63,7 +63,7 @@ def faketime_library() -> Path:
 
 @contextlib.contextmanager
 def faked_clock() -> Iterator[FakedClock]:
-    """A clock in a temporary folder, which is removed when the block or this process ends.
+    """Makes a clock in a temporary folder, which is removed when the block or this process ends.
 
     Raises:
         MissingLibrary: libfaketime is not installed.

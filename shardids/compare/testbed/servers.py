@@ -1,8 +1,8 @@
-"""Throw-away MariaDB and Redis servers, from the programs that are installed on the machine.
+"""Starts throw-away MariaDB and Redis servers, from the programs that are installed on the machine.
 
-Like the embedded PostgreSQL servers: on 127.0.0.1, on a free port, with a random password, in a
-temporary folder, as an unprivileged user where root starts them; and gone with all they wrote when
-the block or the process that started them ends, be it by ``kill -9``.
+They run like the embedded PostgreSQL servers: on 127.0.0.1, on a free port, with a random password, in a
+temporary folder, as an unprivileged user if root starts them. They and all their files are removed when
+the block or the process that started them ends, even by ``kill -9``.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class PrivateServer(ABC):
-    """A server in a folder of its own, which may be stopped, killed and started again."""
+    """A server in its own folder, which may be stopped, killed and started again."""
 
     def __init__(self, folder: Path, watchdog: Watchdog, account: Account | None, user: str) -> None:
         self.folder = folder
         self.env: Mapping[str, str] = _NOTHING
-        """What is added to the environment of the next start."""
+        """The variables that are added to the environment at the next start."""
         self.login = Login(host="127.0.0.1", port=free_port(), user=user, password=secrets.token_urlsafe(24))
         self._watchdog, self._account = watchdog, account
         self._child: subprocess.Popen[bytes] | None = None
@@ -53,18 +53,19 @@ class PrivateServer(ABC):
 
     @property
     def log_file(self) -> Path:
-        """What the server prints."""
+        """Returns the file with what the server prints."""
         return self.folder.parent / f"{self.folder.name}.log"
 
     @property
     def is_running(self) -> bool:
-        """Whether its process is there."""
+        """Returns whether its process exists."""
         return self._child is not None and self._child.poll() is None
 
     def start(self) -> None:
-        """Starts it and waits until it answers; nothing happens if it runs.
+        """Starts the server and waits until it answers; does nothing if it runs already.
 
-        Raises ServerStartFailed with the last lines of the log.
+        Raises:
+            ServerStartFailed: it does not start; with the last lines of the log.
         """
         if self.is_running:
             return
@@ -90,11 +91,11 @@ class PrivateServer(ABC):
                 self.kill()
                 return log_tail(self.log_file, offset) or "(nothing in the log)"
             time.sleep(_POLL_S)
-        # Another program may have taken the port, but it doesn't know the password.
+        # Another program may have taken the port, but it does not know the password.
         return None
 
     def stop(self) -> None:
-        """Stops it in order and waits for its end; it is killed after 30 s."""
+        """Shuts the server down and waits for its end; kills it after 30 s."""
         if self._child is None:
             return
         self._child.send_signal(signal.SIGTERM)
@@ -104,13 +105,13 @@ class PrivateServer(ABC):
             self.kill()
 
     def kill(self) -> None:
-        """Kills it, as in a crash."""
+        """Kills the server, as in a crash."""
         if self._child is not None:
             self._child.kill()
             self._child.wait()
 
     def restart(self) -> None:
-        """Stops it in order and starts it again, on the same port."""
+        """Shuts the server down and starts it again, on the same port."""
         self.stop()
         self.start()
 
@@ -127,26 +128,26 @@ class PrivateServer(ABC):
 
     @abstractmethod
     def _configure(self) -> None:
-        """Writes the configuration of the next start."""
+        """Writes the configuration for the next start."""
 
     @abstractmethod
     def _command(self) -> list[str]:
-        """What starts it."""
+        """Returns the command that starts the server."""
 
     @abstractmethod
     def _mark(self) -> str:
-        """The argument that tells its command from every other."""
+        """Returns the argument that tells its command from all others."""
 
     @abstractmethod
     def _answers(self) -> bool:
-        """Whether its user can log in."""
+        """Returns whether its user can log in."""
 
 
 class MariaDbServer(PrivateServer):
     """A MariaDB server; ``settings`` are those of its option file, and may be changed between starts.
 
-    Quick rather than crash-safe: a commit is in the system's memory, not on the disk, which outlives
-    the server's crash but not the machine's.
+    It is fast rather than durable: a commit is in the system's memory, not on the disk, so it survives a
+    crash of the server but not of the machine.
     """
 
     def __init__(
@@ -162,7 +163,7 @@ class MariaDbServer(PrivateServer):
         }
 
     def install(self) -> None:
-        """Makes the system's tables."""
+        """Creates the system tables."""
         program = _program("mariadb-install-db", "mariadb-server")
         options = ["--no-defaults", f"--datadir={self._data}", "--skip-name-resolve", "--skip-test-db"]
         options += ["--auth-root-authentication-method=socket", "--innodb-log-file-size=32M"]
@@ -172,7 +173,7 @@ class MariaDbServer(PrivateServer):
             raise ServerStartFailed(f"{program} failed with exit code {code}:\n{tail}")
 
     def copy_from(self, other: MariaDbServer) -> None:
-        """Takes the files of another, which must never have run."""
+        """Copies the files of another server, which must never have run."""
         shutil.copytree(other._data, self._data)
         if self._account is not None:
             for path in (self._data, *self._data.rglob("*")):
@@ -184,7 +185,7 @@ class MariaDbServer(PrivateServer):
 
     def _configure(self) -> None:
         user = f"'{self.login.user}'@'{self.login.host}'"
-        # One statement a line; not into the binary log, from which other servers would replay them.
+        # One statement per line; kept out of the binary log, from which other servers would replay them.
         init = self._write(
             "init.sql",
             "set sql_log_bin = 0;\n"
@@ -204,7 +205,7 @@ class MariaDbServer(PrivateServer):
 
     def _command(self) -> list[str]:
         program = _program("mariadbd", "mariadb-server")
-        # --debug-gdb: stop in order on SIGINT, too, which is what the watchdog tries first.
+        # --debug-gdb: shut down on SIGINT, too, which the watchdog tries first.
         return [program, f"--defaults-file={self.folder / 'my.cnf'}", self._mark(), "--debug-gdb"]
 
     def _mark(self) -> str:
@@ -228,7 +229,7 @@ class MariaDbServer(PrivateServer):
 class RedisServer(PrivateServer):
     """A Redis server; ``settings`` are those of its configuration, and may be changed between starts.
 
-    Without any it keeps its data in memory only.
+    Without settings it keeps its data in memory only.
     """
 
     def __init__(
@@ -244,7 +245,7 @@ class RedisServer(PrivateServer):
             "dir": str(self.folder),
             "requirepass": self.login.password,
             "daemonize": "no",
-            # It names itself anew: the mark must be in that, too.
+            # It changes its process title: the mark must be in that, too.
             "proc-title-template": '"{title} {config-file} {listen-addr}"',
         }
         lines = [f"{name} {value}" for name, value in {**self.settings, **fixed}.items()]
@@ -271,9 +272,10 @@ class RedisServer(PrivateServer):
 def temporary_mariadbs(
     settings: Sequence[Mapping[str, str]], *, env: Mapping[str, str] = _NOTHING
 ) -> Iterator[list[MariaDbServer]]:
-    """A MariaDB server for each of the settings, all started, with ``env`` added to their environment.
+    """Starts a MariaDB server for each of the settings, with ``env`` added to their environment.
 
-    Raises ServerStartFailed, with what to install if the programs are missing.
+    Raises:
+        ServerStartFailed: a server does not start; says what to install if the programs are missing.
     """
     _program("mariadb-install-db", "mariadb-server")
     pymysql()
@@ -296,7 +298,7 @@ def temporary_mariadbs(
 
 @contextlib.contextmanager
 def temporary_redis(settings: Mapping[str, str] = _NOTHING) -> Iterator[RedisServer]:
-    """A Redis server, started. Raises as :func:`temporary_mariadbs`."""
+    """Starts a Redis server. Raises what :func:`temporary_mariadbs` raises."""
     _program("redis-server", "redis-server")
     library("redis")
     with _workshop() as (folder, watchdog, account):
@@ -325,7 +327,7 @@ def _ended(servers: Sequence[PrivateServer], watchdog: Watchdog) -> Iterator[Non
     try:
         yield
     finally:
-        # What they wrote is thrown away: no need to let them finish.
+        # Their files are removed: there is no need to let them finish.
         for server in servers if watchdog.is_ours else ():
             server.kill()
 
@@ -339,7 +341,7 @@ def _subfolder(folder: Path, number: int, account: Account | None) -> Path:
 
 
 def _program(name: str, package: str) -> str:
-    # Daemons are in sbin, which is not on the PATH of every user.
+    # Daemons are in sbin, which is not on every user's PATH.
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
     found = shutil.which(name, path=path)
     if found is None:

@@ -1,4 +1,4 @@
-"""The servers that a comparison runs on: started for it, in temporary folders, on 127.0.0.1."""
+"""Starts the servers that a comparison runs on, in temporary folders, on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ POSTGRESQL_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
         "max_connections": "200",
     }
 )
-"""Durable, as PostgreSQL's own defaults are; more connections, as there are so many schemes."""
+"""The settings: durable, as PostgreSQL's defaults are; more connections, for there are many schemes."""
 
 _BARE_MB: Final = 500
 
@@ -46,7 +46,7 @@ Server = TypeVar("Server")
 
 @dataclass(slots=True, kw_only=True)
 class Stage:
-    """Servers that run; ``missing`` says why there are none of a kind, by the kind."""
+    """The running servers; ``missing`` says, by the kind, why there are none of a kind."""
 
     postgresql: list[EmbeddedServer] = field(default_factory=list)
     mariadb: list[MariaDbServer] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Stage:
 
     @property
     def servers(self) -> Servers:
-        """Where they listen."""
+        """Returns where the servers listen."""
         return Servers(
             postgresql=tuple(server.url() for server in self.postgresql),
             mariadb=tuple(server.login for server in self.mariadb),
@@ -63,7 +63,7 @@ class Stage:
         )
 
     def kinds(self) -> list[ServerKind]:
-        """What a report says of them."""
+        """Returns what a report says of the servers."""
         kinds = []
         if self.postgresql:
             with psycopg.connect(self.postgresql[0].url()) as connection:
@@ -84,12 +84,12 @@ class Stage:
 
 @contextlib.contextmanager
 def stage_for(schemes: Sequence[Scheme], *, env: Mapping[str, str] = _NOTHING) -> Iterator[Stage]:
-    """Two PostgreSQL servers, and of the others those that the schemes need, with ``env`` for each.
+    """Starts two PostgreSQL servers, and the others that the schemes need, with ``env`` for each.
 
-    Redis goes without ``env``: its allocator and libfaketime don't get along.
+    Redis does not get ``env``: its allocator is incompatible with libfaketime.
 
     Raises:
-        ServerStartFailed: PostgreSQL can't be started. What is wrong with other kinds is in ``missing``.
+        ServerStartFailed: PostgreSQL can't be started. Failures of other kinds are in ``missing``.
     """
     needs = [scheme.about.needs for scheme in schemes]
     mariadb = max((need.mariadb for need in needs), key=len, default=())
@@ -98,7 +98,7 @@ def stage_for(schemes: Sequence[Scheme], *, env: Mapping[str, str] = _NOTHING) -
         stage = Stage()
 
         def enter(manager: AbstractContextManager[list[Server]]) -> Future[list[Server]]:
-            # Started side by side; whatever happens then, what was started is ended.
+            # Started concurrently; whatever happens then, every started server is ended.
             started = pool.submit(manager.__enter__)
             stack.push(lambda *error: manager.__exit__(*error) if started.exception() is None else None)
             return started
@@ -114,10 +114,10 @@ def stage_for(schemes: Sequence[Scheme], *, env: Mapping[str, str] = _NOTHING) -
 
 
 def check_disk(needed_mb: int) -> Path:
-    """The folder below which servers are made; refuses one whose disk may not have room for them.
+    """Returns the folder for the servers' folders; refuses one whose disk may lack room for them.
 
     Raises:
-        ServerStartFailed: less is free, or there is no folder that the servers' user can reach.
+        ServerStartFailed: too little is free, or there is no folder that the servers' user can reach.
     """
     folder = new_temporary_path(server_account()).parent
     needed_mb += _BARE_MB

@@ -1115,7 +1115,7 @@ END;
 -- Name: FUNCTION dependents_of(shard integer); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.dependents_of(shard integer) IS 'What is outside of a shard''s schema and would be dropped with it: extensions, views, constraints, columns …';
+COMMENT ON FUNCTION shardids.dependents_of(shard integer) IS 'What is outside of a shard''s schema and would be dropped with it: extensions, views, constraints, columns ...';
 
 
 --
@@ -1234,7 +1234,7 @@ begin
     raise dependent_objects_still_exist using
       message = format('%s would be dropped with the copy of shard %s on node "%s"',
                        dependents, shard, (select n.name from shardids.node n)),
-      hint = 'Drop it, or let it depend on something outside of the shard''s schema; an extension: ALTER EXTENSION … SET SCHEMA public.';
+      hint = 'Drop it, or let it depend on something outside of the shard''s schema; an extension: ALTER EXTENSION ... SET SCHEMA public.';
   end if;
   execute format('drop schema if exists %I cascade', this.schema);
   delete from shardids.shard s where s.id = drop_copy.shard;
@@ -2640,9 +2640,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382763537027563522);
-INSERT INTO shard_0000.kept VALUES (382763537052729348);
-INSERT INTO shard_0000.kept VALUES (382763537052729349);
+INSERT INTO shard_0000.kept VALUES (382765384362622978);
+INSERT INTO shard_0000.kept VALUES (382765384362622979);
+INSERT INTO shard_0000.kept VALUES (382765384362622980);
 
 
 --
@@ -2670,8 +2670,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710862747308712301/5/16533', 1, 1125864722470535168, '755', '2026-11-22 05:25:38.554735+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710862747308712301/5/16533', 1, 1125864722470535168, '756', '2026-11-22 05:25:38.599725+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710864638342300084/5/16533', 1, 4308774963021611008, '755', '2026-11-22 05:32:59.01523+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710864638342300084/5/16533', 1, 4308774963021611008, '756', '2026-11-22 05:32:59.03871+00', NULL);
 
 
 --
@@ -2685,7 +2685,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 05:25:38.41063+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 05:32:58.868315+00');
 
 
 --
@@ -2698,7 +2698,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 05:25:38.6127+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 05:32:59.059028+00');
 
 
 --
@@ -2726,14 +2726,14 @@ INSERT INTO shardids_catalog.shardids_version VALUES ('catalog_0001');
 -- Name: id_counter; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_counter', 5, true);
+SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 
 
 --
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 1125864813728473804, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 4308775054279990077, true);
 
 
 --
@@ -2747,7 +2747,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 1125864813728473767, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 4308775054279990046, true);
 
 
 --
