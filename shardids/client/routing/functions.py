@@ -26,7 +26,7 @@ STABLE: Final = frozenset(
     (
         *("now", "current_timestamp", "current_date", "localtimestamp", "transaction_timestamp", "age"),
         *("concat", "concat_ws", "format", "to_char", "to_date", "to_timestamp", "to_number", "date_trunc"),
-        *("date_part", "extract", "timezone", "to_json", "to_jsonb", "json_build_object", "json_build_array"),
+        *("date_part", "extract", "to_json", "to_jsonb", "json_build_object", "json_build_array"),
         *(
             "jsonb_build_object",
             "jsonb_build_array",
