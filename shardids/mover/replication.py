@@ -198,12 +198,12 @@ def _check_slot(side: Side, name: str) -> None:
     if state is None:
         raise MoveFailed(
             f'node "{side.name}" has no replication slot "{name}" any more',
-            hint="Undo the move with --abort, then begin it anew.",
+            hint="Undo the move with --abort, then start it again.",
         )
     if state == "lost":
         raise MoveFailed(
             f'node "{side.name}" has given up replication slot "{name}" (wal_status = lost)',
-            hint="Undo the move with --abort, raise max_slot_wal_keep_size there, then begin it anew.",
+            hint="Undo the move with --abort, raise max_slot_wal_keep_size there, then start it again.",
         )
 
 

@@ -193,7 +193,7 @@ def _promoted(sides: Sides) -> MoveRefused:
     return MoveRefused(
         f'the move of shard {sides.shard} can\'t be resumed: on node "{sides.target.name}" a standby'
         " was promoted meanwhile, which may lack a part of the copy",
-        hint="Undo the move with --abort, then begin it anew.",
+        hint="Undo the move with --abort, then start it again.",
     )
 
 

@@ -244,7 +244,7 @@ class Actions:
             more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
             raise ClusterConflict(
                 f"shard {shard}: {', '.join(changed[:_NAMED])}{more} was changed while it was moved",
-                hint=f"Undo the move with shardids shard move {shard} --abort, then begin it anew.",
+                hint=f"Undo the move with shardids shard move {shard} --abort, then start it again.",
             )
 
     def _on_lag(self, lag_bytes: int) -> None:
