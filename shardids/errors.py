@@ -6,6 +6,8 @@ of this module and keeps message and hint, so that users of Python and of psql r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class ShardidsError(Exception):
     """Root of all errors that shardids raises.
@@ -50,6 +52,10 @@ class UnknownShard(ShardidsError, LookupError):
     sqlstate = "SI001"
 
 
+class ShardLost(ShardidsError):
+    """The shard's node was replaced by a server that does not have the shard. Nothing was read or written."""
+
+
 class ShardFenced(ShardidsError):
     """The shard is fenced: it issues no IDs until it is activated."""
 
@@ -92,12 +98,41 @@ class RevisionChanged(ShardidsError):
     sqlstate = "SI009"
 
 
+class TransactionEnded(ShardidsError):
+    """``shardids transaction resolve`` rolled the transaction on several nodes back before its COMMIT."""
+
+    sqlstate = "SI010"
+
+
 class ConnectionFailed(ShardidsError):
     """A server cannot be reached, or refuses the login. The message never holds a password."""
 
 
 class CommitUncertain(ConnectionFailed):
     """The connection was lost during COMMIT or ROLLBACK: it is unknown whether the transaction committed."""
+
+
+class CopyFailed(ShardidsError):
+    """A copy of rows into shards stopped; its cause is the error that stopped it.
+
+    ``copied`` has the number of rows that are committed, by shard: in each shard the first of its rows, in
+    the order given. ``shard``, ``node`` and ``row`` say where it stopped, as far as that is known; rows count
+    from 1.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        copied: Mapping[int, int],
+        shard: int | None = None,
+        node: str | None = None,
+        row: int | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.copied = dict(copied)
+        self.shard, self.node, self.row = shard, node, row
 
 
 class MissingPrivilege(ShardidsError):
@@ -113,7 +148,7 @@ class StatementFailed(ShardidsError):
 
 
 class UnsupportedServer(ShardidsError):
-    """The server is older than the oldest supported PostgreSQL, or is read-only."""
+    """The server is older than the oldest supported PostgreSQL, is read-only, or has a setting too low."""
 
 
 class ClusterConflict(ShardidsError):

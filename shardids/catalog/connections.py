@@ -306,7 +306,9 @@ def role_of(url: URL) -> str:
 
 
 def _reason(error: psycopg.Error) -> str:
-    """Returns what libpq says went wrong, without its account of where it tried."""
+    """Returns what the server or libpq says went wrong, without context and the account of where it tried."""
+    if error.diag.message_primary:
+        return error.diag.message_primary
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     failures = [line for line in lines if "failed: " in line] or lines or [type(error).__name__]
     return failures[-1].rpartition("failed: ")[2].removeprefix("FATAL:").strip()

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
 from types import TracebackType
-from typing import Final, Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
@@ -25,16 +25,6 @@ from shardids.catalog.topology import Node
 from shardids.errors import ShardidsError
 
 T = TypeVar("T")
-
-SILENCE_S: Final = 20
-"""How long a server may be silent before a connection to it counts as lost."""
-_KEEPALIVES: Final[Mapping[str, int]] = {
-    "keepalives": 1,
-    "keepalives_idle": SILENCE_S // 2,
-    "keepalives_interval": SILENCE_S // 8,
-    "keepalives_count": 4,
-    "tcp_user_timeout": SILENCE_S * 1000,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +54,9 @@ class Nodes(Mapping[str, Engine]):
     """Engines for administrative statements on the nodes of a cluster, by node name.
 
     An engine is created when it is first asked for; closing, or the end of a ``with`` block, disposes of all.
-    A server that can't be reached within ``connect_timeout_s``, or that falls silent for :data:`SILENCE_S`,
-    raises :class:`~shardids.errors.ConnectionFailed`, which names the node.
+    A server that can't be reached within ``connect_timeout_s``, or that falls silent (see
+    :mod:`shardids.catalog.watching`), raises :class:`~shardids.errors.ConnectionFailed`, which names the
+    node.
 
     Args:
         nodes: the nodes, as the catalog or a placement has them.
@@ -185,5 +176,5 @@ def administrative_engine(
         pool_size=connections,
         max_overflow=0,
         pool_pre_ping=True,
-        connect_args={**_KEEPALIVES, "application_name": application_name},
+        connect_args={"application_name": application_name},
     )

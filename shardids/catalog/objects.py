@@ -51,13 +51,24 @@ def read_objects(connection: Connection, shards: Collection[int]) -> list[Schema
     ]
 
 
-def by_shard(objects: Iterable[SchemaObject]) -> dict[int, Definitions]:
-    """Returns the objects of each shard."""
-    shards: dict[int, dict[tuple[str, str], str]] = {}
+def odd_shards(objects: Iterable[SchemaObject], reference: int, shards: Collection[int]) -> set[int]:
+    """Returns the shards whose objects are not those of ``reference``; the objects are those of all nodes."""
+    having: dict[tuple[str, str, str], set[int]] = {}
     for one in objects:
-        for shard in one.shards:
-            shards.setdefault(shard, {})[one.kind, one.name] = one.definition
-    return dict(shards)
+        having.setdefault((one.kind, one.name, one.definition), set()).update(one.shards)
+    odd: set[int] = set()
+    for there in having.values():
+        odd |= there.symmetric_difference(shards) if reference in there else there
+    return odd.intersection(shards) - {reference}
+
+
+def by_shard(objects: Iterable[SchemaObject], shards: Collection[int]) -> dict[int, Definitions]:
+    """Returns the objects of each of the shards."""
+    found: dict[int, dict[tuple[str, str], str]] = {shard: {} for shard in shards}
+    for one in objects:
+        for shard in found.keys() & one.shards:
+            found[shard][one.kind, one.name] = one.definition
+    return dict(found)
 
 
 def differences(expected: Definitions, found: Definitions) -> list[str]:

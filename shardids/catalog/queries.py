@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from sqlalchemy import Connection, text
@@ -18,6 +18,10 @@ _LIMITS = {
     "statement_timeout": "60s",
     # Compiling a query over the server's catalogs takes longer than running it.
     "jit": "off",
+    # What is read of some hundred shards goes to disk with less.
+    "work_mem": "64MB",
+    # The server has other work than this.
+    "max_parallel_workers_per_gather": "0",
 }
 
 Row = TypeVar("Row")
@@ -31,7 +35,7 @@ def read(connection: Connection, file: str, record: type[Row], **settings: objec
         return rows(connection, read_sql(file), record)
 
 
-def rows(connection: Connection, query: str, record: type[Row]) -> list[Row]:
+def rows(connection: Connection, query: str, record: Callable[..., Row]) -> list[Row]:
     """Runs a query in the open transaction and returns its rows."""
     # Without parameters the text goes to the server unread: a % in it is not a placeholder.
     found = connection.execution_options(no_parameters=True).exec_driver_sql(query)

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, bindparam, text
 from sqlalchemy.engine import URL
 
 from shardids.catalog.connections import CONNECT_TIMEOUT_S, open_engine, parse_url, shown_url
-from shardids.catalog.topology import Node, Placement
+from shardids.catalog.topology import Node, Placement, lost_shard
 from shardids.errors import BadArgument, ClusterConflict, UnknownShard
 from shardids.ids.layout import Layout
 
@@ -63,15 +63,16 @@ class Catalog:
         """Returns which node holds which shard now; shards that are still being created are left out."""
         # One statement, so one snapshot: the version belongs to just these rows.
         rows = self._rows("""
-            select c.version, n.name, n.url, p.shard
+            select c.version, n.name, n.url, p.shard, p.state
             from shardids_catalog.cluster c
             left join shardids_catalog.node n on true
-            left join shardids_catalog.placement p on p.node = n.name and p.state = 'active'
+            left join shardids_catalog.placement p on p.node = n.name and p.state <> 'creating'
             order by n.name, p.shard""")
         return Placement(
             version=rows[0].version,
             nodes={row.name: Node(name=row.name, url=row.url) for row in rows if row.name},
-            node_of={row.shard: row.name for row in rows if row.shard is not None},
+            node_of={row.shard: row.name for row in rows if row.state == "active"},
+            lost={row.shard: row.name for row in rows if row.state == "lost"},
         )
 
     def nodes(self) -> dict[str, Node]:
@@ -149,6 +150,10 @@ class Catalog:
             raise ClusterConflict(
                 f'node "{name}" has view "{views[0].name}" over all shards',
                 hint=f"To drop it: shardids view drop {views[0].name}",
+            )
+        if self._rows("select from shardids_catalog.query_node where node = :node", node=name):
+            raise ClusterConflict(
+                f'node "{name}" is the query node', hint="To drop its views: shardids view drop --all"
             )
 
     def remove_node(self, name: str) -> None:
@@ -238,14 +243,17 @@ class Catalog:
 
         Raises:
             UnknownShard: no node holds it.
+            ShardLost: it was lost with its node.
         """
         rows = self._rows(
-            """select n.name, n.url from shardids_catalog.placement p
+            """select n.name, n.url, p.state from shardids_catalog.placement p
                join shardids_catalog.node n on n.name = p.node where p.shard = :shard""",
             shard=shard,
         )
         if not rows:
             raise UnknownShard(f"no node holds shard {shard}", hint="To make it: shardids shard create")
+        if rows[0].state == "lost":
+            raise lost_shard(shard, rows[0].name)
         return Node(name=rows[0].name, url=rows[0].url)
 
     def _node_names(self) -> list[str]:
@@ -254,22 +262,6 @@ class Catalog:
     def _rows(self, query: str, **parameters: object) -> Sequence[Any]:
         with self.engine.connect() as connection:
             return connection.execute(text(query), parameters).all()
-
-
-def place_shard(connection: Connection, shard: int, *, source: str, target: str) -> None:
-    """Places a shard on another node, in the connection's transaction: its commit is the switch.
-
-    Raises:
-        ClusterConflict: the shard is not placed on ``source``.
-    """
-    placed = connection.execute(
-        text("""
-            update shardids_catalog.placement set node = :target
-            where shard = :shard and node = :source and state = 'active'"""),
-        {"shard": shard, "source": source, "target": target},
-    )
-    if placed.rowcount != 1:
-        raise ClusterConflict(f'shard {shard} is not placed on node "{source}" any more')
 
 
 def describe_in(connection: Connection, url: URL) -> Description:

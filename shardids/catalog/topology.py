@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final
 from uuid import UUID
 
-from shardids.errors import BadArgument, UnknownShard, UnsupportedKey
+from shardids.errors import BadArgument, ShardLost, UnknownShard, UnsupportedKey
 from shardids.ids.text import checked_integer
 
 _NODE_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,39}")
@@ -87,7 +87,8 @@ class Node:
 class Placement:
     """Where every shard lives, as the catalog had it at ``version``.
 
-    ``nodes`` holds nodes by name, ``node_of`` the name of the node of each shard. Both are copied
+    ``nodes`` holds nodes by name, ``node_of`` the name of the node of each shard. ``lost`` has the shards
+    that live nowhere, with the name of the node that was replaced by a server without them. All are copied
     and can't be changed.
 
     Raises:
@@ -97,6 +98,7 @@ class Placement:
     version: int
     nodes: Mapping[str, Node]
     node_of: Mapping[int, str]
+    lost: Mapping[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, node in self.nodes.items():
@@ -107,6 +109,21 @@ class Placement:
                 raise BadArgument(f"shard {shard} is on node {name!r}, which is not in the map")
         object.__setattr__(self, "nodes", MappingProxyType(dict(self.nodes)))
         object.__setattr__(self, "node_of", MappingProxyType(dict(self.node_of)))
+        object.__setattr__(self, "lost", MappingProxyType(dict(self.lost)))
+
+    def owners(self) -> dict[int, str]:
+        """Returns the owner of each shard, and for a lost one the node that it was lost with."""
+        return {**self.node_of, **self.lost}
+
+    def all_shards(self) -> list[int]:
+        """Returns every placed shard, sorted, for what must ask all of them.
+
+        Raises:
+            ShardLost: one of them lives nowhere, so that an answer would lack its rows.
+        """
+        for shard in self.lost:
+            self.locate(shard)
+        return sorted(self.node_of)
 
     def by_node(self, shards: Iterable[int] | None = None) -> dict[str, list[int]]:
         """Groups shards by the name of their node, both sorted; default: every placed shard.
@@ -119,19 +136,35 @@ class Placement:
             found.setdefault(self.locate(shard).name, []).append(shard)
         return dict(sorted(found.items()))
 
+    def digest(self) -> str:
+        """Returns a hash of which shard is on which node at which address, by which two can be compared."""
+        lines = [f"{shard} {name} {self.nodes[name].url}" for shard, name in sorted(self.node_of.items())]
+        return sha256("\n".join(lines).encode()).hexdigest()[:32]
+
     def locate(self, shard: int) -> Node:
         """Returns the node that the shard lives on.
 
         Raises:
             UnknownShard: the shard is on none of the nodes.
+            ShardLost: the shard was lost with its node.
         """
         try:
             return self.nodes[self.node_of[shard]]
         except KeyError:
+            if shard in self.lost:
+                raise lost_shard(shard, self.lost[shard]) from None
             raise UnknownShard(
                 f"shard {shard} is not in this cluster",
                 hint="List the shards with: shardids shard list",
             ) from None
+
+
+def lost_shard(shard: int, node: str) -> ShardLost:
+    """Returns the error for a shard that was lost with a node."""
+    return ShardLost(
+        f'shard {shard} was lost: the server that took over node "{node}" does not have it',
+        hint=f"To see what is left of it: shardids node replace {node} --url URL --dry-run",
+    )
 
 
 def key_hash(key: object) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from time import monotonic
 from typing import Any, Final, TypeVar
 
@@ -13,6 +14,16 @@ SILENT_S: Final = 5.0
 _PROBE_S: Final = 3
 _GRACE_S: Final = 1.0
 """For an answer that was sent when the server was asked."""
+
+_SILENCE_S: Final = 20
+"""How long a network may drop packets before TCP gives a connection up, idle or not."""
+_KEEPALIVES: Final[Mapping[str, int]] = {
+    "keepalives": 1,
+    "keepalives_idle": _SILENCE_S // 2,
+    "keepalives_interval": _SILENCE_S // 8,
+    "keepalives_count": 4,
+    "tcp_user_timeout": _SILENCE_S * 1000,
+}
 
 T = TypeVar("T")
 
@@ -97,8 +108,8 @@ class _Probe(psycopg.Connection[Any]):
 
 
 def connect_watched(*arguments: Any, **options: Any) -> WatchedConnection:
-    """Connects, and finds out who serves the connection."""
-    connection = WatchedConnection.connect(*arguments, **options)
+    """Connects, and finds out who serves the connection. Options of the URL are used before TCP's of here."""
+    connection = WatchedConnection.connect(*arguments, **{**_KEEPALIVES, **options})
     row = connection.execute("select pg_catalog.pg_backend_pid()").fetchone()
     connection.rollback()
     if row is not None and row[0] == connection.info.backend_pid:

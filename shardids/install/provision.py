@@ -236,16 +236,21 @@ def create_shard(connection: Connection, shard: int) -> None:
     Does nothing if the shard exists, also if another session created it while this one waited for the lock.
     """
     with connection.begin():
-        connection.execute(text("select shardids.enter_shard(:shard)"), {"shard": shard})
-        # A separate statement, so that its snapshot comes after the lock that enter_shard waited for.
-        there = connection.execute(
-            text("""select exists (select from shardids.shard where id = :shard),
-                           set_config('search_path', shardids.schema_of(:shard), true)"""),
-            {"shard": shard},
-        ).one()[0]
-        if not there:
-            raw = connection.execution_options(no_parameters=True)
-            raw.exec_driver_sql(trees.shard_sql())
+        make_shard(connection, shard)
+
+
+def make_shard(connection: Connection, shard: int) -> None:
+    """Does what :func:`create_shard` does, in the connection's transaction, and sets its ``search_path``."""
+    connection.execute(text("select shardids.enter_shard(:shard)"), {"shard": shard})
+    # A separate statement, so that its snapshot comes after the lock that enter_shard waited for.
+    there = connection.execute(
+        text("""select exists (select from shardids.shard where id = :shard),
+                       set_config('search_path', shardids.schema_of(:shard), true)"""),
+        {"shard": shard},
+    ).one()[0]
+    if not there:
+        raw = connection.execution_options(no_parameters=True)
+        raw.exec_driver_sql(trees.shard_sql())
 
 
 def inspect_shard(catalog: Catalog, shard: int) -> dict[str, object]:

@@ -20,8 +20,7 @@ from alembic.script.revision import RevisionError
 from alembic.util import CommandError
 from sqlalchemy import Connection, column, func, select, table, text
 
-from shardids.catalog.connections import open_engine, parse_url
-from shardids.catalog.locks import AdvisoryLock
+from shardids.catalog.connections import CONNECT_TIMEOUT_S, open_engine, parse_url
 from shardids.catalog.sqlfiles import data_folder, read_sql
 from shardids.catalog.topology import validate_node_name, validate_schema_prefix
 from shardids.errors import BadArgument, ClusterConflict, ShardidsError
@@ -150,7 +149,12 @@ def _run(tree: Tree, settings: Mapping[str, str]) -> None:
     arguments = context.get_x_argument(as_dictionary=True)
     if "url" not in arguments:
         raise BadArgument("which database? -x url=postgresql://…", hint="See migrations/README.md.")
-    engine = open_engine(parse_url(arguments["url"]), what=f"the {tree}", administrative=True)
+    engine = open_engine(
+        parse_url(arguments["url"]),
+        what=f"the {tree}",
+        administrative=True,
+        connect_timeout_s=CONNECT_TIMEOUT_S,
+    )
     try:
         with engine.connect() as own, own.begin():
             context.configure(connection=own, **options)
@@ -168,7 +172,7 @@ def _migrate(preamble: list[str]) -> None:
 
 def _preamble(schema: str | None, settings: Mapping[str, str]) -> list[str]:
     """Returns what every transaction starts with: the installers' lock, the settings, the tree's schema."""
-    statements = [f"select pg_advisory_xact_lock({AdvisoryLock.INSTALL})"] if schema else []
+    statements = [read_sql("install/lock.v1").rstrip().removesuffix(";")] if schema else []
     for name, value in settings.items():
         if name != "shard":
             quoted = value.replace("'", "''").replace(":", "\\:")

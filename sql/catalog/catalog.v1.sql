@@ -36,13 +36,13 @@ comment on table shardids_catalog.node is 'The PostgreSQL databases that hold sh
 create table shardids_catalog.placement (
   shard integer primary key,
   node  text    not null references shardids_catalog.node (name) on update cascade,
-  state text    not null default 'creating' check (state in ('creating', 'active'))
+  state text    not null default 'creating' check (state in ('creating', 'active', 'lost'))
 );
 
 create index on shardids_catalog.placement (node);
 
 comment on table shardids_catalog.placement is 'Which node holds which shard';
-comment on column shardids_catalog.placement.state is 'creating: the node may not have it yet';
+comment on column shardids_catalog.placement.state is 'creating: the node may not have it yet; lost: the node was replaced by a server that lacks it, and no client is sent there';
 
 -- What a mover is about to do, written before it does it. A move without ended_at is under way or was interrupted;
 -- its mover holds the advisory lock (1936220520, shard) for as long as it lives.
@@ -50,20 +50,23 @@ create table shardids_catalog.move (
   id         bigint      generated always as identity primary key,
   shard      integer     not null,
   source     text        not null,
-  target     text        not null check (target <> source),
+  target     text        not null,
   offline    boolean     not null,
   step       text        not null,
   schema     text,
+  high_water_tick bigint,
   started_at timestamptz not null default now(),
   ended_at   timestamptz,
-  outcome    text        check (outcome in ('moved', 'aborted')),
-  check ((ended_at is null) = (outcome is null))
+  outcome    text        check (outcome in ('moved', 'aborted', 'accepted')),
+  check ((ended_at is null) = (outcome is null)),
+  check (target <> source or step = 'accept loss')
 );
 
 create unique index on shardids_catalog.move (shard) where ended_at is null;
 
-comment on table shardids_catalog.move is 'Moves of shards between nodes';
+comment on table shardids_catalog.move is 'Moves of shards between nodes, and homes that were given to shards that were lost with a node';
 comment on column shardids_catalog.move.step is 'The last step that was begun';
+comment on column shardids_catalog.move.high_water_tick is 'The tick above which the target issues IDs, once it is the owner';
 comment on column shardids_catalog.move.schema is 'What pg_dump gave for the shard when the target''s tables were made; null when the move is over';
 
 insert into shardids_catalog.cluster
@@ -92,15 +95,39 @@ for each statement execute function shardids_catalog.changed();
 create trigger changed after insert or update or delete on shardids_catalog.placement
 for each statement execute function shardids_catalog.changed();
 
+-- Not the installers' lock: where this database is a node too, granting there waits for that one. Any role that can connect
+-- can hold it: so nobody waits for ever, and who does not get it is told whose it is.
+create function shardids_catalog.wait_for_grants(patience interval default current_setting('lock_timeout')::interval) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = '10s' as $$
+begin
+  if patience > '0' and patience < '10s' then
+    perform set_config('lock_timeout', (extract(epoch from patience) * 1000)::integer::text, true);
+  end if;
+  perform pg_advisory_xact_lock(1936220519);
+exception when lock_not_available then
+  raise lock_not_available using
+    message = format('advisory lock 1936220519, for grants in the catalog, is held by %s',
+      coalesce((select string_agg(format('process %s of role "%s"', a.pid, a.usename), ', ')
+                from pg_locks l join pg_stat_activity a using (pid)
+                where l.locktype = 'advisory' and l.granted and l.objsubid = 1 and l.classid = 0 and l.objid = 1936220519
+                  and l.database = (select d.oid from pg_database d where d.datname = current_database())), 'a session that has just ended')),
+    hint = 'Try again. A session that holds it for long can be ended with pg_terminate_backend(pid).';
+end
+$$;
+
+comment on function shardids_catalog.wait_for_grants(interval) is 'Takes the lock of who changes the catalog''s grants, or names its holder after 10 s';
+
+revoke execute on function shardids_catalog.wait_for_grants(interval) from public;
+
 -- What a router needs: to read. It can change nothing.
 create function shardids_catalog.grant_usage(role name) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
-  -- Not the installers' lock: where this database is a node too, granting there waits for that one.
-  perform pg_advisory_xact_lock(1936220519);
+  perform shardids_catalog.wait_for_grants();
   execute format('grant usage on schema shardids_catalog to %I', role);
   execute format(
-    'grant select on shardids_catalog.cluster, shardids_catalog.node, shardids_catalog.placement to %I', role);
+    'grant select on shardids_catalog.cluster, shardids_catalog.node, shardids_catalog.placement,'
+    ' shardids_catalog.query_node to %I', role);
 end
 $$;
 

@@ -27,8 +27,15 @@ relation as materialized (
   from shard s
   join pg_class c on c.relnamespace = s.namespace
   where c.relkind in ('r', 'p', 'v', 'm', 'S', 'f', 'c')
-    and c.relname not in ('id_counter', 'id_offset', 'shardids_version')
+    and c.relname not in ('id_counter', 'id_offset', 'shardids_version', 'shardids_load')
     and not exists (select from member m where m.classid = 'pg_class'::regclass and m.objid = c.oid)),
+attribute as materialized (
+  select r.id, r.oid as relation, r.relname, r.relowner, a.attname, a.attnum, a.attacl, a.atttypid, a.atttypmod, a.attcollation,
+         a.attnotnull, a.attidentity, a.attgenerated, a.atthasdef, a.attstorage, a.attcompression, a.attstattarget, a.attoptions,
+         a.attfdwoptions, a.attislocal
+  from relation r
+  join pg_attribute a on a.attrelid = r.oid and a.attnum > 0 and not a.attisdropped
+  where r.relkind in ('r', 'p', 'f', 'c')),
 function as materialized (
   select s.id, p.*, format('%s(%s)', p.proname, pg_get_function_identity_arguments(p.oid)) as signature
   from shard s
@@ -84,14 +91,12 @@ object as materialized (
   from relation r
   union all
   -- The columns' order; a finding of its own only where the columns are the same.
-  select r.id, 'column order', r.relname, 'pg_class'::regclass, 0, 0, null, null, null,
+  select a.id, 'column order', a.relname, 'pg_class'::regclass, 0, 0, null, null, null,
          string_agg(a.attname, ', ' order by a.attnum)
-  from relation r
-  join pg_attribute a on a.attrelid = r.oid and a.attnum > 0 and not a.attisdropped
-  where r.relkind in ('r', 'p', 'f', 'c')
-  group by r.id, r.oid, r.relname
+  from attribute a
+  group by a.id, a.relation, a.relname
   union all
-  select r.id, 'column', format('%s.%s', r.relname, a.attname), 'pg_class'::regclass, r.oid, a.attnum, r.relowner, a.attacl, 'c',
+  select a.id, 'column', format('%s.%s', a.relname, a.attname), 'pg_class'::regclass, a.relation, a.attnum, a.relowner, a.attacl, 'c',
          concat_ws(' ',
            format_type(a.atttypid, a.atttypmod),
            case when a.attcollation <> t.typcollation then 'collate ' || a.attcollation::regcollation::text end,
@@ -105,11 +110,9 @@ object as materialized (
            'with ' || a.attoptions::text,
            'options ' || a.attfdwoptions::text,
            case when not a.attislocal then 'inherited' end)
-  from relation r
-  join pg_attribute a on a.attrelid = r.oid and a.attnum > 0 and not a.attisdropped
+  from attribute a
   join pg_type t on t.oid = a.atttypid
-  left join pg_attrdef d on a.atthasdef and d.adrelid = a.attrelid and d.adnum = a.attnum
-  where r.relkind in ('r', 'p', 'f', 'c')
+  left join pg_attrdef d on a.atthasdef and d.adrelid = a.relation and d.adnum = a.attnum
   union all
   -- From version 18 on the server lists NOT NULL here, too; the columns have said it, but for one that is not valid.
   -- A foreign key of or to partitions has parts with names that the server chose.
@@ -209,6 +212,27 @@ object as materialized (
                           'pg_default_acl'::regclass)
     and not exists (select from member m where m.classid = d.classid and m.objid = d.objid)
   cross join lateral pg_identify_object(d.classid, d.objid, 0) i),
+-- Objects that are alike have the same privileges: each list is taken apart once.
+acl as materialized (
+  select distinct on (o.acl::text, o.acl_type, o.owner) o.acl::text as text, o.acl_type, o.owner, o.acl
+  from object o
+  where o.acl is not null),
+granted as materialized (
+  select l.text, l.acl_type, l.owner,
+         string_agg(concat_ws(' ', g.privilege_type, case when g.is_given then 'to' else 'revoked from' end, r.name,
+                              case when g.is_grantable then 'with grant option' end), ', ' order by r.name, g.privilege_type)
+           as grants
+  from acl l
+  cross join lateral (
+    select grantee, privilege_type, is_grantable, true as is_given
+    from (select grantee, privilege_type, is_grantable from aclexplode(l.acl)
+          except select grantee, privilege_type, is_grantable from aclexplode(acldefault(l.acl_type, l.owner))) given
+    union all
+    select grantee, privilege_type, is_grantable, false
+    from (select grantee, privilege_type, is_grantable from aclexplode(acldefault(l.acl_type, l.owner))
+          except select grantee, privilege_type, is_grantable from aclexplode(l.acl)) revoked) g
+  join role r on r.oid = g.grantee
+  group by l.text, l.acl_type, l.owner),
 line as (
   select id, kind, name, definition from object
   union all
@@ -218,21 +242,9 @@ line as (
   where o.kind <> 'column' and r.name <> '{owner}'
   union all
   -- What is granted beyond what each kind of object has of its own, or was revoked from that.
-  select o.id, 'grants', concat_ws(' ', o.kind, nullif(o.name, '')),
-         string_agg(concat_ws(' ', g.privilege_type, case when g.is_given then 'to' else 'revoked from' end, r.name,
-                              case when g.is_grantable then 'with grant option' end), ', ' order by r.name, g.privilege_type)
+  select o.id, 'grants', concat_ws(' ', o.kind, nullif(o.name, '')), g.grants
   from object o
-  cross join lateral (
-    select grantee, privilege_type, is_grantable, true as is_given
-    from (select grantee, privilege_type, is_grantable from aclexplode(o.acl)
-          except select grantee, privilege_type, is_grantable from aclexplode(acldefault(o.acl_type, o.owner))) given
-    union all
-    select grantee, privilege_type, is_grantable, false
-    from (select grantee, privilege_type, is_grantable from aclexplode(acldefault(o.acl_type, o.owner))
-          except select grantee, privilege_type, is_grantable from aclexplode(o.acl)) revoked) g
-  join role r on r.oid = g.grantee
-  where o.acl is not null
-  group by o.id, o.kind, o.name
+  join granted g on g.text = o.acl::text and g.acl_type = o.acl_type and g.owner = o.owner
   union all
   select o.id, 'comment', concat_ws(' ', o.kind, nullif(o.name, '')), d.description
   from object o
@@ -240,8 +252,8 @@ line as (
   -- The mark of a revision that is not finished.
   where not starts_with(d.description, 'shardids: '))
 select line.kind,
-       replace(line.name, s.nspname, '{shard}') as name,
-       replace(line.definition, s.nspname, '{shard}') as definition,
+       replace(line.name, s.nspname, '{shard}') collate "C" as name,
+       replace(line.definition, s.nspname, '{shard}') collate "C" as definition,
        array_agg(line.id order by line.id) as shards
 from line
 join shard s using (id)

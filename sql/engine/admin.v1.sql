@@ -154,7 +154,7 @@ declare
   schema name := shardids.schema_of(shard);
 begin
   -- Two sessions that change the grants of one schema at once would fail.
-  perform pg_advisory_xact_lock(1936220518);
+  perform shardids.wait_for_installer();
   execute format('grant usage on schema shardids, %I to %I', schema, role);
   execute format('grant select on shardids.node, shardids.shard to %I', role);
   -- Needed where functions are not everybody's by default.
@@ -165,7 +165,7 @@ begin
       and p.proname in ('epoch_ms', 'time_bits', 'shard_bits', 'sequence_bits', 'schema_prefix', 'schema_of', 'id_of', 'shard_of',
                         'sequence_of', 'time_of', 'ms_of', 'clamped_ms', 'min_id', 'max_id', 'server', 'offset_base',
                         'is_current', 'is_ahead', 'is_unchanged', 'is_in_time', 'drawn_id', 'next_id', 'offset_ms', 'refuse',
-                        'reserve'));
+                        'reserve', 'decide'));
   execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer) to %2$I', schema, role);
   execute format('grant usage on sequence %I.id_counter to %I', schema, role);
   execute format('grant select on sequence %I.id_offset to %I', schema, role);
@@ -179,7 +179,7 @@ language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   schema name := shardids.schema_of(shard);
 begin
-  perform pg_advisory_xact_lock(1936220518);
+  perform shardids.wait_for_installer();
   execute format('revoke execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer) from %2$I', schema, role);
   execute format('revoke all on sequence %1$I.id_counter, %1$I.id_offset from %2$I', schema, role);
 end

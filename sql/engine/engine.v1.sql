@@ -99,13 +99,19 @@ comment on function shardids.late_id(regclass, integer) is
 -- Any role that can connect can hold an advisory lock, and pg_locks shows everybody their numbers: so nobody waits for
 -- one for ever, and who does not get it is told whose it is. A shorter lock_timeout of the caller's, which the default
 -- of patience reads before the function sets its own, holds.
-create function shardids.wait_for_lock(class integer, shard integer, patience interval default current_setting('lock_timeout')::interval) returns void
+create function shardids.wait_for_lock(
+  class integer, shard integer, patience interval default current_setting('lock_timeout')::interval, shared boolean default false)
+returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = '10s' as $$
 begin
   if patience > '0' and patience < '10s' then
     perform set_config('lock_timeout', (extract(epoch from patience) * 1000)::integer::text, true);
   end if;
-  perform pg_advisory_xact_lock(class, shard);
+  if shared then
+    perform pg_advisory_xact_lock_shared(class, shard);
+  else
+    perform pg_advisory_xact_lock(class, shard);
+  end if;
 exception when lock_not_available then
   raise lock_not_available using
     message = format('shard %s: its advisory lock (%s, %s) is held by %s [node "%s"]', shard, class, shard,
@@ -119,9 +125,31 @@ exception when lock_not_available then
 end
 $$;
 
-comment on function shardids.wait_for_lock(integer, integer, interval) is 'Takes an advisory lock of shardids, or names its holder after 10 s';
+comment on function shardids.wait_for_lock(integer, integer, interval, boolean) is 'Takes an advisory lock of shardids, or names its holder after 10 s';
 
-revoke execute on function shardids.wait_for_lock(integer, integer, interval) from public;
+create function shardids.wait_for_installer(patience interval default current_setting('lock_timeout')::interval) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = '10s' as $$
+begin
+  if patience > '0' and patience < '10s' then
+    perform set_config('lock_timeout', (extract(epoch from patience) * 1000)::integer::text, true);
+  end if;
+  perform pg_advisory_xact_lock(1936220518);
+exception when lock_not_available then
+  raise lock_not_available using
+    message = format('the installers'' advisory lock 1936220518 is held by %s [node "%s"]',
+      coalesce((select string_agg(format('process %s of role "%s"', a.pid, a.usename), ', ')
+                from pg_locks l join pg_stat_activity a using (pid)
+                where l.locktype = 'advisory' and l.granted and l.objsubid = 1 and l.classid = 0 and l.objid = 1936220518
+                  and l.database = (select d.oid from pg_database d where d.datname = current_database())), 'a session that has just ended'),
+      (select n.name from shardids.node n)),
+    hint = 'Try again. A session that holds it for long can be ended with pg_terminate_backend(pid).';
+end
+$$;
+
+comment on function shardids.wait_for_installer(interval) is 'Takes the lock of who installs or grants, or names its holder after 10 s';
+
+revoke execute on function
+  shardids.wait_for_lock(integer, integer, interval, boolean), shardids.wait_for_installer(interval) from public;
 
 -- The only place that raises an offset. Brings the shard to the clock of this server, releases it after
 -- activate(), jumps past what a crash or a lost primary may have issued, and sets ticks aside.

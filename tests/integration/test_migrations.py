@@ -40,8 +40,8 @@ SETTINGS = trees.layout_settings(DEFAULT, "shard_") | {
     "shard_count": "8",
     "shard": "7",
 }
-ASKED = {"first_shard", "last_shard", "shards", "table_name", "column_name"}
-"""Settings of queries."""
+ASKED = {"first_shard", "last_shard", "shards", "schema", "table_name", "column_name"}
+"""Settings of queries, and of what a command installs in a shard."""
 INI = data_folder("migrations") / "alembic.ini"
 
 
@@ -300,18 +300,38 @@ def test_a_shard_beyond_the_layout(
 def test_every_file_runs_just_as_it_stands(blank_database: Blank) -> None:
     url = blank_database()
     order = [
-        *("catalog/catalog.v1.sql", "views/view.v1.sql", "engine/layout.v1.sql", "engine/decode.v1.sql"),
+        *(
+            "catalog/catalog.v1.sql",
+            "views/view.v1.sql",
+            "views/query_node.v1.sql",
+            "engine/layout.v1.sql",
+            "engine/decode.v1.sql",
+        ),
         *("engine/node.v1.sql", "engine/identity.v1.sql", "engine/engine.v1.sql", "engine/admin.v1.sql"),
-        *("mover/moving.v1.sql", "mover/objects.v1.sql", "migrate/migrate.v1.sql", "engine/shard.v1.sql"),
-        *("engine/shard.v1.down.sql", "migrate/migrate.v1.down.sql", "engine/node.v1.down.sql"),
+        *("mover/moving.v1.sql", "mover/objects.v1.sql", "migrate/migrate.v1.sql", "engine/decisions.v1.sql"),
+        *("engine/shard.v1.sql", "engine/shard.v1.down.sql"),
+        *("engine/decisions.v1.down.sql", "migrate/migrate.v1.down.sql", "engine/node.v1.down.sql"),
         "catalog/catalog.v1.down.sql",
     ]
-    # These install nothing: they are queries, and what shardids is compared with.
+    # The rest installs nothing but what a load adds to a shard: queries, and what shardids is compared with.
     assert sorted(order) == [
         name
         for name in sql_names()
         if not name.startswith(
-            ("doctor/", "views/columns", "views/state", "compare/", "multimaster/", "catalog/objects")
+            (
+                "doctor/",
+                "views/columns",
+                "views/state",
+                "views/tables",
+                "views/query_state",
+                "compare/",
+                "multimaster/",
+                "catalog/objects",
+                "catalog/prepared",
+                "install/lock",
+                "load/marks",
+                "migrate/hashes",
+            )
         )
     ]
     with psycopg.connect(dsn(url), autocommit=True) as connection:

@@ -103,7 +103,7 @@ def read(url: URL) -> dict[int, Definitions]:
     engine = open_engine(url, what="node", administrative=True)
     try:
         with engine.connect() as connection:
-            return by_shard(read_objects(connection, [5, 6]))
+            return by_shard(read_objects(connection, [5, 6]), [5, 6])
     finally:
         engine.dispose()
 

@@ -22,7 +22,7 @@ from shardids.catalog.topology import (
     validate_node_name,
     validate_schema_prefix,
 )
-from shardids.errors import BadArgument, UnknownShard, UnsupportedKey
+from shardids.errors import BadArgument, ShardLost, UnknownShard, UnsupportedKey
 
 SAMPLE_UUID = UUID("12345678-1234-5678-1234-567812345678")
 
@@ -254,3 +254,15 @@ def test_a_placement_must_fit_together():
 def test_a_node_never_shows_its_url():
     assert "secret" not in repr(Node(name="a", url="postgresql://u:secret@host/db"))
     assert "secret" not in repr(Placement(version=1, nodes={"a": Node(name="a", url="secret")}, node_of={}))
+
+
+def test_a_lost_shard_is_neither_located_nor_left_out() -> None:
+    node = Node(name="a", url="postgresql://a/x")
+    placement = Placement(version=1, nodes={"a": node}, node_of={0: "a"}, lost={1: "a"})
+    assert placement.by_node() == {"a": [0]}
+    assert placement.owners() == {0: "a", 1: "a"}
+    for ask in (lambda: placement.locate(1), placement.all_shards, lambda: placement.by_node([0, 1])):
+        with pytest.raises(ShardLost, match='shard 1 was lost: the server that took over node "a"'):
+            ask()
+    with pytest.raises(TypeError):
+        placement.lost[1] = "b"

@@ -1370,7 +1370,7 @@ declare
   schema name := shardids.schema_of(shard);
 begin
   -- Two sessions that change the grants of one schema at once would fail.
-  perform pg_advisory_xact_lock(1936220518);
+  perform shardids.wait_for_installer();
   execute format('grant usage on schema shardids, %I to %I', schema, role);
   execute format('grant select on shardids.node, shardids.shard to %I', role);
   -- Needed where functions are not everybody's by default.
@@ -1381,7 +1381,7 @@ begin
       and p.proname in ('epoch_ms', 'time_bits', 'shard_bits', 'sequence_bits', 'schema_prefix', 'schema_of', 'id_of', 'shard_of',
                         'sequence_of', 'time_of', 'ms_of', 'clamped_ms', 'min_id', 'max_id', 'server', 'offset_base',
                         'is_current', 'is_ahead', 'is_unchanged', 'is_in_time', 'drawn_id', 'next_id', 'offset_ms', 'refuse',
-                        'reserve'));
+                        'reserve', 'decide'));
   execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer) to %2$I', schema, role);
   execute format('grant usage on sequence %I.id_counter to %I', schema, role);
   execute format('grant select on sequence %I.id_offset to %I', schema, role);
@@ -1643,7 +1643,9 @@ CREATE FUNCTION shardids.pass_barrier() RETURNS trigger
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
-  perform pg_advisory_xact_lock_shared(1936220521, tg_argv[0]::integer);
+  if not pg_try_advisory_xact_lock_shared(1936220521, tg_argv[0]::integer) then
+    perform shardids.wait_for_lock(1936220521, tg_argv[0]::integer, shared => true);
+  end if;
   if coalesce(pg_sequence_last_value(tg_argv[1]::regclass), -1) < 0 then
     perform shardids.refuse('SI002', tg_argv[0]::integer);
   end if;
@@ -1805,7 +1807,7 @@ CREATE FUNCTION shardids.revoke_usage(shard integer, role name) RETURNS void
 declare
   schema name := shardids.schema_of(shard);
 begin
-  perform pg_advisory_xact_lock(1936220518);
+  perform shardids.wait_for_installer();
   execute format('revoke execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer) from %2$I', schema, role);
   execute format('revoke all on sequence %1$I.id_counter, %1$I.id_offset from %2$I', schema, role);
 end
@@ -2000,6 +2002,44 @@ COMMENT ON FUNCTION shardids.set_aside(id_offset regclass, shard integer, n inte
 
 
 --
+-- Name: set_copy_aside(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.set_copy_aside(shard integer) RETURNS name
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  this shardids.shard;
+  aside name;
+  number integer := 0;
+begin
+  select s.* into this from shardids.shard s where s.id = set_copy_aside.shard for update;
+  if this.arrived is null then
+    raise exception using
+      errcode = 'SI007', hint = 'Only what a move has begun to copy can be set aside.',
+      message = format('node "%s" has no incomplete copy of shard %s', (select n.name from shardids.node n), shard);
+  end if;
+  loop
+    number := number + 1;
+    aside := format('%s_left_%s', this.schema, number);
+    exit when to_regnamespace(quote_ident(aside)) is null;
+  end loop;
+  execute format('alter schema %I rename to %I', this.schema, aside);
+  delete from shardids.shard s where s.id = set_copy_aside.shard;
+  return aside;
+end
+$$;
+
+
+--
+-- Name: FUNCTION set_copy_aside(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.set_copy_aside(shard integer) IS 'Renames the schema of an incomplete copy of a shard, and forgets the shard';
+
+
+--
 -- Name: shard_of(bigint); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -2186,10 +2226,10 @@ COMMENT ON FUNCTION shardids.unsubscribe(name name) IS 'Drops a subscription of 
 
 
 --
--- Name: wait_for_lock(integer, integer, interval); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: wait_for_installer(interval); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.wait_for_lock(class integer, shard integer, patience interval DEFAULT (current_setting('lock_timeout'::text))::interval) RETURNS void
+CREATE FUNCTION shardids.wait_for_installer(patience interval DEFAULT (current_setting('lock_timeout'::text))::interval) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET lock_timeout TO '10s'
@@ -2198,7 +2238,45 @@ begin
   if patience > '0' and patience < '10s' then
     perform set_config('lock_timeout', (extract(epoch from patience) * 1000)::integer::text, true);
   end if;
-  perform pg_advisory_xact_lock(class, shard);
+  perform pg_advisory_xact_lock(1936220518);
+exception when lock_not_available then
+  raise lock_not_available using
+    message = format('the installers'' advisory lock 1936220518 is held by %s [node "%s"]',
+      coalesce((select string_agg(format('process %s of role "%s"', a.pid, a.usename), ', ')
+                from pg_locks l join pg_stat_activity a using (pid)
+                where l.locktype = 'advisory' and l.granted and l.objsubid = 1 and l.classid = 0 and l.objid = 1936220518
+                  and l.database = (select d.oid from pg_database d where d.datname = current_database())), 'a session that has just ended'),
+      (select n.name from shardids.node n)),
+    hint = 'Try again. A session that holds it for long can be ended with pg_terminate_backend(pid).';
+end
+$$;
+
+
+--
+-- Name: FUNCTION wait_for_installer(patience interval); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.wait_for_installer(patience interval) IS 'Takes the lock of who installs or grants, or names its holder after 10 s';
+
+
+--
+-- Name: wait_for_lock(integer, integer, interval, boolean); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.wait_for_lock(class integer, shard integer, patience interval DEFAULT (current_setting('lock_timeout'::text))::interval, shared boolean DEFAULT false) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET lock_timeout TO '10s'
+    AS $$
+begin
+  if patience > '0' and patience < '10s' then
+    perform set_config('lock_timeout', (extract(epoch from patience) * 1000)::integer::text, true);
+  end if;
+  if shared then
+    perform pg_advisory_xact_lock_shared(class, shard);
+  else
+    perform pg_advisory_xact_lock(class, shard);
+  end if;
 exception when lock_not_available then
   raise lock_not_available using
     message = format('shard %s: its advisory lock (%s, %s) is held by %s [node "%s"]', shard, class, shard,
@@ -2214,10 +2292,10 @@ $$;
 
 
 --
--- Name: FUNCTION wait_for_lock(class integer, shard integer, patience interval); Type: COMMENT; Schema: shardids; Owner: -
+-- Name: FUNCTION wait_for_lock(class integer, shard integer, patience interval, shared boolean); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.wait_for_lock(class integer, shard integer, patience interval) IS 'Takes an advisory lock of shardids, or names its holder after 10 s';
+COMMENT ON FUNCTION shardids.wait_for_lock(class integer, shard integer, patience interval, shared boolean) IS 'Takes an advisory lock of shardids, or names its holder after 10 s';
 
 
 --
@@ -2254,11 +2332,11 @@ CREATE FUNCTION shardids_catalog.grant_usage(role name) RETURNS void
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
-  -- Not the installers' lock: where this database is a node too, granting there waits for that one.
-  perform pg_advisory_xact_lock(1936220519);
+  perform shardids_catalog.wait_for_grants();
   execute format('grant usage on schema shardids_catalog to %I', role);
   execute format(
-    'grant select on shardids_catalog.cluster, shardids_catalog.node, shardids_catalog.placement to %I', role);
+    'grant select on shardids_catalog.cluster, shardids_catalog.node, shardids_catalog.placement,'
+    ' shardids_catalog.query_node to %I', role);
 end
 $$;
 
@@ -2268,6 +2346,39 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids_catalog.grant_usage(role name) IS 'Lets a role read the catalog';
+
+
+--
+-- Name: wait_for_grants(interval); Type: FUNCTION; Schema: shardids_catalog; Owner: -
+--
+
+CREATE FUNCTION shardids_catalog.wait_for_grants(patience interval DEFAULT (current_setting('lock_timeout'::text))::interval) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET lock_timeout TO '10s'
+    AS $$
+begin
+  if patience > '0' and patience < '10s' then
+    perform set_config('lock_timeout', (extract(epoch from patience) * 1000)::integer::text, true);
+  end if;
+  perform pg_advisory_xact_lock(1936220519);
+exception when lock_not_available then
+  raise lock_not_available using
+    message = format('advisory lock 1936220519, for grants in the catalog, is held by %s',
+      coalesce((select string_agg(format('process %s of role "%s"', a.pid, a.usename), ', ')
+                from pg_locks l join pg_stat_activity a using (pid)
+                where l.locktype = 'advisory' and l.granted and l.objsubid = 1 and l.classid = 0 and l.objid = 1936220519
+                  and l.database = (select d.oid from pg_database d where d.datname = current_database())), 'a session that has just ended')),
+    hint = 'Try again. A session that holds it for long can be ended with pg_terminate_backend(pid).';
+end
+$$;
+
+
+--
+-- Name: FUNCTION wait_for_grants(patience interval); Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON FUNCTION shardids_catalog.wait_for_grants(patience interval) IS 'Takes the lock of who changes the catalog''s grants, or names its holder after 10 s';
 
 
 SET default_tablespace = '';
@@ -2503,12 +2614,13 @@ CREATE TABLE shardids_catalog.move (
     offline boolean NOT NULL,
     step text NOT NULL,
     schema text,
+    high_water_tick bigint,
     started_at timestamp with time zone DEFAULT now() NOT NULL,
     ended_at timestamp with time zone,
     outcome text,
-    CONSTRAINT move_check CHECK ((target <> source)),
-    CONSTRAINT move_check1 CHECK (((ended_at IS NULL) = (outcome IS NULL))),
-    CONSTRAINT move_outcome_check CHECK ((outcome = ANY (ARRAY['moved'::text, 'aborted'::text])))
+    CONSTRAINT move_check CHECK (((ended_at IS NULL) = (outcome IS NULL))),
+    CONSTRAINT move_check1 CHECK (((target <> source) OR (step = 'accept loss'::text))),
+    CONSTRAINT move_outcome_check CHECK ((outcome = ANY (ARRAY['moved'::text, 'aborted'::text, 'accepted'::text])))
 );
 
 
@@ -2516,7 +2628,7 @@ CREATE TABLE shardids_catalog.move (
 -- Name: TABLE move; Type: COMMENT; Schema: shardids_catalog; Owner: -
 --
 
-COMMENT ON TABLE shardids_catalog.move IS 'Moves of shards between nodes';
+COMMENT ON TABLE shardids_catalog.move IS 'Moves of shards between nodes, and homes that were given to shards that were lost with a node';
 
 
 --
@@ -2531,6 +2643,13 @@ COMMENT ON COLUMN shardids_catalog.move.step IS 'The last step that was begun';
 --
 
 COMMENT ON COLUMN shardids_catalog.move.schema IS 'What pg_dump gave for the shard when the target''s tables were made; null when the move is over';
+
+
+--
+-- Name: COLUMN move.high_water_tick; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.move.high_water_tick IS 'The tick above which the target issues IDs, once it is the owner';
 
 
 --
@@ -2573,7 +2692,7 @@ CREATE TABLE shardids_catalog.placement (
     shard integer NOT NULL,
     node text NOT NULL,
     state text DEFAULT 'creating'::text NOT NULL,
-    CONSTRAINT placement_state_check CHECK ((state = ANY (ARRAY['creating'::text, 'active'::text])))
+    CONSTRAINT placement_state_check CHECK ((state = ANY (ARRAY['creating'::text, 'active'::text, 'lost'::text])))
 );
 
 
@@ -2588,7 +2707,58 @@ COMMENT ON TABLE shardids_catalog.placement IS 'Which node holds which shard';
 -- Name: COLUMN placement.state; Type: COMMENT; Schema: shardids_catalog; Owner: -
 --
 
-COMMENT ON COLUMN shardids_catalog.placement.state IS 'creating: the node may not have it yet';
+COMMENT ON COLUMN shardids_catalog.placement.state IS 'creating: the node may not have it yet; lost: the node was replaced by a server that lacks it, and no client is sent there';
+
+
+--
+-- Name: query_node; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.query_node (
+    only_row boolean DEFAULT true NOT NULL,
+    node text,
+    url text,
+    sharded text[] NOT NULL,
+    reference text[] NOT NULL,
+    made_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT query_node_check CHECK (((node IS NULL) <> (url IS NULL))),
+    CONSTRAINT query_node_only_row_check CHECK (only_row)
+);
+
+
+--
+-- Name: TABLE query_node; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.query_node IS 'The query node: the database with a view of every table over all shards, in schema shardids_query';
+
+
+--
+-- Name: COLUMN query_node.node; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.query_node.node IS 'The node that is the query node, if it is one';
+
+
+--
+-- Name: COLUMN query_node.url; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.query_node.url IS 'The database that is the query node, if that is not a node; without a password';
+
+
+--
+-- Name: COLUMN query_node.sharded; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.query_node.sharded IS 'Tables whose rows are each in one shard, though no ID in them says so';
+
+
+--
+-- Name: COLUMN query_node.reference; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.query_node.reference IS 'Tables that have the same rows in every shard';
 
 
 --
@@ -2640,9 +2810,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382765384362622978);
-INSERT INTO shard_0000.kept VALUES (382765384362622979);
-INSERT INTO shard_0000.kept VALUES (382765384362622980);
+INSERT INTO shard_0000.kept VALUES (382810012004646914);
+INSERT INTO shard_0000.kept VALUES (382810012063367172);
+INSERT INTO shard_0000.kept VALUES (382810012063367173);
 
 
 --
@@ -2670,8 +2840,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710864638342300084/5/16533', 1, 4308774963021611008, '755', '2026-11-22 05:32:59.01523+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710864638342300084/5/16533', 1, 4308774963021611008, '756', '2026-11-22 05:32:59.03871+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710910338628559554/5/16554', 1, 3088871210050650112, '755', '2026-11-22 08:30:19.031992+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710910338628559554/5/16554', 1, 3088871210050650112, '756', '2026-11-22 08:30:19.067248+00', NULL);
 
 
 --
@@ -2685,7 +2855,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 05:32:58.868315+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 08:30:18.635624+00');
 
 
 --
@@ -2698,7 +2868,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 05:32:59.059028+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 08:30:19.092523+00');
 
 
 --
@@ -2707,6 +2877,12 @@ INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-1
 
 INSERT INTO shardids_catalog.placement VALUES (0, 'a', 'active');
 INSERT INTO shardids_catalog.placement VALUES (1, 'a', 'active');
+
+
+--
+-- Data for Name: query_node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
 
 
 --
@@ -2726,14 +2902,14 @@ INSERT INTO shardids_catalog.shardids_version VALUES ('catalog_0001');
 -- Name: id_counter; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
+SELECT pg_catalog.setval('shard_0000.id_counter', 5, true);
 
 
 --
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 4308775054279990077, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3088871301319669254, true);
 
 
 --
@@ -2747,7 +2923,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 4308775054279990046, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 3088871301319669178, true);
 
 
 --
@@ -2846,6 +3022,14 @@ ALTER TABLE ONLY shardids_catalog.placement
 
 
 --
+-- Name: query_node query_node_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.query_node
+    ADD CONSTRAINT query_node_pkey PRIMARY KEY (only_row);
+
+
+--
 -- Name: shardids_version shardids_version_pkc; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
 --
 
@@ -2895,6 +3079,14 @@ CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE ON shardids_catalog.plac
 
 ALTER TABLE ONLY shardids_catalog.placement
     ADD CONSTRAINT placement_node_fkey FOREIGN KEY (node) REFERENCES shardids_catalog.node(name) ON UPDATE CASCADE;
+
+
+--
+-- Name: query_node query_node_node_fkey; Type: FK CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.query_node
+    ADD CONSTRAINT query_node_node_fkey FOREIGN KEY (node) REFERENCES shardids_catalog.node(name) ON UPDATE CASCADE;
 
 
 --
@@ -3172,6 +3364,13 @@ REVOKE ALL ON FUNCTION shardids.set_aside(id_offset regclass, shard integer, n i
 
 
 --
+-- Name: FUNCTION set_copy_aside(shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.set_copy_aside(shard integer) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION stop(shard integer, id_counter regclass, id_offset regclass, OUT high_water_tick bigint); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -3207,10 +3406,17 @@ REVOKE ALL ON FUNCTION shardids.unsubscribe(name name) FROM PUBLIC;
 
 
 --
--- Name: FUNCTION wait_for_lock(class integer, shard integer, patience interval); Type: ACL; Schema: shardids; Owner: -
+-- Name: FUNCTION wait_for_installer(patience interval); Type: ACL; Schema: shardids; Owner: -
 --
 
-REVOKE ALL ON FUNCTION shardids.wait_for_lock(class integer, shard integer, patience interval) FROM PUBLIC;
+REVOKE ALL ON FUNCTION shardids.wait_for_installer(patience interval) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION wait_for_lock(class integer, shard integer, patience interval, shared boolean); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.wait_for_lock(class integer, shard integer, patience interval, shared boolean) FROM PUBLIC;
 
 
 --
@@ -3218,6 +3424,13 @@ REVOKE ALL ON FUNCTION shardids.wait_for_lock(class integer, shard integer, pati
 --
 
 REVOKE ALL ON FUNCTION shardids_catalog.grant_usage(role name) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION wait_for_grants(patience interval); Type: ACL; Schema: shardids_catalog; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids_catalog.wait_for_grants(patience interval) FROM PUBLIC;
 
 
 --
