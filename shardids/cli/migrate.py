@@ -35,7 +35,7 @@ from shardids.cli.migrate_show import (
     print_sql,
     print_warnings_of_squawk,
 )
-from shardids.cli.output import err, out
+from shardids.cli.output import err, out, print_warnings
 from shardids.errors import BadArgument
 from shardids.migrate import scaffold
 from shardids.migrate.environment import Environment
@@ -43,6 +43,7 @@ from shardids.migrate.migration import Migration, PreparedRun
 from shardids.migrate.player import Limits
 from shardids.migrate.runner import RunSettings, one_run
 from shardids.migrate.stamp import prepare_stamp
+from shardids.views import follow_tables
 
 app = typer.Typer(help="Change the tables of every shard, with Alembic.", no_args_is_help=True)
 
@@ -252,6 +253,8 @@ def _carry_out(
         Progress() as progress,
     ):
         report = migration.run(prepared, settings, progress, interruption.stop)
+    # The query node's views name the columns that the tables had.
+    print_warnings(follow_tables(migration.catalog))
     print_report(report, prepared, words, as_json=as_json)
     if not report.succeeded or report.interrupted:
         raise typer.Exit(1)

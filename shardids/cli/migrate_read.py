@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, cast
 
 import typer
 
-from shardids.catalog.notation import parse_duration_ms, shown_shards
+from shardids.catalog.notation import named_shards, parse_duration_ms, shown_shards
 from shardids.cli.common import CatalogOption, JsonOption, print_json
 from shardids.cli.migrate_options import (
     FOLDER,
@@ -24,6 +25,7 @@ from shardids.errors import BadArgument
 from shardids.migrate import scaffold
 from shardids.migrate.compiled import Compiler
 from shardids.migrate.environment import Environment, contract_of
+from shardids.migrate.hashes import Recorded
 from shardids.migrate.lint import lint as squawk
 from shardids.migrate.lint import node_wide
 from shardids.migrate.migration import Migration
@@ -31,7 +33,7 @@ from shardids.migrate.node_revisions import pending_on_node
 from shardids.migrate.plan import Start, shown_heads
 from shardids.migrate.player import Limits
 from shardids.migrate.script import write_scripts
-from shardids.migrate.status import Standing, compare_with_code, unlike
+from shardids.migrate.status import Standing, compare_with_code, edited_for_node, unlike
 
 
 def status(
@@ -41,10 +43,12 @@ def status(
     nodes: NodesOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how many shards are at which revision, which lag behind, and which revisions are pending."""
+    """Show which shards are at which revision, what is pending, and what was edited since it ran (exit 3)."""
     with migration_of(catalog, folder) as migration:
-        on_nodes = _node_standing(migration)
-        found = compare_with_code(migration.environment, migration.state(chosen(migration, shards, nodes)))
+        state = migration.state(chosen(migration, shards, nodes))
+        recorded = migration.recorded(migration.nodes).results
+        found = compare_with_code(migration.environment, state, recorded)
+        on_nodes = _node_standing(migration, recorded)
     rows = [
         {"node": node, "revision": shown_heads(heads), "shards": count}
         for (node, heads), count in found.counts.items()
@@ -57,18 +61,26 @@ def status(
         _print_remarks(found)
     if found.state.down or found.state.unread:
         raise typer.Exit(1)
+    if found.edited or any(node["edited"] for node in on_nodes):
+        raise typer.Exit(3)
 
 
-def _node_standing(migration: Migration) -> list[dict[str, object]]:
-    """Returns each node's revision and what is pending there, without nodes that are down."""
+def _node_standing(
+    migration: Migration, recorded: Mapping[str, Sequence[Recorded]]
+) -> list[dict[str, object]]:
+    """Returns the revision of each node, and what is pending or edited there, without nodes that are down."""
     environment = migration.node_environment
     if environment is None:
         return []
-    rows = list[dict[str, object]]()
-    for name, heads in sorted(migration.node_heads(migration.nodes).results.items()):
-        pending = pending_on_node(environment, heads)
-        rows.append({"node": name, "revision": shown_heads(heads), "pending": pending})
-    return rows
+    return [
+        {
+            "node": name,
+            "revision": shown_heads(heads),
+            "pending": pending_on_node(environment, heads),
+            "edited": edited_for_node(environment, heads, recorded[name]),
+        }
+        for name, heads in sorted(migration.node_heads(recorded).results.items())
+    ]
 
 
 def _print_node_remarks(nodes: list[dict[str, object]]) -> None:
@@ -76,6 +88,8 @@ def _print_node_remarks(nodes: list[dict[str, object]]) -> None:
         pending = cast("list[str]", node["pending"])
         if pending:
             out.print(f"Pending on node {node['node']}: {', '.join(pending)}", markup=False)
+        for revision in cast("list[str]", node["edited"]):
+            out.print(f"Edited since it ran on node {node['node']}: {revision}", markup=False)
 
 
 def _as_json(rows: list[dict[str, object]], found: Standing) -> dict[str, object]:
@@ -86,6 +100,16 @@ def _as_json(rows: list[dict[str, object]], found: Standing) -> dict[str, object
         ],
         "unfinished": [{"shard": p.shard, "node": p.node, "mark": p.unfinished} for p in found.unfinished],
         "pending": [{"revision": revision, "message": message} for revision, message in found.pending],
+        "edited": [
+            {
+                "revision": one.revision,
+                "message": one.message,
+                "shards": shown_shards(one.shards),
+                "ran": one.ran,
+                "now": one.now,
+            }
+            for one in found.edited
+        ],
         "down": {node: error.message for node, error in found.state.down.items()},
         "missing": {str(shard): error.message for shard, error in found.state.unread.items()},
     }
@@ -98,6 +122,9 @@ def _print_remarks(found: Standing) -> None:
         out.print(f"Behind the others: {shown_shards(p.shard for p in found.stragglers)}")
     for position in found.unfinished:
         out.print(f"Half way: shard {position.shard}, {position.unfinished}", markup=False)
+    for one in found.edited:
+        where = named_shards(one.shards)
+        out.print(f"Edited since it ran in {where}: {one.revision} {one.message}", markup=False)
     for revision, message in found.pending:
         out.print(f"Pending: {revision} {message}", markup=False)
     if not found.pending and not found.state.down:

@@ -7,7 +7,7 @@ can't be compiled: it needs a connection, and runs through Alembic on each shard
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from decimal import Decimal
@@ -27,6 +27,8 @@ from sqlalchemy.sql.ddl import DDLElement
 from sqlalchemy.types import TypeEngine
 
 from shardids.migrate.environment import Direction, Environment
+from shardids.migrate.hashes import record
+from shardids.migrate.models import OWN_VERSION_TABLE
 from shardids.migrate.plan import Heads, Route
 
 Way = Literal["sql", "sql, in parts", "alembic", "sql and alembic"]
@@ -58,13 +60,14 @@ class Part:
 class Stage:
     """One revision's parts; the last one sets the version table to ``end``.
 
-    A revision that needs Alembic has no parts, and ``reason`` says why.
+    A revision that needs Alembic has no parts, and ``reason`` says why. ``hash`` is that of its source.
     """
 
     revision: str
     end: Heads
     parts: tuple[Part, ...]
     reason: str = ""
+    hash: str | None = None
 
     def digest(self, count: int) -> str:
         """Returns a digest of the SQL of the first ``count`` parts."""
@@ -254,6 +257,7 @@ class Compiler:
         preface = recording.version_table + ";" if route.start is None else ""
         reason = next((stage.reason for stage in stages if stage.reason), "")
         in_parts = any(len(stage.parts) > 1 for stage in stages)
+        stages = [replace(stage, hash=self.environment.hash_of(stage.revision)) for stage in stages]
         compiled = Compiled(
             route=route,
             direction=self.direction,
@@ -264,13 +268,25 @@ class Compiler:
         )
         if compiled.way != "sql":
             return compiled
-        texts = [preface, *(stage.parts[0].sql for stage in stages)]
+        texts = [
+            preface,
+            *(stage.parts[0].sql for stage in stages),
+            *(f"{one};" for one in recorded(self.environment.version_table, self.direction, stages)),
+        ]
         return replace(compiled, sql="\n\n".join(text for text in texts if text))
 
 
-def _parts(recorded: Iterable[object]) -> Iterator[Part]:
+def recorded(version_table: str, direction: Direction, stages: Sequence[Stage]) -> list[str]:
+    """Returns the statement that records the hashes of revisions that were run; none for shardids' own."""
+    if version_table == OWN_VERSION_TABLE or not stages:
+        return []
+    hashes = {stage.revision: stage.hash for stage in stages}
+    return [record(version_table, hashes, {} if direction == "down" else hashes)]
+
+
+def _parts(statements: Iterable[object]) -> Iterator[Part]:
     in_transaction, texts = True, list[str]()
-    for one in [*recorded, _COMMIT]:
+    for one in [*statements, _COMMIT]:
         if one is _COMMIT:
             if texts:
                 yield Part(sql="\n\n".join(texts), in_transaction=True)

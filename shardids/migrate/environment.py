@@ -20,6 +20,7 @@ from alembic.util import CommandError, to_tuple
 from sqlalchemy import Connection
 
 from shardids.errors import BadArgument
+from shardids.migrate.hashes import hash_of_file
 from shardids.migrate.plan import Heads, Route, Start, shown_heads
 
 VERSION_TABLE = "alembic_version"
@@ -64,6 +65,7 @@ class Environment:
         self._schema = SHARED_SCHEMA if is_of_nodes else None
         self.script, self.heads = _load(config, is_of_nodes=is_of_nodes)
         self._body = body or self.script.run_env
+        self._hashes: dict[str, str | None] = {}
         for script in self.script.walk_revisions():
             self._check_contract(script)
 
@@ -114,6 +116,12 @@ class Environment:
     def knows(self, revision: str) -> bool:
         """Returns whether the revision is in this environment."""
         return revision in {script.revision for script in self.script.walk_revisions()}
+
+    def hash_of(self, revision: str) -> str | None:
+        """Returns the hash of a revision's source, as it is when first asked for; ``None`` if it has none."""
+        if revision not in self._hashes:
+            self._hashes[revision] = hash_of_file(Path(str(self.revision(revision).module.__file__)))
+        return self._hashes[revision]
 
     def target(self, name: str, direction: Direction) -> str:
         """Resolves ``head`` and shortened names; ``+1`` and ``-1`` stay as they are.
@@ -242,6 +250,7 @@ class Environment:
                 "connection": connection,
                 "version_table": self.version_table,
                 "version_table_schema": self._schema,
+                "hash_of": self.hash_of,
                 **attributes,
             }
             try:

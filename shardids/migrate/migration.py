@@ -8,13 +8,16 @@ from threading import Event
 from types import TracebackType
 from typing import Final, Self
 
+from sqlalchemy import Engine
+
 from shardids.catalog.nodes import Answers, Nodes
 from shardids.catalog.notation import named_shards
 from shardids.catalog.rows import Catalog, unknown_node
-from shardids.catalog.topology import Placement
+from shardids.catalog.topology import Placement, lost_shard
 from shardids.errors import BadArgument, ClusterConflict, ShardidsError, StatementFailed
 from shardids.migrate.compiled import Compiled, Compiler
 from shardids.migrate.environment import Direction, Environment, contract_of
+from shardids.migrate.hashes import Recorded, read_recorded
 from shardids.migrate.lint import require_own_schema
 from shardids.migrate.models import OWN_VERSION_TABLE
 from shardids.migrate.node_revisions import migrate_node, pending_on_node, read_node_heads
@@ -31,7 +34,7 @@ from shardids.migrate.plan import (
 )
 from shardids.migrate.player import Limits, Player
 from shardids.migrate.runner import MOST_JOBS, Observer, Run, RunSettings
-from shardids.migrate.status import OpenMoves, State, read_state
+from shardids.migrate.status import OpenMoves, State, in_transactions, read_state
 
 APPLICATION_NAME: Final = "shardids migrate"
 
@@ -62,6 +65,11 @@ class PreparedRun:
     def held_back(self) -> str | None:
         """Returns the contract revision that shards stop before, if any does."""
         return next((route.held_back for route in self.plan.routes.values() if route.held_back), None)
+
+
+def _read_recorded(engine: Engine) -> list[Recorded]:
+    with in_transactions(engine) as connection:
+        return read_recorded(connection)
 
 
 class Migration:
@@ -130,6 +138,10 @@ class Migration:
         """Reads which revisions the shards are at."""
         return read_state(self.nodes, self.placement, shards, self.environment.version_table)
 
+    def recorded(self, names: Collection[str]) -> Answers[list[Recorded]]:
+        """Reads the hashes of revisions that nodes and their shards recorded."""
+        return self.nodes.each(lambda _name, engine: _read_recorded(engine), names)
+
     def prepare(
         self,
         target: str,
@@ -149,6 +161,7 @@ class Migration:
         Raises:
             BadArgument: there is no such target.
             ClusterConflict: a contract is to run, and a shard is not past its expand revision.
+            ShardLost: a contract is to run, and a shard was lost with its node.
         """
         target = self.environment.target(target, direction)
         nodes = self._nodes_of(shards)
@@ -215,13 +228,29 @@ class Migration:
             try:
                 outcomes.append(migrate_node(self.node_environment, name, self.nodes[name], limits))
             except ShardidsError as error:
-                outcome = NodeOutcome(node=name, start=(), end=(), status="failed", error=error.message)
+                message = f"{error.message}. {error.hint}" if error.hint else error.message
+                outcome = NodeOutcome(node=name, start=(), end=(), status="failed", error=message)
                 outcomes.append(outcome)
         return outcomes
 
     def moving(self, shards: Sequence[int]) -> dict[int, Outcome]:
-        """Returns the shards that are being moved, as outcomes that were not started."""
-        return {
+        """Returns the shards that are being moved, as outcomes that were not started.
+
+        If ``shards`` are all that are placed, those that were lost with their node are among them.
+        """
+        lost = self.placement.lost if set(shards) == set(self.placement.node_of) else {}
+        left_out = {
+            shard: Outcome(
+                shard=shard,
+                node=node,
+                start=None,
+                end=None,
+                status="not started",
+                error=lost_shard(shard, node).message,
+            )
+            for shard, node in lost.items()
+        }
+        return left_out | {
             shard: Outcome(
                 shard=shard,
                 node=self.placement.node_of[shard],
@@ -281,6 +310,7 @@ class Migration:
         }
         if not expands:
             return
+        self.placement.all_shards()
         whole = state if set(shards) == set(self.placement.node_of) else self.state(self.placement.node_of)
         whole.check()
         for expand in sorted(expands):

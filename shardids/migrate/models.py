@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from alembic import context
@@ -13,11 +13,12 @@ from alembic.util import CommandError
 from sqlalchemy import BigInteger, Column, Connection, MetaData
 from sqlalchemy.schema import DefaultClause
 
+from shardids.migrate.hashes import recorder
 from shardids.models.columns import next_id
 
 OWN_VERSION_TABLE = "shardids_version"
 """The version table of shardids' own revisions; applications have another."""
-OWN_NAMES = frozenset({OWN_VERSION_TABLE, "id_counter", "id_offset"})
+OWN_NAMES = frozenset({OWN_VERSION_TABLE, "shardids_load", "id_counter", "id_offset"})
 """The relations in a shard's schema that belong to shardids; Alembic does not look at functions."""
 _NEXT_ID = re.compile(r"""\s*("?\w+"?\.)?"?next_id"?\(\)\s*""")
 
@@ -45,7 +46,7 @@ def run_environment(metadata: MetaData | Sequence[MetaData] | None = None, **opt
     if given is None:
         raise CommandError("this environment is for all shards of a cluster; run it with: shardids migrate")
     connection: Connection | None = given["connection"]
-    common: dict[str, Any] = comparison(options) | {
+    common: dict[str, Any] = comparison(_recording(options, given)) | {
         "target_metadata": metadata,
         "version_table": given["version_table"],
         "version_table_schema": given["version_table_schema"],
@@ -62,6 +63,16 @@ def run_environment(metadata: MetaData | Sequence[MetaData] | None = None, **opt
         with context.begin_transaction():
             given.get("opening", lambda: None)()
             context.run_migrations()
+
+
+def _recording(options: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Adds to the application's options that each revision's hash is recorded; shardids' own have none."""
+    table, schema = given["version_table"], given["version_table_schema"]
+    if table == OWN_VERSION_TABLE:
+        return options
+    own = options.get("on_version_apply", ())
+    record = recorder(f"{schema}.{table}" if schema else table, given["hash_of"])
+    return {**options, "on_version_apply": (*(own if isinstance(own, Iterable) else (own,)), record)}
 
 
 def comparison(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from alembic.runtime.migration import RevisionStep
+from psycopg import sql
 from sqlalchemy import Connection, Engine, text
 
 from shardids.catalog.locks import AdvisoryLock
@@ -26,10 +27,21 @@ _NO_SHARD: Final = -1
 def read_node_heads(engine: Engine) -> Heads:
     """Returns the node revisions that a database is at, none before the first."""
     with engine.connect() as connection:
-        table = f"{SHARED_SCHEMA}.{NODE_VERSION_TABLE}"
-        if connection.scalar(text("select to_regclass(:table)"), {"table": table}) is None:
-            return ()
-        return tuple(sorted(connection.scalars(text(f"select version_num from {table}"))))  # noqa: S608 -- constants
+        return node_heads_in(connection)
+
+
+def node_heads_in(connection: Connection) -> Heads:
+    """Returns what :func:`read_node_heads` does, over an open connection.
+
+    Others may create objects in the schema: a view, or a table with policies, would run their functions.
+    """
+    table = f"{SHARED_SCHEMA}.{NODE_VERSION_TABLE}"
+    is_table = text("""
+        select exists (select from pg_class where oid = to_regclass(:table) and relkind = 'r'
+                       and not relrowsecurity)""")
+    if not connection.scalar(is_table, {"table": table}):
+        return ()
+    return tuple(sorted(connection.scalars(text(f"select version_num from only {table}"))))  # noqa: S608 -- constants
 
 
 def pending_on_node(environment: Environment, heads: Heads) -> list[str]:
@@ -46,7 +58,7 @@ def migrate_node(environment: Environment, name: str, engine: Engine, limits: Li
 
     Raises:
         BadArgument: the code lacks the node's revision.
-        ClusterConflict: everybody may create objects in schema ``public`` there.
+        ClusterConflict: others than its owner may create objects in schema ``public`` there.
         ConnectionFailed: the node is down.
         ShardBusy: another session runs revisions on the node.
     """
@@ -105,13 +117,24 @@ def _locked(connection: Connection, name: str) -> Iterator[None]:
 
 
 def _require_private(connection: Connection, name: str) -> None:
-    """Refuses a schema in which any role could plant objects that the shards' revisions would find."""
-    if not connection.scalar(text("select shardids.is_shared_schema_safe()")):
+    """Refuses a schema in which others could plant objects that the shards' revisions would find."""
+    strangers: list[str] | None = connection.scalar(text("select shardids.strangers_in_shared_schema()"))
+    if strangers is None:
         raise ClusterConflict(
-            f'node "{name}": schema {SHARED_SCHEMA} is missing, or every role may create objects in it',
-            hint=f"On that database: CREATE SCHEMA IF NOT EXISTS {SHARED_SCHEMA};"
-            f" REVOKE CREATE ON SCHEMA {SHARED_SCHEMA} FROM PUBLIC;",
+            f'node "{name}" has no schema {SHARED_SCHEMA}',
+            hint=f"On that database: CREATE SCHEMA {SHARED_SCHEMA};",
         )
+    if strangers:
+        shown = ", ".join("every role" if role == "public" else f'role "{role}"' for role in strangers)
+        roles = ", ".join("PUBLIC" if role == "public" else _quoted(role) for role in strangers)
+        raise ClusterConflict(
+            f'node "{name}": {shown} may create objects in schema {SHARED_SCHEMA}',
+            hint=f"On that database: REVOKE CREATE ON SCHEMA {SHARED_SCHEMA} FROM {roles};",
+        )
+
+
+def _quoted(role: str) -> str:
+    return sql.Identifier(role).as_string()
 
 
 def require_migrated(environment: Environment, name: str, engine: Engine) -> NodeOutcome | None:

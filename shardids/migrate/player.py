@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, event, text
 
 from shardids.catalog.locks import AdvisoryLock
 from shardids.errors import ClusterConflict, ShardBusy, UnknownShard
-from shardids.migrate.compiled import Compiled, Part, Stage
+from shardids.migrate.compiled import Compiled, Part, Stage, recorded
 from shardids.migrate.environment import Direction, Environment
 from shardids.migrate.plan import Heads, Position, Start
 
@@ -27,7 +27,7 @@ _SESSION = sql.SQL(
     "select set_config('lock_timeout', {lock}, false), set_config('statement_timeout', {statement}, false),"
     " set_config('search_path', shardids.revision_path({shard}), false)"
 )
-_MARK = sql.SQL("comment on table {table} is {mark};")
+_MARK = sql.SQL("comment on table {table} is {mark}")
 _CONCURRENT_INDEX = re.compile(
     r"""^\s*(?P<verb>create\s+(?:unique\s+)?|drop\s+)index\s+concurrently\s+
         (?P<if>if\s+(?:not\s+)?exists\s+)?(?P<name>(?:"(?:[^"]|"")+"|[\w$]+))""",
@@ -67,17 +67,18 @@ def enter_session(shard: int, limits: Limits, *, waits: bool) -> str:
     ).as_string(None)
 
 
-def mark(version_table: str, direction: Direction, stage: Stage, count: int) -> str:
-    """Returns the statement that records ``count`` parts of a revision as done; empty if it has only one.
+def mark(version_table: str, direction: Direction, stage: Stage, count: int) -> list[str]:
+    """Returns what records ``count`` parts of a revision as done, and after the last its hash.
 
-    The mark is the comment of the version table, so it is moved, dumped and restored with the shard.
+    The mark is the comment of the version table, so it is moved, dumped and restored with the shard. A
+    revision of one part needs none. The statements have no semicolon.
     """
-    if len(stage.parts) == 1:
-        return ""
-    words = f"shardids: {direction} {stage.revision} {count} {stage.digest(count)}"
-    return _MARK.format(
-        table=sql.Identifier(version_table), mark=None if count == len(stage.parts) else words
-    ).as_string(None)
+    is_last = count == len(stage.parts)
+    statements = recorded(version_table, direction, [stage]) if is_last else []
+    if len(stage.parts) > 1:
+        words = None if is_last else f"shardids: {direction} {stage.revision} {count} {stage.digest(count)}"
+        statements.append(_MARK.format(table=sql.Identifier(version_table), mark=words).as_string(None))
+    return statements
 
 
 def is_concurrent(statement: str) -> bool:
@@ -205,7 +206,8 @@ class Player:
                 self._send(self._enter(shard, heads) + self._mark(direction, stage, number + 1))
 
     def _mark(self, direction: Direction, stage: Stage, count: int) -> str:
-        return "\n" + mark(self._environment.version_table, direction, stage, count)
+        statements = mark(self._environment.version_table, direction, stage, count)
+        return "".join(f"\n{statement};" for statement in statements)
 
     def _play_outside(self, shard: int, part: Part, *, resumed: bool) -> None:
         self._send(enter_session(shard, self._limits, waits=is_concurrent(part.sql)))

@@ -97,8 +97,13 @@ def one_run(catalog: Catalog, what: str) -> Iterator[None]:
     try:
         # A transaction's lock, not a session's: it stays on one server connection behind PgBouncer, too.
         with engine.connect() as connection, connection.begin():
+            # The server ends the session, and with it the lock, of a run that is out of reach.
             connection.execute(
-                text("select set_config('application_name', :name, true)"), {"name": _session_name(what)}
+                text("""select set_config('application_name', :name, true),
+                               set_config('tcp_keepalives_idle', '10', true),
+                               set_config('tcp_keepalives_interval', '3', true),
+                               set_config('tcp_keepalives_count', '3', true)"""),
+                {"name": _session_name(what)},
             )
             if not connection.scalar(
                 text("select pg_try_advisory_xact_lock(:key)"), {"key": AdvisoryLock.MIGRATE_RUN}

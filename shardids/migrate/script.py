@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shardids.catalog.notation import named_shards, shown_shards
 from shardids.errors import BadArgument, ClusterConflict
-from shardids.migrate.compiled import Compiled, Compiler
+from shardids.migrate.compiled import Compiled, Compiler, Stage
 from shardids.migrate.environment import Direction
 from shardids.migrate.migration import Migration
 from shardids.migrate.plan import Heads, Position, shown_heads
@@ -88,14 +88,19 @@ def _shard_lines(position: Position, compiled: Compiled, table: str, limits: Lim
         for number, part in enumerate(stage.parts):
             opening = enter(shard, table, heads, limits) + " \\g /dev/null"
             if part.in_transaction:
-                after = mark(table, compiled.direction, stage, number + 1)
-                yield from ("begin;", opening, part.sql, *([after] if after else []), "commit;\n")
+                after = _marks(table, compiled.direction, stage, number + 1)
+                yield from ("begin;", opening, part.sql, *after, "commit;\n")
             else:
                 if number == 0:
-                    yield from ("begin;", opening, mark(table, compiled.direction, stage, 0), "commit;\n")
+                    begun = _marks(table, compiled.direction, stage, 0)
+                    yield from ("begin;", opening, *begun, "commit;\n")
                 waits = is_concurrent(part.sql)
                 yield enter_session(shard, limits, waits=waits) + " \\g /dev/null"
                 yield part.sql + "\n"
-                done = mark(table, compiled.direction, stage, number + 1)
-                yield from ("begin;", opening, done, "commit;\n")
+                done = _marks(table, compiled.direction, stage, number + 1)
+                yield from ("begin;", opening, *done, "commit;\n")
         heads = stage.end
+
+
+def _marks(table: str, direction: Direction, stage: Stage, count: int) -> list[str]:
+    return [f"{statement} \\g /dev/null" for statement in mark(table, direction, stage, count)]

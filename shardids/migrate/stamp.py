@@ -1,4 +1,4 @@
-"""Records a revision in the shards' version tables without running it."""
+"""Records in the shards' version tables that they are as the code's revisions make them, and runs nothing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from dataclasses import replace
 from psycopg import sql
 
 from shardids.migrate.compiled import Compiled, Compiler
+from shardids.migrate.environment import Environment
+from shardids.migrate.hashes import record
 from shardids.migrate.migration import Migration, PreparedRun
-from shardids.migrate.plan import Route, Start, make_plan, shown_heads
+from shardids.migrate.plan import Heads, Route, Start, make_plan, shown_heads
 
 
 def prepare_stamp(
@@ -35,9 +37,19 @@ def prepare_stamp(
     # Whoever stamps has repaired the shard, so the run also drops the mark of an unfinished revision.
     positions = [replace(p, heads=p.heads, unfinished=None) for p in state.positions.values()]
     marked = {p.shard for p in state.positions.values() if p.unfinished is not None}
+    hashes = hashes_up_to(migration.environment, end)
+    nodes = {position.node for position in state.positions.values()}
+    recorded = {
+        shard
+        for there in migration.recorded(nodes).all().values()
+        for one in there
+        if one.hashes == hashes
+        for shard in one.shards
+    }
+    is_recorded = not hashes or recorded >= state.positions.keys()
 
     def route_from(start: Start) -> Route:
-        there = start is not None and start == end and not marked
+        there = start is not None and start == end and not marked and is_recorded
         revisions = () if there else (f"stamp {shown_heads(end)}",)
         return Route(start=start, end=end, target=target, revisions=revisions)
 
@@ -54,6 +66,12 @@ def prepare_stamp(
     )
 
 
+def hashes_up_to(environment: Environment, heads: Heads) -> dict[str, str]:
+    """Returns the hashes of the code's revisions that a version table at ``heads`` implies."""
+    hashes = {revision: environment.hash_of(revision) for revision in environment.ancestors(heads)}
+    return {revision: value for revision, value in hashes.items() if value is not None}
+
+
 class _Stamper(Compiler):
     """Compiles routes that change only the version table."""
 
@@ -66,4 +84,6 @@ class _Stamper(Compiler):
             for revision in route.end
         ]
         statements.append(sql.SQL("comment on table {} is null;").format(table).as_string(None))
+        hashes = hashes_up_to(self.environment, route.end)
+        statements.append(record(self.environment.version_table, None, hashes) + ";")
         return Compiled(route=route, direction="up", way="sql", sql="\n".join(statements))

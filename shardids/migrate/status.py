@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 from typing import Final
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 
 from shardids.catalog.nodes import Nodes
+from shardids.catalog.objects import SchemaObject, by_shard, differences, odd_shards, read_objects
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Placement
 from shardids.errors import ConnectionFailed, ShardBusy, ShardidsError, StatementFailed, UnknownShard
 from shardids.migrate.environment import Environment
+from shardids.migrate.hashes import Recorded
 from shardids.migrate.plan import Heads, Position, Start
 
 _OPEN_MOVES_S: Final = 1.0
@@ -123,6 +126,14 @@ class OpenMoves:
             raise ShardBusy(moves[shard], hint="Run the migration again when the move has ended.")
 
 
+@contextmanager
+def in_transactions(engine: Engine) -> Iterator[Connection]:
+    """Yields a connection to a node for queries that set what holds in their transaction."""
+    with engine.connect() as connection:
+        # The option stays on the connection, and is reset when it goes back to the pool.
+        yield connection.execution_options(isolation_level="READ COMMITTED")
+
+
 def _missing(shard: int, node: str) -> UnknownShard:
     return UnknownShard(
         f'the catalog places shard {shard} on node "{node}", which does not have it',
@@ -131,23 +142,40 @@ def _missing(shard: int, node: str) -> UnknownShard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Edited:
+    """A revision whose source is no longer the one that shards ran, with the hashes of both."""
+
+    revision: str
+    message: str
+    ran: str
+    now: str
+    shards: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
     """A cluster's revisions, compared with those of the code.
 
     ``counts`` is the number of shards of a node at a revision, ``stragglers`` the shards behind the most
     advanced one, ``unfinished`` those half way through a revision, and ``pending`` the revisions that some
-    shard has still to run, as (revision, message).
+    shard has still to run, as (revision, message). ``edited`` are those that are not what shards ran.
     """
 
     counts: dict[tuple[str, Heads], int]
     stragglers: tuple[Position, ...]
     unfinished: tuple[Position, ...]
     pending: tuple[tuple[str, str], ...]
+    edited: tuple[Edited, ...]
     state: State
 
 
-def compare_with_code(environment: Environment, state: State) -> Standing:
-    """Compares the shards' revisions with each other and with those of the code."""
+def compare_with_code(
+    environment: Environment, state: State, recorded: Mapping[str, Sequence[Recorded]]
+) -> Standing:
+    """Compares the shards' revisions with each other and with those of the code.
+
+    ``recorded`` are the hashes that the shards of each node recorded.
+    """
     positions = list(state.positions.values())
     behind = {heads: _known_ancestors(environment, heads) for heads in {p.heads for p in positions}}
     best = max(map(len, behind.values()), default=0)
@@ -162,12 +190,59 @@ def compare_with_code(environment: Environment, state: State) -> Standing:
             for script in reversed(list(environment.script.walk_revisions()))
             if script.revision not in common
         ),
+        edited=_edited(environment, state, recorded),
         state=state,
     )
 
 
 def _known_ancestors(environment: Environment, heads: Start) -> set[str]:
     return environment.ancestors([revision for revision in heads or () if environment.knows(revision)])
+
+
+def _edited(
+    environment: Environment, state: State, recorded: Mapping[str, Sequence[Recorded]]
+) -> tuple[Edited, ...]:
+    """Returns the revisions that shards ran and whose source is another now, once for each hash."""
+    found: dict[tuple[str, str], set[int]] = {}
+    for node, there in recorded.items():
+        for one in there:
+            heads: dict[Start, list[int]] = {}
+            for shard in one.shards:
+                position = state.positions.get(shard)
+                if position is not None and position.node == node:
+                    heads.setdefault(position.heads, []).append(shard)
+            for start, shards in heads.items():
+                for revision in _changed(environment, start, one.hashes):
+                    found.setdefault((revision, one.hashes[revision]), set()).update(shards)
+    return tuple(
+        Edited(
+            revision=revision,
+            message=environment.revision(revision).doc,
+            ran=ran,
+            now=environment.hash_of(revision) or "",
+            shards=tuple(sorted(shards)),
+        )
+        for (revision, ran), shards in sorted(found.items())
+    )
+
+
+def edited_for_node(environment: Environment, heads: Heads, recorded: Sequence[Recorded]) -> list[str]:
+    """Returns the node revisions that a node at ``heads`` ran and whose source is another now."""
+    return [
+        revision
+        for one in recorded
+        if not one.shards
+        for revision in sorted(_changed(environment, heads, one.hashes))
+    ]
+
+
+def _changed(environment: Environment, start: Start, hashes: Mapping[str, str]) -> list[str]:
+    """Returns those of the revisions that ``start`` implies which were recorded with another hash."""
+    return [
+        revision
+        for revision in _known_ancestors(environment, start)
+        if environment.hash_of(revision) not in (None, hashes.get(revision)) and revision in hashes
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,42 +257,27 @@ class ShardDifference:
 def unlike(
     nodes: Nodes, placement: Placement, reference: int, shards: Sequence[int]
 ) -> list[ShardDifference]:
-    """Returns the shards whose objects differ from a reference shard's. Asks each node once, all at once.
+    """Returns the shards whose objects differ from a reference shard's. Asks all nodes at once.
 
     Raises:
         ConnectionFailed: a node is down.
     """
     wanted = placement.by_node((reference, *shards))
-    digests: dict[int, str] = {}
-    for answer in nodes.each(lambda name, engine: _digests(engine, wanted[name]), wanted).all().values():
-        digests |= answer
-    odd = [shard for shard in shards if digests.get(shard) != digests.get(reference)]
-    if not odd:
-        return []
-    expected = set(_lines(nodes[placement.node_of[reference]], reference))
-    differences = []
-    for shard in odd:
-        node = placement.node_of[shard]
-        lines = set(_lines(nodes[node], shard))
-        said = [f"+ {line}" for line in sorted(lines - expected)]
-        said += [f"- {line}" for line in sorted(expected - lines)]
-        differences.append(ShardDifference(shard=shard, node=node, lines=tuple(said)))
-    return differences
-
-
-def _digests(engine: Engine, shards: list[int]) -> dict[int, str]:
-    with engine.connect() as connection:
-        rows = connection.execute(
-            text("""
-                select s.shard, (select md5(string_agg(line, chr(10) order by line collate "C"))
-                                 from shardids.description(shardids.schema_of(s.shard)) line) as digest
-                from unnest(cast(:shards as integer[])) as s (shard)"""),
-            {"shards": shards},
+    answers = nodes.each(lambda name, engine: _objects(engine, wanted[name]), wanted).all()
+    objects = [one for there in answers.values() for one in there]
+    odd = odd_shards(objects, reference, shards)
+    definitions = by_shard(objects, {reference, *odd})
+    expected = definitions.get(reference, {})
+    return [
+        ShardDifference(
+            shard=shard,
+            node=placement.node_of[shard],
+            lines=tuple(differences(expected, definitions.get(shard, {}))),
         )
-        return {row.shard: row.digest for row in rows}
+        for shard in sorted(odd)
+    ]
 
 
-def _lines(engine: Engine, shard: int) -> list[str]:
-    with engine.connect() as connection:
-        query = text("select line from shardids.description(shardids.schema_of(:shard)) line")
-        return list(connection.scalars(query, {"shard": shard}))
+def _objects(engine: Engine, shards: Sequence[int]) -> list[SchemaObject]:
+    with in_transactions(engine) as connection:
+        return read_objects(connection, shards)

@@ -3,5 +3,5 @@
 -- Privileges: ownership of schema shardids.
 
 drop function shardids.revisions(name), shardids.revisions_in(name, name),
-  shardids.enter_revision(integer, name, text[]), shardids.description(name), shardids.revision_path(integer),
-  shardids.is_shared_schema_safe();
+  shardids.enter_revision(integer, name, text[]), shardids.revision_path(integer),
+  shardids.strangers_in_shared_schema(), shardids.record_hashes(regclass, text[], jsonb);

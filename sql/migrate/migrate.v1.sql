@@ -1,5 +1,5 @@
 -- Purpose:    what migrations of many shards need on a node: at which revision each shard is, the start of a
---             shard's transaction, and whether shards are alike.
+--             shard's transaction, and what each revision was when it ran.
 -- Locks:      revisions: ACCESS SHARE on one version table at a time. enter_revision: advisory locks
 --             (1936220530, shard) and (1936220517, shard) until commit.
 -- Privileges: CREATE on schema shardids.
@@ -51,8 +51,12 @@ begin
       begin
         revisions := shardids.revisions_in(this.schema, version_table);
         raise exception using errcode = 'SI099';
-      exception when sqlstate 'SI099' then
-        null;
+      exception
+        when sqlstate 'SI099' then
+          null;
+        when invalid_schema_name or undefined_table then
+          -- Dropped since the loop began, as the old copy of a shard that moves back is.
+          continue;
       end;
     end if;
     return next;
@@ -62,6 +66,25 @@ $$;
 
 comment on function shardids.revisions(name) is
   'The revisions in the version table of every shard of this node: null without a table, empty at base';
+
+-- What each revision was when it ran, a hash by revision, is the comment of the version table's column: it goes where
+-- the shard goes, and plain Alembic does not touch it. To be called in the transaction that runs the revisions.
+create function shardids.record_hashes(version_table regclass, undone text[], done jsonb) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  recorded jsonb;
+begin
+  if undone is not null then
+    select substring(col_description(version_table, a.attnum) from '^shardids: (.*)$')::jsonb into recorded
+    from pg_attribute a where a.attrelid = version_table and a.attname = 'version_num';
+  end if;
+  recorded := coalesce(recorded, '{}') - coalesce(undone, '{}') || done;
+  execute format('comment on column %s.version_num is %L', version_table, 'shardids: ' || nullif(recorded, '{}')::text);
+end
+$$;
+
+comment on function shardids.record_hashes(regclass, text[], jsonb) is
+  'Records the hashes of revisions beside a version table, and takes away those of others, or of all (null)';
 
 -- Opens a transaction that takes a shard from one revision to another, after enter_shard: refuses when
 -- another session is at work on the shard, or the shard is not where the caller believes it is. The caller
@@ -100,78 +123,32 @@ comment on function shardids.enter_revision(integer, name, text[]) is
   'Opens a transaction that migrates a shard which is at just the expected revisions (null: no version table)';
 
 -- What node revisions create lies in schema public, and is found from there while a shard's revisions run. Not where
--- any role may create objects: one that planted a type or an operator there would have it found as well.
-create function shardids.is_shared_schema_safe() returns boolean
+-- others may create objects: who planted a type or an operator there would have it found as well. Those who may are
+-- its owner (from version 15 on that of the database), superusers, and who acts for the engine's owner anyway.
+create function shardids.strangers_in_shared_schema() returns text[]
 language sql stable set search_path = pg_catalog, pg_temp as $$
-  select exists (select from pg_namespace where nspname = 'public' and not has_schema_privilege('public', oid, 'create'))
+  select array(
+    select case acl.grantee when 0 then 'public' else pg_get_userbyid(acl.grantee)::text end
+    from aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) acl
+    where acl.privilege_type = 'CREATE' and acl.grantee <> n.nspowner
+      and (acl.grantee = 0 or not (
+        select pg_has_role(acl.grantee, engine.nspowner, 'member') from pg_namespace engine where engine.nspname = 'shardids'))
+    order by acl.grantee <> 0, 1)
+  from pg_namespace n where n.nspname = 'public'
 $$;
 
-comment on function shardids.is_shared_schema_safe() is 'Whether schema public is there, and not every role may create in it';
+comment on function shardids.strangers_in_shared_schema() is
+  'The roles that may create in schema public and should not, ''public'' for every role; null if it is not there';
 
 create function shardids.revision_path(shard integer) returns text
 language sql stable set search_path = pg_catalog, pg_temp as $$
-  select quote_ident(shardids.schema_of(shard)) || case when shardids.is_shared_schema_safe() then ', public' else '' end
+  select quote_ident(shardids.schema_of(shard)) || case when shardids.strangers_in_shared_schema() = '{}' then ', public' else '' end
 $$;
 
 comment on function shardids.revision_path(integer) is 'The search_path of a shard''s revisions';
 
--- What the tables of a schema are, a line an object, in words that are the same for every shard. The server names the
--- objects of the schema with it, which is taken away again: with the schema on search_path it would not, but then
--- functions and operators of those who may create in it would be run here.
-create function shardids.description(schema name) returns setof text
-language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
-declare
-  qualifier constant text := format('(^|[^[:alnum:]_$"])%s\.', quote_ident(schema));
-begin
-  return query
-  with described (line) as (
-  with relation as (
-    select c.oid, c.relname, c.relkind, c.relpersistence from pg_class c
-    join pg_namespace n on n.oid = c.relnamespace and n.nspname = schema
-    where c.relname not in ('id_counter', 'id_offset', 'shardids_version', 'shardids_version_pkc'))
-  select format('%s %s%s', case r.relkind when 'r' then 'table' when 'p' then 'partitioned table' when 'v' then 'view'
-                  when 'm' then 'materialized view' when 'S' then 'sequence' else r.relkind::text end, r.relname,
-                case r.relkind when 'v' then ' ' || pg_get_viewdef(r.oid) when 'm' then ' ' || pg_get_viewdef(r.oid)
-                  else case r.relpersistence when 'u' then ' unlogged' else '' end end)
-  from relation r where r.relkind in ('r', 'p', 'v', 'm', 'S', 'f')
-  union all
-  select concat_ws(' ', 'column', r.relname || '.' || a.attname, format_type(a.atttypid, a.atttypmod),
-                   case when a.attnotnull then 'not null' end, 'default ' || pg_get_expr(d.adbin, d.adrelid),
-                   'identity ' || nullif(a.attidentity::text, ''), 'generated ' || nullif(a.attgenerated::text, ''))
-  from relation r join pg_attribute a on a.attrelid = r.oid and a.attnum > 0 and not a.attisdropped
-  left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
-  where r.relkind in ('r', 'p', 'f')
-  union all
-  select format('constraint %s.%s %s%s', r.relname, k.conname, pg_get_constraintdef(k.oid),
-                case when k.convalidated then '' else ' (not validated)' end)
-  from relation r join pg_constraint k on k.conrelid = r.oid
-  -- From version 18 on the server lists NOT NULL here, too; the columns have said it.
-  where k.contype <> 'n'
-  union all
-  select format('index %s %s%s', r.relname, pg_get_indexdef(i.indexrelid),
-                case when i.indisvalid then '' else ' (invalid)' end)
-  from relation r join pg_index i on i.indexrelid = r.oid
-  union all
-  select format('trigger %s.%s %s', r.relname, t.tgname, pg_get_triggerdef(t.oid))
-  from relation r join pg_trigger t on t.tgrelid = r.oid and not t.tgisinternal
-  union all
-  select format('function %s %s', p.oid::regprocedure, pg_get_functiondef(p.oid))
-  from pg_proc p join pg_namespace n on n.oid = p.pronamespace and n.nspname = schema
-  where p.prokind in ('f', 'p') and p.proname not in ('next_id', 'next_ids', 'late_id', 'set_aside')
-  union all
-  select format('type %s %s', format_type(t.oid, null), coalesce(
-           (select string_agg(quote_literal(e.enumlabel), ', ' order by e.enumsortorder)
-            from pg_enum e where e.enumtypid = t.oid), format_type(t.typbasetype, t.typtypmod)))
-  from pg_type t join pg_namespace n on n.oid = t.typnamespace and n.nspname = schema
-  where t.typtype in ('e', 'd'))
-  select regexp_replace(line, qualifier, '\1', 'g') from described order by 1;
-end
-$$;
-
-comment on function shardids.description(name) is
-  'The application''s objects in a shard''s schema, a line each: two shards that are alike have the same lines';
-
 revoke execute on function
   shardids.revisions_in(name, name), shardids.revisions(name), shardids.enter_revision(integer, name, text[]),
-  shardids.is_shared_schema_safe(), shardids.revision_path(integer), shardids.description(name)
+  shardids.strangers_in_shared_schema(), shardids.revision_path(integer),
+  shardids.record_hashes(regclass, text[], jsonb)
   from public;

@@ -95,7 +95,7 @@ def test_from_models_to_tables_and_back_to_models(
         [
             "+ column users.id bigint not null",
             "+ table odd",
-            "- column users.id bigint not null default next_id()",
+            "- column users.id bigint not null default {shard}.next_id()",
         ],
     )
     assert {row["shard"] for row in found.json} == {3}
@@ -185,7 +185,7 @@ def test_a_revision_that_needs_a_connection(app: App, body: str, reason: str) ->
     assert reason in planned[0]["reason"]
     ran = app("up")
     assert (ran.code, "Through Alembic" in ran.err) == (0, True), ran
-    assert all(lines[-1:] == ["table t"] for lines in app.descriptions().values())
+    assert all("+ table t" in lines for lines in app.descriptions().values())
     assert set(app.revisions().values()) == {("two",)}
 
 
@@ -213,7 +213,7 @@ def test_a_revision_that_fails_in_one_shard(app: App) -> None:
     assert {rows[shard]["status"] for shard in (6, 7)} == {"not started"}
     for shard, heads in app.revisions().items():
         assert (heads == ("three",)) == (rows[shard]["status"] == "done")
-        assert ("table t" in app.descriptions()[shard]) == (heads == ("three",))
+        assert ("+ table t" in app.descriptions()[shard]) == (heads == ("three",))
     # The command that it names does just the rest.
     app.add("three", 'op.execute("create table t ()")', after="two")
     words = shlex.split(ran.json["retry"])

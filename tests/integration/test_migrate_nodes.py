@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from sqlalchemy.engine import URL
 
-from tests.conftest import dsn
+from tests.conftest import MakeRole, dsn
 from tests.support.clusters import connected
 from tests.support.migrations import App
 
@@ -166,13 +166,40 @@ def test_nodes_of_chosen_shards_only(shop: App) -> None:
     assert "Pending on node b: n_one" in shown.out
 
 
-def test_the_shared_schema_must_not_be_everybodys(shop: App) -> None:
-    shop.ask(4, "grant create on schema public to public")
+def test_no_shard_moves_to_a_node_that_lacks_the_nodes_revisions(shop: App) -> None:
+    shop.up("--nodes", "a")
+    refused = shop.command("shard", "move", "0", "--to", "b", "--dry-run")
+    assert refused.code == 1
+    assert 'node "b" is at node revision base, and "a" at n_one' in refused.err
+    assert "Bring every node to the newest: shardids migrate up\n" in refused.err
+    # What somebody has planted in its place is not run.
+    shop.ask(4, "create function public.planted() returns text language sql as 'select 1/0'")
+    shop.ask(4, "create view public.alembic_node_version as select public.planted() as version_num")
+    assert (
+        'node "b" is at node revision base'
+        in shop.command("shard", "move", "0", "--to", "b", "--dry-run").err
+    )
+    shop.ask(4, "drop view public.alembic_node_version")
+    shop.up()
+    assert "node revision" not in shop.command("shard", "move", "0", "--to", "b", "--dry-run").err
+
+
+def test_the_shared_schema_must_not_be_that_of_others(shop: App, make_role: MakeRole) -> None:
+    role, engine = str(make_role().username), str(make_role().username)
+    shop.ask(4, f'grant create on schema public to public, "{role}"')
+    # Whoever acts for the owner of the engine may.
+    shop.ask(0, f'grant "{shop.url.username}" to "{engine}"; grant create on schema public to "{engine}"')
     ran = shop("up")
     assert ran.code == 1
-    assert 'node "b": schema public is missing, or every role may create objects in it' in ran.out + ran.err
+    said = " ".join((ran.out + ran.err).split())
+    assert f'node "b": every role, role "{role}" may create objects in schema public' in said
+    assert f'REVOKE CREATE ON SCHEMA public FROM PUBLIC, "{role}";' in said
+    shop.ask(4, "revoke create on schema public from public")
     assert shop.ask(4, "select shardids.revision_path(4)") == [("shard_0004",)]
     assert shop.ask(0, "select shardids.revision_path(0)") == [("shard_0000, public",)]
+    shop.ask(4, f'revoke create on schema public from "{role}"')
+    assert shop("up").code == 0
+    shop.ask(0, f'revoke create on schema public from "{engine}"')
 
 
 def test_a_version_table_in_the_shared_schema_is_not_the_shards(shop: App) -> None:

@@ -185,6 +185,12 @@ def test_a_shard_that_is_being_moved_is_left_out_and_named(app: App) -> None:
     for words in (("down", "one"), ("stamp", "one")):
         assert app(*words, "--shards", "2").code == 1
     with connected(app.url) as connection:
+        connection.execute("update shardids_catalog.placement set state = 'lost' where shard = 2")
+        lost = app("up", "--json")
+        assert (lost.code, lost.json["shards"][-1]["status"]) == (1, "not started")
+        assert lost.json["shards"][-1]["error"].startswith("shard 2 was lost: the server that took over")
+        connection.execute("update shardids_catalog.placement set state = 'active' where shard = 2")
+    with connected(app.url) as connection:
         connection.execute("update shardids_catalog.move set ended_at = now(), outcome = 'aborted'")
     app.up()
     assert set(app.revisions().values()) == {("two",)}

@@ -17,6 +17,8 @@ from psycopg import sql
 from sqlalchemy.engine import URL
 
 import shardids.migrate
+from shardids.catalog.nodes import Nodes
+from shardids.catalog.objects import by_shard, differences, read_objects
 from shardids.cli import app
 from shardids.migrate.environment import Environment
 from shardids.migrate.migration import Migration
@@ -152,16 +154,14 @@ class App:
 
     def descriptions(self) -> dict[int, list[str]]:
         """What is in each shard's schema, in the same words for all."""
-        found = {}
+        found: dict[int, list[str]] = {}
         with catalog_at(self.url) as catalog:
             placement = catalog.placement()
-            for shard in placement.node_of:
-                found[shard] = [
-                    line
-                    for (line,) in self.ask(
-                        shard, f"select shardids.description(shardids.schema_of({shard}))", catalog=catalog
-                    )
-                ]
+            with Nodes(placement.nodes, catalog.url) as nodes:
+                for name, shards in placement.by_node(placement.node_of).items():
+                    with nodes[name].connect() as connection:
+                        definitions = by_shard(read_objects(connection, shards), shards)
+                    found |= {shard: differences({}, definitions[shard]) for shard in shards}
         return found
 
     def ask(self, shard: int, query: str, *, catalog: Any = None) -> list[tuple[Any, ...]]:
