@@ -9,7 +9,7 @@ replaces a lost node.
 
 from shardids.mover.balance import MARGIN, Balance, By, Transfer, balance, plan_balance, weigh
 from shardids.mover.events import Copying, Event, Lagging, OnEvent, Result, StepBegun, StepDone, Waiting
-from shardids.mover.journal import Move, all_moves, open_moves
+from shardids.mover.history import Move, all_moves, open_moves
 from shardids.mover.moves import (
     MovePlan,
     abort,

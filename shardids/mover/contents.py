@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, text
 
+from shardids.migrate.node_revisions import node_heads_in
 from shardids.mover.requirements import Refusal
 from shardids.mover.sides import Sides
 
@@ -12,9 +13,25 @@ def examine_contents(sides: Sides, *, offline: bool) -> list[Refusal]:
     """Returns every reason against the move that lies in the shard's contents. Changes nothing."""
     with sides.source.autocommit() as source, sides.target.autocommit() as target:
         return [
+            *node_revisions_agree(source, target, sides),
             *children_are_inside(source, sides),
             *all_can_be_moved(source, target, sides, offline=offline),
         ]
+
+
+def node_revisions_agree(source: Connection, target: Connection, sides: Sides) -> list[Refusal]:
+    """Requires the same of the application's revisions for the node: the shard may use what they create."""
+    there, here = node_heads_in(source), node_heads_in(target)
+    if there == here:
+        return []
+    at = [", ".join(heads) or "base" for heads in (there, here)]
+    return [
+        Refusal(
+            reason=f'node "{sides.target.name}" is at node revision {at[1]}, and'
+            f' "{sides.source.name}" at {at[0]}',
+            remedy="Bring every node to the newest: shardids migrate up",
+        )
+    ]
 
 
 def children_are_inside(source: Connection, sides: Sides) -> list[Refusal]:

@@ -182,30 +182,46 @@ def stop_writes(
 
 
 def _try_stop(sides: Sides, name: str | None, max_pause_s: float, version: Callable[[], str]) -> Handover:
-    shard = {"shard": sides.shard}
     with sides.source.autocommit() as watching, sides.target.autocommit() as target:
-        if watching.execute(_IS_MOVED, shard).scalar_one():
-            return read_handover(watching, sides, time.monotonic())
         schema_version = version()
-        # Connects before the pause begins.
-        _flush(target)
-        _flush(watching)
-        with sides.source.begin() as source:
-            since = time.monotonic()
-            source.execute(_IS_MOVED, shard)  # Locks the row.
-            close_barrier(source, watching, sides, max_pause_s)
-            require_closed(source, sides, schema_version)
-            wanted = _position(watching)
-            remaining_s = max(max_pause_s / 2 - (time.monotonic() - since), 0.05)
-            if name is not None and not _await_confirmed(watching, target, name, wanted, seconds=remaining_s):
-                raise PutOff("the target did not catch up in time")
-            # A second check: a transaction that wrote past the barrier since the first one has left traces.
-            require_closed(source, sides, schema_version)
-            source.execute(
-                text("select shardids.fence(:shard, :target)"), shard | {"target": sides.target.name}
-            )
-            # Before the COMMIT: afterwards the source may no longer answer.
-            return read_handover(source, sides, since)
+        if watching.execute(_IS_MOVED, {"shard": sides.shard}).scalar_one():
+            handover = read_handover(watching, sides, time.monotonic())
+        else:
+            handover = _fence(sides, (watching, target), name, max_pause_s, schema_version)
+        try:
+            # Until the fence's COMMIT a transaction that looked found the shard active here.
+            require_closed(watching, sides, schema_version)
+        except PutOff:
+            reopen_source(sides)
+            raise
+        return handover
+
+
+def _fence(
+    sides: Sides, beside: tuple[Connection, Connection], name: str | None, max_pause_s: float, version: str
+) -> Handover:
+    """Fences the source in one transaction, whose roll-back before the fence leaves the source as it was.
+
+    ``beside`` are connections to the source and to the target, each statement on which is a transaction.
+    """
+    shard, (watching, target) = {"shard": sides.shard}, beside
+    # Connects before the pause begins.
+    _flush(target)
+    _flush(watching)
+    with sides.source.begin() as source:
+        since = time.monotonic()
+        source.execute(_IS_MOVED, shard)  # Locks the row.
+        close_barrier(source, watching, sides, max_pause_s)
+        require_closed(source, sides, version)
+        wanted = _position(watching)
+        remaining_s = max(max_pause_s / 2 - (time.monotonic() - since), 0.05)
+        if name is not None and not _await_confirmed(watching, target, name, wanted, seconds=remaining_s):
+            raise PutOff("the target did not catch up in time")
+        # A second check: a transaction that wrote past the barrier since the first one has left traces.
+        require_closed(source, sides, version)
+        source.execute(text("select shardids.fence(:shard, :target)"), shard | {"target": sides.target.name})
+        # Before the COMMIT: afterwards the source may no longer answer.
+        return read_handover(source, sides, since)
 
 
 _IS_MOVED = text("select state = 'moved' from shardids.shard where id = :shard for update")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shardids.mover.journal import Outcome
+from shardids.mover.history import Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,22 +1,34 @@
-"""Replaces a lost node: points its catalog entry at the server that took over, a promoted standby."""
+"""Replaces a lost node: points its catalog entry at the server that took over, a promoted standby.
+
+Shards that the new server does not have as they were count as lost: the placement names no node for them,
+so that no client reads or writes what is there. ``losses`` finds what is left of them, ``homes`` gives them a
+home once the loss is accepted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 
 from shardids import views
 from shardids.catalog.connections import parse_url, shown_url
 from shardids.catalog.nodes import Nodes
+from shardids.catalog.notation import named_shards, shown_shards
+from shardids.catalog.placing import point_node
 from shardids.catalog.rows import Catalog
-from shardids.catalog.topology import Node
+from shardids.catalog.topology import Node, Placement
 from shardids.errors import ClusterConflict, ConnectionFailed, UnsupportedServer
-from shardids.mover.journal import open_moves
+from shardids.mover import homes
+from shardids.mover.history import LOSS, all_moves, open_moves
+from shardids.mover.journal import Journal
+from shardids.mover.losses import Held, LostShard, arrivals, examine, held, why_lost
 
 _PATIENCE_S = 3
 """How long to wait for the old server to show that it is not lost."""
+_MOVER_PATIENCE_S = 30.0
+"""How long movers may take to notice that the node is gone; the catalog frees their locks before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,59 +38,93 @@ class Replacement:
     Attributes:
         node: the node's name.
         url: the node's new address, without the password.
-        shards: how many shards the catalog places on it.
-        fenced: shards that were active on it although they had moved away, because the standby was promoted
-            before it had received the move. They were fenced there.
+        shards: how many shards live on it.
+        fenced: shards that were active on it although they live elsewhere or count as lost, because the
+            standby was promoted before it had received their move. They were fenced there.
+        stopped: shards that live on it and are fenced, so that they issue no IDs.
+        lost: shards that the server does not have as they were, and that have no home.
+        accepted: the same, but given a home in this call.
+        set_aside: schemas to which incomplete copies were renamed, each with its node.
         stale_views: views over shards that could not be refreshed, and what to do, one line for each.
     """
 
     node: str
     url: str
     shards: int
-    fenced: tuple[int, ...]
+    fenced: tuple[int, ...] = ()
+    stopped: tuple[int, ...] = ()
+    lost: tuple[LostShard, ...] = ()
+    accepted: tuple[LostShard, ...] = ()
+    set_aside: tuple[str, ...] = ()
     stale_views: tuple[str, ...] = ()
 
 
-def replace_node(catalog: Catalog, name: str, url: str, *, dry_run: bool = False) -> Replacement:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Findings:
+    """What the new server has of the node's shards, and of others'."""
+
+    placement: Placement
+    rows: Mapping[int, Held]
+    lost: tuple[LostShard, ...]
+    sound: frozenset[int]
+    active_here: Mapping[int, str]
+
+
+def replace_node(
+    catalog: Catalog, name: str, url: str, *, accept_loss: Collection[int] = (), dry_run: bool = False
+) -> Replacement:
     """Points a node at the server that took over from it; routers follow as they do after a move.
 
     No ID is issued twice: a promoted standby is on a different timeline from the one on which its shards
     were activated, so each shard's first draw jumps one to two ``safety_margin`` past the clock and past all
     that the standby knows of.
 
+    A shard that the server does not have as it was counts as lost from then on: no client is sent to it. If
+    it is in ``accept_loss``, the newest copy that a node has becomes its home, or an empty shard if there is
+    none. What was written to it later is given up. Calling it again finds what is still lost, and completes
+    what was interrupted.
+
     With ``dry_run`` it checks everything and changes nothing.
 
     Raises:
-        ClusterConflict: the node is unknown; the old server still takes writes; or the new one is another
-            database, still a standby, a copy rather than a standby, or lacks shards.
+        ClusterConflict: the node is unknown; the old server still takes writes; a shard of it is being moved;
+            the new server is another database, still a standby, a copy rather than a standby, or has none of
+            the node's shards; or a shard of ``accept_loss`` is active on another node.
         ConnectionFailed: the new server does not answer.
     """
     old = catalog.existing_node(name)
-    new = Node(name=name, url=shown_url(parse_url(url)))
-    placement = catalog.placement()
-    placed = {shard for shard, node in placement.node_of.items() if node == name}
-    if shown_url(parse_url(old.url)) != new.url:
+    new = Node(name=name, url=url)
+    if shown_url(parse_url(old.url)) != shown_url(parse_url(url)):
         _require_gone(catalog, old)
-    # A move that is not over undoes or completes what it has done to its shard here.
-    moves = open_moves(catalog)
-    arriving = {move.shard for move in moves if move.target == name}
-    leaving = {move.shard for move in moves if move.source == name}
-    with (
-        Nodes({name: Node(name=name, url=url)}, catalog.url) as nodes,
-        nodes[name].connect() as connection,
-        connection.begin() as transaction,
-    ):
-        _require_promoted(connection, new)
-        _require_same_node(connection, catalog, new)
-        _require_shards(connection, new, placed, leaving)
-        elsewhere = {s: n for s, n in placement.node_of.items() if n != name and s not in arriving}
-        fenced = _fence_moved(connection, elsewhere, dry_run=dry_run)
-        if dry_run:
-            transaction.rollback()
-    if not dry_run:
-        catalog.point_node(new)
-    stale_views = () if dry_run else views.follow_placement(catalog)
-    return Replacement(node=name, url=new.url, shards=len(placed), fenced=fenced, stale_views=stale_views)
+    with homes.failover_nodes(catalog.placement(), catalog, new) as nodes:
+        _require_node(catalog, nodes, new)
+        of_moves = [move.shard for move in open_moves(catalog) if name in (move.source, move.target)]
+        with homes.journals(catalog, of_moves, patience_s=_MOVER_PATIENCE_S) as journals:
+            done = _completed(catalog, nodes, journals, dry_run=dry_run)
+            found = _find(catalog, nodes, new, leave_out=done)
+            _refuse(found, new, accept_loss)
+            if not dry_run:
+                _end_choices(journals, accept_loss)
+                lost = {shard.shard for shard in found.lost}
+                _fence(nodes, new, found, found.active_here.keys() - lost)
+                with catalog.engine.begin() as connection:
+                    point_node(connection, old, url, lost=lost, found=found.sound)
+                # A fence makes an old copy look newer, and like one that a move has left: not before the
+                # placement says that the shard is lost.
+                _fence(nodes, new, found, found.active_here.keys() & lost)
+            accepted = tuple(shard for shard in found.lost if shard.shard in accept_loss)
+            set_aside = () if dry_run else _accept(catalog, nodes, journals, accepted)
+    return Replacement(
+        node=name,
+        url=shown_url(parse_url(url)),
+        shards=len(found.sound) + sum(shard.home == name for shard in accepted),
+        fenced=tuple(sorted(found.active_here)),
+        stopped=tuple(sorted(s for s in found.sound if found.rows[s].state == "fenced")),
+        lost=tuple(shard for shard in found.lost if shard.shard not in accept_loss),
+        accepted=accepted,
+        set_aside=set_aside,
+        stale_views=() if dry_run else views.follow_placement(catalog),
+    )
 
 
 def _require_gone(catalog: Catalog, old: Node) -> None:
@@ -98,57 +144,113 @@ def _require_gone(catalog: Catalog, old: Node) -> None:
         )
 
 
-def _require_promoted(connection: Connection, new: Node) -> None:
-    if connection.execute(text("select pg_is_in_recovery()")).scalar_one():
-        raise ClusterConflict(f"{new.url} is a standby still", hint="Promote it first: select pg_promote()")
-
-
-def _require_same_node(connection: Connection, catalog: Catalog, new: Node) -> None:
-    there = text("select to_regclass('shardids.node') is not null")
-    row = None
-    if connection.execute(there).scalar_one():
-        row = connection.execute(text("select name, cluster from shardids.node")).one()
+def _require_node(catalog: Catalog, nodes: Nodes, new: Node) -> None:
+    """Requires that the new server is this node's database, and takes writes."""
+    url = shown_url(parse_url(new.url))
+    with nodes[new.name].connect() as connection:
+        if connection.execute(text("select pg_is_in_recovery()")).scalar_one():
+            raise ClusterConflict(f"{url} is a standby still", hint="Promote it first: select pg_promote()")
+        there = text("select to_regclass('shardids.node') is not null")
+        row = None
+        if connection.execute(there).scalar_one():
+            row = connection.execute(text("select name, cluster from shardids.node")).one()
     if row is None or (row.name, row.cluster) != (new.name, catalog.describe().cluster):
         found = "no node" if row is None else f'node "{row.name}" of cluster {row.cluster}'
         raise ClusterConflict(
-            f'the database at {new.url} is {found}, not node "{new.name}" of this cluster',
+            f'the database at {url} is {found}, not node "{new.name}" of this cluster',
             hint="Name the promoted standby's database, the one that was the node's.",
         )
 
 
-def _require_shards(connection: Connection, new: Node, placed: set[int], leaving: set[int]) -> None:
-    rows = connection.execute(
-        text("""
-            select id, server = shardids.server() as is_own from shardids.shard
-            where id = any (:shards) and (state = 'active' or (state = 'moved' and id = any (:leaving)))"""),
-        {"shards": sorted(placed), "leaving": sorted(leaving)},
-    ).all()
-    if missing := sorted(placed - {row.id for row in rows}):
+def _completed(
+    catalog: Catalog, nodes: Nodes, journals: dict[int, Journal], *, dry_run: bool
+) -> frozenset[int]:
+    """Completes what an earlier call has left half done; returns the shards that have a home already."""
+    placed = {s for s, journal in journals.items() if journal.step == LOSS and journal.is_placed()}
+    if not dry_run:
+        for shard in sorted(placed):
+            homes.complete(catalog, nodes, journals[shard])
+        return frozenset()
+    return frozenset(placed)
+
+
+def _end_choices(journals: Mapping[int, Journal], accept_loss: Collection[int]) -> None:
+    """Ends choices of a home that were interrupted before the shard had it, and are not made again."""
+    for shard, journal in journals.items():
+        if journal.step == LOSS and journal.is_open and shard not in accept_loss:
+            journal.end("aborted")
+
+
+def _find(catalog: Catalog, nodes: Nodes, new: Node, *, leave_out: Collection[int]) -> _Findings:
+    """Compares the new server with the placement, which no mover of the node's shards can change now."""
+    placement, moves = catalog.placement(), all_moves(catalog)
+    leaving = {m.shard: m.target for m in moves if m.outcome is None and m.source == new.name}
+    arriving = {m.shard for m in moves if m.outcome is None and m.target == new.name}
+    owners = placement.owners()
+    with nodes[new.name].connect() as connection:
+        rows = held(connection, owners)
+    reasons = why_lost(rows, placement, new.name, arrivals(moves, new.name), leaving)
+    lost = tuple(examine(nodes, new.name, {s: r for s, r in reasons.items() if s not in leave_out}, moves))
+    homes_of = {shard.shard: shard.home for shard in lost}
+    # What such shards had moved away from comes to light when they are active here.
+    elsewhere = {s: n for s, n in owners.items() if n != new.name and s not in arriving} | homes_of
+    return _Findings(
+        placement=placement,
+        rows=rows,
+        lost=lost,
+        sound=frozenset(s for s, n in owners.items() if n == new.name and s in rows and s not in reasons),
+        active_here={s: n for s, n in elsewhere.items() if s in rows and rows[s].state == "active"},
+    )
+
+
+def _refuse(found: _Findings, new: Node, accept_loss: Collection[int]) -> None:
+    url = shown_url(parse_url(new.url))
+    active = (found.rows[shard] for shard in found.sound if found.rows[shard].state == "active")
+    if copied := sorted(row.shard for row in active if not row.is_own):
         raise ClusterConflict(
-            f'{new.url} does not have {_counted(missing)} of node "{new.name}" active',
-            hint="It may be an old copy. Look at shardids.shard there.",
-        )
-    if copied := sorted(row.id for row in rows if not row.is_own):
-        raise ClusterConflict(
-            f'{new.url} is a copy of node "{new.name}", not its standby: {_counted(copied)} not activated',
+            f'{url} is a copy of node "{new.name}", not its standby: {_counted(copied)} not activated',
             hint="If the original is gone for good: select shardids.activate(id) from shardids.shard"
             " where state = 'active'. Then again.",
         )
-
-
-def _fence_moved(connection: Connection, elsewhere: dict[int, str], *, dry_run: bool) -> tuple[int, ...]:
-    """Fences shards that the catalog places elsewhere. A fence survives a rollback of its transaction."""
-    stale = connection.scalars(
-        text("select id from shardids.shard where state = 'active' and id = any (:shards) order by id"),
-        {"shards": sorted(elsewhere)},
-    ).all()
-    if not dry_run:
-        for shard in stale:
-            connection.execute(
-                text("select shardids.fence(:shard, :node), shardids.add_barriers(:shard)"),
-                {"shard": shard, "node": elsewhere[shard]},
+    undecided = [s.shard for s in found.lost if s.shard not in found.placement.lost.keys() | accept_loss]
+    if undecided and not found.sound:
+        raise ClusterConflict(
+            f'{url} has no shard of node "{new.name}" as it was; {named_shards(undecided)}:'
+            f" {found.lost[0].reason}",
+            hint="It may be an old copy. If nothing newer is left, see what would be given up:"
+            f" --accept-loss {shown_shards(undecided)} --dry-run",
+        )
+    for shard in found.lost:
+        if shard.shard in accept_loss and shard.active_on is not None:
+            raise ClusterConflict(
+                f'shard {shard.shard} is active on node "{shard.active_on}", although the catalog places it'
+                f' on "{new.name}"',
+                hint="See: shardids doctor",
             )
-    return tuple(stale)
+
+
+def _fence(nodes: Nodes, new: Node, found: _Findings, shards: Collection[int]) -> None:
+    """Fences shards that do not live here. A fence survives a rollback of its transaction."""
+    with nodes[new.name].begin() as connection:
+        for shard in sorted(shards):
+            connection.execute(
+                text("select shardids.fence(:shard, :home), shardids.add_barriers(:shard)"),
+                {"shard": shard, "home": found.active_here[shard]},
+            )
+
+
+def _accept(
+    catalog: Catalog, nodes: Nodes, journals: dict[int, Journal], accepted: Sequence[LostShard]
+) -> tuple[str, ...]:
+    """Gives lost shards their homes, one after another."""
+    set_aside: list[str] = []
+    for shard in accepted:
+        if shard.shard in journals:
+            set_aside += homes.accept(catalog, nodes, journals[shard.shard], shard.home)
+        else:
+            with homes.journals(catalog, [shard.shard], patience_s=_MOVER_PATIENCE_S) as opened:
+                set_aside += homes.accept(catalog, nodes, opened[shard.shard], shard.home)
+    return tuple(set_aside)
 
 
 def _counted(shards: Sequence[int]) -> str:

@@ -1,14 +1,12 @@
-"""The catalog's table ``move``, which records each step of a move before it is taken."""
+"""Writes the catalog's table ``move``, which records each step of a move before it is taken."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Literal, Self
+from typing import Self
 
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import SQLAlchemyError
@@ -16,42 +14,17 @@ from sqlalchemy.exc import SQLAlchemyError
 from shardids.catalog.connections import keep_commits, keep_settings
 from shardids.catalog.locks import AdvisoryLock
 from shardids.catalog.nodes import administrative_engine
-from shardids.catalog.rows import Catalog, place_shard
+from shardids.catalog.placing import place_lost_shard, place_shard
+from shardids.catalog.rows import Catalog
 from shardids.errors import ClusterConflict, ConnectionFailed, MoveFailed, ShardidsError
+from shardids.mover.history import COLUMNS, FIRST_STEP, LAST_STEP, LOSS, Move, Outcome, read_moves
 from shardids.mover.sides import SESSION
 
-FIRST_STEP = "tables"
-LAST_STEP = "clean"
-"""The step that is left once the shard is placed on the target."""
 _SETTLE_S = 20.0
 """How long to ask the catalog about a switch of the placement that it did not answer."""
 _BEAT_S = 5.0
 _LOST_AFTER = "25s"
 """How long the catalog keeps the lock of a mover that it no longer hears from."""
-ABORT = "abort"
-"""What the journal records in place of a step while a move is being undone."""
-
-Outcome = Literal["moved", "aborted"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
-    """A move as the journal records it.
-
-    ``step`` is the last step that was begun; ``outcome`` is ``None`` while the move is not over.
-    """
-
-    id: int
-    shard: int
-    source: str
-    target: str
-    offline: bool
-    step: str
-    started_at: datetime
-    outcome: Outcome | None
-
-
-_COLUMNS = "id, shard, source, target, offline, step, started_at, outcome"
 
 
 class Journal:
@@ -106,7 +79,7 @@ class Journal:
                 )
             journal = cls(catalog, connection, shard)
             with connection.begin():
-                found = _moves(connection, [shard])
+                found = read_moves(connection, [shard])
             if found:
                 journal._set(found[0])
             beating = threading.Thread(target=journal._beat, name="shardids_journal", daemon=True)
@@ -156,6 +129,11 @@ class Journal:
             raise ClusterConflict(f"no move of shard {self._shard} is under way")
         return self._move
 
+    @property
+    def is_open(self) -> bool:
+        """Returns whether a move is not over."""
+        return self._move is not None
+
     def refuse_open(self) -> None:
         """Refuses if a move of the shard is not over.
 
@@ -181,7 +159,7 @@ class Journal:
                     insert into shardids_catalog.move (shard, source, target, offline, step)
                     select shard, node, :target, :offline, :step from shardids_catalog.placement
                     where shard = :shard and state = 'active' and node <> :target
-                    returning {_COLUMNS}"""),  # noqa: S608 -- constant
+                    returning {COLUMNS}"""),  # noqa: S608 -- constant
                 {"shard": self._shard, "target": target, "offline": offline, "step": FIRST_STEP},
             ).one_or_none()
         if row is None:
@@ -194,16 +172,53 @@ class Journal:
         self._update("step = :step", step=step)
         self.step = step
 
-    def switch_placement(self) -> None:
+    def switch_placement(self, high_water_tick: int) -> None:
         """Makes the target the owner and records that only cleaning is left, in one transaction."""
         move = self.move
         with self._transaction():
             place_shard(self._connection, move.shard, source=move.source, target=move.target)
             self._connection.execute(
-                text("update shardids_catalog.move set step = :step where id = :id"),
-                {"id": move.id, "step": LAST_STEP},
+                text("update shardids_catalog.move set step = :step, high_water_tick = :tick where id = :id"),
+                {"id": move.id, "step": LAST_STEP, "tick": high_water_tick},
             )
         self.step = LAST_STEP
+
+    def enter_loss(self, home: str) -> Move:
+        """Records that the shard, which was lost with its node, gets a home; ends any other open move of it.
+
+        Raises:
+            ClusterConflict: the shard does not count as lost.
+        """
+        with self._transaction():
+            self._connection.execute(
+                text("""
+                    update shardids_catalog.move set ended_at = clock_timestamp(), schema = null,
+                           outcome = case when step = :last then 'moved' else 'aborted' end
+                    where shard = :shard and ended_at is null"""),
+                {"shard": self._shard, "last": LAST_STEP},
+            )
+            row = self._connection.execute(
+                text(f"""
+                    insert into shardids_catalog.move (shard, source, target, offline, step)
+                    select shard, node, :home, false, :step from shardids_catalog.placement
+                    where shard = :shard and state = 'lost'
+                    returning {COLUMNS}"""),  # noqa: S608 -- constant
+                {"shard": self._shard, "home": home, "step": LOSS},
+            ).one_or_none()
+            if row is None:
+                raise ClusterConflict(f"shard {self._shard} does not count as lost any more")
+        self._set(Move(**row._asdict()))
+        return self.move
+
+    def place_lost(self, high_water_tick: int) -> None:
+        """Makes the home of :meth:`enter_loss` the owner."""
+        move = self.move
+        with self._transaction():
+            place_lost_shard(self._connection, move.shard, lost_with=move.source, target=move.target)
+            self._connection.execute(
+                text("update shardids_catalog.move set high_water_tick = :tick where id = :id"),
+                {"id": move.id, "tick": high_water_tick},
+            )
 
     def is_placed(self) -> bool:
         """Returns whether the placement names the target already."""
@@ -232,15 +247,15 @@ class Journal:
 
     def _is_placed(self, connection: Connection) -> bool:
         node = connection.execute(
-            text("select node from shardids_catalog.placement where shard = :shard"),
+            text("select node from shardids_catalog.placement where shard = :shard and state = 'active'"),
             {"shard": self.move.shard},
-        ).scalar_one()
+        ).scalar_one_or_none()
         return bool(node == self.move.target)
 
     def end(self, outcome: Outcome) -> None:
         """Records how the move ended."""
         self._update("ended_at = clock_timestamp(), outcome = :outcome, schema = null", outcome=outcome)
-        self._move = None
+        self._move, self.step = None, FIRST_STEP
 
     def _set(self, move: Move) -> None:
         self._move, self.step = move, move.step
@@ -266,27 +281,3 @@ def _connected(catalog: Catalog) -> Iterator[Connection]:
             yield connection
     finally:
         engine.dispose()
-
-
-_MOVES = text(f"""
-    select {_COLUMNS} from shardids_catalog.move
-    where (:ended or ended_at is null)
-      and (cast(:shards as integer[]) is null or shard = any (cast(:shards as integer[])))
-    order by id""")  # noqa: S608 -- constant
-
-
-def _moves(connection: Connection, shards: list[int] | None, *, ended: bool = False) -> list[Move]:
-    rows = connection.execute(_MOVES, {"shards": shards, "ended": ended})
-    return [Move(**row._asdict()) for row in rows]
-
-
-def open_moves(catalog: Catalog, shards: Iterable[int] | None = None) -> list[Move]:
-    """Returns the moves that are not over, of these shards or of all, oldest first."""
-    with catalog.engine.connect() as connection:
-        return _moves(connection, None if shards is None else list(shards))
-
-
-def all_moves(catalog: Catalog) -> list[Move]:
-    """Returns all moves, oldest first."""
-    with catalog.engine.connect() as connection:
-        return _moves(connection, None, ended=True)

@@ -12,7 +12,8 @@ from shardids.catalog.rows import Catalog
 from shardids.errors import CommitUncertain, ConnectionFailed, MoveFailed, ShardidsError
 from shardids.mover import cutover
 from shardids.mover.events import OnEvent, Result, StepBegun, StepDone
-from shardids.mover.journal import ABORT, LAST_STEP, Journal, Outcome
+from shardids.mover.history import ABORT, LAST_STEP, Outcome
+from shardids.mover.journal import Journal
 from shardids.mover.programs import Scripts
 from shardids.mover.sides import Directory, Sides, refuse_other_copy
 from shardids.mover.steps import LIVE, OFFLINE, Actions, Options, Step
@@ -55,8 +56,7 @@ class Mover:
     ) -> Iterator[Self]:
         """Yields a mover for the journal's move; ``scripts`` is the shard's schema, if it was just read."""
         move = journal.move
-        # No two moves have the same name, not even on servers that several clusters use.
-        name = f"shardids_move_{directory.cluster.hex[:8]}_{move.id}_{move.shard}"
+        name = move.session_name(directory.cluster)
         with ExitStack() as kept:
             sides = kept.enter_context(directory.sides(move.shard, move.source, move.target, name=name))
             actions = Actions(

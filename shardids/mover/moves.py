@@ -17,11 +17,12 @@ from sqlalchemy import text
 from shardids.catalog.notation import named_shards
 from shardids.catalog.rows import Catalog, unknown_node
 from shardids.errors import ClusterConflict, MoveRefused
-from shardids.mover import requirements
+from shardids.mover import homes, requirements
 from shardids.mover.balance import Transfer
 from shardids.mover.contents import examine_contents
 from shardids.mover.events import Event, OnEvent, Result
-from shardids.mover.journal import ABORT, Journal, all_moves, open_moves
+from shardids.mover.history import ABORT, LOSS, all_moves, open_moves
+from shardids.mover.journal import Journal
 from shardids.mover.mover import Mover
 from shardids.mover.programs import Scripts, find_programs, schema_of_source
 from shardids.mover.requirements import Refusal
@@ -110,18 +111,20 @@ def resume(
 
     Raises:
         MoveRefused: the target's server is a standby that was promoted meanwhile.
+        ShardLost: the shard was lost with its node.
         ClusterConflict, MoveFailed: see :func:`move`.
     """
-    with (
-        Journal.opened(catalog, shard) as journal,
-        Mover.opened(catalog, Directory.read(catalog), journal, options=options, on_event=on_event) as mover,
-    ):
-        mover.end_former_sessions()
-        if journal.step == ABORT:
-            return mover.undo()
-        if not journal.is_placed():
-            mover.refuse_promoted_target()
-        return mover.run()
+    with Journal.opened(catalog, shard) as journal:
+        if journal.step == LOSS:
+            return homes.resume(catalog, journal)
+        directory = _directory(catalog, shard)
+        with Mover.opened(catalog, directory, journal, options=options, on_event=on_event) as mover:
+            mover.end_former_sessions()
+            if journal.step == ABORT:
+                return mover.undo()
+            if not journal.is_placed():
+                mover.refuse_promoted_target()
+            return mover.run()
 
 
 def abort(catalog: Catalog, shard: int, *, on_event: OnEvent = _ignore) -> Result:
@@ -129,13 +132,27 @@ def abort(catalog: Catalog, shard: int, *, on_event: OnEvent = _ignore) -> Resul
 
     Raises:
         ClusterConflict: no move is open, or its mover is alive.
+        ShardLost: the shard was lost with its node.
     """
-    with (
-        Journal.opened(catalog, shard) as journal,
-        Mover.opened(catalog, Directory.read(catalog), journal, options=DEFAULTS, on_event=on_event) as mover,
-    ):
-        mover.end_former_sessions()
-        return mover.run() if journal.is_placed() else mover.undo()
+    with Journal.opened(catalog, shard) as journal:
+        if journal.step == LOSS:
+            return homes.resume(catalog, journal)
+        directory = _directory(catalog, shard)
+        with Mover.opened(catalog, directory, journal, options=DEFAULTS, on_event=on_event) as mover:
+            mover.end_former_sessions()
+            return mover.run() if journal.is_placed() else mover.undo()
+
+
+def _directory(catalog: Catalog, shard: int) -> Directory:
+    """Reads the directory for a move that was interrupted.
+
+    Raises:
+        ShardLost: what the source or the target has of the shard now is not what the move left there.
+    """
+    directory = Directory.read(catalog)
+    if shard in directory.placement.lost:
+        directory.placement.locate(shard)
+    return directory
 
 
 def former_node(catalog: Catalog, shard: int) -> str:

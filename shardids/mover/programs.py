@@ -184,12 +184,16 @@ def changed_objects(before: str, after: str) -> list[str]:
 _HEADER = re.compile(r"^--\n-- Name: (.*); Type: (.*?); Schema: .*\n--\n", re.MULTILINE)
 
 
+_OF_NO_OBJECT = ("SET ", "--", "SELECT pg_catalog.set_config(")
+"""How lines begin that are the script's own; they come after whatever object happens to be the last one."""
+
+
 def _definitions(script: str) -> dict[tuple[str, str], str]:
     found: dict[tuple[str, str], str] = {}
     _, *parts = _HEADER.split(script)
     for name, kind, definition in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
         settled = "\n".join(
-            line for line in definition.splitlines() if line and not line.startswith(("SET ", "--"))
+            line for line in definition.splitlines() if line and not line.startswith(_OF_NO_OBJECT)
         )
         found[kind, name] = found.get((kind, name), "") + settled
     return found

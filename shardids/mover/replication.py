@@ -21,7 +21,8 @@ PATIENCE_S = 300.0
 _LOCK_MS = 500
 _POLL_S = 0.1
 _SLOT_PATIENCE_S = 10.0
-_ERRORS_TOLERATED = 2
+_ERRORS_TOLERATED = 3
+"""The worker that applies changes and the two that copy may each report one from before a resume."""
 LOCK_FAILURES = ("55P03", "57014", "40P01")
 """SQLSTATEs of a lock timeout, a statement timeout and a deadlock: another attempt may succeed."""
 
@@ -262,16 +263,16 @@ def _try_rest(sides: Sides, scripts: Scripts) -> bool:
     return True
 
 
-def unsubscribe(sides: Sides, name: str) -> None:
+def unsubscribe(target_side: Side, name: str) -> None:
     """Drops the subscription if it exists."""
-    with sides.target.autocommit() as target:
+    with target_side.autocommit() as target:
         target.execute(text("select shardids.unsubscribe(:name)"), {"name": name})
 
 
-def unpublish(sides: Sides, name: str) -> None:
+def unpublish(source_side: Side, name: str) -> None:
     """Drops the slot and the publication if they exist; the subscription was dropped before."""
-    with sides.source.autocommit() as source:
-        _drop_slot(source, sides.source, name)
+    with source_side.autocommit() as source:
+        _drop_slot(source, source_side, name)
         play(source, f'drop publication if exists "{name}"')
 
 

@@ -11,7 +11,7 @@ from shardids.catalog.connections import keep_out_of_logs
 from shardids.errors import MissingPrivilege, ShardidsError, StatementFailed
 from shardids.mover.programs import Scripts
 from shardids.mover.replication import play
-from shardids.mover.sides import Side, Sides
+from shardids.mover.sides import Side, Sides, server_major
 
 _ROOM_FACTOR = 1.5
 """How many times its own size a shard may need on the target, which writes its log there too."""
@@ -225,6 +225,7 @@ _CAPACITY = text("""
            coalesce(current_setting('max_active_replication_origins', true),
                     current_setting('max_replication_slots'))::integer
              - (select count(*) from pg_replication_origin) as origins,
+           current_setting('max_sync_workers_per_subscription')::integer as sync_workers,
            (select rolsuper or rolreplication from pg_roles where rolname = current_user) as may_replicate,
            (select rolsuper from pg_roles where rolname = current_user)
              or exists (select from pg_roles where rolname = 'pg_create_subscription'
@@ -236,22 +237,19 @@ def replication_fits(source: Connection, target: Connection, sides: Sides, paral
     there, here = source.execute(_CAPACITY).one(), target.execute(_CAPACITY).one()
     a, b = (f'node "{side.name}"' for side in (sides.source, sides.target))
     needed = parallel * (1 + _SYNC_WORKERS)
+    origins = "max_active_replication_origins" if server_major(target) >= 18 else "max_replication_slots"
     refusals = [
         Refusal(
             reason=f"{where} has {max(free, 0)} free of {setting}; it takes {wanted}",
-            remedy=f"Raise {setting.partition(' ')[0]} there and restart that server, or move fewer at once.",
+            remedy=f"Raise {setting} there and restart that server, or move fewer at once.",
         )
         for where, setting, free, wanted in (
             (a, "max_replication_slots", there.slots, needed),
             (a, "max_wal_senders", there.senders, needed),
             (b, "max_logical_replication_workers", here.workers, parallel + 1),
             (b, "max_worker_processes", here.processes, parallel + 1),
-            (
-                b,
-                "max_active_replication_origins (max_replication_slots before 18)",
-                here.origins,
-                parallel + 1,
-            ),
+            (b, origins, here.origins, parallel + 1),
+            (b, "max_sync_workers_per_subscription", here.sync_workers, 1),
         )
         if free < wanted
     ]

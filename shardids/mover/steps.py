@@ -10,11 +10,12 @@ from typing import Final
 
 from sqlalchemy import Connection, text
 
-from shardids.errors import ClusterConflict, ConnectionFailed
+from shardids.errors import ClusterConflict, ConnectionFailed, StatementFailed
 from shardids.mover import barrier, cutover, programs, replication
 from shardids.mover.cutover import Handover
 from shardids.mover.events import Lagging, OnEvent, Waiting
-from shardids.mover.journal import LAST_STEP, Journal
+from shardids.mover.history import LAST_STEP
+from shardids.mover.journal import Journal
 from shardids.mover.programs import Scripts
 from shardids.mover.sides import RowComparison, Sides
 
@@ -81,6 +82,7 @@ class Actions:
         self._schema = (time.monotonic(), scripts) if scripts else None
         self._known_version: str | None = None
         self._handover: Handover | None = None
+        self._high_water_tick = -1
         self._activation: Connection | None = None
 
     def make_tables(self) -> None:
@@ -114,15 +116,20 @@ class Actions:
 
     def unpublish(self) -> None:
         """Drops the slot and the publication on the source."""
-        replication.unpublish(self._sides, self._name)
+        replication.unpublish(self._sides.source, self._name)
 
     def subscribe(self) -> None:
         """Subscribes the target to the source."""
-        replication.subscribe(self._sides, self._name)
+        try:
+            replication.subscribe(self._sides, self._name)
+        except StatementFailed:
+            # A table that was made on the source since the schema was read, for example by a migration.
+            self._refuse_other_schema(programs.schema_of_source(self._sides))
+            raise
 
     def unsubscribe(self) -> None:
         """Drops the subscription on the target."""
-        self._unless_gone(lambda: replication.unsubscribe(self._sides, self._name))
+        self._unless_gone(lambda: replication.unsubscribe(self._sides.target, self._name))
 
     def await_copy(self) -> None:
         """Waits until the target has all rows, as of one moment."""
@@ -174,6 +181,7 @@ class Actions:
         if handover is None:
             with self._sides.source.autocommit() as source:
                 handover = cutover.read_handover(source, self._sides, time.monotonic())
+        self._high_water_tick = handover.high_water_tick
         self._activation = cutover.begin_activation(self._sides, handover)
 
     def end_activation(self) -> None:
@@ -186,7 +194,7 @@ class Actions:
         """Makes the target the owner in the catalog, then commits its activation."""
         if self._activation is not None:
             self._activation.execute(text("select 1"))  # A silent target must not become the owner.
-        self._journal.switch_placement()
+        self._journal.switch_placement(self._high_water_tick)
         self._make_active()
         if self._handover is not None:
             self.pause_ms = (time.monotonic() - self._handover.since) * 1000
@@ -212,7 +220,7 @@ class Actions:
         """Makes sure that the target is active, and drops the subscription, the slot and the publication."""
         self._make_active()
         if not self._move.offline:
-            replication.unsubscribe(self._sides, self._name)
+            replication.unsubscribe(self._sides.target, self._name)
             self.unpublish()
 
     def _scripts(self) -> Scripts:

@@ -2,7 +2,7 @@
 -- Locks:      add_barrier: SHARE ROW EXCLUSIVE on the table until commit, for which writers queue: set lock_timeout.
 --             drop_barriers: ACCESS EXCLUSIVE on the shard's tables, the same. Every write to a table with a
 --             barrier: advisory lock (1936220521, shard), shared, until commit. add_barriers: those of add_barrier.
---             drop_copy: those of DROP SCHEMA.
+--             drop_copy: those of DROP SCHEMA. set_copy_aside: none on the tables.
 -- Privileges: CREATE on schema shardids; to call them, ownership of the shard's tables.
 --
 -- A shard's barrier is closed while its id_offset is negative, which is not transactional: no transaction is too
@@ -32,7 +32,9 @@ comment on function shardids.tables_of(integer) is 'The tables of a shard, parti
 create function shardids.pass_barrier() returns trigger
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
-  perform pg_advisory_xact_lock_shared(1936220521, tg_argv[0]::integer);
+  if not pg_try_advisory_xact_lock_shared(1936220521, tg_argv[0]::integer) then
+    perform shardids.wait_for_lock(1936220521, tg_argv[0]::integer, shared => true);
+  end if;
   if coalesce(pg_sequence_last_value(tg_argv[1]::regclass), -1) < 0 then
     perform shardids.refuse('SI002', tg_argv[0]::integer);
   end if;
@@ -385,8 +387,35 @@ $$;
 
 comment on function shardids.drop_copy(integer) is 'Drops a shard that was moved away or fenced, with all that is in it';
 
+-- An incomplete copy may have the only rows that are left of a shard: it is renamed, and dropped by hand.
+create function shardids.set_copy_aside(shard integer) returns name
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  this shardids.shard;
+  aside name;
+  number integer := 0;
+begin
+  select s.* into this from shardids.shard s where s.id = set_copy_aside.shard for update;
+  if this.arrived is null then
+    raise exception using
+      errcode = 'SI007', hint = 'Only what a move has begun to copy can be set aside.',
+      message = format('node "%s" has no incomplete copy of shard %s', (select n.name from shardids.node n), shard);
+  end if;
+  loop
+    number := number + 1;
+    aside := format('%s_left_%s', this.schema, number);
+    exit when to_regnamespace(quote_ident(aside)) is null;
+  end loop;
+  execute format('alter schema %I rename to %I', this.schema, aside);
+  delete from shardids.shard s where s.id = set_copy_aside.shard;
+  return aside;
+end
+$$;
+
+comment on function shardids.set_copy_aside(integer) is 'Renames the schema of an incomplete copy of a shard, and forgets the shard';
+
 revoke execute on function
-  shardids.pass_barrier(), shardids.add_barrier(integer, regclass, boolean), shardids.without_barrier(integer, boolean), shardids.barrier_holders(integer, boolean),
+  shardids.set_copy_aside(integer), shardids.pass_barrier(), shardids.add_barrier(integer, regclass, boolean), shardids.without_barrier(integer, boolean), shardids.barrier_holders(integer, boolean),
   shardids.add_barriers(integer),  shardids.drop_barriers(integer), shardids.release(integer), shardids.tables_of(integer), shardids.enter_moved(integer), shardids.take_rows(integer), shardids.drop_copy(integer),
   shardids.publish(integer, name), shardids.subscribe(integer, name, text, integer), shardids.unsubscribe(name), shardids.try_subscribing(text), shardids.create_subscription(name, text, text),
   shardids.digest(integer), shardids.sequences_of(integer), shardids.database(), shardids.lock_tables(integer), shardids.analyze(integer)

@@ -71,7 +71,7 @@ def test_movers_killed_at_random_moments(nodes: TwoNodes, nursery: Nursery, repo
     report(f"{MOVES} moves, {kills} movers killed, {writers.rows:,} rows")
 
 
-@pytest.mark.skipif(MOVES < 10, reason="the long form; tests/integration has the short one")
+@pytest.mark.skipif(MOVES < 10, reason="the long form; test_interrupted_moves.py has the short one")
 def test_movers_killed_at_every_step(nodes: TwoNodes, nursery: Nursery) -> None:
     shard = nodes.new_shard()
     with Writers(nodes, shard, WRITERS, every_s=0.005) as writers:

@@ -93,7 +93,7 @@ def test_no_error_comes_of_a_cutover_that_is_reversed(
     """The placement can't be switched; the source, which had stopped, takes writes again."""
     (shard,) = shards = [nodes.new_shard(TABLES)]
 
-    def fail(_journal: Journal) -> None:
+    def fail(_journal: Journal, _high_water_tick: int) -> None:
         time.sleep(0.3)
         raise StatementFailed("the catalog does not take it")
 

@@ -25,7 +25,7 @@ from tests.support.moves import (
     schema,
     two_nodes,
 )
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_S, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -147,9 +147,9 @@ def test_a_long_transaction_holds_up_the_move_but_nobody_else(nodes: TwoNodes) -
             target=mover.move, args=(nodes.catalog, shard, "b"), kwargs={"on_event": watch}
         )
         moving.start()
-        assert seen.wait(20)
+        assert seen.wait(PATIENCE_S)
         long.execute("commit")
-        moving.join(20)
+        moving.join(PATIENCE_S)
     assert f"process {pid} of postgres has been in a writing transaction" in waits[0].reason
     assert nodes.catalog.node_of(shard).name == "b"
     assert_nothing_lost(nodes, shard, writers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import psycopg
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from shardids import mover
 from shardids.dev.embedded import temporary_servers
 from shardids.errors import ClusterConflict, MoveRefused
-from shardids.mover import Options, StepBegun, StepDone, Waiting
+from shardids.mover import Options, StepBegun, StepDone, Waiting, cutover
 from tests.support.clusters import command
 from tests.support.moves import TwoNodes, assert_one_owner, finish, schema, two_nodes
 
@@ -162,6 +163,12 @@ def test_a_change_of_the_schema_that_is_not_committed_at_the_cutover_is_waited_f
         ("catch up", "create index late on {s}.users (name)", 'index "late"'),
         ("catch up", "grant select on {s}.users to public", 'acl "TABLE users"'),
         ("copy", "create index late on {s}.users (name)", 'index "late"'),
+        ("tables", "create table {s}.late (id bigint primary key)", 'constraint "late late_pkey"'),
+        (
+            "copy",
+            "create view {s}.late as select 1 as one; grant select on {s}.late to public",
+            ': acl "TABLE late", view "late" was',
+        ),
         ("copy", "alter table {s}.users add constraint late check (name <> '')", 'table "users"'),
         ("copy", "alter table {s}.users alter name set default 'x'", 'table "users"'),
         ("copy", "create view {s}.late as select 1 as one", 'view "late"'),
@@ -349,3 +356,50 @@ def test_what_is_not_moved_is_refused_by_name(nodes: TwoNodes, statements: str, 
         assert reason.replace("{s}", schema(shard)) in refused.value.message
         if "publication" in statements:
             source.execute("drop publication feed")
+
+
+@pytest.mark.parametrize(
+    ("statements", "changed"),
+    [
+        (
+            "alter table {s}.users disable trigger all; insert into {s}.users (id, name) values (7, 'late');"
+            " alter table {s}.users enable trigger all",
+            None,
+        ),
+        ("create index late on {s}.users (name)", 'index "late"'),
+    ],
+    ids=["load", "index"],
+)
+def test_what_is_done_between_the_last_look_and_the_end_of_the_cutover_is_not_lost(
+    nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch, statements: str, changed: str | None
+) -> None:
+    """By somebody who passes the barrier, and sees before COMMIT that the shard is still active here."""
+    shard = nodes.new_shard(TABLES)
+    read_handover, states = cutover.read_handover, []
+
+    def meanwhile(*arguments: Any) -> cutover.Handover:
+        if not states:
+            with nodes.connected("a") as session, session.transaction():
+                session.execute(statements.replace("{s}", schema(shard)))
+                active = "select state from shardids.shard where id = %s"
+                states.append(session.execute(active, [shard]).fetchone())
+        return read_handover(*arguments)
+
+    monkeypatch.setattr(cutover, "read_handover", meanwhile)
+    reasons: list[str] = []
+
+    def listen(event: mover.Event) -> None:
+        if isinstance(event, Waiting):
+            reasons.append(event.reason)
+
+    if changed is None:
+        assert mover.move(nodes.catalog, shard, "b", on_event=listen).outcome == "moved"
+        assert "late" in names(nodes, shard)
+        assert "has no write barrier, or a disabled one" in reasons[0]
+    else:
+        with pytest.raises(ClusterConflict, match=changed):
+            mover.move(nodes.catalog, shard, "b", on_event=listen)
+        assert reasons == ["the shard's schema was changed"]
+        assert mover.abort(nodes.catalog, shard).outcome == "aborted"
+    assert states == [("active",)]
+    assert_one_owner(nodes, shard)

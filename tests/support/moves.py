@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -15,10 +15,12 @@ from sqlalchemy.engine import URL, make_url
 
 from shardids import mover
 from shardids.catalog.rows import Catalog
+from shardids.catalog.topology import Node
 from shardids.dev.devcluster import found
 from shardids.dev.embedded import EmbeddedServer
 from shardids.errors import ClusterConflict
 from tests.support.clusters import Nursery
+from tests.support.proxy import Proxy
 
 APPLICATION = """
     create type {s}.mood as enum ('low', 'high');
@@ -104,6 +106,21 @@ def two_nodes(servers: Sequence[EmbeddedServer], shard_count: int) -> TwoNodes:
     """A cluster whose lower half of shards is on node a."""
     url = found(servers, shard_count)
     return TwoNodes(catalog_url=url, servers=dict(zip("ab", servers, strict=True)), catalog=Catalog(url))
+
+
+@contextmanager
+def proxies_of(nodes: TwoNodes) -> Iterator[dict[str, Proxy]]:
+    """One before each node and one before the catalog, for whoever reads the nodes' URLs there."""
+    with ExitStack() as kept:
+        found = {}
+        for name, server in nodes.servers.items():
+            found[name] = kept.enter_context(Proxy(server.port))
+            url = make_url(server.url()).set(host="127.0.0.1", port=found[name].port)
+            nodes.catalog.point_node(Node(name=name, url=url.render_as_string(hide_password=False)))
+        found["catalog"] = kept.enter_context(Proxy(make_url(nodes.catalog_url).port or 5432))
+        yield found
+        for name, server in nodes.servers.items():
+            nodes.catalog.point_node(Node(name=name, url=server.url()))
 
 
 @dataclass
@@ -251,6 +268,7 @@ KILLED = """
 import os, threading, time
 from shardids import mover
 from shardids.catalog.rows import Catalog
+from shardids.catalog.topology import Node
 def watch(event):
     if isinstance(event, mover.{kind}) and event.step == {step!r}:
         def die():
