@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -13,12 +13,13 @@ from sqlalchemy import Connection, text
 from shardids.catalog.connections import keep_out_of_logs, parse_url, role_of, with_password_of
 from shardids.catalog.locks import AdvisoryLock
 from shardids.catalog.nodes import Nodes, administrative_engine
+from shardids.catalog.query_node import QueryNode
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Node, Placement
 from shardids.errors import BadArgument, ClusterConflict, ConnectionFailed, MissingPrivilege, StatementFailed
 from shardids.views import statements
 from shardids.views.state import View
-from shardids.views.statements import ForeignServer, ViewPlan
+from shardids.views.statements import ForeignServer
 
 _HIDDEN: Final = "…"
 _LOCK_PATIENCE_S: Final = 60.0
@@ -27,7 +28,7 @@ _LOCK_NOT_AVAILABLE: Final = "55P03"
 
 
 @contextmanager
-def connection_to(catalog: Catalog, view: View, url: str | None = None) -> Iterator[Connection]:
+def connection_to(catalog: Catalog, view: View | QueryNode, url: str | None = None) -> Iterator[Connection]:
     """Connects to the database that contains the view, or will; ``url`` may bring its password."""
     if view.node is not None:
         address, what = catalog.existing_node(view.node).url, f'node "{view.node}"'
@@ -63,16 +64,15 @@ def lock(database: Connection, where: str) -> None:
 
 
 def wanted_servers(
-    database: Connection, nodes: Nodes, plan: ViewPlan, placement: Placement, *, store_password: bool
+    database: Connection, nodes: Nodes, used: Collection[str], placement: Placement, *, store_password: bool
 ) -> list[ForeignServer]:
-    """Returns the nodes that the view will read.
+    """Returns the nodes whose servers will be read.
 
     If the other nodes' passwords are stored, a new node's password, if any, is stored as well.
 
     Raises:
         BadArgument: with ``store_password``, shardids logged in to a node without a password.
     """
-    used = {source.server for source in plan.sources if source.server is not None}
     there = _logins(database)
     servers = []
     for node in placement.nodes.values():
@@ -151,13 +151,15 @@ def correct_servers(database: Connection, servers: Sequence[ForeignServer]) -> l
     return done
 
 
-def try_servers(database: Connection, plan: ViewPlan, where: str) -> None:
+def try_servers(database: Connection, trials: Iterable[tuple[str, sql.Composable]], where: str) -> None:
     """Reads from every server, so that a wrong address or password shows before anything is committed.
+
+    ``trials`` are the servers' names, each with a query that reads from it.
 
     Raises:
         StatementFailed: a server cannot be read.
     """
-    for server, query in statements.trials(plan):
+    for server, query in trials:
         try:
             run(database, [query])
         except (ConnectionFailed, MissingPrivilege, StatementFailed) as error:

@@ -26,6 +26,7 @@ from shardids.views.database import (
     wanted_servers,
 )
 from shardids.views.planning import plan_of
+from shardids.views.query_node import ALL_TABLES, query_node_row, refresh_query_node
 from shardids.views.state import View, ViewSource, read_sources, stale_shards, views_of
 
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,39}")
@@ -107,11 +108,13 @@ def refresh(catalog: Catalog, name: str, *, store_password: bool = False, dry_ru
 def refresh_all(
     catalog: Catalog, *, store_password: bool = False, dry_run: bool = False
 ) -> dict[str, list[str]]:
-    """Refreshes all views, one after the other; returns the statements of each. Raises as :func:`refresh`."""
-    return {
+    """Refreshes all views and the query node; returns the statements of each. Raises as :func:`refresh`."""
+    done = {
         view.name: refresh(catalog, view.name, store_password=store_password, dry_run=dry_run)
         for view in views_of(catalog)
     }
+    there = refresh_query_node(catalog, store_password=store_password, dry_run=dry_run)
+    return done if there is None else done | {ALL_TABLES: there.statements}
 
 
 def follow_placement(catalog: Catalog) -> tuple[str, ...]:
@@ -132,7 +135,19 @@ def follow_placement(catalog: Catalog) -> tuple[str, ...]:
                 f'view "{view.name}" on {view.where} still reads shards where they were: {error.message};'
                 f" when that is repaired: shardids view refresh {view.name}"
             )
-    return tuple(complaints)
+    return (*complaints, *follow_tables(catalog))
+
+
+def follow_tables(catalog: Catalog) -> tuple[str, ...]:
+    """Refreshes the query node after a change of shards or tables; returns a line if that failed."""
+    try:
+        refresh_query_node(catalog)
+    except ShardidsError as error:
+        return (
+            "the query node still shows shards and tables as they were, and sessions are refused there:"
+            f" {error.message}; when that is repaired: shardids view refresh",
+        )
+    return ()
 
 
 def drop(catalog: Catalog, name: str, *, dry_run: bool = False) -> list[str]:
@@ -178,7 +193,8 @@ def listed(catalog: Catalog) -> list[dict[str, object]]:
                 "stale": stale,
             }
         )
-    return shown
+    there = query_node_row(catalog)
+    return shown if there is None else [*shown, there]
 
 
 def _known(catalog: Catalog, name: str) -> View:
@@ -204,7 +220,8 @@ def _bring_up_to_date(
         columns, done = present_columns(database, view.name), []
         with Nodes(placement.nodes, catalog.url) as nodes:
             plan = plan_of(nodes, view, placement, prefix)
-            servers = wanted_servers(database, nodes, plan, placement, store_password=store_password)
+            used = {source.server for source in plan.sources if source.server is not None}
+            servers = wanted_servers(database, nodes, used, placement, store_password=store_password)
         if columns is None:
             done += run(database, statements.foundation(description.layout))
             # Removes what is left of a view that was dropped with a shard's schema.
@@ -212,7 +229,7 @@ def _bring_up_to_date(
         done += correct_servers(database, servers)
         done += run(database, statements.view(plan, present, columns))
         done += run(database, unused_servers(database))
-        try_servers(database, plan, view.where)
+        try_servers(database, statements.trials(plan), view.where)
         if dry_run:
             transaction.rollback()
     return done

@@ -39,7 +39,9 @@ def plan_of(nodes: Nodes, view: View, placement: Placement, prefix: str) -> View
     Raises:
         BadArgument: the table has no such ID column.
         ClusterConflict: a shard lacks the table or has other columns, or there is no shard.
+        ShardLost: a shard was lost with its node.
     """
+    placement.all_shards()
     return ViewPlan(
         name=view.name,
         table_name=view.table_name,

@@ -90,14 +90,19 @@ def server_options(url: URL) -> dict[str, str]:
 
 def foundation(layout: Layout) -> Iterator[sql.Composable]:
     """Creates what all views of a database share."""
-    schema = sql.Identifier(SCHEMA)
-    yield sql.SQL("create schema if not exists {}").format(schema)
-    yield sql.SQL("create extension if not exists postgres_fdw schema {}").format(schema)
+    yield from extension()
     # It is inlined, so it can be the partition key. It needs no engine: the database may not be a node.
     yield sql.SQL(
         "create or replace function {}(id bigint) returns integer language sql immutable parallel safe"
         " return ((id >> {}) & {}::bigint)::integer"
     ).format(_in_schema("shard_of"), sql.Literal(layout.sequence_bits), sql.Literal(layout.shard_limit - 1))
+
+
+def extension() -> Iterator[sql.Composable]:
+    """Creates the foreign data wrapper, and a schema for it."""
+    schema = sql.Identifier(SCHEMA)
+    yield sql.SQL("create schema if not exists {}").format(schema)
+    yield sql.SQL("create extension if not exists postgres_fdw schema {}").format(schema)
 
 
 def server(wanted: ForeignServer, present: Mapping[str, str] | None) -> Iterator[sql.Composable]:
