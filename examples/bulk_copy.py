@@ -1,7 +1,7 @@
 """Load measurements with COPY, the quickest way into PostgreSQL; SQLAlchemy Core, no ORM.
 
-COPY does not return the IDs that it drew, so each shard sets a block of IDs aside first: one round trip.
-The rows are then known by their IDs before they are sent.
+COPY does not return IDs, so ``Cluster.copy`` reserves them, one call a transaction. The rows are read as they
+are sent: they may be more than fit into memory.
 
     SHARDIDS_CATALOG=… python examples/bulk_copy.py
 """
@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 
-import psycopg
-from psycopg import sql
 from sqlalchemy import Column, Double, MetaData, Table, Text
 
-from shardids import Cluster, IdBlock, primary_key_column
+from shardids import Cluster, primary_key_column
+from shardids.client.copying import Copied, CopyReport
 
 metadata = MetaData()
 readings = Table(
@@ -39,38 +37,22 @@ def create_tables(cluster: Cluster) -> None:
             metadata.create_all(connection)
 
 
-def load(cluster: Cluster, rows: Iterable[Reading]) -> Iterator[tuple[IdBlock, list[Reading]]]:
-    """Copy readings into the shards of their sensors; yield a shard's IDs and rows after its commit."""
-    by_shard: dict[int, list[Reading]] = defaultdict(list)
-    for row in rows:
-        by_shard[cluster.shard_for(row[0])].append(row)
-    for shard, members in by_shard.items():
-        # Before the transaction: it would otherwise hold one connection and wait for another.
-        ids = cluster.reserve(shard, len(members))
-        copy_rows(cluster, ids, members)
-        yield ids, members
-
-
-def copy_rows(cluster: Cluster, ids: IdBlock, rows: Iterable[Reading]) -> None:
-    """Copy rows into the shard of their IDs, in one transaction."""
-    table = sql.Identifier(cluster.schema_of(ids.shard), readings.name)
-    statement = sql.SQL("COPY {} (id, sensor, celsius) FROM STDIN").format(table)
-    with cluster.connection(ids.shard) as connection, connection.begin():
-        driver = connection.connection.driver_connection
-        assert isinstance(driver, psycopg.Connection)  # noqa: S101 -- as every engine of a cluster
-        with driver.cursor() as cursor, cursor.copy(statement) as copy:
-            for id_, row in zip(ids, rows, strict=True):
-                copy.write_row((id_, *row))
+def load(
+    cluster: Cluster, rows: Iterable[Reading], on_progress: Callable[[Copied], object] = lambda _: None
+) -> CopyReport:
+    """Copy readings into the shards of their sensors."""
+    return cluster.copy(readings, rows, columns=("sensor", "celsius"), key="sensor", on_progress=on_progress)
 
 
 def main() -> None:
     """Load 100,000 readings of 1,000 sensors."""
-    rows = [(f"sensor {number % 1000}", 20 + number % 7 / 10) for number in range(100_000)]
+    rows = ((f"sensor {number % 1000}", 20 + number % 7 / 10) for number in range(100_000))
     with Cluster.connect(os.environ["SHARDIDS_CATALOG"]) as cluster:
         create_tables(cluster)
         started = time.perf_counter()
-        loaded = sum(len(ids) for ids, _ in load(cluster, rows))
-        print(f"{loaded:,} rows in {time.perf_counter() - started:.2f} s")
+        report = load(cluster, rows)
+        seconds = time.perf_counter() - started
+        print(f"{report.rows:,} rows into {len(report.by_shard)} shards in {seconds:.2f} s")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,238 @@
+"""The table that rows are copied into: columns, types, defaults, and what tells a row's shard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Final
+
+from psycopg import sql
+from sqlalchemy import Column, Dialect, Table, bindparam, inspect
+from sqlalchemy.orm import InstrumentedAttribute, Mapper
+
+from shardids.client.copying.sources import Row
+from shardids.client.routing.inserts import shard_told
+from shardids.client.routing.models import ShardFinder, Tells, default_key, how_it_tells
+from shardids.client.routing.stored import kind_of_key
+from shardids.errors import BadArgument
+
+_MOST_REMEMBERED: Final = 100_000
+"""How many keys' shards are remembered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A table, and the columns that are copied into it.
+
+    Attributes:
+        name: the table's name.
+        id_column: the column that gets IDs of the shard; ``None`` if the rows bring theirs, or there is none.
+        columns: those of the rows, and then those with a default in Python.
+        given: how many of them the rows have.
+        telling: which of them tell a row's shard, by their place.
+        key: the place of the one that was named, whose value must not be NULL.
+    """
+
+    name: str
+    id_column: Column[Any] | None
+    columns: Sequence[Column[Any]]
+    given: int
+    telling: Mapping[int, Tells]
+    key: int | None
+
+    def statement(self, schema: str) -> sql.Composed:
+        """Returns the COPY into a shard's table."""
+        names = [column.name for column in (self.id_column, *self.columns) if column is not None]
+        return sql.SQL("COPY {} ({}) FROM STDIN").format(
+            sql.Identifier(schema, self.name), sql.SQL(", ").join(map(sql.Identifier, names))
+        )
+
+    def completed(self, rows: list[Row]) -> list[Row]:
+        """Returns the rows with the values of the defaults in Python."""
+        filled = self.columns[self.given :]
+        if not filled:
+            return rows
+        return [(*row, *map(default_key, filled)) for row in rows]
+
+    def values(self, rows: Sequence[Row], ids: Iterable[int] | None, dialect: Dialect) -> Iterator[Row]:
+        """Returns the rows as the driver takes them, each with its ID, as an INSERT would send them."""
+        columns: list[Iterable[Any]] = [] if ids is None else [ids]
+        for at, column in enumerate(self.columns):
+            process = column.type.dialect_impl(dialect).bind_processor(dialect)
+            values: Iterable[Any] = map(itemgetter(at), rows)
+            columns.append(values if process is None else map(process, values))
+        return zip(*columns, strict=True)
+
+
+def target_of(
+    table: Any, names: Sequence[Any], *, key: Any = None, id_: Any = None, shard: int | None = None
+) -> Target:
+    """Returns the table with the columns that rows of these names have.
+
+    Raises:
+        BadArgument: it is not a table in each shard, has no such columns, or one whose values COPY can't
+        write;
+            or nothing tells the shard of its rows.
+    """
+    mapper = inspect(table, raiseerr=False) if not isinstance(table, Table) else None
+    found = _table(table, mapper)
+    given = [_column(name, found, mapper) for name in names]
+    if len(set(given)) < len(given):
+        raise BadArgument(f"two columns of these rows are the same column of {found.name}")
+    id_column = next((column for column in found.columns if _is_id(column) and column not in given), None)
+    filled = [
+        column
+        for column in found.columns
+        if column not in given and column is not id_column and _is_filled(column)
+    ]
+    columns = [*given, *filled]
+    for column in columns:
+        _refuse_expressions(column)
+    named = [_column(name, found, mapper) for name in (key, id_) if name is not None]
+    if len(named) + (shard is not None) > 1:
+        raise BadArgument("copy() takes at most one of key=, id= and shard=")
+    telling = {at: tells for at, column in enumerate(columns) if (tells := how_it_tells(column)) is not None}
+    place = None
+    if named:
+        place = _place(named[0], columns, found)
+        telling[place] = _tells(named[0], telling.get(place), by_id=id_ is not None)
+    if not telling and shard is None:
+        raise BadArgument(
+            f"nothing tells the shards of rows of {found.name}",
+            hint="Name the column that they are sharded by: key=, or id= if it holds IDs; or one shard=.",
+        )
+    return Target(
+        name=found.name, id_column=id_column, columns=columns, given=len(given), telling=telling, key=place
+    )
+
+
+class Router:
+    """Finds the shards of rows, and remembers those of keys that came before."""
+
+    def __init__(self, target: Target, finder: ShardFinder, shard: int | None) -> None:
+        self._target, self._finder, self._shard = target, finder, shard
+        self._known = {at: _Known(tells, finder) for at, tells in target.telling.items()}
+
+    def shards(self, rows: Sequence[Row], first_number: int) -> list[int]:
+        """Returns the shard of each row; the first has that number.
+
+        Raises:
+            ShardidsError: of the first row that has none, or two, or whose key is NULL; with its number.
+        """
+        try:
+            told = [[known[row[at]] for row in rows] for at, known in self._known.items()]
+        except Exception:  # noqa: BLE001 -- which row it was is found below
+            told = []
+        else:
+            if self._shard is not None:
+                told.append([self._shard] * len(rows))
+            for known in self._known.values():
+                known.forget()
+        if told and all(one == told[0] for one in told) and None not in told[0]:
+            return told[0]  # type: ignore[return-value]  # no None is left
+        return [self._of_one(row, number) for number, row in enumerate(rows, first_number)]
+
+    def _of_one(self, row: Row, number: int) -> int:
+        target = self._target
+        key = target.key
+        if key is not None and row[key] is None:
+            raise BadArgument(f"row {number}: {target.columns[key].name}, which tells its shard, is NULL")
+        values = {column.key: value for column, value in zip(target.columns, row, strict=True)}
+        telling = {target.columns[at].key: tells for at, tells in target.telling.items()}
+        if self._shard is None and all(values[name] is None for name in telling):
+            raise BadArgument(f"row {number}: {', '.join(telling)}, which would tell its shard, is NULL")
+        try:
+            return shard_told(values, telling, target.name, self._finder, only=self._shard)
+        except BadArgument as error:
+            raise type(error)(f"row {number}: {error.message}", hint=error.hint) from None
+
+
+class _Known(dict[Any, int | None]):
+    """The shards of values of one column; that of NULL is ``None``."""
+
+    def __init__(self, tells: Tells, finder: ShardFinder) -> None:
+        super().__init__()
+        self._tells, self._finder = tells, finder
+
+    def __missing__(self, value: Any) -> int | None:
+        shard = None if value is None else self._tells.shard(value, self._finder)
+        self[value] = shard
+        return shard
+
+    def forget(self) -> None:
+        if len(self) > _MOST_REMEMBERED:
+            self.clear()
+
+
+def _table(table: Any, mapper: Any) -> Table:
+    found = mapper.local_table if isinstance(mapper, Mapper) else table
+    if not isinstance(found, Table):
+        raise BadArgument(f"rows are copied into a Table or a mapped class, not {type(table).__name__}")
+    if isinstance(mapper, Mapper) and len(mapper.tables) > 1:
+        raise BadArgument(
+            f"a row of {mapper.class_.__name__} lies in several tables",
+            hint="Copy into each Table by itself.",
+        )
+    if found.schema is not None:
+        raise BadArgument(f"{found.fullname} names its schema: it is not a table of each shard")
+    return found
+
+
+def _column(name: Any, table: Table, mapper: Any) -> Column[Any]:
+    if isinstance(name, InstrumentedAttribute):
+        name = name.key
+    if isinstance(name, Column):
+        column: object = name if name.table is table else None
+    else:
+        named = mapper.column_attrs.get(name) if isinstance(mapper, Mapper) else None
+        found = named.columns[0] if named is not None else table.columns.get(name)
+        column = next((c for c in table.columns if c.name == name), None) if found is None else found
+    if not isinstance(column, Column):
+        raise BadArgument(
+            f"{table.name} has no column {name}", hint=f"It has {', '.join(table.columns.keys())}."
+        )
+    return column
+
+
+def _is_id(column: Column[Any]) -> bool:
+    tells = how_it_tells(column)
+    return column.primary_key and not column.foreign_keys and tells is not None and tells.kind is None
+
+
+def _is_filled(column: Column[Any]) -> bool:
+    """Returns whether a column has a default that Python computes."""
+    default = column.default
+    if default is None or (default.is_sequence and getattr(default, "optional", False)):
+        return False
+    if default.is_scalar or default.is_callable:
+        return True
+    raise BadArgument(
+        f"the default of {column} is an SQL expression, which COPY can't write",
+        hint="Give the column's values, or make it a server_default.",
+    )
+
+
+def _refuse_expressions(column: Column[Any]) -> None:
+    if column.type.bind_expression(bindparam("value")) is not None:
+        raise BadArgument(
+            f"{column} of type {column.type!r} is written by an SQL expression, which COPY can't do",
+            hint="Insert these rows by a session.",
+        )
+
+
+def _place(column: Column[Any], columns: Sequence[Column[Any]], table: Table) -> int:
+    if column not in columns:
+        raise BadArgument(f"the rows have no column {column.name}, by which {table.name} is to be sharded")
+    return list(columns).index(column)
+
+
+def _tells(column: Column[Any], known: Tells | None, *, by_id: bool) -> Tells:
+    """Returns how a column that was named tells the shard; the models know better, where they know."""
+    if by_id and known is not None and known.kind is not None:
+        raise BadArgument(
+            f"{column} is a sharding key and holds no IDs", hint=f'Name it as key="{column.key}".'
+        )
+    if known is not None:
+        return known
+    return Tells(kind=None if by_id else kind_of_key(column.type, str(column)), type_=column.type)

@@ -1,0 +1,285 @@
+"""Loads a file into the shards of a cluster, and goes on where an earlier run of the same load ended."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import IO, Any, Final
+
+from sqlalchemy import DefaultClause, MetaData, Table
+from sqlalchemy.exc import NoSuchTableError
+from sqlalchemy.schema import BLANK_SCHEMA
+
+from shardids import Cluster
+from shardids.client.copying.copy import copy_failed
+from shardids.client.copying.lanes import ROWS_A_TRANSACTION, BlockFailed, Copied, Lanes
+from shardids.client.copying.target import Target, target_of
+from shardids.client.retries import PATIENCE_S
+from shardids.client.routing.inserts import shard_told
+from shardids.errors import BadArgument, ClusterConflict, ShardidsError
+from shardids.load.csvs import CsvFile
+from shardids.load.marks import Mark, read_marks
+from shardids.load.parquet import ParquetFile
+from shardids.load.rejects import Reject, Rejects
+from shardids.load.sending import File, Item, Sender, refuse_too_many
+from shardids.models.columns import next_id
+
+_CHUNK: Final = 2_000
+_HASHED: Final = 1 << 20
+_MOST_REMEMBERED: Final = 100_000
+_NEXT_ID: Final = re.compile(r'(?:.*\.)?"?next_id"?\(\)', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSettings:
+    """What to load, and how.
+
+    Attributes:
+        table: the table's name in every shard.
+        key: the column to shard by; ``id_`` is one that holds IDs, ``shard`` the shard of all rows.
+        format: ``csv`` or ``parquet``.
+        columns: the columns of a CSV file without a header.
+        name: what the shards remember the load by.
+        rejects: the file for rejected records.
+        most_rejects: how many there may be.
+    """
+
+    table: str
+    key: str | None = None
+    id_: str | None = None
+    shard: int | None = None
+    format: str = "csv"
+    delimiter: str = ","
+    columns: Sequence[str] | None = None
+    name: str
+    rejects: Path
+    most_rejects: int = 1_000
+    rows_a_transaction: int = ROWS_A_TRANSACTION
+    dry_run: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Loaded:
+    """What a load has done.
+
+    Attributes:
+        name: the load's name.
+        rows: rows copied by this run; with ``dry_run``, those that would be sent.
+        already: rows that an earlier run had copied or rejected.
+        rejected: rejected records, those of earlier runs included.
+        by_shard: the rows copied by this run, by shard.
+    """
+
+    name: str
+    rows: int = 0
+    already: int = 0
+    rejected: int = 0
+    by_shard: dict[int, int] = field(default_factory=dict)
+
+
+def load(
+    cluster: Cluster,
+    file: IO[bytes],
+    settings: LoadSettings,
+    on_progress: Callable[[Loaded], object] = lambda _loaded: None,
+) -> Loaded:
+    """Loads an open file; ``on_progress`` is called after each transaction.
+
+    Raises:
+        BadArgument: the file, the table or the columns are unfit. Nothing was loaded.
+        ClusterConflict: the load's name is another's, or another process runs it.
+        CopyFailed: it stopped. Started again, it goes on where it ended.
+    """
+    source = _source(file, settings)
+    found: File
+    if settings.format == "parquet":
+        found = ParquetFile.read(file)
+    else:
+        found = CsvFile.read(file, settings.delimiter, settings.columns)
+    table = _table(cluster, settings.table)
+    target = target_of(table, found.names, key=settings.key, id_=settings.id_, shard=settings.shard)
+    marks = read_marks(cluster, settings.name, source)
+    rejects = Rejects(
+        settings.rejects, {shard: mark.rows for shard, mark in marks.items()}, dry_run=settings.dry_run
+    )
+    try:
+        return _Load(cluster, found, target, settings, marks=marks, rejects=rejects, source=source).run(
+            on_progress
+        )
+    finally:
+        rejects.close()
+
+
+class _Load:
+    """One run."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        file: File,
+        target: Target,
+        settings: LoadSettings,
+        *,
+        marks: Mapping[int, Mark],
+        rejects: Rejects,
+        source: str,
+    ) -> None:
+        self._cluster, self._file, self._target, self._settings = cluster, file, target, settings
+        self._marks, self._rejects, self._source = marks, rejects, source
+        self._loaded = Loaded(name=settings.name)
+        self._telling = {target.columns[at].key: tells for at, tells in target.telling.items()}
+        self._pick = file.picker(list(target.telling), [tells.kind for tells in target.telling.values()])
+        self._known: dict[tuple[Any, ...], int] = {}
+        self._counts: dict[int, int] = {}
+
+    def run(self, on_progress: Callable[[Loaded], object]) -> Loaded:
+        loaded = self._loaded
+        if self._settings.dry_run:
+            for shards, _, _ in self._routed():
+                for shard in shards:
+                    loaded.by_shard[shard] = loaded.by_shard.get(shard, 0) + 1
+            return self._finished()
+
+        def note(copied: Copied) -> None:
+            loaded.rows += len(copied.rows)
+            loaded.by_shard[copied.shard] = loaded.by_shard.get(copied.shard, 0) + len(copied.rows)
+            loaded.rejected = self._rejects.count
+            on_progress(loaded)
+
+        lanes: Lanes[Item] = Lanes(
+            followed=self._cluster._followed,
+            engine_of=self._cluster.engine,
+            send=self._sender().send,
+            rows_a_transaction=self._settings.rows_a_transaction,
+            patience_s=PATIENCE_S,
+            on_copied=note,
+        )
+        try:
+            lanes.run(self._routed())
+        except BlockFailed as failed:
+            raise copy_failed(self._target.name, failed, lanes.copied) from failed.error
+        return self._finished()
+
+    def _sender(self) -> Sender:
+        return Sender(
+            cluster=self._cluster,
+            target=self._target,
+            file=self._file,
+            load=self._settings.name,
+            source=self._source,
+            rejects=self._rejects,
+            most_rejects=self._settings.most_rejects,
+        )
+
+    def _finished(self) -> Loaded:
+        loaded = self._loaded
+        missing = [shard for shard, mark in self._marks.items() if self._counts.get(shard, 0) < mark.rows]
+        if missing:
+            raise ClusterConflict(
+                f'shard {missing[0]} has taken more rows of the load "{loaded.name}" than the file has',
+                hint="This is not the file that was loaded before. Give its load another name: --name",
+            )
+        loaded.rows = sum(loaded.by_shard.values())
+        loaded.rejected = self._rejects.count
+        return loaded
+
+    def _routed(self) -> Iterator[tuple[list[int], list[Item], list[int]]]:
+        """Yields the records that are not there yet: their shards, themselves, their lines."""
+        shards: list[int] = []
+        items: list[Item] = []
+        numbers: list[int] = []
+        for number, record in self._file.records():
+            shard = self._shard_of(number, record)
+            if shard is None:
+                continue
+            row = self._counts[shard] = self._counts.get(shard, 0) + 1
+            if shard in self._marks and row <= self._marks[shard].rows:
+                self._loaded.already += 1
+                continue
+            shards.append(shard)
+            items.append(Item(row, record))
+            numbers.append(number)
+            if len(items) == _CHUNK:
+                yield shards, items, numbers
+                shards, items, numbers = [], [], []
+        if items:
+            yield shards, items, numbers
+
+    def _shard_of(self, number: int, record: Any) -> int | None:
+        """Returns the shard of a record; ``None`` if it has none and is rejected."""
+        try:
+            values = self._pick(record)
+            shard = self._known.get(values)
+            if shard is None:
+                shard = self._told(values)
+                if len(self._known) > _MOST_REMEMBERED:
+                    self._known.clear()
+                self._known[values] = shard
+        except ShardidsError as error:
+            reason = error.message
+        except TypeError as error:  # It can't be a key: a list, say.
+            reason = str(error)
+        else:
+            return shard
+        shown = self._file.shown(record)
+        self._rejects.add([Reject(line=number, shard=None, row=0, reason=reason, record=shown)])
+        refuse_too_many(self._rejects, self._settings.most_rejects)
+        return None
+
+    def _told(self, values: Sequence[Any]) -> int:
+        target = self._target
+        by_place = dict(zip(target.telling, values, strict=True))
+        if target.key is not None and by_place[target.key] is None:
+            raise BadArgument(f"{target.columns[target.key].name}, which tells its shard, is NULL")
+        row = {target.columns[at].key: value for at, value in by_place.items()}
+        return shard_told(row, self._telling, target.name, self._cluster, only=self._settings.shard)
+
+
+def _source(file: IO[bytes], settings: LoadSettings) -> str:
+    """Returns what tells a load from others of the same name."""
+    if file.seekable():
+        digest = sha256(file.read(_HASHED)).hexdigest()[:16]
+        size = file.seek(0, 2)
+        file.seek(0)
+        what = f"{size} bytes, beginning {digest}"
+    else:
+        what = "a stream"
+    named = (("key", settings.key), ("id", settings.id_), ("shard", settings.shard))
+    how = "".join(f", {name} {value}" for name, value in named if value is not None)
+    return f"{what}, into {settings.table}{how}"
+
+
+def _table(cluster: Cluster, name: str) -> Table:
+    """Reads the table from a shard, as a table without a schema.
+
+    Raises:
+        BadArgument: there is none.
+    """
+    shard = min(cluster.placement.node_of, default=0)
+    schema = cluster.schema_of(shard)
+    there = MetaData()
+    with cluster.engine(cluster.node_of(shard)).connect() as connection:
+        try:
+            found = Table(name, there, schema=schema, autoload_with=connection)
+        except NoSuchTableError:
+            raise BadArgument(
+                f'shard {shard} has no table {name} [node "{cluster.node_of(shard).name}"]'
+            ) from None
+    bare = MetaData()
+    for table in there.tables.values():
+        if table.schema == schema:
+            table.to_metadata(
+                bare,
+                schema=None,  # type: ignore[arg-type]  # documented: no schema
+                # Typed as text, which the constant is not.
+                referred_schema_fn=lambda _t, _to, _c, of: BLANK_SCHEMA if of == schema else of,  # type: ignore[arg-type, return-value]  # see above
+            )
+    for table in bare.tables.values():
+        for column in table.primary_key.columns:
+            default = column.server_default
+            if isinstance(default, DefaultClause) and _NEXT_ID.fullmatch(str(default.arg)):
+                column.server_default = DefaultClause(next_id())
+    return bare.tables[found.name]
