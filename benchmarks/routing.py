@@ -12,16 +12,18 @@ from heapq import merge
 from itertools import cycle, islice
 from pathlib import Path
 from resource import getpagesize
+from time import process_time
 from typing import Any
 
 from sqlalchemy import create_engine, insert, select, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session
 
-from benchmarks.report import Ratio, Section, interleaved, ratio, seconds
+from benchmarks.report import Measure, Ratio, Section, interleaved, ratio, seconds
 from shardids import Cluster, primary_key, sharding_key
 from shardids.catalog.connections import parse_url
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Node
+from shardids.client.routing.one_shard import refuse_statement
 from shardids.dev.embedded import temporary_servers
 from shardids.ids.layout import DEFAULT
 from shardids.install import provision
@@ -56,11 +58,17 @@ def run(rounds: int) -> Section:
     """Measures getting a row, and the newest rows of all shards, each against what it is made of."""
     with _cluster(SHARDS) as urls, Cluster.connect(urls[0]) as cluster:
         _fill(cluster)
-        with cluster.session(shard=5) as plain, cluster.sharded_session() as routed:
+        with (
+            Session(cluster.shard_engine(5)) as plain,
+            cluster.session(shard=5) as kept,
+            cluster.sharded_session() as routed,
+        ):
             ids = plain.scalars(select(Note.id)).all()
+            checks = _checks(cluster, ids[0], rounds)
             measures = interleaved(
                 {
                     "get, a plain Session on the shard": _gets(plain, ids),
+                    "get, cluster.session() on the shard": _gets(kept, ids),
                     "get, the session over all shards": _gets(routed, ids),
                 },
                 rounds=rounds,
@@ -84,9 +92,14 @@ def run(rounds: int) -> Section:
         conditions=f"{SHARDS} shards with {ROWS_A_SHARD} rows each, on two servers on one machine,"
         f" {rounds} rounds of {GETS} gets or {FAN_OUTS} times the {NEWEST} newest rows. By hand: the nodes"
         " asked at once by two threads, objects loaded with from_statement(), a session a node, and merged.",
-        measures=(*gets, *newest),
+        measures=(*gets, *checks, *newest),
         ratios=(
             ratio(gets[1], gets[0], at_most=1.15),
+            ratio(gets[2], gets[0], at_most=1.15),
+            Ratio(
+                name="cluster.session() above Session(), µs", value=_above(checks[1], checks[0]), at_most=5
+            ),
+            Ratio(name="the check of a statement on one shard, µs", value=checks[2].lowest, at_most=10),
             ratio(newest[1], newest[0], at_most=1.3),
         ),
     )
@@ -145,6 +158,39 @@ def _gets(session: Session, ids: Sequence[int]) -> Callable[[], float]:
         session.get(Note, next(wanted))
 
     return _repeated(get, GETS)
+
+
+def _checks(cluster: Cluster, id_: int, rounds: int) -> tuple[Measure, ...]:
+    """Measures what a session on one shard costs besides the trips to the server, in CPU time."""
+    engine = cluster.shard_engine(5)
+    statements = [select(Note).where(Note.id == id_, Note.words == "x") for _ in range(1000)]
+    for statement in statements:
+        statement._generate_cache_key()  # SQLAlchemy makes it in any case, and keeps it.
+
+    def per_call(work: Callable[[], object], times: int = 1000) -> Callable[[], float]:
+        def timed() -> float:
+            began = process_time()
+            for _ in range(times):
+                work()
+            return (process_time() - began) / times * 1e6
+
+        return timed
+
+    def check() -> None:
+        for statement in statements:
+            refuse_statement(statement, None, cluster, 5)
+
+    checked = per_call(check, 1)
+    made = {
+        "Session()": per_call(lambda: Session(engine)),
+        "cluster.session()": per_call(lambda: cluster.session(shard=5)),
+        "the check of a statement": lambda: checked() / len(statements),
+    }
+    return tuple(interleaved(made, rounds=rounds, unit="µs").values())
+
+
+def _above(one: Measure, other: Measure) -> float:
+    return one.lowest - other.lowest
 
 
 def _newest(session: Session) -> list[int]:

@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     from shardids.errors import ShardidsError
     from shardids.ids.decoded import DecodedId, IdRange
     from shardids.ids.layout import Layout
-    from shardids.models.columns import next_id, primary_key, primary_key_column, sharding_key
+    from shardids.models.columns import (
+        next_id,
+        primary_key,
+        primary_key_column,
+        sharding_key,
+        sharding_key_column,
+    )
     from shardids.models.pages import Page, PageQuery
     from shardids.models.types import ShardId
 
@@ -37,6 +43,7 @@ __all__ = [
     "primary_key",
     "primary_key_column",
     "sharding_key",
+    "sharding_key_column",
 ]
 
 __getattr__, __dir__ = lazy_names(
@@ -56,5 +63,6 @@ __getattr__, __dir__ = lazy_names(
         "primary_key": "shardids.models.columns",
         "primary_key_column": "shardids.models.columns",
         "sharding_key": "shardids.models.columns",
+        "sharding_key_column": "shardids.models.columns",
     },
 )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from asyncio import Event, get_running_loop, timeout, to_thread
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from threading import Event as ThreadEvent
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -17,8 +18,10 @@ from shardids.catalog.topology import Node, Placement
 from shardids.client import blocks
 from shardids.client.blocks import IdBlock
 from shardids.client.cluster import Cluster
+from shardids.client.copying import ROWS_A_TRANSACTION, Copied, CopyReport, CopySettings, copy_rows, quietly
+from shardids.client.copying.from_asyncio import copied_in_thread, pulled
 from shardids.client.retries import PATIENCE_S, Attempts
-from shardids.client.routing import FanOut, Key, RoutedSession, ShardSession, session_class
+from shardids.client.routing import EngineChoice, FanOut, Key, RoutedSession, ShardSession, session_class
 from shardids.errors import ShardidsError
 from shardids.ids import DecodedId, Layout
 
@@ -76,7 +79,7 @@ class AsyncCluster:
 
     async def close(self) -> None:
         """Closes all connections."""
-        for engine in list(self.sync_cluster._engines.values()):
+        for engine in self.sync_cluster._engines.made():
             await AsyncEngine(engine).dispose()
         await to_thread(self.sync_cluster.close)
 
@@ -105,6 +108,10 @@ class AsyncCluster:
     def placement(self) -> Placement:
         """See :attr:`shardids.Cluster.placement`."""
         return self.sync_cluster.placement
+
+    async def query_node(self) -> Node | None:
+        """See :meth:`shardids.Cluster.query_node`."""
+        return await to_thread(self.sync_cluster.query_node)
 
     async def refresh(self) -> bool:
         """See :meth:`shardids.Cluster.refresh`."""
@@ -153,12 +160,16 @@ class AsyncCluster:
         number = self.sync_cluster._pick(key, id, shard)
         return self._session(number, self.node_of(number), options)
 
-    def sharded_session(self, *, fan_out: FanOut = "allow", **options: Any) -> AsyncSession:
+    def sharded_session(
+        self, *, fan_out: FanOut = "allow", engine: EngineChoice = "merge", **options: Any
+    ) -> AsyncSession:
         """Returns an ``AsyncSession`` over all shards; see :meth:`shardids.Cluster.sharded_session`.
 
         ``options`` go to :class:`sqlalchemy.ext.asyncio.AsyncSession`.
         """
-        return _async_session(RoutedSession, options, shards=self.sync_cluster, fan_out=fan_out)
+        return _async_session(
+            RoutedSession, options, shards=self.sync_cluster, fan_out=fan_out, engine=engine
+        )
 
     def connection(self, shard: int) -> AsyncConnection:
         """Returns a Core connection on one shard, to be used with ``async with`` or ``await``."""
@@ -169,6 +180,45 @@ class AsyncCluster:
         number = self.sync_cluster._checked(shard)
         async with self.shard_engine(number).begin() as connection:
             return await connection.run_sync(blocks.reserve, number, count, self.layout)
+
+    async def copy(
+        self,
+        table: Any,
+        rows: Any,
+        *,
+        columns: Sequence[Any] | None = None,
+        key: Any = None,
+        id: Any = None,  # noqa: A002 -- the field's word for it
+        shard: int | None = None,
+        on_progress: Callable[[Copied], object] = quietly,
+        rows_a_transaction: int = ROWS_A_TRANSACTION,
+        patience_s: float = PATIENCE_S,
+    ) -> CopyReport:
+        """Copies rows into their shards by COPY; see :meth:`shardids.Cluster.copy`, also for the errors.
+
+        It runs in threads, over connections of its own, one a node, which have the ``connect_args`` of the
+        cluster's and no other engine options. ``rows`` are read in a thread, or in the loop if they are an
+        async iterable; ``on_progress`` is called in the loop. A cancelled copy ends as one that failed.
+        """
+        cluster, loop = self.sync_cluster, get_running_loop()
+        settings = CopySettings(
+            columns=columns,
+            key=key,
+            id_=id,
+            shard=None if shard is None else cluster._checked(shard),
+            on_progress=lambda copied: loop.call_soon_threadsafe(on_progress, copied),
+            rows_a_transaction=rows_a_transaction,
+            patience_s=patience_s,
+        )
+        engines = cluster._engines.for_copying()
+        given = pulled(rows, loop) if hasattr(rows, "__aiter__") else rows
+
+        def copy(stop: ThreadEvent) -> CopyReport:
+            return copy_rows(
+                cluster, table, given, settings, followed=cluster._followed, engine_of=engines.of, stop=stop
+            )
+
+        return await copied_in_thread(copy, engines)
 
     async def run(
         self,
@@ -203,5 +253,5 @@ class AsyncCluster:
             return await fn(session)
 
     def _session(self, shard: int, node: Node, options: dict[str, Any]) -> AsyncSession:
-        engine = AsyncEngine(self.sync_cluster._shard_engine(shard, node))
+        engine = AsyncEngine(self.sync_cluster._engines.of_shard(shard, node))
         return _async_session(ShardSession, options, bind=engine, finder=self.sync_cluster, shard=shard)

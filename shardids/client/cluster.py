@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from threading import Lock
-from types import TracebackType
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Self, TypeVar
 
 from sqlalchemy import Connection, Engine
@@ -12,15 +11,17 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from shardids.catalog.connections import open_engine, parse_url, with_login_of
-from shardids.catalog.forks import in_child
+from shardids.catalog.query_node import QueryNode, query_node_of
 from shardids.catalog.rows import Catalog, Description
 from shardids.catalog.topology import Node, Placement, schema_name, shard_for_key
 from shardids.client import blocks
 from shardids.client.blocks import IdBlock
+from shardids.client.copying import ROWS_A_TRANSACTION, Copied, CopyReport, CopySettings, copy_rows, quietly
+from shardids.client.engines import NodeEngines
 from shardids.client.listener import FollowedPlacement
 from shardids.client.retries import PATIENCE_S, Attempts
-from shardids.client.routing import FanOut, Key, RoutedSession, ShardSession, session_class
+from shardids.client.routing import EngineChoice, FanOut, Key, RoutedSession, ShardSession, session_class
+from shardids.client.routing.twophase import Decisions
 from shardids.errors import BadArgument, ShardidsError
 from shardids.ids import DecodedId, Layout
 from shardids.ids.text import as_integer, shown
@@ -48,11 +49,12 @@ class Cluster:
     ) -> None:
         self._catalog = catalog
         self._description = description
-        self._engine_options = engine_options
         self._followed = FollowedPlacement(catalog, listen=listen)
-        self._engines: dict[Node, Engine] = {}
-        self._new_lock()
-        in_child(self, Cluster._new_lock)
+        self._engines = NodeEngines(
+            catalog.url, engine_options, schema_of=partial(schema_name, description.schema_prefix)
+        )
+        self.decisions = Decisions(description.cluster)
+        self._query_node: QueryNode | None = None
 
     @classmethod
     def connect(cls, catalog_url: str | URL, *, listen: bool = True, **engine_options: Any) -> Self:
@@ -80,20 +82,12 @@ class Cluster:
         """Closes all connections."""
         self._followed.close()
         self._catalog.close()
-        with self._lock:
-            for engine in self._engines.values():
-                engine.dispose()
-            self._engines.clear()
+        self._engines.dispose()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -111,11 +105,22 @@ class Cluster:
         """Which node holds which shard, as last read from the catalog."""
         return self._followed.current
 
+    def query_node(self) -> Node | None:
+        """Returns the database whose views show the rows of all shards, if the cluster has one.
+
+        Raises:
+            ConnectionFailed: the catalog cannot be reached, and it was not asked before.
+        """
+        if self._query_node is None:
+            self._query_node = query_node_of(self._catalog)
+        return None if self._query_node is None else self._query_node.address(self.placement)
+
     def refresh(self) -> bool:
         """Reads the placement again; returns whether it could.
 
         If the catalog is down, the known placement stays in use and a warning is logged.
         """
+        self._query_node = None
         return self._followed.try_refresh()
 
     def shard_for(self, key: Key) -> int:
@@ -151,11 +156,7 @@ class Cluster:
 
     def engine(self, node: Node) -> Engine:
         """Returns the engine, with its pool, of a node."""
-        with self._lock:
-            if node not in self._engines:
-                url = with_login_of(parse_url(node.url), self._catalog.url)
-                self._engines[node] = open_engine(url, what=f'node "{node.name}"', **self._engine_options)
-            return self._engines[node]
+        return self._engines.of(node)
 
     def session(
         self,
@@ -179,17 +180,36 @@ class Cluster:
         number = self._pick(key, id, shard)
         return self._session(number, self.node_of(number), options)
 
-    def sharded_session(self, *, fan_out: FanOut = "allow", **options: Any) -> RoutedSession:
+    def sharded_session(
+        self, *, fan_out: FanOut = "allow", engine: EngineChoice = "merge", **options: Any
+    ) -> RoutedSession:
         """Returns a SQLAlchemy session over all shards, with one connection and one transaction a node.
 
         Objects are written where their sharding key, their ID or their parents say. Statements go to the
         shards that their criteria name, as ``User.id == …`` and ``User.name.in_([…])`` do; those that name
-        none ask all shards, or are refused with ``fan_out="error"``. ``options`` go to
+        none ask all shards, or are refused with ``fan_out="error"``.
+
+        ``engine`` says what becomes of a statement over several shards. ``"merge"``: the shards' answers are
+        combined if that is known to be right; what is not is refused. ``"views"``: a SELECT that would be
+        refused is executed on the query node instead, which sees what is committed; it is refused while
+        the session has written something that is not. ``"refuse"``: SELECT, UPDATE and DELETE over several
+        shards are refused. ``options`` go to
         :class:`sqlalchemy.orm.Session`, or to ``class_``, a class of yours derived from it. COMMIT is
         one node after another: a transaction that writes to two is not atomic unless ``twophase=True``.
+
+        With ``twophase=True`` what is written to several nodes is committed on all of them or on none. All
+        nodes but one prepare it; that one commits together with a row that decides for the others. ``shardids
+        transaction resolve`` ends what a client that died has left prepared. A transaction that wrote to one
+        node is committed as without it. Each node is asked once whether it allows prepared transactions.
+
+        Raises:
+            UnsupportedServer: ``twophase=True``, and a node allows no prepared transactions.
+            MissingPrivilege: ``twophase=True``, and the role may not decide on a node.
         """
         made: Any = session_class(RoutedSession, options.pop("class_", None))
-        session: RoutedSession = made(self, fan_out=fan_out, **options)
+        session: RoutedSession = made(self, fan_out=fan_out, engine=engine, **options)
+        if session.twophase:
+            self.decisions.require_all_fit(self.placement.nodes.values(), self.engine)
         return session
 
     def run(
@@ -231,13 +251,61 @@ class Cluster:
                 pause_s = attempts.pause_after(error)
             attempts.wait(pause_s)
 
+    def copy(
+        self,
+        table: Any,
+        rows: Any,
+        *,
+        columns: Sequence[Any] | None = None,
+        key: Any = None,
+        id: Any = None,  # noqa: A002 -- the field's word for it
+        shard: int | None = None,
+        on_progress: Callable[[Copied], object] = quietly,
+        rows_a_transaction: int = ROWS_A_TRANSACTION,
+        patience_s: float = PATIENCE_S,
+    ) -> CopyReport:
+        """Copies rows into their shards by COPY, over all nodes at once; returns how many each shard got.
+
+        ``table`` is a ``Table`` or a mapped class. ``rows`` is an iterable of mappings, of named tuples, or
+        of tuples whose ``columns`` are named; a polars ``DataFrame``; or an Arrow table or record batch
+        (extra ``arrow``). All rows have the same columns. IDs are reserved for rows without one; a column
+        that the rows lack gets its default, in Python or on the server. Values are written as an INSERT would
+        write them, but for SQL expressions.
+
+        A row's shard is told by what the model says: sharding key, ID, foreign keys to either. ``key`` names
+        the column to shard by where it does not, and ``id`` one that holds IDs; ``shard`` is one for all
+        rows. What tells the shard agrees in each row, and the named column is not NULL.
+
+        Up to ``rows_a_transaction`` rows of a shard are a transaction, and at most ten times as many are in
+        memory. It is not one transaction: when it fails, each shard has the first of its rows, in the order
+        given, or none. Before that, a transaction that meets a move is repeated on the new owner, as
+        :meth:`run` does. IDs that were reserved for rows that were not copied are lost.
+
+        ``on_progress`` is called after each COMMIT with the :class:`shardids.client.copying.Copied` rows and
+        IDs.
+
+        Raises:
+            BadArgument: the table or the columns are unfit. Nothing was copied.
+            CopyFailed: it stopped; it says where and why, and how many rows of each shard are committed.
+        """
+        settings = CopySettings(
+            columns=columns,
+            key=key,
+            id_=id,
+            shard=None if shard is None else self._checked(shard),
+            on_progress=on_progress,
+            rows_a_transaction=rows_a_transaction,
+            patience_s=patience_s,
+        )
+        return copy_rows(self, table, rows, settings, followed=self._followed, engine_of=self.engine)
+
     def connection(self, shard: int) -> Connection:
         """Returns a Core connection on one shard, with the same ``schema_translate_map``."""
         return self.shard_engine(shard).connect()
 
     def shard_engine(self, shard: int) -> Engine:
         """Returns the node's engine as seen from one shard: it shares the node's pool."""
-        return self._shard_engine(shard, self.node_of(shard))
+        return self._engines.of_shard(shard, self.node_of(shard))
 
     def schema_of(self, shard: int) -> str:
         """Returns the name of a shard's schema."""
@@ -254,17 +322,9 @@ class Cluster:
         with self.engine(self.node_of(number)).begin() as connection:
             return blocks.reserve(connection, number, count, self.layout)
 
-    def _new_lock(self) -> None:
-        # Also in the child of a fork, where a thread that does not exist there may hold the old one.
-        self._lock = Lock()
-
-    def _shard_engine(self, shard: int, node: Node) -> Engine:
-        schemas = {None: self.schema_of(shard)}
-        return self.engine(node).execution_options(schema_translate_map=schemas)
-
     def _session(self, shard: int, node: Node, options: dict[str, Any]) -> Session:
         made: Any = session_class(ShardSession, options.pop("class_", None))
-        session: Session = made(self._shard_engine(shard, node), finder=self, shard=shard, **options)
+        session: Session = made(self._engines.of_shard(shard, node), finder=self, shard=shard, **options)
         return session
 
     def _transaction(self, fn: Callable[[Session], T], shard: int, node: Node, options: dict[str, Any]) -> T:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from shardids.errors import BadArgument, ShardidsError
 from shardids.ids.layout import Layout
@@ -17,6 +17,9 @@ try:
     import numpy.typing as npt
 except ImportError as error:
     raise ImportError("shardids.ids.arrays needs numpy: pip install shardids[numpy]") from error
+
+_PIECE: Final = 8192
+"""How many IDs are decoded at a time: some 300 kB in all."""
 
 _Integers: TypeAlias = npt.NDArray[np.integer]
 _Bits: TypeAlias = npt.NDArray[np.uint64]
@@ -48,15 +51,22 @@ def decode_array(layout: Layout, ids: npt.ArrayLike) -> DecodedArrays:
     given = _integers("IDs", ids)
     bits = _bits(given)
     _check(given, bits, 1 << layout.id_bits, layout.decode)
-    ms = (bits >> (layout.shard_bits + layout.sequence_bits)).view(np.int64)
-    shard = bits >> layout.sequence_bits
-    shard &= layout.shard_limit - 1
-    sequence = bits & (layout.sequence_limit - 1)
+    flat = bits.reshape(-1)
+    ms, time = np.empty(flat.size, np.int64), np.empty(flat.size, np.int64)
+    shard, sequence = np.empty(flat.size, np.int32), np.empty(flat.size, np.int32)
+    # Piece by piece, so that what one step leaves is still in the processor's cache for the next.
+    for start in range(0, flat.size, _PIECE):
+        piece = slice(start, start + _PIECE)
+        rest = flat[piece] >> layout.sequence_bits
+        np.bitwise_and(flat[piece], layout.sequence_limit - 1, out=sequence[piece], casting="unsafe")
+        np.bitwise_and(rest, layout.shard_limit - 1, out=shard[piece], casting="unsafe")
+        np.right_shift(rest, layout.shard_bits, out=ms[piece].view(np.uint64))
+        np.add(ms[piece], layout.epoch_ms, out=time[piece])
     return DecodedArrays(
-        time=(ms + layout.epoch_ms).view("datetime64[ms]"),
-        ms=ms,
-        shard=shard.astype(np.int32),
-        sequence=sequence.astype(np.int32),
+        time=time.view("datetime64[ms]").reshape(bits.shape),
+        ms=ms.reshape(bits.shape),
+        shard=shard.reshape(bits.shape),
+        sequence=sequence.reshape(bits.shape),
     )
 
 

@@ -4,7 +4,13 @@
 ``pages`` reads lists by ID.
 """
 
-from shardids.models.columns import next_id, primary_key, primary_key_column, sharding_key
+from shardids.models.columns import (
+    next_id,
+    primary_key,
+    primary_key_column,
+    sharding_key,
+    sharding_key_column,
+)
 from shardids.models.pages import Page, PageQuery
 from shardids.models.types import ShardId
 
@@ -16,4 +22,5 @@ __all__ = [
     "primary_key",
     "primary_key_column",
     "sharding_key",
+    "sharding_key_column",
 ]

@@ -114,3 +114,16 @@ def sharding_key(*arguments: Any, **options: Any) -> MappedColumn[Any]:
     """
     info = {**options.pop("info", {}), SHARDING_KEY: True}
     return mapped_column(*arguments, info=info, **options)
+
+
+def sharding_key_column(*arguments: Any, **options: Any) -> Column[Any]:
+    """Returns :func:`sharding_key` for a Core table, or for SQLModel::
+
+        class User(SQLModel, table=True):
+            id: int | None = Field(default=None, sa_column=primary_key_column("id"))
+            name: str = Field(sa_column=sharding_key_column("name", String, unique=True))
+
+    ``arguments`` and ``options`` go to :class:`sqlalchemy.Column`.
+    """
+    info = {**options.pop("info", {}), SHARDING_KEY: True}
+    return Column(*arguments, info=info, **options)

@@ -200,6 +200,8 @@ def test_a_session_on_one_shard_refuses_statements_about_others(cluster: Cluster
             delete(Named.__table__).where(Named.__table__.c.id == foreign),
             insert(Named).values(name=other),
             insert(Named.__table__).values(id=foreign, name=mine),
+            insert(Named).values([{"name": mine}, {"name": other}]),
+            update(Named).where(Named.name == mine).values(name=other),
         ):
             with pytest.raises(WrongShard, match="shard 2"):
                 session.execute(statement)

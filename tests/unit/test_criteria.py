@@ -5,13 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import BigInteger, ForeignKey, and_, bindparam, false, func, not_, or_, select, true, update
+from sqlalchemy import (
+    BigInteger,
+    ForeignKey,
+    and_,
+    bindparam,
+    false,
+    func,
+    insert,
+    not_,
+    or_,
+    select,
+    true,
+    update,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, aliased, mapped_column, relationship
 
 from shardids import primary_key, sharding_key
 from shardids.catalog.topology import shard_for_key
 from shardids.client.routing.criteria import narrowed, shards_named
 from shardids.client.routing.models import Key, facts_of
+from shardids.client.routing.readings import Read
 from shardids.errors import BadArgument, UnsupportedKey
 from shardids.ids.layout import DEFAULT, Layout
 
@@ -210,3 +224,26 @@ def test_what_models_say() -> None:
 
     with pytest.raises(BadArgument, match="Twice has two sharding keys, one and two"):
         facts_of(Twice.__mapper__)
+
+
+def test_statements_that_are_alike_are_read_by_their_own_values() -> None:
+    for shard in (3, 4, 5, 3):
+        where = and_(User.id == id_in(shard), User.name.in_([name_in(shard), name_in(shard + 1)]))
+        for statement in (select(User).where(where), update(User).where(where).values(age=shard)):
+            named = Read(statement, None, Finder()).named()
+            assert named.shards == {shard}
+            assert list(named.lists.values()) == [
+                {shard: [name_in(shard)], shard + 1: [name_in(shard + 1)]},
+            ]
+    known = Read(select(User.id).where(User.id == id_in(3)), None, Finder()).reading
+    assert Read(select(User.id).where(User.id == id_in(9)), None, Finder()).reading is known
+    assert Read(select(User.id).where(User.id >= id_in(3)), None, Finder()).reading is not known
+
+
+def test_what_a_statement_writes_is_read_by_its_own_values() -> None:
+    for shard in (3, 4):
+        inserted = Read(insert(Photo).values(user_id=id_in(shard)), None, Finder())
+        assert inserted.written() == {"user_id": id_in(shard)}
+        changed = Read(update(Photo).values(user_id=id_in(shard)), None, Finder())
+        assert changed.written() == {"user_id": id_in(shard)}
+        assert changed.named().shards is None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 from sqlalchemy import BindParameter, ColumnElement
 from sqlalchemy.sql import operators, visitors
@@ -14,7 +15,6 @@ from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList, False_,
 from shardids.client.routing.models import ShardFinder, Tells, how_it_tells
 from shardids.errors import ShardidsError
 
-Parameters = Mapping[str, Any]
 Choice = frozenset[int] | None
 """Shards outside of which no row fulfils a criterion; ``None`` if it could be any."""
 
@@ -50,9 +50,48 @@ def shards_named(where: ColumnElement[bool] | None, parameters: Any, finder: Sha
         BadArgument: an ID of no shard of this cluster.
         UnsupportedKey: a sharding key that has no hash.
     """
-    reader = _Reader(parameters if isinstance(parameters, Mapping) else {}, finder)
-    shards = None if where is None else reader.read(where)
-    return Named(shards=shards, lists=reader.lists)
+    reader = Reader()
+    return reader.where(where).named(Values(reader.binds, parameters, finder))
+
+
+class Values:
+    """The values of one execution: those of the statement's literals, and those given beside it."""
+
+    __slots__ = ("binds", "finder", "given", "lists")
+
+    def __init__(self, binds: Sequence[BindParameter[Any]], parameters: Any, finder: ShardFinder) -> None:
+        self.binds = binds
+        self.given: Mapping[str, Any] = parameters if isinstance(parameters, Mapping) else {}
+        self.finder = finder
+        self.lists: dict[str, dict[int, list[Any]]] = {}
+
+    def value(self, slot: int) -> Any:
+        """Returns the value of a literal or a parameter; ``None`` if it is not known."""
+        bind = self.binds[slot]
+        return self.given.get(bind.key, bind.effective_value) if self.given else bind.effective_value
+
+    def shard(self, column: ColumnElement[Any], tells: Tells, value: Any, slot: int) -> int:
+        """Returns the shard that a value tells; its error names the column."""
+        try:
+            # The parameter's type, not the column's, decides what is sent.
+            return tells.shard(value, self.finder, self.binds[slot].type)
+        except ShardidsError as error:
+            raise type(error)(f"{column}: {error.message}", hint=error.hint) from None
+
+
+Read = Callable[[Values], Choice]
+"""Tells the shards that a condition names, with the values of one execution."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Criteria:
+    """A WHERE clause as it was read; ``None`` if it names nothing, whatever its values are."""
+
+    read: Read | None
+
+    def named(self, values: Values) -> Named:
+        """Returns what the criteria name with these values. Raises as :func:`shards_named` does."""
+        return _NOTHING if self.read is None else Named(shards=self.read(values), lists=values.lists)
 
 
 def narrowed(statement: Any, parameters: Any, named: Named, shard: int) -> tuple[Any, Any]:
@@ -72,73 +111,105 @@ def narrowed(statement: Any, parameters: Any, named: Named, shard: int) -> tuple
     return statement, {**given, **narrow_given} if narrow_given else parameters
 
 
-class _Reader:
-    def __init__(self, parameters: Parameters, finder: ShardFinder) -> None:
-        self.lists: dict[str, dict[int, list[Any]]] = {}
-        self._parameters = parameters
-        self._finder = finder
+_NOTHING: Final = Named(shards=None, lists={})
 
-    def read(self, element: object) -> Choice:
-        shards: Choice = None
+
+class Reader:
+    """Reads the structure of criteria: what has to be compared, not the values to compare with.
+
+    Attributes:
+        binds: the literals and parameters; what is read names them by their number.
+    """
+
+    def __init__(self, binds: Sequence[BindParameter[Any]] = ()) -> None:
+        self.binds = list(binds)
+        self._slots = {id(bind): slot for slot, bind in enumerate(self.binds)}
+
+    def where(self, where: ColumnElement[bool] | None) -> Criteria:
+        """Reads a WHERE clause."""
+        return Criteria(read=None if where is None else self._read(where))
+
+    def slot(self, element: object) -> int | None:
+        """Returns the number of a literal or a parameter; ``None`` if the element is neither."""
+        while isinstance(element, Grouping):
+            element = element.element
+        if not isinstance(element, BindParameter):
+            return None
+        if id(element) not in self._slots:
+            self._slots[id(element)] = len(self.binds)
+            self.binds.append(element)
+        return self._slots[id(element)]
+
+    def _read(self, element: object) -> Read | None:
+        read: Read | None = None
         match element:
             case False_():
-                shards = frozenset()
+                read = _never
             case UnaryExpression() if element.operator is operators.is_true:
-                shards = self.read(element.element)
+                read = self._read(element.element)
             case Grouping():
-                shards = self.read(element.element)
+                read = self._read(element.element)
             case BooleanClauseList() if element.operator is operators.and_:
-                shards = self._all_of(element.clauses)
+                clauses = list(element.clauses)
+                read = _common([*map(self._read, clauses), *self._ranges(clauses)])
             case BooleanClauseList() if element.operator is operators.or_:
-                shards = _united(map(self.read, element.clauses))
+                read = _united(list(map(self._read, element.clauses)))
             case BinaryExpression():
-                shards = _common([self._compared(element), *self._ranges([element])])
-        return shards
+                read = _common([self._compared(element), *self._ranges([element])])
+        return read
 
-    def _all_of(self, elements: Iterable[Any]) -> Choice:
-        clauses = list(elements)
-        return _common([*map(self.read, clauses), *self._ranges(clauses)])
-
-    def _compared(self, element: BinaryExpression[Any]) -> Choice:
+    def _compared(self, element: BinaryExpression[Any]) -> Read | None:
         if element.operator is operators.in_op:
             return self._listed(element)
         if element.operator is not operators.eq:
             return None
-        for column, other in ((element.left, element.right), (element.right, element.left)):
-            tells = _tells(column)
-            value = self._value(other) if tells else None
-            if tells and value is not None:
-                return frozenset((self._shard(column, tells, value, other),))
-        return None
+        sides = ((element.left, element.right), (element.right, element.left))
+        return _common([self._equal(column, other) for column, other in sides])
 
-    def _listed(self, element: BinaryExpression[Any]) -> Choice:
-        tells, values = _tells(element.left), self._value(element.right)
-        if tells is None or not isinstance(values, Collection) or isinstance(values, str | bytes):
+    def _equal(self, column: ColumnElement[Any], other: object) -> Read | None:
+        tells, slot = _tells(column), self.slot(other)
+        if tells is None or slot is None:
             return None
-        by_shard: dict[int, list[Any]] = defaultdict(list)
-        for value in values:
-            if value is not None:
-                by_shard[self._shard(element.left, tells, value, element.right)].append(value)
-        if isinstance(element.right, BindParameter):
-            self.lists[element.right.key] = dict(by_shard)
-        return frozenset(by_shard)
 
-    def _ranges(self, clauses: list[ColumnElement[Any]]) -> Iterable[Choice]:
-        """Returns the shards of each ID column whose bounds, taken together, lie within one millisecond."""
-        lower: dict[ColumnElement[Any], int] = {}
-        upper: dict[ColumnElement[Any], int] = {}
-        for column, operator, value in self._bounds(clauses):
-            if operator in _LOWER:
-                bound = value + _LOWER[operator]
-                lower[column] = max(bound, lower.get(column, bound))
-            else:
-                bound = value + _UPPER[operator]
-                upper[column] = min(bound, upper.get(column, bound))
-        return [self._between(lower[column], upper[column]) for column in lower.keys() & upper.keys()]
+        def read(values: Values) -> Choice:
+            value = values.value(slot)
+            return None if value is None else frozenset((values.shard(column, tells, value, slot),))
 
-    def _bounds(
-        self, clauses: Iterable[ColumnElement[Any]]
-    ) -> Iterable[tuple[ColumnElement[Any], Callable[..., Any], int]]:
+        return read
+
+    def _listed(self, element: BinaryExpression[Any]) -> Read | None:
+        column, tells, slot = element.left, _tells(element.left), self.slot(element.right)
+        if tells is None or slot is None:
+            return None
+        is_split = isinstance(element.right, BindParameter)
+
+        def read(values: Values) -> Choice:
+            given = values.value(slot)
+            if not isinstance(given, Collection) or isinstance(given, str | bytes):
+                return None
+            by_shard: dict[int, list[Any]] = defaultdict(list)
+            for value in given:
+                if value is not None:
+                    by_shard[values.shard(column, tells, value, slot)].append(value)
+            if is_split:
+                values.lists[values.binds[slot].key] = dict(by_shard)
+            return frozenset(by_shard)
+
+        return read
+
+    def _ranges(self, clauses: list[Any]) -> list[Read]:
+        """Reads the bounds of each ID column: taken together, they may lie within one millisecond."""
+        bounds: dict[ColumnElement[Any], list[tuple[Any, int]]] = defaultdict(list)
+        for column, operator, slot in self._bounds(clauses):
+            bounds[column].append((operator, slot))
+        return [
+            partial(_within, tuple(of_column))
+            for of_column in bounds.values()
+            if any(operator in _LOWER for operator, _ in of_column)
+            and any(operator in _UPPER for operator, _ in of_column)
+        ]
+
+    def _bounds(self, clauses: Iterable[Any]) -> Iterable[tuple[ColumnElement[Any], Callable[..., Any], int]]:
         for one in clauses:
             if not isinstance(one, BinaryExpression):
                 continue
@@ -153,33 +224,36 @@ class _Reader:
                 ]
             for column, operator, bound in sides:
                 tells = _tells(column)
-                if tells and tells.kind is None and type(value := self._value(bound)) is int:
-                    yield column, operator, value
+                slot = self.slot(bound)
+                if tells and tells.kind is None and slot is not None:
+                    yield column, operator, slot
 
-    def _between(self, low: int, high: int) -> Choice:
-        layout = self._finder.layout
-        if low > high:
-            return frozenset()
-        first_ms, first = divmod(low >> layout.sequence_bits, layout.shard_limit)
-        last_ms, last = divmod(high >> layout.sequence_bits, layout.shard_limit)
-        if first_ms != last_ms:
-            return None
-        return frozenset(range(first, min(last + 1, self._finder.shard_count)))
 
-    def _value(self, element: object) -> Any:
-        """Returns the value of a literal or a parameter; ``None`` if it is neither, or not known."""
-        if isinstance(element, Grouping):
-            return self._value(element.element)
-        if not isinstance(element, BindParameter):
-            return None
-        return self._parameters.get(element.key, element.effective_value)
+def _never(_values: Values) -> Choice:
+    return frozenset()
 
-    def _shard(self, column: ColumnElement[Any], tells: Tells, value: Any, given: Any) -> int:
-        try:
-            # The parameter's type, not the column's, decides what is sent.
-            return tells.shard(value, self._finder, getattr(given, "type", None))
-        except ShardidsError as error:
-            raise type(error)(f"{column}: {error.message}", hint=error.hint) from None
+
+def _within(bounds: Sequence[tuple[Any, int]], values: Values) -> Choice:
+    """Returns the shards of the IDs within bounds; ``None`` if those are of several milliseconds."""
+    lows, highs = [], []
+    for operator, slot in bounds:
+        value = values.value(slot)
+        if type(value) is int:
+            if operator in _LOWER:
+                lows.append(value + _LOWER[operator])
+            else:
+                highs.append(value + _UPPER[operator])
+    if not (lows and highs):
+        return None
+    low, high = max(lows), min(highs)
+    if low > high:
+        return frozenset()
+    layout = values.finder.layout
+    first_ms, first = divmod(low >> layout.sequence_bits, layout.shard_limit)
+    last_ms, last = divmod(high >> layout.sequence_bits, layout.shard_limit)
+    if first_ms != last_ms:
+        return None
+    return frozenset(range(first, min(last + 1, values.finder.shard_count)))
 
 
 def _tells(element: ColumnElement[Any]) -> Tells | None:
@@ -187,15 +261,32 @@ def _tells(element: ColumnElement[Any]) -> Tells | None:
     return how_it_tells(next(iter(bases))) if len(bases) == 1 else None
 
 
-def _common(choices: Iterable[Choice]) -> Choice:
-    known = [choice for choice in choices if choice is not None]
-    return frozenset.intersection(*known) if known else None
+def _common(reads: Iterable[Read | None]) -> Read | None:
+    """Returns what tells the shards that all conditions name."""
+    known = [read for read in reads if read is not None]
+    if len(known) <= 1:
+        return known[0] if known else None
+
+    def read(values: Values) -> Choice:
+        choices = [choice for one in known if (choice := one(values)) is not None]
+        return frozenset.intersection(*choices) if choices else None
+
+    return read
 
 
-def _united(choices: Iterable[Choice]) -> Choice:
-    found: frozenset[int] = frozenset()
-    for choice in choices:
-        if choice is None:
-            return None
-        found |= choice
-    return found
+def _united(reads: Sequence[Read | None]) -> Read | None:
+    """Returns what tells the shards that any condition names: nothing, if one names nothing."""
+    known = [read for read in reads if read is not None]
+    if len(known) < len(reads):
+        return None
+
+    def read(values: Values) -> Choice:
+        found: frozenset[int] = frozenset()
+        for one in known:
+            choice = one(values)
+            if choice is None:
+                return None
+            found |= choice
+        return found
+
+    return read

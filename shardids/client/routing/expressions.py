@@ -12,7 +12,7 @@ from sqlalchemy import Select
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import Over
 from sqlalchemy.sql.functions import FunctionElement
-from sqlalchemy.sql.selectable import ScalarSelect
+from sqlalchemy.sql.selectable import ScalarSelect, SelectStatementGrouping
 
 from shardids.client.routing.functions import Kind, KindOf
 from shardids.client.routing.sources import Scope, plain
@@ -133,7 +133,9 @@ class ExpressionCheck(ABC):
             CannotCombine: it has one.
         """
         kind = element.__visit_name__
-        if isinstance(element, ScalarSelect):
+        if isinstance(
+            element, ScalarSelect | SelectStatementGrouping
+        ):  # The latter is EXISTS of SQLAlchemy 2.0.
             self.subquery(element.element, around, None)
         elif isinstance(element, FunctionElement):
             self._function(element, around)
@@ -142,18 +144,22 @@ class ExpressionCheck(ABC):
         elif kind == "column":
             self._column(element)
         elif kind in _PARTS:
-            self._parts(element, around)
+            self.check_parts(element, around)
         elif kind not in _LEAVES:
             refuse(element)
 
-    def _parts(self, element: Any, around: Around) -> None:
+    def knows(self, operator: Any) -> bool:
+        """Returns whether an operator is on the list."""
+        return (getattr(operator, "opstring", None) or operator.__name__) in _OPERATORS
+
+    def check_parts(self, element: Any, around: Around) -> None:
+        """Checks an operator and its operands, or another element that is right if its parts are."""
         operator = getattr(element, "operator", None) or getattr(element, "modifier", None)
-        if operator is not None:
+        if operator is not None and not self.knows(operator):
             name = getattr(operator, "opstring", None) or operator.__name__
-            if name not in _OPERATORS:
-                raise CannotCombine(
-                    f"the operator {name} over several shards is not known to be right", hint=IN_PYTHON
-                )
+            raise CannotCombine(
+                f"the operator {name} over several shards is not known to be right", hint=IN_PYTHON
+            )
         if operator in (operators.in_op, operators.not_in_op):
             select = plain(element.right)
             select = select.element if isinstance(select, ScalarSelect) else select

@@ -16,7 +16,7 @@ from sqlalchemy.util import await_only, greenlet_spawn
 from shardids.client.routing.plans import KEY_NAME, MergePlan
 from shardids.client.routing.replay import STAND_IN, Capture, Replay, Row, prepare
 
-_ANY_SHARD = "shardids_any_shard"
+ANY_SHARD = "shardids_any_shard"
 """The schema that a statement is compiled with, to be replaced by each shard's."""
 
 _PARAMETER = re.compile(r"%%|%\((\w+)\)s")
@@ -37,7 +37,8 @@ def compiled(connection: Connection, statement: Any, parameters: Any) -> Capture
     """Compiles a statement for any shard, with the engine's cache; nothing is sent."""
     prepare(connection.engine)
     capture = Capture()
-    options = {STAND_IN: capture, "schema_translate_map": {None: _ANY_SHARD}}
+    options = {STAND_IN: capture, "schema_translate_map": {None: ANY_SHARD}}
+    options |= {"stream_results": False, "yield_per": None}
     connection.execute(statement, parameters, execution_options=options).close()
     return capture
 
@@ -51,7 +52,7 @@ def gather(plan: MergePlan, asked: Mapping[Connection, Sequence[Question]]) -> R
     """
 
     parts = [
-        partial(_fetched, connection, *node_statement(plan, questions))
+        partial(fetched, connection, *node_statement(plan, questions))
         for connection, questions in asked.items()
     ]
     answers = _awaited(parts) if next(iter(asked)).dialect.is_async else together(parts)
@@ -62,12 +63,13 @@ def gather(plan: MergePlan, asked: Mapping[Connection, Sequence[Question]]) -> R
     rows = combined(plan, [rows for rows, _ in answers], keys)
     if keys:
         rows = [[row[place] for place in kept] for row in rows]
-    return Replay(rows, [description[place] for place in kept])
+    return Replay.of(rows, [description[place] for place in kept])
 
 
 def node_statement(plan: MergePlan, questions: Sequence[Question]) -> tuple[str, dict[str, Any]]:
     """One statement, and its parameters, for all shards of a node: the branches, joined by UNION ALL."""
-    alike = len({id(question.compiled) for question in questions}) == 1
+    # PostgreSQL gives a parameter one type, and each shard has enums of its own.
+    alike = len({id(one.compiled) for one in questions}) == 1 and not questions[0].compiled.sends_enums
     branches, parameters = _alike(questions) if alike else _unlike(questions)
     if len(branches) == 1:
         return branches[0], parameters
@@ -104,7 +106,7 @@ def _cast(type_: Any) -> str:
 
 def _alike(questions: Sequence[Question]) -> tuple[list[str], dict[str, Any]]:
     sql, parameters = _without_integers(questions[0].compiled)
-    before = f"{_ANY_SHARD}."
+    before = f"{ANY_SHARD}."
     return [f"({sql.replace(before, f'{question.schema}.')})" for question in questions], parameters
 
 
@@ -116,7 +118,7 @@ def _unlike(questions: Sequence[Question]) -> tuple[list[str], dict[str, Any]]:
         sql, mine = _without_integers(question.compiled)
         prefix = f"shard_{number}_"
         sql = _PARAMETER.sub(lambda m, p=prefix: f"%({p}{m[1]})s" if m[1] else m[0], sql)  # type: ignore[misc]  # m is a match
-        branches.append(f"({sql.replace(f'{_ANY_SHARD}.', f'{question.schema}.')})")
+        branches.append(f"({sql.replace(f'{ANY_SHARD}.', f'{question.schema}.')})")
         parameters |= {f"{prefix}{name}": value for name, value in mine.items()}
     return branches, parameters
 
@@ -182,12 +184,17 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="shardids")
 
 
-def _fetched(connection: Connection, sql: str, parameters: dict[str, Any]) -> tuple[list[Row], Any]:
+def sent_to(connection: Connection, sql: str, parameters: dict[str, Any], **options: Any) -> Any:
+    """Executes a node's statement; ``options`` are execution options."""
     if parameters:
-        result = connection.exec_driver_sql(sql, parameters)
-    else:
-        options = {"no_parameters": True}
-        result = connection.exec_driver_sql(sql.replace("%%", "%"), execution_options=options)
+        return connection.exec_driver_sql(sql, parameters, execution_options=options)
+    options["no_parameters"] = True
+    return connection.exec_driver_sql(sql.replace("%%", "%"), execution_options=options)
+
+
+def fetched(connection: Connection, sql: str, parameters: dict[str, Any]) -> tuple[list[Row], Any]:
+    """Returns the rows of a statement as the driver gives them, and their description."""
+    result = sent_to(connection, sql, parameters)
     cursor: Any = result.cursor
     try:
         return cursor.fetchall(), cursor.description

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from sqlalchemy import ClauseElement, CursorResult, Result
-from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import Mapper, ORMExecuteState
 
-from shardids.client.routing.models import ShardFinder, Tells, default_key, facts_of, how_it_tells
+from shardids.client.routing.models import ModelFacts, ShardFinder, Tells, default_key, facts_of
 from shardids.client.routing.placing import shown_value
+from shardids.client.routing.readings import Read, Reading
 from shardids.client.routing.statements import Router
 from shardids.errors import BadArgument, ShardidsError, WrongShard
 
@@ -29,10 +29,10 @@ def insert(router: Router, context: ORMExecuteState, only: int | None) -> Result
     """
     statement, given = _one_row_a_time(context)
     by_shard: dict[int, list[int]] = defaultdict(list)
-    telling, name = what_tells(context)
+    read = Read(statement, given, router.shards)
     given = _with_default_keys(context, given)
-    for number, row in enumerate(rows_of(statement, given)):
-        by_shard[shard_of_row(row, telling, name, router.shards, only)].append(number)
+    for number, row in enumerate(rows_of(statement, read, given)):
+        by_shard[shard_of_row(row, read.reading, router.shards, only)].append(number)
     results = []
     for shard, numbers in by_shard.items():
         mine = [given[n] for n in numbers] if isinstance(given, Sequence) else given
@@ -47,17 +47,23 @@ def insert(router: Router, context: ORMExecuteState, only: int | None) -> Result
 
 
 def _with_default_keys(context: ORMExecuteState, given: Any) -> Any:
-    """Gives rows without a sharding key the one that its default in Python makes."""
     mapper = context.bind_mapper
-    facts = facts_of(mapper) if isinstance(mapper, Mapper) else None
-    if facts is None or facts.key_column is None or facts.key_column.default is None or not given:
+    if not isinstance(mapper, Mapper) or not given:
         return given
+    facts = facts_of(mapper)
+    if facts.key_column is None or facts.key_column.default is None:
+        return given
+    rows = [dict(row) for row in given] if isinstance(given, Sequence) else [dict(given)]
+    for row in rows:
+        with_default_key(facts, row)
+    return rows if isinstance(given, Sequence) else rows[0]
+
+
+def with_default_key(facts: ModelFacts, row: dict[str, Any]) -> None:
+    """Gives a row without a sharding key the one that its default in Python makes."""
     column, key = facts.key_column, str(facts.key)
-
-    def completed(row: Mapping[str, Any]) -> Mapping[str, Any]:
-        return row if key in row or column.key in row else {**row, key: default_key(column)}
-
-    return list(map(completed, given)) if isinstance(given, Sequence) else completed(given)
+    if column is not None and column.default is not None and not (key in row or column.key in row):
+        row[key] = default_key(column)
 
 
 def _in_order_of(numbers: list[list[int]], results: list[Result[Any]]) -> Result[Any]:
@@ -79,11 +85,7 @@ def _one_row_a_time(context: ORMExecuteState) -> tuple[Any, Any]:
     statement: Any = context.statement
     if context.parameters or not statement._multi_values:
         return statement, context.parameters
-    rows = [
-        {getattr(column, "key", column): value for column, value in row.items()}
-        for rows in statement._multi_values
-        for row in rows
-    ]
+    rows = rows_in_values(statement)
     if any(
         hasattr(value, "__clause_element__") or isinstance(value, ClauseElement)
         for row in rows
@@ -98,31 +100,40 @@ def _one_row_a_time(context: ORMExecuteState) -> tuple[Any, Any]:
     return statement, rows
 
 
-def rows_of(statement: Any, given: Any) -> Sequence[Mapping[str, Any]]:
-    """Returns the rows that an INSERT writes, as far as they are known."""
+def rows_in_values(statement: Any) -> list[dict[str, Any]]:
+    """Returns the rows of ``values([…])`` in an INSERT."""
+    return [
+        {str(getattr(column, "key", column)): value for column, value in row.items()}
+        for rows in getattr(statement, "_multi_values", ())
+        for row in rows
+    ]
+
+
+def rows_of(statement: Any, read: Read, given: Any) -> Sequence[Mapping[str, Any]]:
+    """Returns the rows that an INSERT or UPDATE writes, as far as they are known."""
+    written = read.written()
+    several = rows_in_values(statement)
+    if several:
+        return [
+            {name: value for name, value in row.items() if not isinstance(value, ClauseElement)}
+            for row in several
+        ]
     if isinstance(given, Mapping) and given:
-        return [given]
+        return [{**written, **given}]
     if isinstance(given, Sequence) and given:
-        return given
-    # The dialect knows ON CONFLICT; nothing of what it writes but the values is used.
-    return [statement.compile(dialect=postgresql.dialect()).params]  # type: ignore[no-untyped-call]  # there
+        return [{**written, **row} for row in given] if written else given
+    return [written]
 
 
-def what_tells(context: ORMExecuteState) -> tuple[dict[str, Tells], str]:
-    """Returns what in a row tells its shard, by attribute and column, and the model's name."""
-    mapper = context.bind_mapper
-    table = context.statement.table  # type: ignore[attr-defined]  # of an INSERT
-    telling = {column.key: tells for column in table.columns if (tells := how_it_tells(column)) is not None}
-    if not isinstance(mapper, Mapper):
-        return telling, str(table.name)
-    facts = facts_of(mapper)
-    return telling | dict(facts.telling), facts.name
-
-
-def shard_of_row(
-    row: Mapping[str, Any], telling: Mapping[str, Tells], name: str, finder: ShardFinder, only: int | None
-) -> int:
+def shard_of_row(row: Mapping[str, Any], reading: Reading, finder: ShardFinder, only: int | None) -> int:
     """Returns the shard of a row; ``only`` is the one that was named beside it. Raises as :func:`insert`."""
+    return shard_told(row, reading.telling, reading.name, finder, only=only)
+
+
+def shard_told(
+    row: Mapping[str, Any], telling: Mapping[str, Tells], name: str, finder: ShardFinder, *, only: int | None
+) -> int:
+    """Returns the shard that a row of the table or model of that name tells. Raises as :func:`insert`."""
     told = {} if only is None else {_BESIDE: only}
     for key, tells in telling.items():
         value = row.get(key)

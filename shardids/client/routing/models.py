@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Column, DefaultClause
+from sqlalchemy import BigInteger, Column, DefaultClause, Integer
 from sqlalchemy.orm import Mapper, RelationshipProperty
 from sqlalchemy.types import TypeEngine
 
@@ -39,6 +39,10 @@ class ShardFinder(Protocol):
         """Returns the shard of a sharding key."""
 
 
+_PLAIN = {BigInteger, Integer}
+"""Types of IDs that do nothing to a value."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tells:
     """How a column's value tells the shard of its row.
@@ -61,7 +65,10 @@ class Tells:
         Raises:
             BadArgument: an ID of no shard of this cluster, or a value that is not of the column's kind.
         """
-        stored = stored_value(self.type_ if type_ is None else type_, value, self.kind)
+        type_ = self.type_ if type_ is None else type_
+        if type(value) is int and type(type_) in _PLAIN and self.kind is None:
+            return finder.shard_of(value)
+        stored = stored_value(type_, value, self.kind)
         return finder.shard_of(stored) if self.kind is None else finder.shard_for(stored)
 
 

@@ -1,21 +1,61 @@
-"""What a session on one shard refuses: objects, rows and criteria of other shards."""
+"""A session on one shard, and what it refuses: objects, rows and criteria of other shards."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
-from sqlalchemy import inspect
-from sqlalchemy.orm import InstanceState, Mapper, ORMExecuteState, Session
+from sqlalchemy import Engine, UpdateBase, event, insert, inspect
+from sqlalchemy.orm import InstanceState, Mapper, Session
 
-from shardids.client.routing.criteria import shards_named
-from shardids.client.routing.inserts import rows_of, shard_of_row, what_tells
+from shardids.client.routing.inserts import rows_of, shard_of_row, with_default_key
 from shardids.client.routing.models import ShardFinder, facts_of
-from shardids.client.routing.placing import described, new_relatives, set_default_key, signs_of
+from shardids.client.routing.placing import Sign, described, new_relatives, set_default_key, signs_of
+from shardids.client.routing.readings import Read
 from shardids.errors import WrongShard
 
 State = InstanceState[Any]
+
+
+class ShardSession(Session):
+    """A plain session on one shard, which refuses objects of others; see :meth:`shardids.Cluster.session`."""
+
+    def __init__(self, bind: Engine, *, finder: ShardFinder, shard: int, **options: Any) -> None:
+        super().__init__(bind, **options)
+        self.finder = finder
+        self.shard = shard
+
+    def bulk_save_objects(self, objects: Any, *arguments: Any, **options: Any) -> None:
+        """As :meth:`sqlalchemy.orm.Session.bulk_save_objects`; objects of other shards are refused."""
+        objects = list(objects)
+        for one in objects:
+            state: State = inspect(one)
+            set_default_key(state)
+            refuse_others(state, signs_of(state, self.finder), self.shard)
+        super().bulk_save_objects(objects, *arguments, **options)
+
+    def bulk_insert_mappings(self, mapper: Any, mappings: Any, *arguments: Any, **options: Any) -> None:
+        """As :meth:`sqlalchemy.orm.Session.bulk_insert_mappings`; rows of other shards are refused."""
+        mappings = list(mappings)
+        refuse_rows(inspect(mapper).mapper, mappings, self.finder, self.shard)
+        super().bulk_insert_mappings(mapper, mappings, *arguments, **options)
+
+    def bulk_update_mappings(self, mapper: Any, mappings: Any) -> None:
+        """As :meth:`sqlalchemy.orm.Session.bulk_update_mappings`; rows of other shards are refused."""
+        mappings = list(mappings)
+        refuse_rows(inspect(mapper).mapper, mappings, self.finder, self.shard)
+        super().bulk_update_mappings(mapper, mappings)
+
+    def _execute_internal(self, statement: Any, params: Any = None, **options: Any) -> Any:
+        # What SQLAlchemy does for the event do_orm_execute would take several times as long as the check.
+        if not loads_more(statement):
+            refuse_statement(statement, params, self.finder, self.shard)
+        return super()._execute_internal(statement, params, **options)
+
+
+# If SQLAlchemy renamed it, nothing would be checked: this fails then, when the module is imported.
+Session._execute_internal  # noqa: B018  -- see above
 
 
 def refuse_objects(session: Session, finder: ShardFinder, only: int) -> None:
@@ -37,36 +77,66 @@ def refuse_objects(session: Session, finder: ShardFinder, only: int) -> None:
         set_default_key(state)
         if state.key is None and names is not None and names.isdisjoint(state.dict):
             continue
-        for sign in chain(signs_of(state, finder), *(signs_of(r, finder) for r in new_relatives(state))):
-            if sign.shard != only:
-                raise WrongShard(
-                    f"{described(state)} can't be written in a session of shard {only}: {sign}",
-                    hint="Foreign keys can't cross shards. Open the session on the object's own shard, or on"
-                    " all of them: cluster.sharded_session(). Nothing was written.",
-                )
+        relatives = (signs_of(one, finder) for one in new_relatives(state))
+        refuse_others(state, chain(signs_of(state, finder), *relatives), only)
 
 
-def refuse_statement(context: ORMExecuteState, finder: ShardFinder, only: int) -> None:
+def refuse_others(state: State, signs: Iterable[Sign], only: int) -> None:
+    """Refuses an object that one of the signs puts into another shard than ``only``, the session's.
+
+    Raises:
+        WrongShard: there is such a sign.
+    """
+    for sign in signs:
+        if sign.shard != only:
+            raise WrongShard(
+                f"{described(state)} can't be written in a session of shard {only}: {sign}",
+                hint="Foreign keys can't cross shards. Open the session on the object's own shard, or on"
+                " all of them: cluster.sharded_session(). Nothing was written.",
+            )
+
+
+def refuse_rows(mapper: Mapper[Any], rows: Iterable[dict[str, Any]], finder: ShardFinder, only: int) -> None:
+    """Refuses rows of a bulk operation that say that they are of another shard than ``only``, the session's.
+
+    Raises:
+        WrongShard: one does.
+        BadArgument: an ID of no shard of the cluster.
+    """
+    reading = Read(insert(mapper), None, finder).reading
+    for row in rows:
+        with_default_key(facts_of(mapper), row)
+        shard_of_row(row, reading, finder, only)
+
+
+def refuse_statement(statement: Any, given: Any, finder: ShardFinder, only: int) -> None:
     """Refuses a statement that is about rows of other shards than ``only``, the session's.
 
     Raises:
         WrongShard: its criteria name other shards, or a row that it writes belongs to one.
         BadArgument: an ID of no shard of the cluster.
     """
-    statement: Any = context.statement
-    given = context.parameters
-    if context.is_insert or (context.is_update and isinstance(given, Sequence)):
-        telling, name = what_tells(context)
-        for row in rows_of(statement, given):
-            shard_of_row(row, telling, name, finder, only)
-    where = getattr(statement, "whereclause", None)
-    if where is None:
-        return
-    named = shards_named(where, given, finder).shards
-    writes = context.is_update or context.is_delete
-    if named and (only not in named or (writes and len(named) > 1)):
+    read = Read(statement, given, finder)
+    if read.reading.telling:
+        for row in rows_of(statement, read, given):
+            shard_of_row(row, read.reading, finder, only)
+    named = read.named().shards
+    if named and (only not in named or (len(named) > 1 and isinstance(statement, UpdateBase))):
         others = ", ".join(str(shard) for shard in sorted(named - {only})[:3])
         raise WrongShard(
             f"the statement's criteria name shard {others}, and this session is on shard {only}",
             hint="Open the session on the rows' own shard, or on all of them: cluster.sharded_session().",
         )
+
+
+def loads_more(statement: Any) -> bool:
+    """Returns whether SQLAlchemy loads with it what belongs to an object that the session has."""
+    # As ORMExecuteState.is_column_load and is_relationship_load tell it.
+    options = getattr(statement, "_compile_options", None)
+    path = getattr(options, "_current_path", None)
+    return getattr(options, "_for_refresh_state", False) or not getattr(path, "is_root", True)
+
+
+@event.listens_for(ShardSession, "before_flush")
+def _keep_to_shard(session: Any, *_: object) -> None:
+    refuse_objects(session, session.finder, session.shard)

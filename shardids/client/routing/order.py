@@ -44,16 +44,14 @@ class OrderKey:
 
     def sort(self, rows: list[Any], place: int) -> None:
         """Sorts rows as PostgreSQL does by the value at this place, and leaves equal ones in their order."""
-        null = (0,) if self.nulls_first is not self.descending else (3,)
+        rows.sort(key=lambda row: self.rank(row[place]), reverse=self.descending)
 
-        def rank(row: Any) -> tuple[Any, ...]:
-            value = row[place]
-            if value is None:
-                return null
-            # NaN, the only value that differs from itself, is above all numbers and equal to itself.
-            return (1, value) if value == value else (2,)  # noqa: PLR0124  -- NaN
-
-        rows.sort(key=rank, reverse=self.descending)
+    def rank(self, value: Any) -> tuple[Any, ...]:
+        """Returns what a value is compared by: the lower first, or the higher if the order is descending."""
+        if value is None:
+            return (0,) if self.nulls_first is not self.descending else (3,)
+        # NaN, the only value that differs from itself, is above all numbers and equal to itself.
+        return (1, value) if value == value else (2,)  # noqa: PLR0124  -- NaN
 
 
 def order_keys(statement: Select[Any]) -> Iterator[OrderKey]:

@@ -58,6 +58,11 @@ def place(session: Session, finder: ShardFinder) -> dict[State, int]:
     return placed
 
 
+def shard_of_object(state: State, finder: ShardFinder) -> int:
+    """Returns the shard that an object's own attributes tell. Raises as :func:`place` does."""
+    return _agreed(signs_of(state, finder), state)
+
+
 def set_default_key(state: State) -> None:
     """Gives a new object the sharding key that its column's default in Python makes."""
     facts = facts_of(state.mapper)

@@ -8,17 +8,24 @@ loader options, stays SQLAlchemy's business.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 from weakref import WeakSet
 
-from sqlalchemy import Engine, event
-from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
+from sqlalchemy import ARRAY, Engine, Enum, TypeDecorator, event
+from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy, ResultFetchStrategy
 
 STAND_IN = "shardids_stand_in"
 """The execution option that holds a :class:`Capture` or a :class:`Replay`."""
 
 Row = Sequence[Any]
 """A row as the driver gives it."""
+
+
+def is_native_enum(type_: Any) -> bool:
+    """Returns whether each shard has a type of its own for these values, or for their elements."""
+    while isinstance(type_, TypeDecorator | ARRAY):
+        type_ = type_.item_type if isinstance(type_, ARRAY) else type_.impl_instance
+    return isinstance(type_, Enum) and type_.native_enum
 
 
 class Capture:
@@ -30,6 +37,7 @@ class Capture:
         columns: names and types of its result's columns.
         compiled: what SQLAlchemy made of the statement; the same object for all that are compiled alike.
         multiplies_rows: whether collections are loaded by a join, so that one object is several rows.
+        sends_enums: whether a parameter is a native enum, or an array of them.
         spent: whether statements with this option go to the server from now on.
     """
 
@@ -39,11 +47,13 @@ class Capture:
     columns: Sequence[tuple[str, Any]] = ()
     compiled: Any
     multiplies_rows: bool
+    sends_enums: bool = False
 
     def answer(self, sql: str, parameters: dict[str, Any], context: Any) -> bool:
         """Takes the statement; there is no result."""
         self.sql, self.parameters, self.compiled = sql, parameters, context.compiled
         self.columns = [(str(column.keyname), column.type) for column in context.compiled._result_columns]
+        self.sends_enums = any(map(is_native_enum, (bind.type for bind in context.compiled.binds.values())))
         self.multiplies_rows = getattr(context.compiled.compile_state, "multi_row_eager_loaders", False)
         return True
 
@@ -55,19 +65,23 @@ class Replay:
         spent: whether it has answered.
     """
 
-    def __init__(self, rows: Iterable[Row], description: Any) -> None:
+    def __init__(self, strategy: ResultFetchStrategy) -> None:
         self.spent = False
-        self._rows = rows
-        self._description = description
+        self._strategy = strategy
+
+    @classmethod
+    def of(cls, rows: Iterable[Row], description: Any) -> Self:
+        """Returns one that has all rows, as the driver gives them, with their description."""
+        return cls(
+            FullyBufferedCursorFetchStrategy(None, alternate_description=description, initial_buffer=rows)
+        )
 
     def answer(self, _sql: str, _parameters: dict[str, Any], context: Any) -> bool:
         """Sets the rows as the statement's result, the first time."""
         if self.spent:
             return False
         self.spent = True
-        context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(
-            None, alternate_description=self._description, initial_buffer=self._rows
-        )
+        context.cursor_fetch_strategy = self._strategy
         return True
 
 

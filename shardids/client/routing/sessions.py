@@ -1,41 +1,55 @@
-"""A session over all shards of a cluster, and one that keeps to a single shard."""
+"""A session over all shards of a cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
-from typing import Any
-from weakref import WeakSet
+from functools import partial
+from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, Result, event, inspect
+from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.horizontal_shard import ShardedQuery, ShardedSession, set_shard_id
 from sqlalchemy.orm import Mapper, ORMExecuteState, Session
 
 from shardids.client.routing.connection import ShardConnection
-from shardids.client.routing.criteria import shards_named
+from shardids.client.routing.guards import Guarded, guard
 from shardids.client.routing.inserts import insert
-from shardids.client.routing.models import ShardFinder, facts_of, require_located
-from shardids.client.routing.one_shard import refuse_objects, refuse_statement
+from shardids.client.routing.models import facts_of
+from shardids.client.routing.one_shard import loads_more
 from shardids.client.routing.placing import State, place, shard_of_identity
+from shardids.client.routing.query_node import ENGINE, EngineChoice, by_views, validated
+from shardids.client.routing.readings import Read
 from shardids.client.routing.statements import FanOut, Shards, check_assignments, execute
-from shardids.errors import BadArgument
+from shardids.client.routing.twophase import Part, Whole
+from shardids.client.routing.writes import AssociationConnection, BulkWrites
+from shardids.errors import BadArgument, CannotCombine
 
 
-class RoutedSession(ShardedSession):
+class RoutedSession(BulkWrites, ShardedSession, Guarded):
     """A session over all shards; see :meth:`shardids.Cluster.sharded_session`.
 
     It has one connection and one transaction a node, whatever the number of shards that it uses there.
     """
 
-    def __init__(self, shards: Shards, *, fan_out: FanOut = "allow", **options: Any) -> None:
-        # Not ShardedSession's own, which binds each shard and listens anew for each session.
+    def __init__(
+        self,
+        shards: Shards,
+        *,
+        fan_out: FanOut = "allow",
+        engine: EngineChoice = "merge",
+        **options: Any,
+    ) -> None:
+        # Not ShardedSession's own, which binds each shard and listens again for each session.
         Session.__init__(self, **{"query_cls": ShardedQuery, **options})
         self.shards = shards
         self.fan_out = fan_out
+        self.engine = validated(engine)
+        self.begun: list[Connection] = []
         self.identity_chooser = lambda *_, **__: [None]
         self._placed: dict[State, int] | None = None
         self._inserting: int | None = None
+        self._whole: tuple[object, Whole] | None = None
 
     # IDs tell rows of different shards apart, so there is one identity, not one for each shard to look up.
     _identity_lookup = Session._identity_lookup  # type: ignore[assignment]  # it takes no further arguments
@@ -63,23 +77,48 @@ class RoutedSession(ShardedSession):
         """
         if shard_id is None and instance is not None:
             shard_id = self._shard_of(inspect(instance))
+        if shard_id is None and self._writing is not None:
+            return self._instead(self._shard_connection(self._writing))
         if shard_id is None:
             shard_id = self._inserting
+        if shard_id is None and self._placed is not None:
+            return self._instead(AssociationConnection(self))
         if shard_id is None:
             raise BadArgument(
                 "a session over all shards has no connection of its own",
                 hint='Name the shard: bind_arguments={"shard_id": number}',
             )
-        return self.shards.engine(self.shards.node_of(shard_id))
+        node = self.shards.node_of(shard_id)
+        engine = self.shards.engine(node)
+        return self.shards.decisions.engine(engine, node) if self.twophase else engine
+
+    def join(self, connection: Connection) -> None:
+        """Makes the transaction on a node one part of the session's; see :mod:`.twophase`."""
+        part, root = connection.get_transaction(), self.get_transaction()
+        if not isinstance(part, Part) or part.whole is not None:
+            return
+        if self._whole is None or self._whole[0] is not root:
+            self._whole = (root, Whole(self.shards.decisions))
+        self._whole[1].add(part)
+        self.shards.decisions.require_fit(part.node, connection)
+
+    def _instead(self, connection: Any) -> Engine:
+        """Returns a bind that stands for a connection of ours, within a flush or a bulk operation alone."""
+        bind: Any = object()
+        # Those that the part of a transaction which a flush is keeps for itself are neither begun nor ended.
+        self._transaction._connections[bind] = (connection, None, False, False)  # type: ignore[union-attr,assignment]  # see above
+        return bind  # type: ignore[no-any-return]  # none, but used as one
 
     # SQLAlchemy takes its absence for leave to insert many rows at once.
     @property
     def connection_callable(self) -> Any:  # type: ignore[override]  # a method there, None in Session
         """What gives a flush the connection to write an object over; ``None`` during a bulk INSERT."""
-        return self._connection_for if self._inserting is None else None
+        return self._connection_for if self._inserting is None and self._writing is None else None
 
     def _connection_for(self, mapper: Any = None, instance: Any = None, **_: Any) -> Any:
-        shard = self._shard_of(inspect(instance))
+        return self._shard_connection(self._shard_of(inspect(instance)))
+
+    def _shard_connection(self, shard: int) -> Any:
         return ShardConnection(self.node_connection(shard), self.options_of(shard))
 
     def connection(self, bind_arguments: Any = None, execution_options: Any = None) -> Any:
@@ -104,6 +143,14 @@ class RoutedSession(ShardedSession):
     def options_of(self, shard: int) -> dict[str, Any]:
         """Returns the execution options that send a statement into a shard."""
         return {"schema_translate_map": {None: self.shards.schema_of(shard)}}
+
+    def shard_of(self, instance: object) -> int:
+        """Returns the shard of a mapped object, also in the events that tell of its loading.
+
+        Raises:
+            BadArgument: nothing tells the shard of a new object.
+        """
+        return self._shard_of(inspect(instance))
 
     def _shard_of(self, state: State) -> int:
         """Returns the shard of an object that is being flushed, or was."""
@@ -142,18 +189,82 @@ class RoutedSession(ShardedSession):
 
     def execute_chooser(self, context: ORMExecuteState) -> list[int]:
         """Returns the shards that a statement asks; all of them if it names none."""
-        named = shards_named(getattr(context.statement, "whereclause", None), context.parameters, self.shards)
-        return sorted(self.shards.placement.node_of if named.shards is None else named.shards)
+        named = Read(context.statement, context.parameters, self.shards).named()
+        return self.shards.placement.all_shards() if named.shards is None else sorted(named.shards)
 
-    def route(self, context: ORMExecuteState) -> Result[Any] | None:
-        """Sends a statement into its shards; ``None`` if it goes on by itself, into its only one."""
-        if context.bind_mapper not in _GUARDED:
-            _guard(context.bind_mapper)
-        if context.is_select and "shard_id" in context.bind_arguments:
-            # All that get() needs: this is the quick way through.
-            self._go_on(context, int(context.bind_arguments["shard_id"]))
+    def _execute_internal(self, statement: Any, params: Any = None, **options: Any) -> Any:
+        if options.get("_parent_execute_state") is not None:
+            return super()._execute_internal(statement, params, **options)
+        shard = None if self.dispatch.do_orm_execute else self._only_shard(statement, params, options)
+        if shard is None:
+            # After all listeners of the application, which may change the statement.
+            options["_add_event"] = self._routing_before(options.get("_add_event"))
+            return super()._execute_internal(statement, params, **options)
+        options["bind_arguments"] = {**(options.get("bind_arguments") or {}), "shard_id": shard}
+        given = options.get("execution_options") or {}
+        options["execution_options"] = {
+            **given,
+            "_sa_shard_id": shard,
+            ENGINE: "shard",
+            **self.options_of(shard),
+        }
+        return super()._execute_internal(statement, params, **options)
+
+    def _only_shard(self, statement: Any, params: Any, options: dict[str, Any]) -> int | None:
+        """Returns the only shard of a SELECT, if that is plain to see: the quick way, and the usual one.
+
+        Where nobody listens, no event has to be made of the statement, which takes longer than all of this.
+        """
+        given = (
+            options.get("execution_options") or _EMPTY,
+            getattr(statement, "_execution_options", _EMPTY),
+            getattr(self, "execution_options", _EMPTY),  # Sessions have them from SQLAlchemy 2.1 on.
+        )
+        if (
+            not getattr(statement, "is_select", False)
+            or options.get("_add_event") is not None
+            or any("_sa_shard_id" in one for one in given)
+            or any(isinstance(option, set_shard_id) for option in getattr(statement, "_with_options", ()))
+        ):
             return None
+        subject = statement._propagate_attrs.get("plugin_subject")
+        guard(None if subject is None else subject.mapper)
+        shard = (options.get("bind_arguments") or _EMPTY).get("shard_id")
+        if shard is not None:
+            return int(shard)
+        read = Read(statement, params, self.shards)
+        named = read.named().shards
+        if named is None or len(named) != 1:
+            return None
+        (shard,) = named
+        try:
+            if not loads_more(statement):
+                read.in_one_shard(statement, partial(self._dialect_of, shard))
+        except CannotCombine:
+            return None
+        return int(shard)
+
+    def _dialect_of(self, shard: int) -> Dialect:
+        return self.shards.engine(self.shards.node_of(shard)).dialect
+
+    def _routing_before(self, listener: Any) -> Callable[[ORMExecuteState], Result[Any] | None]:
+        """Returns what routes a statement and then calls a listener of SQLAlchemy's own, if there is one."""
+        if listener is None:
+            return self._route
+
+        def route(context: ORMExecuteState) -> Result[Any] | None:
+            routed = self._route(context)
+            return listener(context) if routed is None else routed
+
+        return route
+
+    def _route(self, context: ORMExecuteState) -> Result[Any] | None:
+        """Sends a statement into its shards; ``None`` if it goes on by itself, into its only one."""
+        guard(context.bind_mapper)
         shard = self._named(context)
+        if context.is_select and shard is not None:
+            self._go_on(context, shard)
+            return None
         if context.is_insert and self._inserting is None:
             return insert(self, context, shard)
         if context.is_update:
@@ -161,23 +272,39 @@ class RoutedSession(ShardedSession):
         if shard is not None:
             self._go_on(context, shard)
             return None
-        where = getattr(context.statement, "whereclause", None)
-        named = shards_named(where, context.parameters, self.shards)
+        read = Read(context.statement, context.parameters, self.shards)
+        named = read.named()
         if named.shards is not None and len(named.shards) <= 1:
             # Criteria that contradict each other find nothing, wherever they are asked.
-            self._go_on(context, next(iter(named.shards), 0))
-            return None
+            only = next(iter(named.shards), 0)
+            try:
+                if not loads_more(context.statement):
+                    read.in_one_shard(context.statement, partial(self._dialect_of, only))
+            except CannotCombine as error:
+                if self.engine != "views" or not context.is_select:
+                    raise
+                refused = error
+            else:
+                self._go_on(context, only)
+                return None
+            if self._autoflushes(context):
+                self.flush()
+            return by_views(self, context, refused, only)
         if self._autoflushes(context):
             self.flush()
         return execute(self, context, named)
 
     def _go_on(self, context: ORMExecuteState, shard: int) -> None:
         context.bind_arguments["shard_id"] = shard
-        context.update_execution_options(_sa_shard_id=shard, **self.options_of(shard))
+        context.update_execution_options(_sa_shard_id=shard, **{ENGINE: "shard"}, **self.options_of(shard))
 
     def _named(self, context: ORMExecuteState) -> int | None:
         """Returns the shard that is named beside the statement, in one of SQLAlchemy's ways."""
         named = context.bind_arguments.get("shard_id")
+        if named is None and context.is_column_load:
+            # Of joined inheritance, for one, whose statement SQLAlchemy makes of the table's columns.
+            state = context.load_options._refresh_state
+            named = None if state is None else shard_of_identity(state, self.shards)
         if named is None:
             # SQLAlchemy has no public way to see the options of its own extension.
             options = context._non_compile_orm_options
@@ -189,51 +316,12 @@ class RoutedSession(ShardedSession):
         return None if named is None else int(named)
 
 
-class ShardSession(Session):
-    """A plain session on one shard, which refuses objects of others; see :meth:`shardids.Cluster.session`."""
-
-    def __init__(self, bind: Engine, *, finder: ShardFinder, shard: int, **options: Any) -> None:
-        super().__init__(bind, **options)
-        self.finder = finder
-        self.shard = shard
+_EMPTY: Final[dict[str, Any]] = {}
 
 
-@cache
-def session_class(ours: type[Session], theirs: type[Session] | None) -> type[Session]:
-    """Returns a class with what a session class of shardids does and what the application's own adds."""
-    if theirs is None or issubclass(ours, theirs):
-        return ours
-    if issubclass(theirs, ours):
-        return theirs
-    return type(theirs.__name__, (ours, theirs), {"__doc__": theirs.__doc__})
-
-
-_GUARDED: WeakSet[Mapper[Any]] = WeakSet()
-
-
-def _guard(mapper: Mapper[Any] | None) -> None:
-    """Sees to it that no session over all shards loads objects which it could not tell apart.
-
-    It looks at all models that are declared together with this one, for a join may load any of them.
-    """
-    if mapper is None:
-        return
-    for model in mapper.registry.mappers:
-        if model not in _GUARDED and not facts_of(model).located:
-            event.listen(model, "load", _refuse)
-        _GUARDED.add(model)
-
-
-def _refuse(target: object, context: Any) -> None:
-    if isinstance(context.session, RoutedSession):
-        require_located(inspect(type(target)))
-
-
-@event.listens_for(RoutedSession, "do_orm_execute", retval=True)
-def _route(context: ORMExecuteState) -> Result[Any] | None:
-    session: Any = context.session
-    routed: Result[Any] | None = session.route(context)
-    return routed
+@event.listens_for(RoutedSession, "after_begin")
+def _join(session: Any, _transaction: object, connection: Connection) -> None:
+    session.join(connection)
 
 
 @event.listens_for(RoutedSession, "before_flush")
@@ -246,13 +334,13 @@ def _forget(session: Any, *_: object) -> None:
     session.forget()
 
 
-@event.listens_for(ShardSession, "before_flush")
-def _keep_to_shard(session: Any, *_: object) -> None:
-    refuse_objects(session, session.finder, session.shard)
+@event.listens_for(RoutedSession, "after_begin")
+def _note(session: Any, _transaction: object, connection: Connection) -> None:
+    if connection not in session.begun:
+        session.begun.append(connection)
 
 
-@event.listens_for(ShardSession, "do_orm_execute")
-def _keep_statement_to_shard(context: ORMExecuteState) -> None:
-    session: Any = context.session
-    if not (context.is_column_load or context.is_relationship_load):
-        refuse_statement(context, session.finder, session.shard)
+@event.listens_for(RoutedSession, "after_transaction_end")
+def _forget_all(session: Any, transaction: Any) -> None:
+    if transaction.parent is None:
+        session.begun.clear()

@@ -13,10 +13,11 @@ from typing import Any, NoReturn
 from sqlalchemy import Table
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql.elements import FunctionFilter
+from sqlalchemy.sql.selectable import ScalarSelect
 
 from shardids.client.routing.expressions import IN_PYTHON, Around, ExpressionCheck, arguments, refuse
 from shardids.client.routing.folds import without_not, without_zero
-from shardids.client.routing.functions import KindOf
+from shardids.client.routing.functions import Kind, KindOf
 from shardids.client.routing.models import how_it_tells
 from shardids.client.routing.sent import Sent, as_sent
 from shardids.client.routing.sources import Scope, Source, Trait, unlocated
@@ -53,7 +54,26 @@ def check_change(statement: Any, dialect: Dialect, kind_of: KindOf) -> None:
     _Check(as_sent(statement, dialect), kind_of).change()
 
 
+def check_in_one_shard(statement: Any, dialect: Dialect) -> None:
+    """Refuses a statement whose criteria name one shard, but which also reads rows of others.
+
+    Only what it reads from is looked at: of rows that are all in one shard PostgreSQL computes anything.
+
+    Raises:
+        CannotCombine: a table or a subquery in it is not bound to the rows that the criteria are about.
+    """
+    sent = as_sent(statement, dialect)
+    check = _OneShardCheck(sent, lambda _: Kind.SCALAR)
+    if getattr(statement, "is_select", False):
+        if id(statement) in sent.parts:
+            check.read(statement, Around(), top=True)
+    else:
+        check.change()
+
+
 class _Check(ExpressionCheck):
+    in_one_shard = False
+
     def __init__(self, sent: Sent, kind_of: KindOf) -> None:
         super().__init__(kind_of)
         self._sent = sent
@@ -82,12 +102,13 @@ class _Check(ExpressionCheck):
         _, core, froms = self._sent.parts.get(id(select), (None, None, []))
         if core is None:
             refuse(select)
-        _check_clauses(core)
+        if not self.in_one_shard:
+            _check_clauses(core)
         scope = Scope(outer=around.scope)
         for source in froms:
             self._source(source, scope, optional=False)
         scope.bind(core._where_criteria)
-        bound = scope.is_bound
+        bound = scope.is_bound or (top and self.in_one_shard)
         scope.bind([] if tested is None else [tested])
         if must_be_bound and not scope.is_bound:
             _refuse_subquery(scope)
@@ -131,7 +152,7 @@ class _Check(ExpressionCheck):
     def change(self) -> None:
         """Checks an UPDATE or DELETE."""
         statement = self._sent.statement
-        if statement._prefixes or statement._hints or statement._independent_ctes:
+        if not self.in_one_shard and (statement._prefixes or statement._hints or statement._independent_ctes):
             raise CannotCombine("a prefix, hint or CTE of an UPDATE or DELETE", hint=IN_PYTHON)
         conditions = [] if statement.whereclause is None else [statement.whereclause]
         values = list(_assigned(statement))
@@ -146,7 +167,7 @@ class _Check(ExpressionCheck):
         scope.check()
         if not scope.sources[target].located:
             raise unlocated(target)
-        within = Around(scope=scope)
+        within = Around(scope=scope, bound=self.in_one_shard)
         self.check_all(conditions, replace(within, filters=True))
         self.check_all((*values, *statement._returning), within)
 
@@ -181,6 +202,23 @@ class _Check(ExpressionCheck):
             found = ((column, there.trait(one)) for column, one in zip(columns, given, strict=True))
             traits = {column: one[1] for column, one in found if one is not None}
         return Source(name="a subquery", located=bool(there.located), traits=traits, optional=optional)
+
+
+class _OneShardCheck(_Check):
+    in_one_shard = True
+
+    def check(self, element: Any, around: Around) -> None:
+        """Looks for SELECTs in an expression, whatever else it is made of."""
+        if isinstance(element, ScalarSelect):
+            self.subquery(element.element, around, None)
+        elif element.__visit_name__ in ("binary", "unary"):
+            self.check_parts(element, around)
+        elif element.__visit_name__ != "column":
+            self.check_all(element.get_children(), replace(around, filters=False))
+
+    def knows(self, _operator: Any) -> bool:
+        """Returns true: PostgreSQL computes it, of rows that are all in one shard."""
+        return True
 
 
 def _assigned(statement: Any) -> Iterator[Any]:

@@ -19,9 +19,12 @@ from shardids.client.routing.fanout import Question, combined, compiled, gather
 from shardids.client.routing.functions import kinds_on
 from shardids.client.routing.models import ShardFinder, facts_of, is_sharding_key
 from shardids.client.routing.plans import MergePlan, plan, tables_of
+from shardids.client.routing.query_node import ENGINE, EngineChoice, by_views
 from shardids.client.routing.replay import STAND_IN, Capture
 from shardids.client.routing.shapes import check_change, check_select
-from shardids.errors import BadArgument, FanOutRefused, WrongShard
+from shardids.client.routing.streams import stream
+from shardids.client.routing.twophase import Decisions
+from shardids.errors import BadArgument, CannotCombine, FanOutRefused, WrongShard
 
 FanOut = Literal["allow", "error"]
 """What becomes of a statement that names no shard: it asks all shards, or it is refused."""
@@ -36,6 +39,10 @@ class Shards(ShardFinder, Protocol):
     """What a session over all shards asks the cluster."""
 
     @property
+    def decisions(self) -> Decisions:
+        """What sessions share that commit on several nodes."""
+
+    @property
     def placement(self) -> Placement:
         """Which node holds which shard."""
 
@@ -48,12 +55,20 @@ class Shards(ShardFinder, Protocol):
     def schema_of(self, shard: int) -> str:
         """Returns the schema of a shard."""
 
+    def query_node(self) -> Node | None:
+        """Returns the query node, if there is one."""
+
+    def refresh(self) -> bool:
+        """Reads the placement and the query node's address again."""
+
 
 class Router(Protocol):
     """What statements need of the session over all shards."""
 
     shards: Shards
     fan_out: FanOut
+    engine: EngineChoice
+    begun: list[Connection]
 
     def node_connection(self, shard: int) -> Connection:
         """Returns the session's connection to the node that holds a shard, in its transaction."""
@@ -84,12 +99,27 @@ def execute(router: Router, context: ORMExecuteState, named: Named) -> Result[An
             hint="Change the objects and flush, or execute one update().where() after another.",
         )
     shards = _asked(router, context, named)
+    if router.engine == "refuse":
+        raise _refused(context, shards)
     if context.is_select:
-        return _select(router, context, named, shards)
+        try:
+            return _select(router, context, named, shards)
+        except CannotCombine as error:
+            if router.engine != "views":
+                raise
+            refused = error
+        return by_views(router, context, refused, shards[0])
     connection = router.node_connection(shards[0])
     check_change(context.statement, connection.dialect, kinds_on(connection))
     results = [_changed(router, context, named, shard) for shard in shards]
     return results[0].merge(*results[1:])
+
+
+def _refused(context: ORMExecuteState, shards: list[int]) -> FanOutRefused:
+    return FanOutRefused(
+        f"the statement concerns {len(shards)} shards, and this session sends statements to one",
+        hint=f'Say whose rows it is about: {_criteria(context)}; or open the session with engine="merge".',
+    )
 
 
 def _asked(router: Router, context: ORMExecuteState, named: Named) -> list[int]:
@@ -103,7 +133,7 @@ def _asked(router: Router, context: ORMExecuteState, named: Named) -> list[int]:
             hint=f"Say whose rows it is about: {_criteria(context)}; or name the shard:"
             ' bind_arguments={"shard_id": number}.',
         )
-    return sorted(router.shards.placement.node_of)
+    return router.shards.placement.all_shards()
 
 
 def _criteria(context: ORMExecuteState) -> str:
@@ -122,9 +152,8 @@ def _select(router: Router, context: ORMExecuteState, named: Named, shards: list
     for shard in shards:
         # What is placed nowhere yet gets the cluster's error when its connection is asked for.
         by_node[node_of.get(shard, "")].append(shard)
-    nodes = {router.node_connection(there[0]): there for there in by_node.values()}
-    how = plan(context.statement, context.parameters, in_python=len(nodes) > 1 or is_strict())
-    first = next(iter(nodes))
+    how = plan(context.statement, context.parameters, in_python=len(by_node) > 1 or is_strict())
+    first = router.node_connection(shards[0])
 
     def captured(shard: int) -> Capture:
         return compiled(first, *narrowed(how.branch, context.parameters, named, shard))
@@ -134,6 +163,8 @@ def _select(router: Router, context: ORMExecuteState, named: Named, shards: list
         return _in_shard(router, context, context.statement, named, shards[0])
     if how.locks or (how.limit is not None and shared.multiplies_rows):
         return _one_by_one(router, context, named, shards)
+    # Only now: what was refused has begun a transaction on one node, not on all.
+    nodes = {router.node_connection(there[0]): there for there in by_node.values()}
     asked = {
         connection: [
             Question(
@@ -144,11 +175,21 @@ def _select(router: Router, context: ORMExecuteState, named: Named, shards: list
         ]
         for connection, there in nodes.items()
     }
-    replay = gather(how, asked)
+    chunk = _chunk(context)
+    replay = stream(how, asked, chunk) if chunk and not how.folds else gather(how, asked)
     return context.invoke_statement(
         bind_arguments={"shard_id": shards[0]},
-        execution_options={STAND_IN: replay, **router.options_of(shards[0])},
+        execution_options={STAND_IN: replay, ENGINE: "merge", **router.options_of(shards[0])},
     )
+
+
+def _chunk(context: ORMExecuteState) -> int:
+    """Returns how many rows a node is to give at once; 0 if all of them."""
+    options = context.execution_options
+    chunk = options.get("yield_per") or getattr(context.load_options, "_yield_per", None)
+    if not chunk and options.get("stream_results"):
+        chunk = options.get("max_row_buffer", 1000)
+    return int(chunk or 0)
 
 
 _READS: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
@@ -180,14 +221,14 @@ def _one_by_one(router: Router, context: ORMExecuteState, named: Named, shards: 
 
 
 def _in_shard(
-    router: Router, context: ORMExecuteState, statement: Any, named: Named, shard: int
+    router: Router, context: ORMExecuteState, statement: Any, named: Named, shard: int, **options: Any
 ) -> Result[Any]:
     mine, parameters = narrowed(statement, context.parameters, named, shard)
     return context.invoke_statement(
         mine,
         parameters,
         bind_arguments={"shard_id": shard},
-        execution_options={"_sa_shard_id": shard, **router.options_of(shard)},
+        execution_options={"_sa_shard_id": shard, **router.options_of(shard), **options},
     )
 
 
@@ -197,11 +238,11 @@ def _changed(router: Router, context: ORMExecuteState, named: Named, shard: int)
     By default SQLAlchemy looks for the objects in Python, in the whole session: it would add a relative
     change to each of them once a shard. ``fetch`` asks each shard for the keys of the rows that it changed.
     """
-    statement: Any = context.statement
     wanted = context.execution_options.get("synchronize_session", "auto")
     if wanted in ("auto", "evaluate"):
-        statement = statement.execution_options(synchronize_session="fetch")
-    return _in_shard(router, context, statement, named, shard)
+        wanted = "fetch"
+    # Beside the statement, where Query.update() says its own, which goes before what the statement says.
+    return _in_shard(router, context, context.statement, named, shard, synchronize_session=wanted)
 
 
 def check_assignments(context: ORMExecuteState) -> None:

@@ -1,0 +1,112 @@
+"""What a statement's structure says of its shards: read once for all that differ in their values only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import BindParameter, Insert, Update, inspect
+from sqlalchemy.engine import Dialect
+from sqlalchemy.orm import Mapper
+from sqlalchemy.util import LRUCache
+
+from shardids.client.routing.criteria import Criteria, Named, Reader, Values
+from shardids.client.routing.models import ShardFinder, Tells, facts_of, how_it_tells
+from shardids.client.routing.shapes import check_in_one_shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What was read.
+
+    Attributes:
+        criteria: the WHERE clause.
+        name: the model or table that is written, for messages.
+        telling: of an INSERT or UPDATE: what in a row tells its shard, by attribute and column.
+        written: of those, the ones that the statement sets itself, by the number of their literal.
+    """
+
+    criteria: Criteria
+    name: str = ""
+    telling: Mapping[str, Tells]
+    written: Mapping[str, int]
+
+
+class Read:
+    """One statement with its values.
+
+    Attributes:
+        reading: what its structure says.
+        values: those of its literals, and those that were given beside it.
+    """
+
+    __slots__ = ("_key", "reading", "values")
+
+    def __init__(self, statement: Any, parameters: Any, finder: ShardFinder) -> None:
+        generate = getattr(statement, "_generate_cache_key", None)
+        # What SQLAlchemy finds the compiled statement by; it keeps it, and will not make it again.
+        key = None if generate is None else generate()
+        reading: Reading | None = None if key is None else _KNOWN.get(key.key)
+        binds: Sequence[BindParameter[Any]] = () if key is None else key.bindparams
+        if reading is None:
+            reader = Reader(binds)
+            reading = _read(statement, reader)
+            if key is not None and len(reader.binds) == len(binds):
+                _KNOWN[key.key] = reading
+            binds = reader.binds
+        self._key = key
+        self.reading = reading
+        self.values = Values(binds, parameters, finder)
+
+    def named(self) -> Named:
+        """Returns what the criteria name. Raises as :func:`criteria.shards_named` does."""
+        return self.reading.criteria.named(self.values)
+
+    def in_one_shard(self, statement: Any, dialect: Callable[[], Dialect]) -> None:
+        """Refuses a statement whose criteria name one shard, but which also reads rows of others.
+
+        Raises:
+            CannotCombine: a table or a subquery in it is not bound to the rows that the criteria are about.
+        """
+        if self._key is not None and _STAYS.get(self._key.key):
+            return
+        check_in_one_shard(statement, dialect())
+        if self._key is not None:
+            _STAYS[self._key.key] = True
+
+    def written(self) -> dict[str, Any]:
+        """Returns the values of the statement itself that tell the shard of what it writes."""
+        return {name: self.values.value(slot) for name, slot in self.reading.written.items()}
+
+
+_KNOWN: Final[LRUCache[Any, Reading]] = LRUCache(500)
+_STAYS: Final[LRUCache[Any, bool]] = LRUCache(500)
+"""Statements that were found to read one shard when their criteria name one."""
+
+
+def _read(statement: Any, reader: Reader) -> Reading:
+    criteria = reader.where(getattr(statement, "whereclause", None))
+    if not isinstance(statement, Insert | Update):
+        return Reading(criteria=criteria, telling={}, written={})
+    telling, name = _what_tells(statement)
+    # Dialects know the values of an INSERT or UPDATE by these names; there are no public ones.
+    values = {**(statement._values or {}), **dict(getattr(statement, "_ordered_values", None) or ())}
+    written = {}
+    for column, value in values.items():
+        key, slot = getattr(column, "key", column), reader.slot(value)
+        if key in telling and slot is not None:
+            written[str(key)] = slot
+    return Reading(criteria=criteria, name=name, telling=telling, written=written)
+
+
+def _what_tells(statement: Any) -> tuple[dict[str, Tells], str]:
+    """Returns what in a row tells its shard, by attribute and column, and the name of the model or table."""
+    table = statement.table
+    telling = {column.key: tells for column in table.columns if (tells := how_it_tells(column)) is not None}
+    entity = inspect(statement.entity_description.get("entity"), raiseerr=False)
+    mapper = getattr(entity, "mapper", None)
+    if not isinstance(mapper, Mapper):
+        return telling, str(table.name)
+    facts = facts_of(mapper)
+    return telling | dict(facts.telling), facts.name
