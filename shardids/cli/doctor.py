@@ -14,7 +14,9 @@ from shardids.catalog.notation import shown_shards
 from shardids.cli.common import CatalogOption, JsonOption, opened, print_json
 from shardids.cli.output import err, out, print_rows
 from shardids.doctor.findings import Finding, Severity
-from shardids.doctor.samples import ShardingKey
+from shardids.doctor.samples import ShardingKey, keys_of
+from shardids.errors import BadArgument
+from shardids.migrate.scaffold import load_metadata
 
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
 _SOMETHING_IS_WRONG = 3
@@ -39,9 +41,16 @@ def examine(
         list[str] | None,
         typer.Option(
             metavar="TABLE.COLUMN",
-            help="A column that rows are sharded by: sampled rows must be where its hash says. Repeatable.",
+            help="A column that rows are sharded by: rows must be where its hash says. Repeatable.",
         ),
     ] = None,
+    models: Annotated[
+        str | None,
+        typer.Option(metavar="PACKAGE.MODULE:BASE", help="The same for all sharding keys of these models."),
+    ] = None,
+    every_row: Annotated[
+        bool, typer.Option("--every-row", help="Read every row of the tables with such keys, not a sample.")
+    ] = False,
     as_json: JsonOption = False,
     _list_wanted: Annotated[
         bool, typer.Option("--list", callback=_list, is_eager=True, help="List the checks, and do nothing.")
@@ -49,8 +58,13 @@ def examine(
 ) -> None:
     """Find what is wrong with the cluster, and say what to do. Changes nothing; exits 3 if something is."""
     names = None if checks is None else [name.strip() for name in checks.split(",")]
+    keys = [ShardingKey.parse(one) for one in key or ()]
+    if models is not None:
+        keys += [one for one in keys_of(load_metadata(models)[0]) if one not in keys]
+    if every_row and not keys:
+        raise BadArgument("--every-row is for sharding keys", hint="Name them with --key or --models.")
     with opened(catalog) as there, err.status("Asking all nodes"):
-        report = doctor.examine(there, names, [ShardingKey.parse(one) for one in key or ()])
+        report = doctor.examine(there, names, keys, every_row=every_row)
     if as_json:
         print_json(_as_json(report))
     else:

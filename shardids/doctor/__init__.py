@@ -52,11 +52,16 @@ class Report:
 
 
 def examine(
-    catalog: Catalog, names: Collection[str] | None = None, keys: Sequence[ShardingKey] = ()
+    catalog: Catalog,
+    names: Collection[str] | None = None,
+    keys: Sequence[ShardingKey] = (),
+    *,
+    every_row: bool = False,
 ) -> Report:
     """Examines a cluster with all checks, or with those of the given names.
 
-    ``keys`` are the columns by whose hash rows are placed.
+    ``keys`` are the columns by whose hash rows are placed; with ``every_row`` all rows of their tables are
+    read, not a sample.
 
     Raises:
         BadArgument: there is no such check or column, or the column's type cannot be hashed.
@@ -64,7 +69,7 @@ def examine(
     """
     begun = time.monotonic()
     checks = _chosen(names)
-    facts = ask(catalog, Wishes(rates=generators.tick_rate in checks, keys=keys))
+    facts = ask(catalog, Wishes(rates=generators.tick_rate in checks, keys=keys, every_row=every_row))
     _require_found(keys, facts)
     findings = [finding for check in checks for finding in check.findings(facts)]
     findings.sort(key=lambda finding: _WORST_FIRST.index(finding.severity))

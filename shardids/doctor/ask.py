@@ -22,6 +22,7 @@ from shardids.catalog.topology import Node
 from shardids.doctor.clock import LocalClock
 from shardids.doctor.engine import changed_functions
 from shardids.doctor.facts import (
+    DROPPED_MEANWHILE,
     ClusterFacts,
     Draws,
     ForeignKey,
@@ -41,8 +42,9 @@ from shardids.doctor.facts import (
     Stray,
     ViewFacts,
 )
-from shardids.doctor.samples import ShardingKey, sample_ids, sample_keys
+from shardids.doctor.samples import ShardingKey, read_keys, sample_ids
 from shardids.errors import BadArgument, ClusterConflict, ShardidsError
+from shardids.migrate.hashes import read_recorded
 from shardids.views.state import View, read_sources, views_in
 
 _ATTEMPTS: Final = 3
@@ -57,11 +59,12 @@ class Wishes:
     """What to ask in addition.
 
     ``rates``: read the shards' generators twice, at least half a second apart. ``keys``: columns by whose
-    hash rows are placed.
+    hash rows are placed. ``every_row``: read all rows of their tables, not a sample.
     """
 
     rates: bool = True
     keys: Sequence[ShardingKey] = ()
+    every_row: bool = False
 
 
 def ask(catalog: Catalog, wishes: Wishes) -> ClusterFacts:
@@ -167,15 +170,19 @@ def _ask_node(
     node: Node, engine: Engine, clock: LocalClock, wishes: Wishes, description: Description
 ) -> NodeFacts:
     """Returns what a node says, as far as it answers."""
-    known: dict[str, Any] = {}
-    try:
-        with engine.connect() as connection:
-            for facts in _node_facts(connection, clock, wishes, description):
-                known |= facts
-    except BadArgument:
-        raise
-    except ShardidsError as error:
-        known["error"] = error
+    for attempt in range(_ATTEMPTS):
+        known: dict[str, Any] = {}
+        try:
+            with engine.connect() as connection:
+                for facts in _node_facts(connection, clock, wishes, description):
+                    known |= facts
+        except BadArgument:
+            raise
+        except ShardidsError as error:
+            known["error"] = error
+            if error.sqlstate in DROPPED_MEANWHILE and attempt < _ATTEMPTS - 1:
+                continue
+        break
     return NodeFacts(node=node, **known)
 
 
@@ -227,6 +234,7 @@ def _node_facts(
     yield {"application_revisions": after, "in_flux": frozenset(in_flux)}
     yield {
         "changed_functions": changed_functions(connection, engine),
+        "recorded": read_recorded(connection),
         "keys": (keys := read(connection, "doctor/keys.v1", KeyColumn)),
         "foreign_keys": read(connection, "doctor/foreign_keys.v1", ForeignKey),
         "invalid_indexes": read(connection, "doctor/indexes.v1", InvalidIndex),
@@ -242,7 +250,7 @@ def _node_facts(
     yield {
         "samples": [
             *sample_ids(connection, prefix, keys),
-            *sample_keys(connection, prefix, count, wishes.keys),
+            *read_keys(connection, prefix, count, wishes.keys, every_row=wishes.every_row),
         ]
     }
     if wishes.rates:

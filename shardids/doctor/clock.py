@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
 
 from shardids.catalog.queries import prepare
-from shardids.doctor.facts import ClockSample
 
 _ROUND_TRIPS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockSample:
+    """How far a server's clock is ahead of this machine's, measured over one round trip.
+
+    The server read its clock somewhere within the round trip, so the true offset is within
+    ``offset_s`` ± ``error_s``, half of the round trip.
+    """
+
+    offset_s: float
+    error_s: float
 
 
 class LocalClock:

@@ -26,7 +26,7 @@ def _found(node: str, samples: list[Sample], why: str, to_do: str) -> Found:
     column = f"{first.table_name}.{first.column_name}"
     wrong, looked_at = sum(s.wrong for s in samples), sum(s.rows for s in samples)
     return Found(
-        what=f'{column}: {wrong} of {looked_at} sampled rows in {named_shards(shards)} of node "{node}"'
+        what=f'{column}: {wrong} of {looked_at} rows read in {named_shards(shards)} of node "{node}"'
         f" {why}, for example {first.example} in shard {first.shard}, which says shard {first.belongs_to}",
         to_do=to_do,
         nodes=(node,),
@@ -51,7 +51,7 @@ def row_in_wrong_shard(facts: ClusterFacts) -> Iterator[Found]:
 
 @check("key-in-wrong-shard", Severity.ERROR, remedy="Move the rows to the shard that their key hashes to.")
 def key_in_wrong_shard(facts: ClusterFacts) -> Iterator[Found]:
-    """Rows whose key hashes to another shard (sampled; with `--key table.column`): routing misses them."""
+    """Rows whose key hashes to another shard (with `--key` or `--models`): routing misses them."""
     for node, samples in _misplaced(facts, "key"):
         yield _found(
             node,

@@ -5,25 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Final
 from uuid import UUID
 
 from shardids.catalog.objects import SchemaObject
 from shardids.catalog.rows import Description
 from shardids.catalog.topology import Node
+from shardids.doctor.clock import ClockSample
 from shardids.errors import ShardidsError
+from shardids.migrate.hashes import Recorded
 from shardids.views.state import View, ViewSource
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClockSample:
-    """How far a server's clock is ahead of this machine's, measured over one round trip.
-
-    The server read its clock somewhere within the round trip, so the true offset is within
-    ``offset_s`` ± ``error_s``, half of the round trip.
-    """
-
-    offset_s: float
-    error_s: float
+DROPPED_MEANWHILE: Final = frozenset({"3F000", "42P01", "42703", "42704", "42883", "XX000"})
+"""What is raised when a migration or a move drops an object between two looks at the server's catalogs: there
+is no such schema, table, column, object or function; "could not open relation", "cache lookup failed"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +261,8 @@ class Sample:
 class NodeFacts:
     """One node. With an ``error``, which says why not all could be read, any of the rest may be missing.
 
-    ``objects`` are those of the shards' schemas. The shards ``in_flux`` were migrated while they were read.
+    ``objects`` are those of the shards' schemas, ``recorded`` the hashes of revisions that ran. The shards
+    ``in_flux`` were migrated while they were read.
     """
 
     node: Node
@@ -277,6 +273,7 @@ class NodeFacts:
     draws: Mapping[int, tuple[Draws, Draws]] = field(default_factory=dict)
     revisions: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     application_revisions: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    recorded: Sequence[Recorded] = ()
     changed_functions: Sequence[ChangedFunction] = ()
     keys: Sequence[KeyColumn] = ()
     foreign_keys: Sequence[ForeignKey] = ()
@@ -296,7 +293,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """Where the catalog says a shard is; ``state`` is ``creating`` until its node has it."""
+    """Where the catalog says a shard is; ``state`` is ``creating`` until its node has it, or ``lost``."""
 
     node: str
     state: str

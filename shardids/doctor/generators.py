@@ -58,7 +58,10 @@ def engine_revision(facts: ClusterFacts) -> Iterator[Found]:
         apart = (
             (there, shard)
             for shard, local in node.shards.items()
-            if local.state == "active" and (there := node.revisions.get(shard, ())) != (trees.head("shard"),)
+            if local.state == "active"
+            and (there := node.revisions.get(shard, ())) != (trees.head("shard"),)
+            # With an error, perhaps none was read.
+            and (node.revisions or not node.error)
         )
         for there, shards in grouped(apart).items():
             where = f'{named_shards(shards)} of node "{name}"'

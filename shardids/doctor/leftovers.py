@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator
 from typing import Final
+from uuid import UUID
 
+from shardids.catalog.connections import parse_url, shown_url
+from shardids.catalog.gids import Gid
 from shardids.catalog.locks import AdvisoryLock
-from shardids.catalog.notation import named_shards, shown_shards
+from shardids.catalog.notation import named_nodes, named_shards, shown_shards
 from shardids.doctor.facts import ClusterFacts, Leftover, LockHolder, Stray
 from shardids.doctor.findings import Found, Severity, check, grouped, in_shell, literal, on_node, quoted
 
 _MIB: Final = 1 << 20
 _PREPARED_S: Final = 5.0
 _HELD_S: Final = 5.0
+_TABLE_SLOT: Final = re.compile(r"pg_\d+_sync_\d+_\d+")
+"""The slots with which PostgreSQL's subscriptions copy tables, one each."""
 
 
 @check("move-interrupted", Severity.ERROR, remedy="`shardids shard move --resume` or `--abort`.")
@@ -116,6 +123,25 @@ def writes_rejected(facts: ClusterFacts) -> Iterator[Found]:
                 )
 
 
+@check("shard-lost", Severity.ERROR, remedy="Accept the loss, or restore the shard and activate it.")
+def shard_lost(facts: ClusterFacts) -> Iterator[Found]:
+    """The server that took over a shard's node does not have the shard, and no client is sent to it."""
+    lost = ((placed.node, shard) for shard, placed in facts.placed.items() if placed.state == "lost")
+    for node, shards in grouped(lost).items():
+        url = shown_url(parse_url(facts.nodes[node].node.url))
+        yield Found(
+            what=f'{named_shards(shards)}: lost with node "{node}", whose new server lacks what it had',
+            to_do="See what is left, then repeat the command with --yes in place of --dry-run; or restore"
+            f' it on node "{node}" from a backup, activate it there, and repeat it without --accept-loss',
+            commands=in_shell(
+                f"shardids node replace {node} --url {shlex.quote(url)} --accept-loss {shown_shards(shards)}"
+                " --dry-run"
+            ),
+            nodes=(node,),
+            shards=shards,
+        )
+
+
 def _strays(facts: ClusterFacts, kind: str) -> Iterator[tuple[str, Stray]]:
     for name, node in facts.nodes.items():
         for stray in node.strays:
@@ -161,12 +187,40 @@ def extension_in_shard(facts: ClusterFacts) -> Iterator[Found]:
         )
 
 
+def _gid_of(facts: ClusterFacts, transaction: Stray) -> Gid | None:
+    """Returns what a prepared transaction's name says, if it is of this cluster's sessions."""
+    gid = Gid.parse(transaction.name)
+    return gid if gid is not None and gid.cluster == facts.description.cluster else None
+
+
+@check("in-doubt", Severity.WARNING, remedy="`shardids transaction resolve`.")
+def in_doubt(facts: ClusterFacts) -> Iterator[Found]:
+    """A transaction on several nodes that its client has not ended within five seconds of preparing it."""
+    parts: dict[UUID, list[tuple[str, Gid, float]]] = {}
+    for name, transaction in _strays(facts, "prepared transaction"):
+        gid, age_s = _gid_of(facts, transaction), transaction.age_s or 0.0
+        if gid is not None and age_s >= _PREPARED_S:
+            parts.setdefault(gid.transaction, []).append((name, gid, age_s))
+    for one, found in parts.items():
+        names = tuple(dict.fromkeys(name for name, _, _ in found))
+        age_s = max(age_s for _, _, age_s in found)
+        yield Found(
+            what=f"transaction {one} was prepared on {named_nodes(names)} {age_s:,.0f} s ago,"
+            f' and has not ended; node "{found[0][1].decider}" decides. Until it ends, its rows are locked,'
+            " VACUUM removes no newer rows, and moves and migrations wait",
+            to_do="End it as was decided; roll it back if nothing was",
+            commands=in_shell("shardids transaction resolve"),
+            nodes=names,
+            thing=str(one),
+        )
+
+
 @check("prepared-transaction", Severity.WARNING, remedy="Commit it or roll it back.")
 def prepared_transaction(facts: ClusterFacts) -> Iterator[Found]:
-    """A transaction that was prepared over five seconds ago, and neither committed nor rolled back."""
+    """One that others prepared over five seconds ago, and that was neither committed nor rolled back."""
     for name, transaction in _strays(facts, "prepared transaction"):
         age_s = transaction.age_s or 0.0
-        if age_s >= _PREPARED_S:
+        if age_s >= _PREPARED_S and _gid_of(facts, transaction) is None:
             locks = f"locks {transaction.detail}" if transaction.detail else "locks no table"
             yield Found(
                 what=f'transaction {transaction.name!r} of node "{name}" was prepared {age_s:,.0f} s ago and'
@@ -225,7 +279,10 @@ def _is_forgotten(facts: ClusterFacts, holder: LockHolder) -> bool:
 @check("slot-inactive", Severity.WARNING, remedy="Drop it, if nobody will read it: it keeps WAL.")
 def slot_inactive(facts: ClusterFacts) -> Iterator[Found]:
     """A replication slot that is not of shardids, and that nobody reads."""
+    sources = {move.source for move in facts.moves}
     for name, slot in _strays(facts, "slot"):
+        if name in sources and _TABLE_SLOT.fullmatch(slot.name):
+            continue
         kept = f"; it keeps {slot.kept_bytes / _MIB:,.1f} MiB of WAL" if slot.kept_bytes is not None else ""
         yield Found(
             what=f'{slot.detail} replication slot {slot.name} of the server of node "{name}" is'
@@ -259,12 +316,14 @@ def revision_unfinished(facts: ClusterFacts) -> Iterator[Found]:
 
 CHECKS = (
     move_interrupted,
+    shard_lost,
     leftover_slot,
     leftover_publication,
     leftover_subscription,
     writes_rejected,
     schema_orphaned,
     extension_in_shard,
+    in_doubt,
     prepared_transaction,
     lock_held,
     slot_inactive,

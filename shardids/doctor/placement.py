@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from shardids.catalog.connections import parse_url, shown_url
 from shardids.catalog.notation import named_nodes, named_shards, shown_shards
-from shardids.doctor.facts import ClusterFacts, Installation, LocalShard
+from shardids.doctor.facts import DROPPED_MEANWHILE, ClusterFacts, Installation, LocalShard
 from shardids.doctor.findings import (
     Command,
     Found,
@@ -22,9 +22,7 @@ from shardids.doctor.findings import (
 from shardids.errors import ConnectionFailed
 
 
-@check(
-    "node-unreachable", Severity.ERROR, remedy="Start it, or correct its address; its shards are not checked."
-)
+@check("node-unreachable", Severity.ERROR, remedy="Start it, or correct its address.")
 def node_unreachable(facts: ClusterFacts) -> Iterator[Found]:
     """A node does not answer, or refuses the login."""
     for name, node in facts.nodes.items():
@@ -66,11 +64,13 @@ def node_mistaken(facts: ClusterFacts) -> Iterator[Found]:
 def node_unread(facts: ClusterFacts) -> Iterator[Found]:
     """Not all of a node could be read, so not all of it was checked."""
     for name, node in facts.nodes.items():
-        if node.engine and node.error and not isinstance(node.error, ConnectionFailed):
+        if node.engine and (error := node.error) and not isinstance(error, ConnectionFailed):
+            is_passing = error.sqlstate in DROPPED_MEANWHILE and (facts.is_migrating or facts.moves)
             yield Found(
-                what=f"not all could be read: {node.error.message}",
-                to_do=node.error.hint or "Examine again, as a role that may read it",
+                what=f"not all could be read: {error.message}",
+                to_do=error.hint or "Examine again, as a role that may read it",
                 nodes=(name,),
+                severity=Severity.INFO if is_passing else None,
             )
 
 
@@ -320,7 +320,7 @@ def old_copy(facts: ClusterFacts) -> Iterator[Found]:
             if local.state in ("fenced", "moved")
             and local.shard not in facts.moving
             and (placed := facts.placed.get(local.shard)) is not None
-            and placed.node != name
+            and (placed.node != name and placed.state == "active")
         ]
         if old:
             yield Found(

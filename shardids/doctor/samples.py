@@ -1,4 +1,4 @@
-"""Samples rows, to see whether they are in the shard that their ID, or the hash of their key, names."""
+"""Reads rows, to see whether they are in the shard that their ID, or the hash of their key, names."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from psycopg import sql
-from sqlalchemy import Connection
+from sqlalchemy import Connection, MetaData
 
 from shardids.catalog.queries import batches, prepare, read, rows
-from shardids.catalog.topology import schema_name, shard_for_key
+from shardids.catalog.topology import schema_name
 from shardids.doctor.facts import KeyColumn, Sample
 from shardids.errors import BadArgument
+from shardids.models.columns import SHARDING_KEY
 
 _ROWS: Final = 100
 """Rows of one table in one shard."""
@@ -25,7 +26,28 @@ _STATEMENT: Final = 50
 """Tables that one statement samples: planning grows with their number, faster than that."""
 _INTEGERS: Final = frozenset({"smallint", "integer", "bigint"})
 """Of another type, the owner of that type may have made the cast that the sample would need."""
-_HASHED: Final = frozenset({"smallint", "integer", "bigint", "text", "character varying", "bytea", "uuid"})
+_BYTES: Final = {
+    **dict.fromkeys(_INTEGERS, sql.SQL("convert_to('i:' || value, 'UTF8')")),
+    "text": sql.SQL("convert_to('s:' || value, 'UTF8')"),
+    "character varying": sql.SQL("convert_to('s:' || value, 'UTF8')"),
+    "enum": sql.SQL("convert_to(format('s:%s', value), 'UTF8')"),
+    "bytea": sql.SQL("'\\x623a'::bytea || value"),
+    "uuid": sql.SQL("'\\x753a'::bytea || uuid_send(value)"),
+}
+"""What is hashed of a key, by its type: see :func:`shardids.catalog.topology.key_hash`."""
+_MISPLACED: Final = sql.SQL("""
+    select {table} as table_name, {column} as column_name, 'key' as said_by, {shard} as shard,
+           count(*) as rows, count(wrong) as wrong, (min(wrong))[1] as example,
+           (min(wrong))[2]::integer as belongs_to
+    from (
+      select case when belongs_to <> {shard} then array[value, belongs_to::text] end
+      from (
+        select value, mod(hash + case when hash < 0 then 18446744073709551616 else 0 end, {shards})
+        from (
+          select quote_literal(format('%s', value)) collate "C",
+                 ('x' || encode(substr(sha256({bytes}), 1, 8), 'hex'))::bit(64)::bigint
+          from ({values}) read (value)
+          where value is not null) hashed (value, hash)) placed (value, belongs_to)) compared (wrong)""")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,19 +70,29 @@ class ShardingKey:
         return cls(table_name=table, column_name=column)
 
 
+def keys_of(metadata: MetaData) -> list[ShardingKey]:
+    """Returns the sharding keys that models mark."""
+    return [
+        ShardingKey(table_name=table.name, column_name=column.name)
+        for table in metadata.sorted_tables
+        for column in table.columns
+        if column.info.get(SHARDING_KEY)
+    ]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Column:
     """A column in one shard: a row of ``doctor/column.v1.sql``."""
 
     shard: int
     type: str
+    is_enum: bool
+    is_deterministic: bool
     pages: int
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Value:
-    shard: int
-    value: int | str | bytes
+    @property
+    def kind(self) -> str:
+        return "enum" if self.is_enum else self.type
 
 
 def sample_ids(connection: Connection, prefix: str, keys: Sequence[KeyColumn]) -> Iterator[Sample]:
@@ -97,13 +129,18 @@ def sample_ids(connection: Connection, prefix: str, keys: Sequence[KeyColumn]) -
             yield from rows(connection, sql.SQL(" union all ").join(selects).as_string(), Sample)
 
 
-def sample_keys(
-    connection: Connection, prefix: str, shard_count: int, keys: Sequence[ShardingKey]
+def read_keys(
+    connection: Connection,
+    prefix: str,
+    shard_count: int,
+    keys: Sequence[ShardingKey],
+    *,
+    every_row: bool,
 ) -> Iterator[Sample]:
-    """Samples sharding keys at random.
+    """Reads sharding keys, some at random or all, and hashes them on the node.
 
     Raises:
-        BadArgument: the column's type has no stable hash.
+        BadArgument: the column's type or collation has no hash that equal values share.
     """
     for key in keys:
         columns = read(
@@ -113,44 +150,50 @@ def sample_keys(
             table_name=key.table_name,
             column_name=key.column_name,
         )
+        for column in columns:
+            _require_hash(key, column)
         for batch in batches(columns, _STATEMENT):
-            yield from _sample_key(connection, prefix, shard_count, key, batch)
+            selects = [_misplaced(prefix, shard_count, key, column, every_row=every_row) for column in batch]
+            with connection.begin():
+                prepare(connection)
+                if every_row:
+                    connection.exec_driver_sql("set local statement_timeout = 0")
+                yield from rows(connection, sql.SQL(" union all ").join(selects).as_string(), Sample)
 
 
-def _sample_key(
-    connection: Connection, prefix: str, shard_count: int, key: ShardingKey, columns: Sequence[_Column]
-) -> Iterator[Sample]:
-    for column in columns:
-        if column.type not in _HASHED:
-            raise BadArgument(
-                f"{key.table_name}.{key.column_name} is of type {column.type}, which has no stable hash",
-                hint="A sharding key is an integer, text, bytea or uuid.",
-            )
-    selects = [
-        sql.SQL("(select {} as shard, value from ({}) sampled (value) where value is not null)").format(
-            sql.Literal(column.shard),
-            _sampled(prefix, column.shard, key.table_name, key.column_name, column.pages),
+def _require_hash(key: ShardingKey, column: _Column) -> None:
+    what = f"{key.table_name}.{key.column_name}"
+    if column.kind not in _BYTES:
+        raise BadArgument(
+            f"{what} is of type {column.type}, which has no stable hash",
+            hint="A sharding key is an integer, text, an enum, bytea or uuid.",
         )
-        for column in columns
-    ]
-    with connection.begin():
-        prepare(connection)
-        found = rows(connection, sql.SQL(" union all ").join(selects).as_string(), _Value)
-    values: dict[int, list[int | str | bytes]] = {column.shard: [] for column in columns}
-    for one in found:
-        values[one.shard].append(one.value)
-    for shard, there in values.items():
-        elsewhere = [value for value in there if shard_for_key(value, shard_count) != shard]
-        yield Sample(
-            table_name=key.table_name,
-            column_name=key.column_name,
-            said_by="key",
-            shard=shard,
-            rows=len(there),
-            wrong=len(elsewhere),
-            example=repr(elsewhere[0]) if elsewhere else None,
-            belongs_to=shard_for_key(elsewhere[0], shard_count) if elsewhere else None,
+    if not column.is_deterministic:
+        raise BadArgument(
+            f"{what} has a nondeterministic collation: equal values have several hashes",
+            hint="A sharding key is text of a deterministic collation.",
         )
+
+
+def _misplaced(
+    prefix: str, shard_count: int, key: ShardingKey, column: _Column, *, every_row: bool
+) -> sql.Composed:
+    """Returns a query that counts the rows of a shard whose keys belong to others."""
+    if every_row:
+        values = sql.SQL("select {} from {}").format(
+            sql.Identifier(key.column_name),
+            sql.Identifier(schema_name(prefix, column.shard), key.table_name),
+        )
+    else:
+        values = _sampled(prefix, column.shard, key.table_name, key.column_name, column.pages)
+    return _MISPLACED.format(
+        table=sql.Literal(key.table_name),
+        column=sql.Literal(key.column_name),
+        shard=sql.Literal(column.shard),
+        shards=sql.Literal(shard_count),
+        bytes=_BYTES[column.kind],
+        values=values,
+    )
 
 
 def _sampled(prefix: str, shard: int, table: str, column: str, pages: int) -> sql.Composed:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
+from typing import Final
 
-from shardids.catalog.notation import named_shards, shown_shards
+from shardids.catalog.notation import named_nodes, named_shards, shown_shards
 from shardids.doctor.facts import ClusterFacts, KeyColumn
-from shardids.doctor.findings import Found, Severity, check, grouped, on_node, quoted
+from shardids.doctor.findings import Found, Severity, check, grouped, in_shell, on_node, quoted
+
+_FORGET: Final = "comment on column public.alembic_node_version.version_num is null;"
 
 
 @check("primary-key-default", Severity.WARNING, remedy="Give it the shard's `next_id()` as its default.")
@@ -157,7 +161,8 @@ def revisions_apart(facts: ClusterFacts) -> Iterator[Found]:
     at = grouped(
         (node.application_revisions.get(shard), shard)
         for name, node in facts.nodes.items()
-        if node.engine
+        # With an error, perhaps none was read.
+        if node.engine and (node.application_revisions or not node.error)
         for shard in node.shards
         if shard in facts.placed and facts.placed[shard].node == name
     )
@@ -179,6 +184,77 @@ def _named(revisions: tuple[str, ...] | None) -> str:
     return ", ".join(revisions) or "base"
 
 
+@check(
+    "revision-edited",
+    Severity.WARNING,
+    remedy="Make the shards alike, and record it: `shardids migrate stamp`.",
+)
+def revision_edited(facts: ClusterFacts) -> Iterator[Found]:
+    """A revision that was edited between shards, or nodes: they ran other statements under its name."""
+    for revision, hashes in _hashes_of_shards(facts).items():
+        usual = max(hashes, key=lambda one: len(hashes[one]))
+        odd = {shard for one, shards in hashes.items() if one != usual for shard in shards}
+        if odd:
+            everyone = odd | hashes[usual]
+            names = tuple(sorted({facts.placed[shard].node for shard in odd}))
+            yield Found(
+                what=f"{named_shards(odd)} on {named_nodes(names)} ran another revision {revision} than"
+                f" {named_shards(hashes[usual])}: it was edited in between",
+                to_do="Compare the shards (shardids migrate check --all) and make them alike; then record"
+                " that they are as the code's revision makes them",
+                commands=in_shell(*_stamps(facts, everyone)),
+                nodes=names,
+                shards=tuple(sorted(odd)),
+                thing=revision,
+            )
+    for revision, on in _hashes_of_nodes(facts).items():
+        usual = max(on, key=lambda one: len(on[one]))
+        names = tuple(sorted(name for one, there in on.items() if one != usual for name in there))
+        if names:
+            yield Found(
+                what=f"{named_nodes(names)} ran another revision {revision} for the node than"
+                f" {named_nodes(sorted(on[usual]))}: it was edited in between",
+                to_do="Make the nodes alike; then take away what they recorded",
+                commands=tuple(command for name in names for command in on_node(name, _FORGET)),
+                nodes=names,
+                thing=revision,
+            )
+
+
+def _hashes_of_shards(facts: ClusterFacts) -> dict[str, dict[str, set[int]]]:
+    """Returns the shards by revision and by the hash that they recorded of it."""
+    found: dict[str, dict[str, set[int]]] = {}
+    for name, node in facts.nodes.items():
+        for one in node.recorded:
+            shards = {s for s in one.shards if facts.is_settled(s, name) and s not in node.in_flux}
+            if shards:
+                for revision, value in one.hashes.items():
+                    found.setdefault(revision, {}).setdefault(value, set()).update(shards)
+    return dict(sorted(found.items()))
+
+
+def _hashes_of_nodes(facts: ClusterFacts) -> dict[str, dict[str, set[str]]]:
+    """Returns the nodes by revision for the node and by the hash that they recorded of it."""
+    found: dict[str, dict[str, set[str]]] = {}
+    for name, node in facts.nodes.items():
+        for one in node.recorded:
+            if not one.shards:
+                for revision, value in one.hashes.items():
+                    found.setdefault(revision, {}).setdefault(value, set()).add(name)
+    return dict(sorted(found.items()))
+
+
+def _stamps(facts: ClusterFacts, shards: set[int]) -> Iterator[str]:
+    """Yields commands that record what shards with a single head are at."""
+    heads = grouped(
+        (facts.nodes[facts.placed[shard].node].application_revisions.get(shard, ()), shard)
+        for shard in shards
+    )
+    for revisions, there in sorted(heads.items()):
+        if len(revisions) == 1:
+            yield f"shardids migrate stamp {shlex.quote(revisions[0])} --shards {shown_shards(there)}"
+
+
 CHECKS = (
     primary_key_default,
     id_column_type,
@@ -187,5 +263,6 @@ CHECKS = (
     foreign_key_leaves_shard,
     invalid_index,
     revisions_apart,
+    revision_edited,
 )
 """All checks of this module."""

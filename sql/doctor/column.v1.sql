@@ -4,11 +4,14 @@
 -- Locks:      none beyond those of reading the server's catalogs.
 -- Privileges: USAGE on schema shardids, SELECT on its tables. Columns that may not be read are left out.
 
-select s.id as shard, format_type(a.atttypid, null) as type, c.relpages as pages
+select s.id as shard, format_type(a.atttypid, null) as type, t.typtype = 'e' as is_enum,
+       coalesce(l.collisdeterministic, true) as is_deterministic, c.relpages as pages
 from shardids.shard s
 join pg_namespace n on n.nspname = s.schema
 join pg_class c on c.relnamespace = n.oid and c.relname = current_setting('shardids.table_name') and c.relkind in ('r', 'p')
 join pg_attribute a on a.attrelid = c.oid and a.attname = current_setting('shardids.column_name')
   and a.attnum > 0 and not a.attisdropped
+join pg_type t on t.oid = a.atttypid
+left join pg_collation l on l.oid = a.attcollation
 where s.state <> 'moved' and has_column_privilege(c.oid, a.attnum, 'select')
 order by 1;

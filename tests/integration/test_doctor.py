@@ -457,7 +457,7 @@ def test_rows_in_the_wrong_shard(pair: Pair) -> None:
             ("row-in-wrong-shard", "warning", ("b",), (4,)),
         }
         by_key, by_id = (f.what for f in report.findings)
-        assert f"users.name: 1 of {len(names[0])} sampled rows" in by_key
+        assert f"users.name: 1 of {len(names[0])} rows read" in by_key
         assert by_key.endswith(f"for example {moved!r} in shard 0, which says shard 1")
         assert by_id.endswith("in shard 4, which says shard 5")
         with pytest.raises(BadArgument, match=r"no shard has a column nonesuch\.name"):
@@ -468,6 +468,58 @@ def test_rows_in_the_wrong_shard(pair: Pair) -> None:
         for text in ("users", "users.", ".name", "a.b.c", ""):
             with pytest.raises(BadArgument, match="is not a table and a column"):
                 ShardingKey.parse(text)
+
+
+def test_every_row_of_a_sharding_key_is_read_when_asked(pair: Pair) -> None:
+    a, b = pair
+    types = {
+        "small": ("smallint", "n"),
+        "whole": ("integer", "n - 5"),
+        "big": ("bigint", "(n - 5) * 1000000007::bigint"),
+        "word": ("text", "'ä ' || n"),
+        "short": ("varchar(20)", "'\\ ''%' || n"),
+        "raw": ("bytea", "decode(to_hex(n + 16), 'hex')"),
+        "token": ("uuid", "md5(n::text)::uuid"),
+        "mood": ("public.mood", "case n % 2 when 0 then 'low' else 'high' end::public.mood"),
+    }
+    keys = [ShardingKey(table_name="keyed", column_name=name) for name in types]
+    columns = ", ".join(f"{name} {type_}" for name, (type_, _) in types.items())
+    expressions = ", ".join(expression for _, expression in types.values())
+    for url, shards in ((a, range(4)), (b, range(4, 8))):
+        run(
+            url,
+            "create type public.mood as enum ('low', 'high')",
+            *(f"create table shard_{shard:04}.keyed ({columns})" for shard in shards),
+        )
+    # More pages than a sample reads.
+    run(a, f"insert into shard_0002.keyed select {expressions} from generate_series(1, 200) n")
+    run(a, "insert into shard_0002.keyed select from generate_series(1, 20000)")
+    with connected(a) as connection, Cluster.connect(a) as cluster:
+        selected = connection.execute(f"select {', '.join(types)} from shard_0002.keyed where small > 0")
+        values = selected.fetchall()
+        wrong = {
+            name: sum(cluster.shard_for(row[index]) != 2 for row in values)
+            for index, name in enumerate(types)
+        }
+    with catalog_at(a) as catalog:
+        report = doctor.examine(catalog, ["key-in-wrong-shard"], keys, every_row=True)
+        assert {f.thing: f.what.split(" in shard")[0] for f in report.findings} == {
+            f"keyed.{name}": f"keyed.{name}: {count} of 200 rows read"
+            for name, count in wrong.items()
+            if count
+        }
+        assert len(report.findings) >= 7
+        for finding in report.findings:
+            assert finding.shards == (2,)
+        run(
+            a,
+            # Not every server is built with ICU, whose collations alone can be so.
+            "create collation public.alike (provider = libc, locale = 'C')",
+            "update pg_collation set collisdeterministic = false where collname = 'alike'",
+            "alter table shard_0002.keyed alter word type text collate public.alike",
+        )
+        with pytest.raises(BadArgument, match=r"keyed\.word has a nondeterministic collation"):
+            doctor.examine(catalog, ["key-in-wrong-shard"], keys)
 
 
 def test_ticks_ahead_of_the_clock(pair: Pair) -> None:

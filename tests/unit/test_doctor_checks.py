@@ -8,16 +8,17 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from sqlalchemy.orm import DeclarativeBase, Mapped
 
-from shardids import Layout, doctor
+from shardids import Layout, doctor, primary_key, sharding_key
 from shardids.catalog.locks import AdvisoryLock
 from shardids.catalog.notation import shown_shards
 from shardids.catalog.rows import Description
 from shardids.catalog.topology import Node
 from shardids.doctor.access import schema_owner
 from shardids.doctor.ask import moves_meanwhile
+from shardids.doctor.clock import ClockSample
 from shardids.doctor.facts import (
-    ClockSample,
     ClusterFacts,
     Draws,
     Installation,
@@ -26,10 +27,14 @@ from shardids.doctor.facts import (
     Move,
     NodeFacts,
     SchemaOwner,
+    Stray,
 )
 from shardids.doctor.findings import Severity, call
 from shardids.doctor.generators import clocks_apart, tick_rate, ticks_ahead, years_left
-from shardids.doctor.leftovers import lock_held
+from shardids.doctor.leftovers import lock_held, slot_inactive
+from shardids.doctor.placement import node_unread
+from shardids.doctor.samples import ShardingKey, keys_of
+from shardids.errors import StatementFailed
 from shardids.ids.layout import DEFAULT
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "doctor.md"
@@ -237,3 +242,36 @@ def test_moves_that_begin_and_end_while_the_doctor_asks() -> None:
         move(3, is_running=False),
         move(4, is_running=True),
     ]
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Account(Base):
+    __tablename__ = "accounts"
+    id: Mapped[int] = primary_key()
+    name: Mapped[str] = sharding_key(unique=True)
+
+
+class Note(Base):
+    __tablename__ = "notes"
+    id: Mapped[int] = primary_key()
+
+
+def test_the_sharding_keys_of_models_are_found() -> None:
+    assert keys_of(Base.metadata) == [ShardingKey(table_name="accounts", column_name="name")]
+
+
+def test_what_a_move_and_a_migration_do_is_no_fault() -> None:
+    slot = Stray(kind="slot", name="pg_1_sync_2_3", shard=None, detail="logical", age_s=None, kept_bytes=0)
+    error = StatementFailed("relation shard_0001.albums does not exist")
+    error.sqlstate = "42P01"
+    node = NodeFacts(node=Node(name="a", url=""), engine=INSTALLATION, strays=[slot], error=error)
+    quiet = replace(FACTS, nodes={"a": node})
+    move = Move(shard=1, source="a", target="b", step="copy", is_running=True)
+    moving = replace(quiet, moves=(move,))
+    assert [found.thing for found in slot_inactive.findings(quiet)] == [slot.name]
+    assert [found.thing for found in slot_inactive.findings(moving)] == []
+    assert [found.severity for found in node_unread.findings(quiet)] == [Severity.WARNING]
+    assert [found.severity for found in node_unread.findings(moving)] == [Severity.INFO]
