@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 
 import psycopg
 import pytest
@@ -13,12 +13,11 @@ from sqlalchemy.engine import make_url
 
 from shardids import mover
 from shardids.catalog.rows import Catalog
-from shardids.catalog.topology import Node
 from shardids.dev.embedded import temporary_servers
 from shardids.errors import ShardidsError
 from shardids.mover.steps import LIVE
 from tests.support.faults import LONG
-from tests.support.moves import TwoNodes, assert_one_owner, finish, schema, two_nodes
+from tests.support.moves import TwoNodes, assert_one_owner, finish, proxies_of, schema, two_nodes
 from tests.support.proxy import Proxy
 
 WRITES_AGAIN_S = 30
@@ -37,17 +36,8 @@ def nodes() -> Iterator[TwoNodes]:
 
 @pytest.fixture
 def proxies(nodes: TwoNodes) -> Iterator[dict[str, Proxy]]:
-    """One in front of each node and one in front of the catalog, as the mover sees them; nobody else does."""
-    with ExitStack() as kept:
-        found = {}
-        for name, server in nodes.servers.items():
-            found[name] = kept.enter_context(Proxy(server.port))
-            url = make_url(server.url()).set(host="127.0.0.1", port=found[name].port)
-            nodes.catalog.point_node(Node(name=name, url=url.render_as_string(hide_password=False)))
-        found["catalog"] = kept.enter_context(Proxy(make_url(nodes.catalog_url).port or 5432))
+    with proxies_of(nodes) as found:
         yield found
-        for name, server in nodes.servers.items():
-            nodes.catalog.point_node(Node(name=name, url=server.url()))
 
 
 class Pulse:

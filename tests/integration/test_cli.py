@@ -295,7 +295,7 @@ def test_what_there_is(run: Run, home: str) -> None:
     of_node = run("shard", "list", "--node", "a", "--json", *at).json
     assert of_node == [one for one in shards if one["node"] == "a"]
     assert len(of_node) == 4
-    assert run("shard", "list", *at).out.splitlines()[0].split() == ["shard", "node", "schema"]
+    assert run("shard", "list", *at).out.splitlines()[0].split() == ["shard", "node", "schema", "state"]
     (facts,) = run("shard", "show", "5", "--json", *at).json
     assert (facts["shard"], facts["schema"], facts["state"]) == (5, "shard_0005", "active")
     shown = run("shard", "show", "5", *at).out
@@ -504,6 +504,48 @@ def test_views_by_commands(run: Run, cluster_url: URL) -> None:
     refused(run("view", "refresh", "nonesuch", "--catalog", catalog), 1, 'no view "nonesuch"', "Views: logs")
     refused(run("view", "create", "x", "--catalog", catalog, "--table", "logs"), 2, "--on NODE, --url URL")
     assert run("view", "drop", "logs", "--catalog", catalog).out.startswith('View "logs" dropped')
+    assert run("view", "list", "--catalog", catalog, "--json").json == []
+
+
+def test_the_query_node_by_commands(run: Run, cluster_url: URL) -> None:
+    catalog = dsn(cluster_url)
+    with catalog_at(catalog) as there:
+        nodes = there.nodes()
+    for name, shards in (("a", range(4)), ("b", range(4, 8))):
+        with connected(parse_url(nodes[name].url)) as connection:
+            for shard in shards:
+                schema = f"shard_{shard:04}"
+                connection.execute(
+                    f"create table {schema}.logs (id bigint primary key default {schema}.next_id());"
+                    f" create table {schema}.words (word text)".encode()
+                )
+    words = ("create", "--all", "--catalog", catalog, "--on", "a", "--store-password")
+    before = everything(cluster_url)
+    dry = run("view", *words, "--dry-run")
+    assert dry.code == 0
+    assert dry.err.startswith('Warning: table "words" is left out: nothing says whether each shard has rows')
+    assert 'create view "shardids_query"."logs"' in dry.out
+    assert str(cluster_url.password) not in dry.out
+    assert everything(cluster_url) == before
+    made = run("view", *words, "--sharded", "words")
+    assert (made.code, made.err) == (0, "")
+    assert made.out.startswith('View "shardids_query.*" created: ')
+    assert run("view", "refresh", "--catalog", catalog).out == 'View "shardids_query.*" is up to date\n'
+    listed = run("view", "list", "--catalog", catalog, "--json")
+    assert listed.json == [
+        {"view": "shardids_query.*", "table": "all (2)", "id": "", "on": "a", "shards": 8, "stale": 0}
+    ]
+    for wrong, code, why in (
+        (("create", "x", "--all", "--on", "a"), 2, "--all makes a view of every table"),
+        (("create", "--on", "a"), 2, "a view has a NAME and a --table"),
+        (("create", "x", "--table", "y", "--on", "a", "--sharded", "y"), 2, "go with --all"),
+        (("create", "--all", "--on", "b"), 1, 'the query node is node "a" already'),
+        (("drop",), 2, "what to drop is a view's NAME, or --all"),
+    ):
+        refused(run("view", *wrong, "--catalog", catalog), code, why, "")
+    assert run("view", "drop", "--all", "--catalog", catalog).out.startswith(
+        'View "shardids_query.*" dropped'
+    )
     assert run("view", "list", "--catalog", catalog, "--json").json == []
 
 

@@ -449,6 +449,15 @@ def test_a_session_that_the_server_ended(shared: Cluster, home: URL, admin: psyc
         assert session.scalars(select(Note).limit(1)).all() is not None
 
 
+def test_a_connection_that_is_lost_in_a_function_names_the_reason_and_not_its_context(
+    shared: Cluster,
+) -> None:
+    dying = "do $$ begin perform pg_terminate_backend(pg_backend_pid()); perform pg_sleep(60); end $$"
+    with shared.session(shard=7) as session, pytest.raises(ConnectionFailed) as lost:
+        session.execute(text(dying))
+    assert lost.value.message.endswith(": terminating connection due to administrator command")
+
+
 # Errors.
 
 

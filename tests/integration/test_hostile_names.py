@@ -43,13 +43,17 @@ upgrade
 view create photos --table photos --on a --store-password
 view list
 view refresh photos
+view create --all --on b --store-password
+view list
 shard move 0 --to b --verify
 shard moves
 shard purge all
 shard move 3 --to a --offline
 rebalance --plan
 node drain a --dry-run
+view refresh
 view drop photos
+view drop --all
 """
 POOLED = """
 node list

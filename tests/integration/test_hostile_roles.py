@@ -13,6 +13,7 @@ from sqlalchemy import text
 from sqlalchemy.engine import URL
 
 from shardids.catalog.connections import open_engine
+from shardids.catalog.objects import read_objects
 from shardids.errors import BadArgument, MissingPrivilege
 from shardids.ids.layout import DEFAULT, Layout
 from shardids.install import provision
@@ -138,7 +139,7 @@ def test_sessions_of_administrators_run_nothing_that_others_put_into_public(
         engine.dispose()
 
 
-def test_descriptions_and_revisions_run_nothing_that_was_put_into_a_shard(
+def test_reading_objects_and_revisions_runs_nothing_that_was_put_into_a_shard(
     blank_database: Callable[[], URL], stranger: URL
 ) -> None:
     url = blank_database()
@@ -157,9 +158,14 @@ def test_descriptions_and_revisions_run_nothing_that_was_put_into_a_shard(
               $$ begin raise 'ran as %', current_user; end $$;
             create cast (shard_0001.item as text) with function shard_0001.spell(shard_0001.item);
             insert into shard_0001.item values (1, 'x')""")
+    engine = open_engine(url, what="node", administrative=True)
+    try:
+        with engine.connect() as connection:
+            objects = read_objects(connection, [1])
+    finally:
+        engine.dispose()
+    assert ("column", "item.id", "bigint default 1") in {(o.kind, o.name, o.definition) for o in objects}
     with connect(dsn(url)) as owner:
-        lines = [line for (line,) in owner.execute("select shardids.description('shard_0001')").fetchall()]
-        assert "column item.id bigint default 1" in lines
         assert scalar(owner, "select rows from shardids.digest(1) where name like '%item'") == 1
         assert scalar(owner, "select revisions from shardids.revisions() where shard = 1") == ["(x)"]
         with refused("SI009"):

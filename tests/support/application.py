@@ -13,7 +13,6 @@ from sqlalchemy import ForeignKey, update
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from shardids import Cluster, primary_key
-from shardids.errors import CommitUncertain, ConnectionFailed, ShardMoved
 from tests.support.moves import TwoNodes, schema
 
 TABLES = """
@@ -83,8 +82,6 @@ class Author:
     number: int
     shards: Sequence[int]
     acknowledged: list[tuple[Write, list[int], list[int]]] = field(default_factory=list)
-    uncertain: list[Write] = field(default_factory=list)
-    refused: Counter[str] = field(default_factory=Counter)
     calls: int = 0
     turn: int = 0
     _users: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -109,8 +106,7 @@ class Author:
 class Application:
     """Threads that write, each with its author, to the shards of a cluster wherever they are.
 
-    ``may_fail``: a node may be lost, or a mover. Then a write may be refused, and must not be there, or its
-    COMMIT may be uncertain, and it may be there once. Otherwise no error may come.
+    No error may come.
     """
 
     def __init__(
@@ -120,11 +116,10 @@ class Application:
         *,
         writers: int = 16,
         every_s: float = 0.005,
-        may_fail: bool = False,
     ) -> None:
         self.cluster = cluster
         self.authors = [Author(number, shards) for number in range(writers)]
-        self._every_s, self._may_fail = every_s, may_fail
+        self._every_s = every_s
         self._stop = threading.Event()
         self._failures: list[BaseException] = []
         self._threads = [
@@ -157,11 +152,6 @@ class Application:
         return sum(len(author.acknowledged) for author in self.authors)
 
     @property
-    def refused(self) -> Counter[str]:
-        """How many writes ended with which error, nothing of them done."""
-        return sum((author.refused for author in self.authors), Counter())
-
-    @property
     def repeated(self) -> int:
         """How many times a transaction was run again."""
         return sum(author.calls - author.turn for author in self.authors)
@@ -178,25 +168,13 @@ class Application:
             author.calls += 1
             return write(session)
 
-        try:
-            made = self.cluster.run(counted, shard=write.shard)
-        except CommitUncertain:
-            if not self._may_fail:
-                raise
-            author.uncertain.append(write)
-        except (ConnectionFailed, ShardMoved) as error:
-            if not self._may_fail:
-                raise
-            author.refused[type(error).__name__] += 1
-            self._stop.wait(0.05)
-        else:
-            author.keep(write, *made)
+        author.keep(write, *self.cluster.run(counted, shard=write.shard))
 
 
 def assert_each_write_once(
     nodes: TwoNodes, shards: Sequence[int], authors: Sequence[Author], cluster: Cluster
 ) -> int:
-    """What was acknowledged is there once, in its shard; nothing that was refused is; the number of rows."""
+    """What was acknowledged is there once, in its shard, and nothing else is; the number of rows."""
     seen: list[int] = []
     for shard in shards:
         users, photos = _rows(nodes, shard)
@@ -226,7 +204,6 @@ def _check_shard(
     shard: int, authors: Sequence[Author], by_token: dict[str, list[int]], edits: dict[int, int]
 ) -> None:
     edited: Counter[int] = Counter()
-    perhaps: Counter[int] = Counter()
     for author in authors:
         for write, users, photos in author.acknowledged:
             if write.shard != shard:
@@ -235,12 +212,6 @@ def _check_shard(
                 edited[write.owner] += 1
             else:
                 assert by_token.pop(write.token, None) == sorted([*users, *photos]), write
-        for write in author.uncertain:
-            if write.shard == shard and write.is_edit:
-                perhaps[write.owner] += 1
-            elif write.shard == shard:
-                # All of the transaction or nothing.
-                assert len(by_token.pop(write.token, [])) in (0, 3 if write.owner is None else 1), write
     assert not by_token, "what nobody acknowledged is there"
     for user, count in edits.items():
-        assert edited[user] <= count <= edited[user] + perhaps[user]
+        assert count == edited[user]

@@ -180,7 +180,10 @@ def command(*arguments: str, stdin: str = "", **more: str) -> subprocess.Complet
 
 
 class Nursery:
-    """A process that has everything imported and forks children that do one thing with a cluster."""
+    """A process that has everything imported and forks children that do one thing with a cluster.
+
+    ``more`` is what it does, too, before it forks any.
+    """
 
     _SCRIPT = """
 import os, sys
@@ -191,6 +194,7 @@ from shardids.install import provision
 from shardids.catalog.rows import Catalog
 import psycopg, sqlalchemy.dialects.postgresql.psycopg
 trees.shard_sql()
+{more}
 for line in sys.stdin:
     child = os.fork()
     if child == 0:
@@ -207,10 +211,11 @@ for line in sys.stdin:
     sys.stdout.flush()
 """
 
-    def __init__(self) -> None:
+    def __init__(self, more: str = "") -> None:
         self._said: list[str] = []
+        script = self._SCRIPT.replace("{more}", more)
         self._process = subprocess.Popen(
-            [sys.executable, "-c", self._SCRIPT],
+            [sys.executable, "-c", script],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -8,7 +8,7 @@ import psycopg
 from psycopg import sql
 
 from tests.support.faults import scalar
-from tests.support.standbys import with_password
+from tests.support.standbys import Server, Standby, with_password
 from tests.support.waiting import wait_for
 
 
@@ -17,6 +17,16 @@ def stop_receiving(standby: psycopg.Connection[Any]) -> None:
     standby.execute("alter system set primary_conninfo = ''")
     standby.execute("select pg_reload_conf()")
     wait_for(lambda: not is_receiving(standby), "the standby receives no more WAL")
+
+
+def deafen(primary: Server, standby: Standby) -> None:
+    """From here on the standby hears nothing; what was said before it has."""
+    with (
+        psycopg.connect(primary.url(), autocommit=True) as speaking,
+        psycopg.connect(standby.url(), autocommit=True) as hearing,
+    ):
+        wait_for(lambda: has_all_of(hearing, speaking), "the standby has it all")
+        stop_receiving(hearing)
 
 
 def is_receiving(standby: psycopg.Connection[Any]) -> bool:

@@ -39,7 +39,8 @@ def container_server(image: str) -> Iterator[URL]:
             from testcontainers.community.postgres import PostgresContainer
         except ModuleNotFoundError:  # before 4.15
             from testcontainers.postgres import PostgresContainer
-    with PostgresContainer(image, driver="psycopg") as container:
+    container = PostgresContainer(image, driver="psycopg")
+    with container.with_command("postgres -c max_prepared_transactions=200") as container:
         yield parse_url(container.get_connection_url())
 
 

@@ -24,6 +24,9 @@ from tests.support.client_programs import client_folder
 class Server(Protocol):
     """An embedded server, or the standby of one."""
 
+    @property
+    def log_file(self) -> Path: ...
+
     def url(self, database: str = "postgres") -> str: ...
 
     def kill(self) -> None: ...
@@ -35,12 +38,13 @@ class Standby:
     """A hot standby that streams. Its clock is the machine's; its postmaster dies with the test."""
 
     def __init__(
-        self, primary_url: str, port: int, postmaster: Postmaster, start: Callable[[], None]
+        self, primary_url: str, port: int, postmaster: Postmaster, log_file: Path, start: Callable[[], None]
     ) -> None:
         self._primary_url = primary_url
         self._postmaster = postmaster
         self._start = start
         self.port = port
+        self.log_file = log_file
 
     def url(self, database: str = "postgres") -> str:
         """A URL of a database here; the password's file is the primary's."""
@@ -84,7 +88,7 @@ def standby_of(primary: Server) -> Iterator[Standby]:
 
         try:
             start()
-            yield Standby(primary.url(), port, postmaster, start)
+            yield Standby(primary.url(), port, postmaster, folder / "log", start)
         finally:
             if postmaster.pid is not None:
                 postmaster.end(postmaster.pid, QUICK_STEPS)
