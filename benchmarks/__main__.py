@@ -1,13 +1,16 @@
-"""``python -m benchmarks [NAME…] [--rounds N] [--write FOLDER]``."""
+"""``python -m benchmarks [NAME…] [--rounds N] [--postgresql VERSION…] [--write FOLDER]``."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import platform
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from benchmarks import (
+    copying,
     doctor,
     draws,
     duplicates,
@@ -15,23 +18,32 @@ from benchmarks import (
     memory,
     migrations,
     moving,
+    oltp,
     orm,
     provisioning,
+    querying,
     routing,
     rows,
+    twophase,
 )
-from benchmarks.report import show, write
+from benchmarks.report import Section, show, write
+from shardids.dev.embedded import find_binaries
+from tests.matrix import RELEASES, SUPPORTED, binaries
 
-BENCHMARKS = {
+BENCHMARKS: dict[str, tuple[Callable[[int], Section], int]] = {
     "draws": (draws.one_session, 11),
     "sessions": (draws.many_sessions, 7),
+    "oltp": (oltp.run, 3),
     "rows": (rows.run, 5),
+    "copy": (copying.run, 5),
     "duplicates": (duplicates.run, 3),
     "python": (in_python.run, 7),
     "memory": (memory.run, 1),
     "orm": (orm.run, 15),
     "routing": (routing.run, 151),
+    "twophase": (twophase.run, 15),
     "shards": (routing.many_shards, 1),
+    "querying": (querying.run, 11),
     "provisioning": (provisioning.run, 3),
     "doctor": (doctor.run, 7),
     "migrations": (migrations.run, 5),
@@ -45,11 +57,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure shardids.")
     parser.add_argument("names", nargs="*", choices=[[], *BENCHMARKS], help="which (default: all)")
     parser.add_argument("--rounds", type=int, help="rounds of each, after one to warm up")
+    parser.add_argument(
+        "--postgresql",
+        action="append",
+        choices=SUPPORTED,
+        help="oltp: measure on this version's server, fetched if need be; may be repeated",
+    )
     parser.add_argument("--write", type=Path, metavar="FOLDER", help="write benchmarks.json and .md there")
     arguments = parser.parse_args()
     sections = []
     for name in arguments.names or BENCHMARKS:
         run, rounds = BENCHMARKS[name]
+        if name == "oltp" and arguments.postgresql:
+            run = partial(oltp.run, bindirs=[server_programs(version) for version in arguments.postgresql])
         sections.append(run(arguments.rounds or rounds))
         show(sections[-1])
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}."
@@ -57,6 +77,11 @@ def main() -> None:
         write(sections, machine, arguments.write)
     if not all(ratio.reached for section in sections for ratio in section.ratios):
         raise SystemExit(1)
+
+
+def server_programs(version: str) -> Path:
+    """Returns the folder of a version's server: of the test matrix, or else the one that is found."""
+    return binaries(version) if version in RELEASES else find_binaries()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import rich.table
 from rich.console import Console
@@ -30,12 +31,21 @@ class Ratio:
 
     name: str
     value: float
-    at_most: float | None
+    at_most: float | None = None
+    at_least: float | None = None
+
+    @property
+    def promised(self) -> str:
+        """Returns the limit, as a report shows it."""
+        limits = (("≤", self.at_most), ("≥", self.at_least))
+        return ", ".join(f"{sign} {limit:.3g}" for sign, limit in limits if limit is not None)
 
     @property
     def reached(self) -> bool:
-        """Returns whether it is as low as promised."""
-        return self.at_most is None or self.value <= self.at_most
+        """Returns whether it is within what is promised."""
+        return (self.at_most is None or self.value <= self.at_most) and (
+            self.at_least is None or self.value >= self.at_least
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,26 +67,35 @@ class Section:
     ratios: tuple[Ratio, ...] = ()
 
 
+LEAST_WIDTH = 200
+
+Case = TypeVar("Case")
+Found = TypeVar("Found")
 Timed = Callable[[], float]
 """Does the work once and returns the figure, in the unit that the measure names."""
 
 
 def interleaved(cases: Mapping[str, Timed], *, rounds: int, unit: str) -> dict[str, Measure]:
     """Runs the cases in turn, round after round, so that a slow moment of the machine hits all alike."""
-    figures: dict[str, list[float]] = {name: [] for name in cases}
-    with Console(stderr=True).status("") as status:
-        for round_ in range(rounds + 1):
-            for name, run in cases.items():
-                status.update(f"round {round_} of {rounds}: {name}")
-                figure = run()
-                if round_:  # the first one warms up
-                    figures[name].append(figure)
     return {
         name: Measure(
             name=name, unit=unit, median=statistics.median(all_), lowest=min(all_), highest=max(all_)
         )
-        for name, all_ in figures.items()
+        for name, all_ in rounds_of(cases, rounds=rounds).items()
     }
+
+
+def rounds_of(cases: Mapping[Case, Callable[[], Found]], *, rounds: int) -> dict[Case, list[Found]]:
+    """Runs the cases in turn, as :func:`interleaved` does; returns what each round of each found."""
+    found: dict[Case, list[Found]] = {case: [] for case in cases}
+    with Console(stderr=True).status("") as status:
+        for round_ in range(rounds + 1):
+            for case, run in cases.items():
+                status.update(f"round {round_} of {rounds}: {case}")
+                result = run()
+                if round_:  # the first one warms up
+                    found[case].append(result)
+    return found
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -91,14 +110,16 @@ def ratio(of: Measure, to: Measure, *, at_most: float | None = None) -> Ratio:
     return Ratio(name=f"{of.name} / {to.name}", value=of.median / to.median, at_most=at_most)
 
 
-def figure(name: str, value: float, *, at_most: float | None = None) -> Ratio:
-    """Returns a figure that is not a ratio."""
-    return Ratio(name=name, value=value, at_most=at_most)
+def figure(name: str, value: float, *, at_most: float | None = None, at_least: float | None = None) -> Ratio:
+    """Returns a figure that is not a ratio of two medians of :func:`interleaved`."""
+    return Ratio(name=name, value=value, at_most=at_most, at_least=at_least)
 
 
 def show(section: Section) -> None:
     """Prints a section on the terminal."""
     console = Console(soft_wrap=True)
+    # A table of many columns is cut off otherwise.
+    console.width = max(console.width, LEAST_WIDTH)
     console.print(f"\n[bold]{section.title}[/]\n{section.conditions}")
     for header, rows in _grids(section):
         grid = rich.table.Table(box=None, pad_edge=False)
@@ -108,9 +129,9 @@ def show(section: Section) -> None:
             grid.add_row(*row)
         console.print(grid)
     for r in section.ratios:
-        wanted = "" if r.at_most is None else f"  (at most {r.at_most:.3g})"
+        wanted = f"  ({r.promised})" if r.promised else ""
         mark = "[green]✓[/]" if r.reached else "[red]✗[/]"
-        console.print(f"{mark if r.at_most is not None else ' '} {r.name}: {r.value:.2f}{wanted}")
+        console.print(f"{mark if wanted else ' '} {r.name}: {r.value:.2f}{wanted}")
 
 
 def write(sections: list[Section], machine: str, folder: Path) -> None:
@@ -124,10 +145,7 @@ def write(sections: list[Section], machine: str, folder: Path) -> None:
         for header, rows in _grids(section):
             lines += [*_markdown(header, rows), ""]
         if section.ratios:
-            rows = [
-                (r.name, f"{r.value:.2f}", "" if r.at_most is None else f"≤ {r.at_most:.3g}")
-                for r in section.ratios
-            ]
+            rows = [(r.name, f"{r.value:.2f}", r.promised) for r in section.ratios]
             lines += [*_markdown(("", "measured", "promised"), rows), ""]
     (folder / "benchmarks.md").write_text("\n".join(lines), encoding="utf-8")
 
