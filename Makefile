@@ -17,7 +17,7 @@ test: $(VENV)/.dev ## Unit, integration and acceptance tests, on servers that th
 	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 test-faults: $(VENV)/.dev ## The fault tests (FAULTS=short: some two minutes); they need Debian's libfaketime
-	SHARDIDS_FAULTS=$(FAULTS) $(BIN)/python -m pytest tests/faults tests/integration/test_migrate_runs.py $(ARGS)
+	SHARDIDS_FAULTS=$(FAULTS) $(BIN)/python -m pytest tests/faults tests/integration/test_migrate_runs.py tests/integration/test_routing_fuzz.py $(ARGS)
 
 test-lowest: $(VENV)/.dev ## The tests with the oldest dependencies that pyproject.toml allows
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-lowest
@@ -51,7 +51,7 @@ docs: $(VENV)/.docs ## Build the documentation into docs/_build
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build
 	@echo "docs/_build/index.html"
 
-bench: $(VENV)/.dev ## Measure the generator, SQLAlchemy and provisioning; a few minutes
+bench: $(VENV)/.dev ## Measure the generator, SQLAlchemy and provisioning; some minutes
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## Remove .venv and what builds and tests leave

@@ -24,6 +24,10 @@ COMMANDS = {
         "doctor:examine",
         "Find what is wrong with the cluster, and say what to do. Changes nothing; exits 3 if something is.",
     ),
+    "load": Entry(
+        "load:load",
+        "Load a CSV or Parquet file by COPY, each row into its shard; run again, it goes on where it ended.",
+    ),
     "rebalance": Entry(
         "moves:rebalance", "Move shards, one after another, until all nodes carry about the same."
     ),
@@ -38,6 +42,11 @@ COMMANDS = {
     "node": Entry("clusters:node_app", "The PostgreSQL databases that hold shards."),
     "shard": Entry("clusters:shard_app", "The logical shards."),
     "migrate": Entry("migrate:app", "Change the tables of every shard, with Alembic."),
+    "transaction": Entry("transactions:app", "Transactions on several nodes that were not ended."),
+    "restore-point": Entry(
+        "restore_points:restore_point",
+        "Mark a moment on all servers to which they can be restored together.",
+    ),
     "view": Entry("views:app", "A table of all shards as one view, by postgres_fdw."),
     "id": Entry("ids:app", "Take IDs apart, put them together, draw them."),
     "sql": Entry("sql:app", "Read the SQL that shardids installs."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -11,19 +12,22 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from shardids import views
 from shardids.catalog.nodes import Nodes
-from shardids.catalog.notation import parse_shards
+from shardids.catalog.notation import parse_shards, shown_shards
 from shardids.catalog.rows import SCHEMA_PREFIX, Catalog, unknown_node
 from shardids.catalog.topology import Node, schema_name
 from shardids.cli import moves
-from shardids.cli.common import LAYOUTS, CatalogOption, DryRunOption, JsonOption, opened
+from shardids.cli.common import LAYOUTS, CatalogOption, DryRunOption, JsonOption, opened, print_json
 from shardids.cli.output import err, out, print_rows, print_warnings
+from shardids.errors import BadArgument
 from shardids.ids.layout import Layout
 from shardids.install import provision
 from shardids.migrate.environment import Environment
 from shardids.migrate.new_shards import MigrateNew, migrator_of_new_shards
 from shardids.migrate.node_revisions import require_migrated
 from shardids.mover import failover
+from shardids.mover.losses import LostShard
 
 _FEW_YEARS = 10
 """``init`` warns of a layout that ends in fewer years."""
@@ -125,16 +129,87 @@ def replace_node(
     name: str,
     url: Annotated[str, typer.Option(help="The server that took over; a password in it is not kept.")],
     catalog: CatalogOption,
+    accept_loss: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARDS",
+            help="Lost shards that get a home again: their newest copy, or an empty shard if there is none.",
+        ),
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="With --accept-loss: give up what is in no copy.")
+    ] = False,
     dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Point a node that was lost at its promoted standby."""
+    """Point a node that was lost at its promoted standby.
+
+    Shards that the standby lacks count as lost: nobody is sent to them until --accept-loss. Exits 3 if
+    any is left. Repeat it to see them again, or to resume it.
+    """
+    if accept_loss is not None and not (yes or dry_run):
+        raise BadArgument(
+            "--accept-loss gives up what was written to the shards since their newest copy",
+            hint="To see what is left of them: --dry-run. To go on: --yes",
+        )
     with opened(catalog) as there:
-        done = failover.replace_node(there, name, url, dry_run=dry_run)
-    out.print(f'Node "{name}" {"would be" if dry_run else "is"} at {done.url}, with {done.shards} shards')
+        accepted = [] if accept_loss is None else parse_shards(accept_loss, there.describe().shard_count)
+        done = failover.replace_node(there, name, url, accept_loss=accepted, dry_run=dry_run)
+    if as_json:
+        print_json(_replacement_row(done))
+    else:
+        _print_replacement(done, dry_run=dry_run)
+    print_warnings(done.stale_views)
+    if done.lost:
+        raise typer.Exit(3)
+
+
+def _replacement_row(done: failover.Replacement) -> dict[str, object]:
+    def row(lost: LostShard) -> dict[str, object]:
+        return {
+            "shard": lost.shard,
+            "reason": lost.reason,
+            "home": lost.copy.node if lost.copy else None,
+            "left": lost.what_is_left(),
+        }
+
+    return {
+        "node": done.node,
+        "url": done.url,
+        "shards": done.shards,
+        "fenced": done.fenced,
+        "stopped": done.stopped,
+        "lost": [row(lost) for lost in done.lost],
+        "accepted": [row(lost) for lost in done.accepted],
+        "set_aside": done.set_aside,
+    }
+
+
+def _print_replacement(done: failover.Replacement, *, dry_run: bool) -> None:
+    would = "would be" if dry_run else "is"
+    out.print(f'Node "{done.node}" {would} at {done.url}, with {done.shards} shards', markup=False)
+    for lost in done.accepted:
+        out.print(
+            f'Shard {lost.shard} {would} on node "{lost.home}": {lost.reason}; {lost.what_is_left()}.'
+            " What was written to it later is given up.",
+            markup=False,
+        )
+    for lost in done.lost:
+        out.print(f"Shard {lost.shard} {would} lost: {lost.reason}; {lost.what_is_left()}.", markup=False)
     for shard in done.fenced:
         fenced = f"{'Would fence' if dry_run else 'Fenced'} shard {shard} there"
         err.print(f"{fenced}: it had moved away, and the standby had not heard of it")
-    print_warnings(done.stale_views)
+    for shard in done.stopped:
+        err.print(f"Shard {shard} is fenced there. To let it issue IDs: select shardids.activate({shard})")
+    for schema in done.set_aside:
+        err.print(f"An incomplete copy was kept as schema {schema}: drop it when nobody needs its rows")
+    if done.lost:
+        shards = shown_shards(lost.shard for lost in done.lost)
+        err.print(
+            "No client is sent to a lost shard. To give it the home that is named here:"
+            f" shardids node replace {done.node} --url {shlex.quote(done.url)} --accept-loss {shards} --yes",
+            markup=False,
+        )
 
 
 @shard_app.command("create")
@@ -166,6 +241,8 @@ def create_shards(
                 if environment is not None:
                     migrate = stack.enter_context(migrator_of_new_shards(there, environment))
                 made = _create_with_progress(there, numbers, node, migrate)
+            if made:
+                print_warnings(views.follow_tables(there))
     done = "Would make" if dry_run else "Made"
     for name, count in sorted(Counter(made.values()).items()):
         out.print(f'{done} {count} shards on node "{name}"')
@@ -211,8 +288,13 @@ def list_shards(
     if node is not None and node not in placement.nodes:
         raise unknown_node(node, placement.nodes)
     rows = [
-        {"shard": shard, "node": name, "schema": schema_name(prefix, shard)}
-        for shard, name in sorted(placement.node_of.items())
+        {
+            "shard": shard,
+            "node": name,
+            "schema": schema_name(prefix, shard),
+            "state": "lost" if shard in placement.lost else "active",
+        }
+        for shard, name in sorted(placement.owners().items())
         if node in (None, name)
     ]
     print_rows(rows, as_json=as_json, empty="No shard yet. To make them: shardids shard create")

@@ -27,6 +27,7 @@ DEFAULT_SETTINGS: Mapping[str, str] = MappingProxyType(
         "full_page_writes": "off",
         "wal_level": "logical",
         "max_connections": "200",
+        "max_prepared_transactions": "200",
         "shared_buffers": "64MB",
         "timezone": "UTC",
         "log_timezone": "UTC",
