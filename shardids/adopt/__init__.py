@@ -1,0 +1,1 @@
+"""Takes an existing PostgreSQL database into a cluster: plan, run, switch."""
