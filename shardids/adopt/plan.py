@@ -1,4 +1,4 @@
-"""What an adoption is to do: which tables are split by which key, which are copied to every node, which are left."""
+"""What an adoption is to do: which tables are split by which key, which every node gets, which are left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Kind(StrEnum):
         DIRECT: by a column of theirs that holds the root's key.
         DERIVED: by foreign keys that lead to a table that holds the root's key.
         REFERENCE: not at all: every node gets all rows.
-        LOOSE: not at all: nothing leads to the root. The table stays at the source unless the plan says otherwise.
+        LOOSE: not at all: nothing leads to the root, and the table stays at the source.
     """
 
     ROOT = "root"
@@ -48,7 +48,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hop:
-    """A foreign key on the way from a table to the root's key: ``columns`` refer to ``referenced`` of ``table``."""
+    """A foreign key on the way to the root's key: ``columns`` refer to ``referenced`` of ``table``."""
 
     columns: tuple[str, ...]
     table: str
@@ -62,10 +62,10 @@ class TablePlan:
     Attributes:
         name: the table with its schema, both quoted where SQL needs it: ``public.users``.
         kind: how its rows find their shards.
-        key: the column that holds the sharding key (ROOT and DIRECT; for DERIVED that of the last hop's table).
+        key: the column that holds the sharding key; of a DERIVED table, that of the last hop's table.
         path: the foreign keys to follow to the table that holds the key (DERIVED).
         id: the primary key's column, if it is one of type bigint or uuid.
-        old_ids: how an ID of this table that was issued before finds its shard; None for tables that are not split.
+        old_ids: how an ID that was issued before finds its shard; None for tables that are not split.
         rows: estimated number of rows.
         size_bytes: size of the table with its indexes.
     """
