@@ -40,7 +40,9 @@ def family_of(type_name: str) -> str:
     """
     family = _FAMILIES.get(type_name.partition("(")[0])
     if family is None:
-        raise BadArgument(f"a key of type {type_name} has no shard", hint=f"It is one of {', '.join(KEY_TYPES)}.")
+        raise BadArgument(
+            f"a key of type {type_name} has no shard", hint=f"It is one of {', '.join(KEY_TYPES)}."
+        )
     return family
 
 
@@ -70,5 +72,5 @@ def staged_shard(column: str, family: str, shard_count: int, layout: Layout, low
 
 
 def row_filter(shard: str, shards: Iterable[int]) -> str:
-    """Returns a condition that the rows of these shards meet; ``shard`` is an expression for a row's shard."""
+    """Returns a condition that rows of these shards meet; ``shard`` is an expression for a row's shard."""
     return f"{shard} in ({', '.join(map(str, shards))})"

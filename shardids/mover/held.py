@@ -83,7 +83,7 @@ class HeldLock:
                 yield self._connection
 
     def _beat(self) -> None:
-        """Keeps the session alive: the catalog ends the session, and the lock, of a process that falls silent.
+        """Keeps the session alive: the catalog ends the session, and the lock, of a silent process.
 
         A process that was lost and wakes up finds a connection on which it can no longer write.
         """
