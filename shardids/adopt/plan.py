@@ -39,9 +39,17 @@ class OldIds(StrEnum):
 
 
 class Severity(StrEnum):
-    """What a finding means: it blocks the adoption, something is not kept, or something is to be known."""
+    """What a finding means for the adoption.
+
+    Attributes:
+        BLOCKS: it can't be run.
+        NEEDS_RELAY: it can't be run ``--direct``, but ``--via`` a relay.
+        NOT_KEPT: the cluster will not have something that the source has.
+        NOTE: something is to be known.
+    """
 
     BLOCKS = "blocks"
+    NEEDS_RELAY = "needs a relay"
     NOT_KEPT = "not kept"
     NOTE = "note"
 
@@ -59,12 +67,15 @@ class Hop:
 class TablePlan:
     """What becomes of one table.
 
+    Names of tables are quoted where SQL needs it; names of columns are bare, as in ``pg_attribute``.
+
     Attributes:
         name: the table with its schema, both quoted where SQL needs it: ``public.users``.
         kind: how its rows find their shards.
         key: the column that holds the sharding key; of a DERIVED table, that of the last hop's table.
         path: the foreign keys to follow to the table that holds the key (DERIVED).
-        id: the primary key's column, if it is one of type bigint or uuid.
+        id: the primary key's column, if it is one of an integer type or uuid. In the shards an integer key is
+            bigint, whatever it is at the source.
         old_ids: how an ID that was issued before finds its shard; None for tables that are not split.
         rows: estimated number of rows.
         size_bytes: size of the table with its indexes.

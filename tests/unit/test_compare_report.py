@@ -371,7 +371,7 @@ def test_schemes_without_repetition_say_what_would_make_one(sample: Comparison, 
 def test_the_comparison_in_the_documentation() -> None:
     """Of a whole run of all schemes; the tables are those of the page, as this version prints them."""
     docs = Path(__file__).parents[2] / "docs"
-    page = Page((docs / "comparison.html").read_text(encoding="utf-8"))
+    page = Page((docs / "comparison-charts.html").read_text(encoding="utf-8"))
     found = from_json(page.scripts["comparison"])
     assert not found.conditions.quick
     assert [result.about.name for result in found.schemes] == list(SCHEMES)
