@@ -13,7 +13,7 @@ myst_heading_anchors = 3
 exclude_patterns = ["_build", "decisions/README.md"]
 
 html_theme = "furo"
-html_extra_path = ["comparison.html"]
+html_extra_path = ["comparison-charts.html"]
 html_title = "shardids"
 copybutton_exclude = ".linenos, .gp, .go"
 

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, bindparam, text
 from sqlalchemy.engine import URL
 
 from shardids.catalog.connections import CONNECT_TIMEOUT_S, open_engine, parse_url, shown_url
-from shardids.catalog.topology import Node, Placement, lost_shard
+from shardids.catalog.topology import Node, OldIdRule, OldIdRules, Placement, lost_shard
 from shardids.errors import BadArgument, ClusterConflict, UnknownShard
 from shardids.ids.layout import Layout
 
@@ -62,17 +62,27 @@ class Catalog:
     def placement(self) -> Placement:
         """Returns which node holds which shard now; shards that are still being created are left out."""
         # One statement, so one snapshot: the version belongs to just these rows.
-        rows = self._rows("""
-            select c.version, n.name, n.url, p.shard, p.state
+        found = self._rows("""
+            select c.version, n.name, n.url, p.shard, p.state,
+                   null as table_name, null as id_column, null as rule, null as below, null as negative
             from shardids_catalog.cluster c
             left join shardids_catalog.node n on true
             left join shardids_catalog.placement p on p.node = n.name and p.state <> 'creating'
-            order by n.name, p.shard""")
+            union all
+            select c.version, null, null, null, null,
+                   r.table_name, r.id_column, r.rule, c.old_ids_below,
+                   c.time_bits + c.shard_bits + c.sequence_bits < 64
+            from shardids_catalog.cluster c
+            left join shardids_catalog.old_id_rule r on true
+            where c.old_ids_below is not null
+            order by name, shard""")
+        rows, old = [row for row in found if row.below is None], [row for row in found if row.below]
         return Placement(
             version=rows[0].version,
             nodes={row.name: Node(name=row.name, url=row.url) for row in rows if row.name},
             node_of={row.shard: row.name for row in rows if row.state == "active"},
             lost={row.shard: row.name for row in rows if row.state == "lost"},
+            old_ids=_old_ids(old),
         )
 
     def nodes(self) -> dict[str, Node]:
@@ -278,6 +288,15 @@ def describe_in(connection: Connection, url: URL) -> Description:
         layout=Layout(epoch_ms=row.epoch_ms, name=row.layout_name, **bits),
         shard_count=row.shard_count,
         schema_prefix=row.schema_prefix,
+    )
+
+
+def _old_ids(rows: Sequence[Any]) -> OldIdRules | None:
+    if not rows:
+        return None
+    rules = [OldIdRule(table=r.table_name, column=r.id_column, rule=r.rule) for r in rows if r.table_name]
+    return OldIdRules(
+        below=rows[0].below, negative=rows[0].negative, of_table={rule.table: rule for rule in rules}
     )
 
 

@@ -12,11 +12,16 @@ from typing import Final
 from uuid import UUID
 
 from shardids.errors import BadArgument, ShardLost, UnknownShard, UnsupportedKey
-from shardids.ids.text import checked_integer
+from shardids.ids.text import as_integer, checked_integer
 
 _NODE_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,39}")
 _SCHEMA_PREFIX: Final = re.compile(r"[a-z_][a-z0-9_]{0,39}")
 _LAST_SHARD: Final = (1 << 16) - 1
+
+BY_KEY: Final = "key"
+BY_DIRECTORY: Final = "directory"
+BY_FAN_OUT: Final = "fan-out"
+"""The rules of :class:`OldIdRule`."""
 
 
 def validate_node_name(name: str) -> str:
@@ -84,12 +89,58 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OldIdRule:
+    """How an ID that was issued before a table was adopted finds the shard of its row.
+
+    Attributes:
+        table: the table's name, as it is in every shard.
+        column: the column with the IDs: the primary key.
+        rule: ``key``: by the hash of the ID (:func:`shard_for_key`); ``directory``: by a list in the
+            catalog; ``fan-out``: by asking every shard.
+
+    Raises:
+        BadArgument: another rule than these.
+    """
+
+    table: str
+    column: str
+    rule: str
+
+    def __post_init__(self) -> None:
+        if self.rule not in (BY_KEY, BY_DIRECTORY, BY_FAN_OUT):
+            raise BadArgument(
+                f"{self.rule!r} is no rule for old IDs",
+                hint=f"It is {BY_KEY}, {BY_DIRECTORY} or {BY_FAN_OUT}.",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OldIdRules:
+    """Which IDs of a cluster are old, and how those of each adopted table find their shards.
+
+    Attributes:
+        below: IDs below it were issued before the cluster.
+        negative: whether negative IDs are old, too; not in a layout that uses the sign bit.
+        of_table: the rules, by table.
+    """
+
+    below: int
+    negative: bool
+    of_table: Mapping[str, OldIdRule]
+
+    def has(self, id_: int) -> bool:
+        """Returns whether an ID is old. Raises BadArgument if it is not an integer."""
+        number = id_ if type(id_) is int else as_integer("an ID", id_)
+        return number < self.below and (number >= 0 or self.negative)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
     """Where every shard lives, as the catalog had it at ``version``.
 
     ``nodes`` holds nodes by name, ``node_of`` the name of the node of each shard. ``lost`` has the shards
     that live nowhere, with the name of the node that was replaced by a server without them. All are copied
-    and can't be changed.
+    and can't be changed. ``old_ids`` has the rules for IDs that were issued before, if tables were adopted.
 
     Raises:
         BadArgument: a node under another name than its own, or a shard on a node not in ``nodes``.
@@ -99,6 +150,7 @@ class Placement:
     nodes: Mapping[str, Node]
     node_of: Mapping[int, str]
     lost: Mapping[int, str] = field(default_factory=dict)
+    old_ids: OldIdRules | None = None
 
     def __post_init__(self) -> None:
         for name, node in self.nodes.items():

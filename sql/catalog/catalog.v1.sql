@@ -18,11 +18,13 @@ create table shardids_catalog.cluster (
   sequence_bits integer     not null,
   schema_prefix text        not null,
   shard_count   integer     not null check (shard_count between 1 and 1 << shard_bits),
+  old_ids_below bigint      check (old_ids_below > 0),
   version       bigint      not null default 1,
   created_at    timestamptz not null default now()
 );
 
-comment on table shardids_catalog.cluster is 'The cluster; everything but version is fixed for good';
+comment on table shardids_catalog.cluster is 'The cluster; everything but version is fixed for good, old_ids_below once it is written';
+comment on column shardids_catalog.cluster.old_ids_below is 'IDs below it were issued before their tables were adopted, and say nothing of shards; null: no table was adopted';
 comment on column shardids_catalog.cluster.version is 'Grows with every change of nodes or placement';
 
 create table shardids_catalog.node (
@@ -127,7 +129,7 @@ begin
   execute format('grant usage on schema shardids_catalog to %I', role);
   execute format(
     'grant select on shardids_catalog.cluster, shardids_catalog.node, shardids_catalog.placement,'
-    ' shardids_catalog.query_node to %I', role);
+    ' shardids_catalog.query_node, shardids_catalog.old_id_rule, shardids_catalog.old_id_directory to %I', role);
 end
 $$;
 

@@ -302,6 +302,7 @@ def test_every_file_runs_just_as_it_stands(blank_database: Blank) -> None:
     order = [
         *(
             "catalog/catalog.v1.sql",
+            "catalog/old_ids.v1.sql",
             "views/view.v1.sql",
             "views/query_node.v1.sql",
             "engine/layout.v1.sql",

@@ -9,7 +9,9 @@ depends_on = None
 
 
 def upgrade() -> None:
-    run_sql("catalog/catalog.v1.sql", "views/view.v1.sql", "views/query_node.v1.sql")
+    run_sql(
+        "catalog/catalog.v1.sql", "catalog/old_ids.v1.sql", "views/view.v1.sql", "views/query_node.v1.sql"
+    )
 
 
 def downgrade() -> None:

@@ -2336,7 +2336,7 @@ begin
   execute format('grant usage on schema shardids_catalog to %I', role);
   execute format(
     'grant select on shardids_catalog.cluster, shardids_catalog.node, shardids_catalog.placement,'
-    ' shardids_catalog.query_node to %I', role);
+    ' shardids_catalog.query_node, shardids_catalog.old_id_rule, shardids_catalog.old_id_directory to %I', role);
 end
 $$;
 
@@ -2581,9 +2581,11 @@ CREATE TABLE shardids_catalog.cluster (
     sequence_bits integer NOT NULL,
     schema_prefix text NOT NULL,
     shard_count integer NOT NULL,
+    old_ids_below bigint,
     version bigint DEFAULT 1 NOT NULL,
     created_at timestamp with time zone DEFAULT now() NOT NULL,
     CONSTRAINT cluster_check CHECK (((shard_count >= 1) AND (shard_count <= (1 << shard_bits)))),
+    CONSTRAINT cluster_old_ids_below_check CHECK ((old_ids_below > 0)),
     CONSTRAINT cluster_only_row_check CHECK (only_row)
 );
 
@@ -2592,7 +2594,14 @@ CREATE TABLE shardids_catalog.cluster (
 -- Name: TABLE cluster; Type: COMMENT; Schema: shardids_catalog; Owner: -
 --
 
-COMMENT ON TABLE shardids_catalog.cluster IS 'The cluster; everything but version is fixed for good';
+COMMENT ON TABLE shardids_catalog.cluster IS 'The cluster; everything but version is fixed for good, old_ids_below once it is written';
+
+
+--
+-- Name: COLUMN cluster.old_ids_below; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.cluster.old_ids_below IS 'IDs below it were issued before their tables were adopted, and say nothing of shards; null: no table was adopted';
 
 
 --
@@ -2682,6 +2691,72 @@ CREATE TABLE shardids_catalog.node (
 --
 
 COMMENT ON TABLE shardids_catalog.node IS 'The PostgreSQL databases that hold shards';
+
+
+--
+-- Name: old_id_directory; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.old_id_directory (
+    table_name text NOT NULL,
+    chunk bigint NOT NULL,
+    shards bytea NOT NULL,
+    CONSTRAINT old_id_directory_shards_check CHECK ((((length(shards) >= 2) AND (length(shards) <= 8192)) AND ((length(shards) % 2) = 0)))
+);
+
+
+--
+-- Name: TABLE old_id_directory; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.old_id_directory IS 'The shards of old IDs, 4,096 consecutive IDs a row';
+
+
+--
+-- Name: COLUMN old_id_directory.chunk; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.old_id_directory.chunk IS 'The IDs, shifted right by 12 bits';
+
+
+--
+-- Name: COLUMN old_id_directory.shards; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.old_id_directory.shards IS 'Two bytes an ID, the higher first: its shard, or 65535 if no row had it; none for those past the end';
+
+
+--
+-- Name: old_id_rule; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.old_id_rule (
+    table_name text NOT NULL,
+    id_column text NOT NULL,
+    rule text NOT NULL,
+    CONSTRAINT old_id_rule_rule_check CHECK ((rule = ANY (ARRAY['key'::text, 'directory'::text, 'fan-out'::text])))
+);
+
+
+--
+-- Name: TABLE old_id_rule; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.old_id_rule IS 'The adopted tables, and how an ID that was issued before finds its shard';
+
+
+--
+-- Name: COLUMN old_id_rule.table_name; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.old_id_rule.table_name IS 'The table, as it is named in every shard';
+
+
+--
+-- Name: COLUMN old_id_rule.rule; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.old_id_rule.rule IS 'key: by the hash of the ID; directory: by shardids_catalog.old_id_directory; fan-out: by asking every shard';
 
 
 --
@@ -2810,9 +2885,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382810012004646914);
-INSERT INTO shard_0000.kept VALUES (382810012063367172);
-INSERT INTO shard_0000.kept VALUES (382810012063367173);
+INSERT INTO shard_0000.kept VALUES (382838312307523586);
+INSERT INTO shard_0000.kept VALUES (382838312307523587);
+INSERT INTO shard_0000.kept VALUES (382838312307523588);
 
 
 --
@@ -2840,8 +2915,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710910338628559554/5/16554', 1, 3088871210050650112, '755', '2026-11-22 08:30:19.031992+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710910338628559554/5/16554', 1, 3088871210050650112, '756', '2026-11-22 08:30:19.067248+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710939321365379344/5/16583', 1, 3193272038131236864, '755', '2026-11-22 10:22:46.400651+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710939321365379344/5/16583', 1, 3193272038131236864, '756', '2026-11-22 10:22:46.428361+00', NULL);
 
 
 --
@@ -2855,7 +2930,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 3, '2026-11-22 08:30:18.635624+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 10:22:46.134238+00');
 
 
 --
@@ -2868,7 +2943,19 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 08:30:19.092523+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 10:22:46.436149+00');
+
+
+--
+-- Data for Name: old_id_directory; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
+
+
+--
+-- Data for Name: old_id_rule; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
 
 
 --
@@ -2902,14 +2989,14 @@ INSERT INTO shardids_catalog.shardids_version VALUES ('catalog_0001');
 -- Name: id_counter; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_counter', 5, true);
+SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 
 
 --
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3088871301319669254, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3193272129407003310, true);
 
 
 --
@@ -2923,7 +3010,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 3088871301319669178, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 3193272129407003292, true);
 
 
 --
@@ -3014,6 +3101,22 @@ ALTER TABLE ONLY shardids_catalog.node
 
 
 --
+-- Name: old_id_directory old_id_directory_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.old_id_directory
+    ADD CONSTRAINT old_id_directory_pkey PRIMARY KEY (table_name, chunk);
+
+
+--
+-- Name: old_id_rule old_id_rule_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.old_id_rule
+    ADD CONSTRAINT old_id_rule_pkey PRIMARY KEY (table_name);
+
+
+--
 -- Name: placement placement_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
 --
 
@@ -3067,10 +3170,25 @@ CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE ON shardids_catalog.node
 
 
 --
+-- Name: old_id_rule changed; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE ON shardids_catalog.old_id_rule FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.changed();
+
+
+--
 -- Name: placement changed; Type: TRIGGER; Schema: shardids_catalog; Owner: -
 --
 
 CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE ON shardids_catalog.placement FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.changed();
+
+
+--
+-- Name: old_id_directory old_id_directory_table_name_fkey; Type: FK CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.old_id_directory
+    ADD CONSTRAINT old_id_directory_table_name_fkey FOREIGN KEY (table_name) REFERENCES shardids_catalog.old_id_rule(table_name) ON UPDATE CASCADE ON DELETE CASCADE;
 
 
 --
