@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 
@@ -22,6 +23,12 @@ from tests.support.servers import server_for_tests
 
 CLUSTER = "00000000-0000-4000-8000-000000000001"
 """The cluster that the ``node`` fixture's databases belong to."""
+
+
+def pytest_configure() -> None:
+    # A shell without job control lets its background jobs ignore SIGINT, and so do their children.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

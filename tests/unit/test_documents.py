@@ -65,3 +65,12 @@ def test_files_that_contributing_names_exist() -> None:
     named = re.findall(r"`([\w.-]+/[\w./-]*|[\w-]+\.(?:md|toml|py))`", CONTRIBUTING)
     assert len(set(named)) > 30
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_first_installations_are_alike_and_need_no_index() -> None:
+    # Where shardids is installed, an extra can be added by its name alone.
+    (in_readme,) = re.findall(r"pip install '\S*shardids\S*'", README)
+    (in_tutorial,) = re.findall(
+        r"pip install '\S*shardids\S*'", (ROOT / "docs" / "tutorial.md").read_text("utf-8")
+    )
+    assert in_readme == in_tutorial == "pip install './shardids[embedded]'"

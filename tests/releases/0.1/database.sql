@@ -3028,7 +3028,7 @@ CREATE TABLE shardids_catalog.old_id_directory (
     table_name text NOT NULL,
     chunk bigint NOT NULL,
     shards bytea NOT NULL,
-    CONSTRAINT old_id_directory_shards_check CHECK ((((length(shards) >= 2) AND (length(shards) <= 8192)) AND ((length(shards) % 2) = 0)))
+    CONSTRAINT old_id_directory_shards_check CHECK (((length(shards) <= 8192) AND ((length(shards) % 2) = 0)))
 );
 
 
@@ -3212,9 +3212,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382845276051734530);
-INSERT INTO shard_0000.kept VALUES (382845276051734531);
-INSERT INTO shard_0000.kept VALUES (382845276051734532);
+INSERT INTO shard_0000.kept VALUES (382846675766476802);
+INSERT INTO shard_0000.kept VALUES (382846675766476803);
+INSERT INTO shard_0000.kept VALUES (382846675766476804);
 
 
 --
@@ -3242,8 +3242,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710946450618597999/5/16605', 1, 594114510998994944, '755', '2026-11-22 10:50:26.704845+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710946450618597999/5/16605', 1, 594114510998994944, '756', '2026-11-22 10:50:26.717592+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710947880660811001/5/16605', 1, 4208367561173106688, '755', '2026-11-22 10:56:00.330363+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710947880660811001/5/16605', 1, 4208367561173106688, '756', '2026-11-22 10:56:00.382882+00', NULL);
 
 
 --
@@ -3263,7 +3263,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 10:50:26.489074+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 10:55:59.9531+00');
 
 
 --
@@ -3276,7 +3276,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 10:50:26.724055+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 10:56:00.406257+00');
 
 
 --
@@ -3329,7 +3329,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 594114602276421676, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 4208367652450867138, true);
 
 
 --
@@ -3343,7 +3343,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 594114602276421661, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 4208367652450867070, true);
 
 
 --
