@@ -62,12 +62,26 @@ def write_plan(
         finally:
             new.unlink(missing_ok=True)
     except FileExistsError:
-        raise BadArgument(
-            f"{path} exists already; nothing was written",
-            hint="Give another file by --output, or --force to replace it.",
-        ) from None
+        raise _taken(path) from None
     except OSError as error:
         raise BadArgument(f"{path} can't be written: {error.strerror}") from None
+
+
+def check_free(path: Path) -> None:
+    """Checks that a file is not there, before the work whose result it is to hold.
+
+    Raises:
+        BadArgument: it is.
+    """
+    if path.exists():
+        raise _taken(path)
+
+
+def _taken(path: Path) -> BadArgument:
+    return BadArgument(
+        f"{path} exists already; nothing was written",
+        hint="Give another file by --output, or --force to replace it.",
+    )
 
 
 def plan_text(plan: Plan, comments: Mapping[str, Sequence[str]] = _NO_COMMENTS) -> str:

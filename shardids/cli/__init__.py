@@ -47,6 +47,7 @@ COMMANDS = {
         "restore_points:restore_point",
         "Mark a moment on all servers to which they can be restored together.",
     ),
+    "adopt": Entry("adopt:app", "Take an existing PostgreSQL database into shards."),
     "view": Entry("views:app", "A table of all shards as one view, by postgres_fdw."),
     "id": Entry("ids:app", "Take IDs apart, put them together, draw them."),
     "sql": Entry("sql:app", "Read the SQL that shardids installs."),
