@@ -30,6 +30,10 @@ class BadArgument(ShardidsError, ValueError):
     sqlstate = "SI007"
 
 
+class UnknownId(BadArgument):
+    """An ID from before the cluster that no row of its table had. Nothing was written."""
+
+
 class WrongShard(BadArgument):
     """An object or row of two shards, or of another shard than the session's. Nothing was written."""
 

@@ -23,7 +23,7 @@ from shardids.client.routing.readings import Read
 from shardids.client.routing.statements import FanOut, Shards, check_assignments, execute
 from shardids.client.routing.twophase import Part, Whole
 from shardids.client.routing.writes import AssociationConnection, BulkWrites
-from shardids.errors import BadArgument, CannotCombine
+from shardids.errors import BadArgument, CannotCombine, UnknownId
 
 Entity = TypeVar("Entity")
 
@@ -58,7 +58,10 @@ class RoutedSession(BulkWrites, ShardedSession, Guarded):
 
     def get(self, entity: type[Entity] | Mapper[Entity], ident: Any, **options: Any) -> Entity | None:
         """As :meth:`sqlalchemy.orm.Session.get`, in the one shard that the primary key tells."""
-        shard = self._shard_of_key(inspect(entity, raiseerr=False), ident)
+        try:
+            shard = self._shard_of_key(inspect(entity, raiseerr=False), ident)
+        except UnknownId:
+            return None
         if shard is not None:
             options["bind_arguments"] = {**(options.get("bind_arguments") or {}), "shard_id": shard}
         return super().get(entity, ident, **options)

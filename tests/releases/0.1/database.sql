@@ -2701,7 +2701,7 @@ CREATE TABLE shardids_catalog.old_id_directory (
     table_name text NOT NULL,
     chunk bigint NOT NULL,
     shards bytea NOT NULL,
-    CONSTRAINT old_id_directory_shards_check CHECK ((((length(shards) >= 2) AND (length(shards) <= 8192)) AND ((length(shards) % 2) = 0)))
+    CONSTRAINT old_id_directory_shards_check CHECK (((length(shards) <= 8192) AND ((length(shards) % 2) = 0)))
 );
 
 
@@ -2885,9 +2885,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382838312307523586);
-INSERT INTO shard_0000.kept VALUES (382838312307523587);
-INSERT INTO shard_0000.kept VALUES (382838312307523588);
+INSERT INTO shard_0000.kept VALUES (382845480142372866);
+INSERT INTO shard_0000.kept VALUES (382845480142372867);
+INSERT INTO shard_0000.kept VALUES (382845480142372868);
 
 
 --
@@ -2915,8 +2915,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710939321365379344/5/16583', 1, 3193272038131236864, '755', '2026-11-22 10:22:46.400651+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710939321365379344/5/16583', 1, 3193272038131236864, '756', '2026-11-22 10:22:46.428361+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710946654877690788/5/16583', 1, 6185694088193376256, '755', '2026-11-22 10:51:15.261827+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710946654877690788/5/16583', 1, 6185694088193376256, '756', '2026-11-22 10:51:15.326635+00', NULL);
 
 
 --
@@ -2930,7 +2930,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 10:22:46.134238+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 10:51:14.869084+00');
 
 
 --
@@ -2943,7 +2943,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 10:22:46.436149+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 10:51:15.353445+00');
 
 
 --
@@ -2996,7 +2996,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3193272129407003310, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 6185694179470851647, true);
 
 
 --
@@ -3010,7 +3010,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 3193272129407003292, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 6185694179470851582, true);
 
 
 --
