@@ -17,7 +17,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, text
 
 from shardids.catalog.queries import batches
-from shardids.catalog.topology import BY_DIRECTORY, BY_FAN_OUT, BY_KEY, OldIdRule, OldIdRules
+from shardids.catalog.topology import BY_DIRECTORY, BY_FAN_OUT, BY_KEY, OldIdRule, OldIdRules, shard_for_key
 from shardids.errors import BadArgument, ClusterConflict
 from shardids.ids.layout import Layout
 from shardids.ids.text import checked_integer
@@ -34,6 +34,7 @@ __all__ = [
     "lowest_new_id",
     "read_directory",
     "shard_in",
+    "tables_of",
     "write_old_ids",
 ]
 
@@ -217,6 +218,22 @@ def read_directory(connection: Connection, table: str, chunks: Sequence[int]) ->
         {"table": table, "chunks": chunks},
     )
     return {row.chunk: bytes(row.shards) for row in rows}
+
+
+def tables_of(connection: Connection, rules: OldIdRules, shard_count: int, id_: int) -> dict[str, int | None]:
+    """Returns the adopted tables, each with the shard that a row with an old ID would be in, by name.
+
+    ``None`` stands for those that all shards would have to be asked for, and where no row had the ID.
+    """
+    found: dict[str, int | None] = {}
+    for table, rule in sorted(rules.of_table.items()):
+        found[table] = None
+        if rule.rule == BY_KEY:
+            found[table] = shard_for_key(id_, shard_count)
+        elif rule.rule == BY_DIRECTORY:
+            chunk = read_directory(connection, table, [chunk_of(id_)]).get(chunk_of(id_), b"")
+            found[table] = shard_in(chunk, id_)
+    return found
 
 
 def chunk_of(id_: int) -> int:
