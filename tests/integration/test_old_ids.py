@@ -37,7 +37,7 @@ from sqlalchemy.orm import (
     selectinload,
 )
 
-from shardids import AsyncCluster, Cluster, PageQuery, doctor, sharding_key
+from shardids import AsyncCluster, Cluster, PageQuery, doctor, sharding_key, views
 from shardids.catalog.old_ids import OldIdRule, forget_old_ids, write_old_ids
 from shardids.catalog.topology import shard_for_key
 from shardids.cli import app
@@ -585,6 +585,29 @@ def test_id_decode_says_where_each_table_would_have_it(
     }
     assert (old["id"], old["old"], new["shard"]) == ("8998", True, DEFAULT.shard_of(NEW))
     assert "no row had it, by the directory" in run("8998")
+
+
+def test_views_of_one_table_are_refused_and_the_query_node_is_right(shop: Shop) -> None:
+    with catalog_at(shop.urls[0]) as catalog, Session(shop.plain) as plain:
+        with pytest.raises(ClusterConflict, match="a view of one table finds shards by IDs"):
+            views.create(catalog, "users", table="users", node="b", store_password=True)
+        views.create_query_node(catalog, node="b", store_password=True)
+        try:
+            old, orders = one_of(shop, User, 7), select(Order.id, Order.user_id).where(Order.total > 3)
+            shop.cluster.refresh()
+            with shop.cluster.sharded_session(engine="views") as session:
+                for statement in (
+                    select(User.id, func.count(Order.id)).join(Order, Order.id == User.id).group_by(User.id),
+                    select(Event.id).where(Event.id.in_(select(Item.id).where(Item.amount == 3))),
+                    select(func.rank().over(order_by=Order.id), Order.id).where(Order.user_id > old),
+                    select(func.count()).select_from(orders.subquery()),
+                ):
+                    assert answer(session, statement) == answer(plain, statement)
+            with shop.cluster.connection(7) as connection:
+                shards = "select shardids_shard from shardids_nodes.users where id = :id"
+                assert connection.scalar(text(shards), {"id": old}) == 7
+        finally:
+            views.drop_query_node(catalog)
 
 
 # asyncio.
