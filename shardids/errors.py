@@ -167,6 +167,14 @@ class MoveFailed(ShardidsError):
     """A move stopped halfway. Its journal records the step: it can be resumed or aborted."""
 
 
+class AdoptionRefused(ShardidsError):
+    """A database cannot be adopted as it is. The message gives every reason. Nothing was changed."""
+
+
+class AdoptionFailed(ShardidsError):
+    """An adoption stopped halfway. Its journal records the step: it can be resumed or aborted."""
+
+
 class ServerStartFailed(ShardidsError):
     """A temporary server could not be created or started."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Engine, Result, event, inspect
 from sqlalchemy.engine import Dialect
@@ -24,6 +24,8 @@ from shardids.client.routing.statements import FanOut, Shards, check_assignments
 from shardids.client.routing.twophase import Part, Whole
 from shardids.client.routing.writes import AssociationConnection, BulkWrites
 from shardids.errors import BadArgument, CannotCombine, UnknownId
+
+Entity = TypeVar("Entity")
 
 
 class RoutedSession(BulkWrites, ShardedSession, Guarded):
@@ -54,7 +56,7 @@ class RoutedSession(BulkWrites, ShardedSession, Guarded):
     # IDs tell rows of different shards apart, so there is one identity, not one for each shard to look up.
     _identity_lookup = Session._identity_lookup  # type: ignore[assignment]  # it takes no further arguments
 
-    def get(self, entity: Any, ident: Any, **options: Any) -> Any:
+    def get(self, entity: type[Entity] | Mapper[Entity], ident: Any, **options: Any) -> Entity | None:
         """As :meth:`sqlalchemy.orm.Session.get`, in the one shard that the primary key tells."""
         try:
             shard = self._shard_of_key(inspect(entity, raiseerr=False), ident)
