@@ -16,7 +16,7 @@ demo: $(VENV)/.demo ## Two servers, 64 shards, 6,000 rows: see what it does
 test: $(VENV)/.dev ## Unit, integration and acceptance tests, on servers that they start themselves
 	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
-test-faults: $(VENV)/.dev ## The fault tests (FAULTS=short: some two minutes); they need Debian's libfaketime
+test-faults: $(VENV)/.dev ## The fault tests (FAULTS=short: some minutes); they need Debian's libfaketime
 	SHARDIDS_FAULTS=$(FAULTS) $(BIN)/python -m pytest tests/faults tests/integration/test_migrate_runs.py tests/integration/test_routing_fuzz.py $(ARGS)
 
 test-lowest: $(VENV)/.dev ## The tests with the oldest dependencies that pyproject.toml allows
