@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import (
+    adopting,
     copying,
     doctor,
     draws,
@@ -49,6 +50,7 @@ BENCHMARKS: dict[str, tuple[Callable[[int], Section], int]] = {
     "migrations": (migrations.run, 5),
     "moving": (moving.whole_move, 3),
     "pause": (moving.pause, 10),
+    "adopting": (adopting.run, 3),
 }
 
 

@@ -2204,6 +2204,12 @@ begin
     execute format('create schema %I', schema);
     execute format('comment on schema %I is %L', schema, adoption);
   end if;
+  if exists (select from pg_class c where c.oid = to_regclass(format('%I.%I', schema, name))
+             and (c.relowner <> current_user::regrole or obj_description(c.oid, 'pg_class') is distinct from adoption)) then
+    raise duplicate_table using
+      message = format('table %I.%I was made on this node meanwhile, where the rows are to arrive', schema, name),
+      hint = 'Rename or drop it, and undo the adoption with shardids adopt abort.';
+  end if;
   if to_regclass(format('%I.%I', schema, name)) is null then
     execute format('create table %I.%I (like %s including defaults including generated) partition by list ((%s))',
                    schema, name, template, home);
@@ -3212,9 +3218,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382846675766476802);
-INSERT INTO shard_0000.kept VALUES (382846675766476803);
-INSERT INTO shard_0000.kept VALUES (382846675766476804);
+INSERT INTO shard_0000.kept VALUES (382852594319491074);
+INSERT INTO shard_0000.kept VALUES (382852594319491075);
+INSERT INTO shard_0000.kept VALUES (382852594319491076);
 
 
 --
@@ -3242,8 +3248,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710947880660811001/5/16605', 1, 4208367561173106688, '755', '2026-11-22 10:56:00.330363+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710947880660811001/5/16605', 1, 4208367561173106688, '756', '2026-11-22 10:56:00.382882+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710953943006474789/5/16605', 1, 3285771752352776192, '755', '2026-11-22 11:19:31.468811+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710953943006474789/5/16605', 1, 3285771752352776192, '756', '2026-11-22 11:19:31.503448+00', NULL);
 
 
 --
@@ -3263,7 +3269,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 10:55:59.9531+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 11:19:31.121049+00');
 
 
 --
@@ -3276,7 +3282,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 10:56:00.406257+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 11:19:31.524124+00');
 
 
 --
@@ -3329,7 +3335,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 4208367652450867138, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3285771843631947735, true);
 
 
 --
@@ -3343,7 +3349,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 4208367652450867070, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 3285771843631947695, true);
 
 
 --
