@@ -169,6 +169,8 @@ class Inventory:
 
 def read_inventory(connection: Connection) -> Inventory:
     """Reads the inventory in the open transaction: some queries, however many tables there are."""
+    # Where the catalogs have no statistics yet, the planner takes thousands of tables for a few.
+    connection.exec_driver_sql("set local enable_nestloop = off")
     found = _fields(connection, "tables")
     names = {row["oid"]: row["sql"] for row in found}
     columns = _by_table(_fields(connection, "columns"), names, lambda row: Column(**row))

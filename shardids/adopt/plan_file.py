@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -110,8 +111,14 @@ def _table_lines(table: TablePlan) -> Iterator[str]:
 
 def _line(name: str, value: object) -> str:
     """Returns a key with its value, which tomlkit writes: names can hold anything."""
-    plain = str(value) if isinstance(value, StrEnum) else list(value) if isinstance(value, tuple) else value
-    return f"{name} = {tomlkit.item(plain).as_string()}"
+    if isinstance(value, tuple):
+        return f"{name} = [{', '.join(map(_value, value))}]"
+    return f"{name} = {_value(value)}"
+
+
+@lru_cache(maxsize=10_000)
+def _value(value: object) -> str:
+    return tomlkit.item(str(value) if isinstance(value, StrEnum) else value).as_string()
 
 
 def _comment(line: str) -> str:
