@@ -137,12 +137,21 @@ def read_plan(path: Path) -> Plan:
         BadArgument: it can't be read, is not TOML, or says what no plan says; the message names the place.
     """
     try:
-        document = tomllib.loads(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
     except OSError as error:
         raise BadArgument(f"{path} can't be read: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise BadArgument(f"{path} is not TOML: {error}") from None
-    return _Reader(str(path)).plan(document)
+    return parse_plan(text, str(path))
+
+
+def parse_plan(text: str, file: str) -> Plan:
+    """Reads the text of a plan's file; errors call it ``file``. Raises as :func:`read_plan` does."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BadArgument(f"{file} is not TOML: {error}") from None
+    return _Reader(file).plan(document)
 
 
 class _Reader:

@@ -70,7 +70,6 @@ app = typer.Typer(
     cls=_Shardids,
     help="64-bit IDs born inside PostgreSQL shards, and the cluster around them.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     # Tracebacks are for developers: plain, and without the values of variables.
     pretty_exceptions_enable=False,
