@@ -20,7 +20,7 @@ def _keys(facts: Facts) -> Iterator[Finding]:
                 Severity.NEEDS_RELAY,
                 table.sql,
                 "its key is in another table, where a publication's row filter can't look",
-                f"Add a column with the key to {table.sql}, NOT NULL, kept by the application or by a trigger;"
+                f"Add a column with the key to {table.sql}, NOT NULL, kept by the application or a trigger;"
                 " then plan again, with --key if it has no foreign key.",
             )
             continue
