@@ -146,7 +146,7 @@ def await_rows(sides: Sides, name: str, on_progress: Callable[[Copying], None]) 
     looked = 0.0
     with sides.target.autocommit() as target:
         # The cause of earlier failures may have been removed.
-        failures_before = _failures(target, name)
+        failures_before = count_failures(target, name)
         while target.execute(_TABLES_LEFT, {"name": name}).scalar_one():
             elapsed = time.monotonic() - started
             time.sleep(min(_POLL_S, elapsed / 50 + 0.005))
@@ -220,7 +220,7 @@ def _check_slot(side: Side, name: str) -> None:
         )
 
 
-def _failures(target: Connection, name: str) -> int:
+def count_failures(target: Connection, name: str) -> int:
     """Returns how often the workers have failed; servers before version 15 do not count failures."""
     if server_major(target) < 15:
         return 0
@@ -234,7 +234,7 @@ def _failures(target: Connection, name: str) -> int:
 
 
 def _check_workers(target: Connection, side: Side, name: str, before: int) -> None:
-    failures = _failures(target, name) - before
+    failures = count_failures(target, name) - before
     if failures > _ERRORS_TOLERATED:
         raise MoveFailed(
             f'node "{side.name}" failed {failures} times to take rows in; its log says why',
