@@ -50,6 +50,8 @@ time.sleep({delay_s} and 60)
 def shop() -> Iterator[Shop]:
     with temporary_servers(3) as servers:
         shop = new_shop(servers)
+        if not shop.has_row_filters:
+            pytest.skip("PostgreSQL 14 has no row filters, and is refused: test_adopt_run.py")
         yield shop
         shop.catalog.close()
 

@@ -31,11 +31,27 @@ from tests.support.adoptions import (
 
 
 @pytest.fixture(scope="module")
-def shop() -> Iterator[Shop]:
+def any_shop() -> Iterator[Shop]:
     with temporary_servers(3) as servers:
         shop = new_shop(servers)
         yield shop
         shop.catalog.close()
+
+
+@pytest.fixture
+def shop(any_shop: Shop) -> Shop:
+    if not any_shop.has_row_filters:
+        pytest.skip("PostgreSQL 14 has no row filters; that it is refused is tested")
+    return any_shop
+
+
+def test_only_servers_with_row_filters_are_taken(any_shop: Shop) -> None:
+    if any_shop.has_row_filters:
+        assert adoption.check(any_shop.catalog, any_shop.plan).split == 3
+        return
+    with pytest.raises(AdoptionRefused, match="the source runs PostgreSQL 14, which can't publish some rows"):
+        adoption.run(any_shop.catalog, any_shop.plan)
+    assert any_shop.leftovers() == ["source: The Shop"]
 
 
 def test_it_is_undone_as_if_it_had_never_been(shop: Shop) -> None:

@@ -85,6 +85,11 @@ class Shop:
     catalog: Catalog
     plan: Plan
 
+    @property
+    def has_row_filters(self) -> bool:
+        """Whether the servers can publish some rows of a table."""
+        return self.plan.server_version >= 150000
+
     @contextmanager
     def connected(self, name: str) -> Iterator[psycopg.Connection]:
         with psycopg.connect(self.servers[name].url(), autocommit=True) as connection:
