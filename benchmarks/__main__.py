@@ -25,6 +25,7 @@ from benchmarks import (
     querying,
     routing,
     rows,
+    taking_in,
     twophase,
 )
 from benchmarks.report import Section, show, write
@@ -49,9 +50,9 @@ BENCHMARKS: dict[str, tuple[Callable[[int], Section], int]] = {
     "doctor": (doctor.run, 7),
     "migrations": (migrations.run, 5),
     "adopting": (adopting.run, 3),
+    "taking-in": (taking_in.run, 3),
     "moving": (moving.whole_move, 3),
     "pause": (moving.pause, 10),
-    "adopting": (adopting.run, 3),
 }
 
 

@@ -3218,9 +3218,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382852594319491074);
-INSERT INTO shard_0000.kept VALUES (382852594319491075);
-INSERT INTO shard_0000.kept VALUES (382852594319491076);
+INSERT INTO shard_0000.kept VALUES (382854625612529666);
+INSERT INTO shard_0000.kept VALUES (382854625625112580);
+INSERT INTO shard_0000.kept VALUES (382854625625112581);
 
 
 --
@@ -3248,8 +3248,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710953943006474789/5/16605', 1, 3285771752352776192, '755', '2026-11-22 11:19:31.468811+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710953943006474789/5/16605', 1, 3285771752352776192, '756', '2026-11-22 11:19:31.503448+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710956019002467441/5/16605', 1, 9083698875755134976, '755', '2026-11-22 11:27:35.716598+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710956019002467441/5/16605', 1, 9083698875755134976, '756', '2026-11-22 11:27:35.781211+00', NULL);
 
 
 --
@@ -3269,7 +3269,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 11:19:31.121049+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 11:27:35.286969+00');
 
 
 --
@@ -3282,7 +3282,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 11:19:31.524124+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 11:27:35.807785+00');
 
 
 --
@@ -3328,14 +3328,14 @@ INSERT INTO shardids_catalog.shardids_version VALUES ('catalog_0001');
 -- Name: id_counter; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
+SELECT pg_catalog.setval('shard_0000.id_counter', 5, true);
 
 
 --
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3285771843631947735, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 9083698967034790820, true);
 
 
 --
@@ -3349,7 +3349,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 3285771843631947695, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 9083698967034790756, true);
 
 
 --
