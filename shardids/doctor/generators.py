@@ -145,7 +145,7 @@ def generator_sequence(facts: ClusterFacts) -> Iterator[Found]:
         )
         for (sequence, differences, owner), shards in alike.items():
             qualified = [f"{quoted(node.shards[s].schema)}.{sequence}" for s in shards if s in node.shards]
-            changes = [_reset(difference, owner) for difference in differences]
+            changes = [_reset(sequence, difference, owner) for difference in differences]
             yield Found(
                 what=f'{sequence} of {named_shards(shards)} on node "{name}" has {", ".join(differences)}',
                 to_do="Alter it back",
@@ -158,13 +158,13 @@ def generator_sequence(facts: ClusterFacts) -> Iterator[Found]:
             )
 
 
-def _reset(difference: str, owner: str) -> str:
+def _reset(sequence: str, difference: str, owner: str) -> str:
     """Returns the options of ALTER SEQUENCE that end a difference of ``doctor/sequences.v1.sql``."""
     match difference.split(maxsplit=1)[0]:
         case "cache":
             return "cache 1"
         case "increment":
-            return "increment by 1"
+            return f"increment by {16 if sequence == 'id_offset' else 1}"
         case "cycle":
             return "no cycle"
         case "unlogged":

@@ -46,7 +46,7 @@ MakeNode = Callable[..., str]
 
 AFTER_SETVAL = r"\bsetval\([^;]*;"
 AFTER_COUNTER_READ = r"\bc1 := [^;]*;"
-AFTER_NEXTVAL = r"\bnextval\(counter\);(\s*begin\b)?"
+AFTER_NEXTVAL = r"\bnextval\(counter\), reach\)\s+then case when"
 NEXT = "select shard_0005.next_id()"
 
 
