@@ -64,10 +64,25 @@ create function shardids.is_late(seen bigint, target bigint) returns boolean
 language sql immutable parallel safe
 return seen >= 0 and target - seen between 2 and 4000000000000;
 
+create function shardids.is_near(seen bigint, target bigint) returns boolean
+language sql immutable parallel safe
+return target - seen <= 256;
+
+-- What advance() looks for, in one look-up: sequences that were set back by a restore don't lag by as little as is_near().
+create function shardids.is_active(counter regclass, id_offset regclass, shard integer) returns boolean
+language plpgsql volatile parallel safe set search_path = pg_catalog, pg_temp as $$
+begin
+  return exists (
+    select from shardids.shard s
+    where s.id = is_active.shard and s.id_offset = is_active.id_offset and s.id_counter = is_active.counter
+      and s.state = 'active' and s.server = shardids.server());
+end
+$$;
+
 -- A step is id_offset's INCREMENT, 16 ms. nextval logs 32 of them at once and takes no transaction ID; setval logs each time.
 create function shardids.raised(seen bigint, target bigint, id_offset regclass) returns bigint
 language sql volatile parallel unsafe
-return case when target - seen > 256 then setval(id_offset, target) else nextval(id_offset) end;
+return case when shardids.is_near(seen, target) then nextval(id_offset) else setval(id_offset, target) end;
 
 -- Raises id_offset to the clock, by less than a step more, under the lock of advance(); or leaves it to late_id(). The lock
 -- is the session's, taken and given back here: on every way out, also of a cancel. Nobody waits for it here. Never true:
@@ -85,7 +100,9 @@ declare
 begin
   target := shardids.clock_offset(counter);
   is_locked := case when shardids.is_late(seen, target)
-                    then case when shardids.is_bound(counter, id_offset, shard)
+                    then case when case when shardids.is_near(seen, target)
+                                   then shardids.is_bound(counter, id_offset, shard)
+                                   else shardids.is_active(counter, id_offset, shard) end
                          then pg_catalog.pg_try_advisory_lock(1936220516, shard) end end;
   if is_locked then
     -- Nobody else changes it now.
@@ -452,7 +469,9 @@ $$;
 comment on function shardids.set_aside(regclass, integer, integer) is 'Sets n consecutive ticks of a shard aside';
 
 revoke execute on function
-  shardids.incarnation(), shardids.late_id(regclass, integer), shardids.advance(integer, regclass, bigint),
+  shardids.bound_to(regclass, integer), shardids.is_bound(regclass, regclass, integer), shardids.clock_offset(regclass),
+  shardids.is_late(bigint, bigint), shardids.is_near(bigint, bigint), shardids.is_active(regclass, regclass, integer),
+  shardids.raised(bigint, bigint, regclass), shardids.incarnation(), shardids.late_id(regclass, integer), shardids.advance(integer, regclass, bigint),
   shardids.set_aside(regclass, integer, integer)
   from public;
 
