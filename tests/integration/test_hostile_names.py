@@ -236,7 +236,7 @@ def test_no_function_runs_them(nodes: TwoNodes, path: str) -> None:
         statements += [
             # What a draw does when the usual path does not do.
             "select shardids.next_id(null, 'shard_0001.id_counter', 'shard_0001.id_offset', 1, 30001)",
-            "select shardids.next_id(1000000000000, 'shard_0001.id_counter', 'shard_0001.id_offset', 1, 30001)",
+            "select shardids.next_id(1000000000000, 'shard_0001.id_counter', 'shard_0001.id_offset', 1, 2)",
             "select shard_0001.next_ids(5000)",
             "select shardids.reserve(1, 5)",
             "select shardids.activate(1)",

@@ -328,7 +328,12 @@ BROKEN = [
     (Flaw.RELEASE_BY_OWN_TRANSACTION, ROLLED_BACK_ACTIVATION, STEADY, "of a fence in force"),
     (Flaw.NO_MARGIN_IN_RELEASE, FENCE_AND_CRASH, NEVER_FLUSHES, "twice"),
     (Flaw.NO_MARGIN_IN_FENCE, CRASH_AND_FENCE, Rules(), "above the high-water tick"),
-    (Flaw.NO_MARGIN_IN_FENCE_AFTER_RELEASE, FENCE_CRASH_AND_FENCE, NEVER_FLUSHES, "above the high-water tick"),
+    (
+        Flaw.NO_MARGIN_IN_FENCE_AFTER_RELEASE,
+        FENCE_CRASH_AND_FENCE,
+        NEVER_FLUSHES,
+        "above the high-water tick",
+    ),
     (Flaw.INCARNATION_FORGOTTEN_IN_ACTIVATE, FENCE_CRASH_AND_ACTIVATION, NEVER_FLUSHES, "twice"),
     (Flaw.AHEAD_IN_ANY_INCARNATION, CRASH_AND_DRAWS, Rules(), "twice"),
     (Flaw.STEP_WITHOUT_LOCK, SINGLE_DRAWS, WIDE, "out of order"),
