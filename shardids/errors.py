@@ -30,6 +30,10 @@ class BadArgument(ShardidsError, ValueError):
     sqlstate = "SI007"
 
 
+class UnknownId(BadArgument):
+    """An ID from before the cluster that no row of its table had. Nothing was written."""
+
+
 class WrongShard(BadArgument):
     """An object or row of two shards, or of another shard than the session's. Nothing was written."""
 
@@ -161,6 +165,14 @@ class MoveRefused(ShardidsError):
 
 class MoveFailed(ShardidsError):
     """A move stopped halfway. Its journal records the step: it can be resumed or aborted."""
+
+
+class AdoptionRefused(ShardidsError):
+    """A database cannot be adopted as it is. The message gives every reason. Nothing was changed."""
+
+
+class AdoptionFailed(ShardidsError):
+    """An adoption stopped halfway. Its journal records the step: it can be resumed or aborted."""
 
 
 class ServerStartFailed(ShardidsError):

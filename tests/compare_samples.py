@@ -105,6 +105,7 @@ def _conditions(*, quick: bool) -> Conditions:
         sizes={
             "draws": "5 rounds of 20,000 draws by one client",
             "inserts": "5 rounds of 4 s, 1 and 8 clients",
+            "spread": "3 rounds of 2 s, 1 and 8 clients, 64 tables",
             "storage": "1,000,000 rows in statements of 10,000, 3 rounds",
             "order": "6 clients of 3 nodes for 2 s",
             "duplicates": "3 rounds of 5 s each, 16 clients",
@@ -121,6 +122,9 @@ def _result(about: About, shape: Shape, random_: random.Random) -> SchemeResult:
         draws=_draws(shape, random_),
         inserts=Inserts(
             rounds_per_s={1: [1e6 / (shape.draw_us * 0.4 + 900)], 8: [8e6 / (shape.draw_us * 0.4 + 2500)]}
+        ),
+        spread=Inserts(
+            rounds_per_s={1: [1e6 / (shape.draw_us * 0.7 + 950)], 8: [8e6 / (shape.draw_us * 0.8 + 2600)]}
         ),
         storage=_storage(shape, key_bytes),
         order=_order(shape, random_),

@@ -62,12 +62,26 @@ def write_plan(
         finally:
             new.unlink(missing_ok=True)
     except FileExistsError:
-        raise BadArgument(
-            f"{path} exists already; nothing was written",
-            hint="Give another file by --output, or --force to replace it.",
-        ) from None
+        raise _taken(path) from None
     except OSError as error:
         raise BadArgument(f"{path} can't be written: {error.strerror}") from None
+
+
+def check_free(path: Path) -> None:
+    """Checks that a file is not there, before the work whose result it is to hold.
+
+    Raises:
+        BadArgument: it is.
+    """
+    if path.exists():
+        raise _taken(path)
+
+
+def _taken(path: Path) -> BadArgument:
+    return BadArgument(
+        f"{path} exists already; nothing was written",
+        hint="Give another file by --output, or --force to replace it.",
+    )
 
 
 def plan_text(plan: Plan, comments: Mapping[str, Sequence[str]] = _NO_COMMENTS) -> str:
@@ -142,12 +156,21 @@ def read_plan(path: Path) -> Plan:
         BadArgument: it can't be read, is not TOML, or says what no plan says; the message names the place.
     """
     try:
-        document = tomllib.loads(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
     except OSError as error:
         raise BadArgument(f"{path} can't be read: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise BadArgument(f"{path} is not TOML: {error}") from None
-    return _Reader(str(path)).plan(document)
+    return parse_plan(text, str(path))
+
+
+def parse_plan(text: str, file: str) -> Plan:
+    """Reads the text of a plan's file; errors call it ``file``. Raises as :func:`read_plan` does."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BadArgument(f"{file} is not TOML: {error}") from None
+    return _Reader(file).plan(document)
 
 
 class _Reader:

@@ -25,6 +25,10 @@ class AdvisoryLock(IntEnum):
     """(class, shard) on a node: shared by every writer of its tables; the mover waits for all."""
     VIEWS = 1936220522
     """(class, 0) in the database of views over all shards: changes views there."""
+    ADOPT = 1936220523
+    """(class, 0) in the catalog: works at the adoption; as long as the process lives."""
+    ADOPT_BARRIER = 1936220524
+    """(class, 0) in a database that is adopted: shared by every writer; the switch waits for all."""
     MIGRATE = 1936220530
     """(class, shard) on a node: migrates the shard."""
     MIGRATE_RUN = 1936220531

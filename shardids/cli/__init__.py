@@ -47,6 +47,7 @@ COMMANDS = {
         "restore_points:restore_point",
         "Mark a moment on all servers to which they can be restored together.",
     ),
+    "adopt": Entry("adopt:app", "Take an existing PostgreSQL database into shards."),
     "view": Entry("views:app", "A table of all shards as one view, by postgres_fdw."),
     "id": Entry("ids:app", "Take IDs apart, put them together, draw them."),
     "sql": Entry("sql:app", "Read the SQL that shardids installs."),
@@ -69,7 +70,6 @@ app = typer.Typer(
     cls=_Shardids,
     help="64-bit IDs born inside PostgreSQL shards, and the cluster around them.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     # Tracebacks are for developers: plain, and without the values of variables.
     pretty_exceptions_enable=False,

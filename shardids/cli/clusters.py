@@ -304,7 +304,8 @@ def list_shards(
 def show_shard(shard: int, catalog: CatalogOption, as_json: JsonOption = False) -> None:
     """Show what the catalog and the owner node know of a shard."""
     with opened(catalog) as there:
-        facts = provision.inspect_shard(there, shard)
+        (number,) = parse_shards(str(shard), there.describe().shard_count)
+        facts = provision.inspect_shard(there, number)
     if as_json:
         print_rows([facts], as_json=True, empty="")
         return

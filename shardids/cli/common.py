@@ -6,6 +6,7 @@ Every command imports this module, so it imports neither Rich nor SQLAlchemy bef
 from __future__ import annotations
 
 import codecs
+import errno
 import json
 import sys
 from collections.abc import Iterator
@@ -35,10 +36,16 @@ LAYOUTS = f"{', '.join(PRESETS)}, or widths of time, shard and sequence"
 """How a layout is named, for help texts."""
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")]
+YesOption = Annotated[
+    bool, typer.Option("--yes", help="Do not ask, on a terminal, before data is destroyed.")
+]
 
 
 class ErrorsAsMessages(TyperGroup):
-    """A group that prints errors as a message and a hint; exits 2 for a wrong argument, 1 for any other."""
+    """A group that prints errors as a message and a hint.
+
+    It exits 2 for a wrong argument, 1 for any other error, 130 after Ctrl-C.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command."""
@@ -47,6 +54,11 @@ class ErrorsAsMessages(TyperGroup):
         except ShardidsError as error:
             _print_error(error.message, error.hint)
             raise typer.Exit(2 if isinstance(error, BadArgument) else 1) from None
+        except BrokenPipeError:
+            raise  # Click ends the command without a word, as others in a pipe do.
+        except OSError as error:
+            _print_error(*_of_system(error))
+            raise typer.Exit(1) from None
         except Exception as error:
             if (message := _database_message(error)) is None:
                 raise
@@ -62,6 +74,28 @@ def _database_message(error: Exception) -> str | None:
         return None
     diag = getattr(error.orig, "diag", None)
     return getattr(diag, "message_primary", None) or str(error.orig)
+
+
+def _of_system(error: OSError) -> tuple[str, str]:
+    """Returns what the operating system refused, and what helps."""
+    files = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+    reason = error.strerror or str(error)
+    hint = ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = "Make room there. Temporary files go where the variable TMPDIR says."
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        hint = "Choose a folder or file that you may write to."
+    return f"{files}: {reason}" if files else reason, hint
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Asks the person at the terminal before something is destroyed; scripts are not asked.
+
+    Raises:
+        typer.Abort: the answer is no.
+    """
+    if not yes and sys.stdin.isatty() and sys.stderr.isatty():
+        typer.confirm(question, abort=True, err=True)
 
 
 def _print_error(message: str, hint: str = "") -> None:

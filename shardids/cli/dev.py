@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from shardids.cli.common import DryRunOption, JsonOption
+from shardids.cli.common import DryRunOption, JsonOption, YesOption, confirm
 from shardids.cli.output import err, out, print_rows
 from shardids.cli.picture import bit_picture
 from shardids.dev import devcluster
@@ -29,8 +29,18 @@ _FOLDER = Path(".shardids")
 @app.command()
 def up(
     folder: FolderOption = _FOLDER,
-    nodes: Annotated[int, typer.Option(help="Number of servers.")] = 2,
-    shards: Annotated[int, typer.Option(help="Number of logical shards.")] = 64,
+    nodes: Annotated[
+        int | None,
+        typer.Option(help="Number of servers: 2, or as many as the folder has.", show_default=False),
+    ] = None,
+    shards: Annotated[
+        int | None,
+        typer.Option(help="Number of logical shards: 64, or as many as there are.", show_default=False),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(help="Port of the first server, the others follow; else free ones.", show_default=False),
+    ] = None,
     dry_run: DryRunOption = False,
 ) -> None:
     """Create or start the cluster. It runs until: shardids dev down"""
@@ -39,10 +49,21 @@ def up(
         for name, server in there.items():
             out.print(f'Node "{name}" {"runs" if server.is_running else "would be started"}')
         if not there:
-            out.print(f"Would make {nodes} servers with {shards} shards in {folder}")
+            counts = (nodes or devcluster.NODES, shards or devcluster.SHARDS)
+            out.print(f"Would make {counts[0]} servers with {counts[1]} shards in {folder}")
         return
-    with err.status("starting"):
-        servers = devcluster.up(folder, nodes, shards)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task("starting servers", total=None)
+        servers = devcluster.up(
+            folder,
+            nodes,
+            shards,
+            port=port,
+            on_progress=lambda done, total: progress.update(
+                task, description="making shards", completed=done, total=total
+            ),
+        )
     for name, server in servers.items():
         out.print(f'node "{name}"  {server.url()}')
     out.print("\nThe catalog is on the first. For the other commands:")
@@ -51,24 +72,30 @@ def up(
 
 @app.command()
 def status(folder: FolderOption = _FOLDER, as_json: JsonOption = False) -> None:
-    """Show which of the folder's servers are running, and their URLs."""
+    """Show which of the folder's servers are running, and their URLs; exits 3 if any is not."""
     rows = [
         {"node": name, "running": "yes" if server.is_running else "no", "url": server.url()}
         for name, server in devcluster.servers_in(folder).items()
     ]
     print_rows(rows, as_json=as_json, empty=f"No cluster in {folder}. To make one: shardids dev up")
+    if not rows or any(row["running"] == "no" for row in rows):
+        raise typer.Exit(3)
 
 
 @app.command()
 def down(
     folder: FolderOption = _FOLDER,
     remove: Annotated[bool, typer.Option("--remove", help="Delete the data, too.")] = False,
+    yes: YesOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Stop the servers; their data stays unless --remove."""
+    """Stop the servers; their data stays unless --remove. Exits 1 if there are none."""
+    if remove and not dry_run and (there := devcluster.servers_in(folder)):
+        confirm(f"Delete the data of nodes {', '.join(there)} in {folder}?", yes=yes)
     names = list(devcluster.servers_in(folder)) if dry_run else devcluster.down(folder, remove=remove)
     if not names:
         err.print(f"No cluster in {folder}.")
+        raise typer.Exit(1)
     done = "Removed" if remove else "Stopped"
     if dry_run:
         done = "Would remove" if remove else "Would stop"

@@ -12,9 +12,17 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from shardids import mover, views
-from shardids.catalog.notation import parse_duration_ms, parse_shards
+from shardids.catalog.notation import parse_duration_ms, parse_shards, shown_shards
 from shardids.catalog.rows import Catalog
-from shardids.cli.common import CatalogOption, DryRunOption, JsonOption, opened, print_json
+from shardids.cli.common import (
+    CatalogOption,
+    DryRunOption,
+    JsonOption,
+    YesOption,
+    confirm,
+    opened,
+    print_json,
+)
 from shardids.cli.output import err, out, print_rows, print_warnings
 from shardids.errors import BadArgument
 
@@ -26,7 +34,9 @@ MaxPauseOption = Annotated[
 ]
 VerifyOption = Annotated[bool, typer.Option("--verify", help="Compare all rows afterwards.")]
 ByOption = Annotated[mover.By, typer.Option("--by", help="What to make even over the nodes.")]
-MarginOption = Annotated[float, typer.Option(help="How far a node may be from the mean, as a part of it.")]
+MarginOption = Annotated[
+    float, typer.Option(min=0, help="How far a node may be from the mean, as a part of it.")
+]
 
 
 def move_shards(
@@ -173,6 +183,7 @@ def purge_shards(
     catalog: CatalogOption,
     shards: ShardsArgument = None,
     dry_run: DryRunOption = False,
+    yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Drop the old copies of these shards."""
@@ -182,6 +193,8 @@ def purge_shards(
         numbers = parse_shards(",".join(shards), there.describe().shard_count)
         copies = mover.purge(there, numbers, dry_run=True)
         if copies and not dry_run:
+            named = shown_shards(sorted({copy.shard for copy in copies}))
+            confirm(f"Drop the old copies of shards {named}, with all their rows?", yes=yes)
             # A view that still reads an old copy would fail once the copy is dropped.
             print_warnings(views.follow_placement(there))
             copies = mover.purge(there, numbers)

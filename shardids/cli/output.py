@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
@@ -10,8 +11,12 @@ from rich.text import Text
 
 from shardids.cli.common import print_json
 
+_WIDEST = 100_000
+
 out = Console(soft_wrap=True, highlight=False)
-"""The console for results: stdout."""
+"""The console for results: stdout. What reads a pipe reads lines: there a row is one, however long."""
+if not (out.is_terminal or os.environ.get("COLUMNS")):
+    out.width = _WIDEST
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 """The console for progress and messages: stderr."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from shardids.ids import DecodedId, Layout
@@ -29,18 +28,19 @@ def bit_picture(decoded: DecodedId, layout: Layout, where: str = "") -> Group:
         drawn.append(bits[start : start + width], STYLES[field])
         drawn.append(" " if width else "")
         start += width
-    meaning = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2))
     time = f"{decoded.time:%Y-%m-%d %H:%M:%S}.{decoded.time.microsecond // 1000:03d} UTC"
-    for field, value, said in (
-        ("time", decoded.ms, time),
-        ("shard", decoded.shard, where),
-        ("sequence", decoded.sequence, ""),
-    ):
-        meaning.add_row(
-            "",
-            Text(f"{field} ({widths[field]} bits)", STYLES[field]),
-            Text(str(value), justify="right"),
-            Text(said),
-        )
     head = Text.assemble((str(decoded.id), "bold"), ("   " + to_text(decoded.id), "dim"))
-    return Group(head, drawn, meaning)
+    facts = (("time", decoded.ms, time), ("shard", decoded.shard, where), ("sequence", decoded.sequence, ""))
+    labels = {field: f"{field} ({widths[field]} bits)" for field, _, _ in facts}
+    longest = max(map(len, labels.values()))
+    digits = max(len(str(value)) for _, value, _ in facts)
+    # Lines, not a table: a narrow terminal wraps them, and would cut a table's cells.
+    lines = [
+        Text.assemble(
+            "    ",
+            (f"{labels[field]:<{longest}}", STYLES[field]),
+            f"    {value:>{digits}}    {said}".rstrip(),
+        )
+        for field, value, said in facts
+    ]
+    return Group(head, drawn, *lines)

@@ -8,11 +8,13 @@ from contextlib import suppress
 from threading import Event as ThreadEvent
 from types import TracebackType
 from typing import Any, Self, TypeVar
+from uuid import UUID
 
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.util import greenlet_spawn
 
 from shardids.catalog.topology import Node, Placement
 from shardids.client import blocks
@@ -20,6 +22,7 @@ from shardids.client.blocks import IdBlock
 from shardids.client.cluster import Cluster
 from shardids.client.copying import ROWS_A_TRANSACTION, Copied, CopyReport, CopySettings, copy_rows, quietly
 from shardids.client.copying.from_asyncio import copied_in_thread, pulled
+from shardids.client.old_ids import KnownOldIds
 from shardids.client.retries import PATIENCE_S, Attempts
 from shardids.client.routing import EngineChoice, FanOut, Key, RoutedSession, ShardSession, session_class
 from shardids.errors import ShardidsError
@@ -67,6 +70,7 @@ class AsyncCluster:
 
     def __init__(self, sync_cluster: Cluster) -> None:
         self.sync_cluster = sync_cluster
+        sync_cluster._old_ids.asks_in_threads = True
 
     @classmethod
     async def connect(cls, catalog_url: str | URL, *, listen: bool = True, **engine_options: Any) -> Self:
@@ -125,9 +129,18 @@ class AsyncCluster:
         """See :meth:`shardids.Cluster.decode`."""
         return self.sync_cluster.decode(id_)
 
-    def shard_of(self, id_: int) -> int:
-        """See :meth:`shardids.Cluster.shard_of`."""
-        return self.sync_cluster.shard_of(id_)
+    @property
+    def old_ids(self) -> KnownOldIds | None:
+        """See :attr:`shardids.Cluster.old_ids`."""
+        return self.sync_cluster.old_ids
+
+    def shard_of(self, id_: int | UUID, *, of: Any = None) -> int:
+        """See :meth:`shardids.Cluster.shard_of`. In the event loop it asks nobody.
+
+        Raises:
+            BadArgument: also if somebody would have to be asked.
+        """
+        return self.sync_cluster.shard_of(id_, of=of)
 
     def node_of(self, shard: int) -> Node:
         """See :meth:`shardids.Cluster.node_of`."""
@@ -149,15 +162,17 @@ class AsyncCluster:
         self,
         *,
         key: Key | None = None,
-        id: int | None = None,  # noqa: A002 -- the field's word for it
+        id: int | UUID | None = None,  # noqa: A002 -- the field's word for it
+        of: Any = None,
         shard: int | None = None,
         **options: Any,
     ) -> AsyncSession:
         """Returns an ``AsyncSession`` on one shard, as :meth:`shardids.Cluster.session` does.
 
-        ``options`` go to :class:`sqlalchemy.ext.asyncio.AsyncSession`.
+        An old ID whose shard would have to be asked for is refused, but not by :meth:`run`. ``options`` go to
+        :class:`sqlalchemy.ext.asyncio.AsyncSession`.
         """
-        number = self.sync_cluster._pick(key, id, shard)
+        number = self.sync_cluster._pick(key, id, shard, of)
         return self._session(number, self.node_of(number), options)
 
     def sharded_session(
@@ -225,7 +240,8 @@ class AsyncCluster:
         fn: Callable[[AsyncSession], Awaitable[T]],
         *,
         key: Key | None = None,
-        id: int | None = None,  # noqa: A002 -- the field's word for it
+        id: int | UUID | None = None,  # noqa: A002 -- the field's word for it
+        of: Any = None,
         shard: int | None = None,
         patience_s: float = PATIENCE_S,
         **options: Any,
@@ -236,7 +252,7 @@ class AsyncCluster:
         :meth:`shardids.Cluster.run`, also for the errors. ``options`` go to
         :class:`sqlalchemy.ext.asyncio.AsyncSession`; ``expire_on_commit`` is false unless they say otherwise.
         """
-        number = self.sync_cluster._pick(key, id, shard)
+        number = await greenlet_spawn(self.sync_cluster._pick, key, id, shard, of)
         attempts = Attempts(self.sync_cluster._followed, number, patience_s)
         while True:
             try:
@@ -254,4 +270,5 @@ class AsyncCluster:
 
     def _session(self, shard: int, node: Node, options: dict[str, Any]) -> AsyncSession:
         engine = AsyncEngine(self.sync_cluster._engines.of_shard(shard, node))
-        return _async_session(ShardSession, options, bind=engine, finder=self.sync_cluster, shard=shard)
+        finder = self.sync_cluster._within(shard)
+        return _async_session(ShardSession, options, bind=engine, finder=finder, shard=shard)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Self, TypeVar
+from uuid import UUID
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import URL
@@ -13,23 +14,23 @@ from sqlalchemy.orm import Session
 
 from shardids.catalog.query_node import QueryNode, query_node_of
 from shardids.catalog.rows import Catalog, Description
-from shardids.catalog.topology import Node, Placement, schema_name, shard_for_key
+from shardids.catalog.topology import Node, schema_name
 from shardids.client import blocks
 from shardids.client.blocks import IdBlock
 from shardids.client.copying import ROWS_A_TRANSACTION, Copied, CopyReport, CopySettings, copy_rows, quietly
 from shardids.client.engines import NodeEngines
+from shardids.client.finding import ShardsOfCluster
 from shardids.client.listener import FollowedPlacement
+from shardids.client.old_ids import KnownOldIds
 from shardids.client.retries import PATIENCE_S, Attempts
 from shardids.client.routing import EngineChoice, FanOut, Key, RoutedSession, ShardSession, session_class
 from shardids.client.routing.twophase import Decisions
-from shardids.errors import BadArgument, ShardidsError
-from shardids.ids import DecodedId, Layout
-from shardids.ids.text import as_integer, shown
+from shardids.errors import ShardidsError
 
 T = TypeVar("T")
 
 
-class Cluster:
+class Cluster(ShardsOfCluster):
     """A sharded cluster as its catalog describes it; safe to share between threads.
 
     Open one with :meth:`connect`. It holds one engine, so one connection pool, per node, whatever the
@@ -47,12 +48,18 @@ class Cluster:
         *,
         listen: bool = True,
     ) -> None:
-        self._catalog = catalog
-        self._description = description
-        self._followed = FollowedPlacement(catalog, listen=listen)
-        self._engines = NodeEngines(
-            catalog.url, engine_options, schema_of=partial(schema_name, description.schema_prefix)
+        followed = FollowedPlacement(catalog, listen=listen)
+        schema_of = partial(schema_name, description.schema_prefix)
+        self._engines = NodeEngines(catalog.url, engine_options, schema_of=schema_of)
+        old_ids = KnownOldIds(
+            catalog,
+            followed,
+            self._engines.for_copying(),
+            shard_count=description.shard_count,
+            schema_of=schema_of,
         )
+        super().__init__(description, followed, old_ids)
+        self._catalog = catalog
         self.decisions = Decisions(description.cluster)
         self._query_node: QueryNode | None = None
 
@@ -83,27 +90,13 @@ class Cluster:
         self._followed.close()
         self._catalog.close()
         self._engines.dispose()
+        self._old_ids.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def layout(self) -> Layout:
-        """How the cluster's IDs are split."""
-        return self._description.layout
-
-    @property
-    def shard_count(self) -> int:
-        """The number of logical shards, which are 0 … shard_count - 1."""
-        return self._description.shard_count
-
-    @property
-    def placement(self) -> Placement:
-        """Which node holds which shard, as last read from the catalog."""
-        return self._followed.current
 
     def query_node(self) -> Node | None:
         """Returns the database whose views show the rows of all shards, if the cluster has one.
@@ -123,37 +116,6 @@ class Cluster:
         self._query_node = None
         return self._followed.try_refresh()
 
-    def shard_for(self, key: Key) -> int:
-        """Returns the shard of a key: the same on every machine and in every version.
-
-        See :func:`shardids.catalog.topology.shard_for_key` for the hash.
-
-        Raises:
-            UnsupportedKey: a key of another type; ``bool`` and ``float`` among them.
-        """
-        return shard_for_key(key, self.shard_count)
-
-    def decode(self, id_: int) -> DecodedId:
-        """Returns the time, the origin and the sequence of an ID. Raises BadArgument if it cannot be one."""
-        return self.layout.decode(id_)
-
-    def shard_of(self, id_: int) -> int:
-        """Returns the shard in which an ID was born.
-
-        Raises:
-            BadArgument: it is not an ID of this cluster.
-        """
-        return self._checked(self.layout.shard_of(id_))
-
-    def node_of(self, shard: int) -> Node:
-        """Returns the node that holds a shard now.
-
-        Raises:
-            BadArgument: the number is not in the cluster.
-            UnknownShard: no node holds it yet.
-        """
-        return self.placement.locate(self._checked(shard))
-
     def engine(self, node: Node) -> Engine:
         """Returns the engine, with its pool, of a node."""
         return self._engines.of(node)
@@ -162,11 +124,14 @@ class Cluster:
         self,
         *,
         key: Key | None = None,
-        id: int | None = None,  # noqa: A002 -- the field's word for it
+        id: int | UUID | None = None,  # noqa: A002 -- the field's word for it
+        of: Any = None,
         shard: int | None = None,
         **options: Any,
     ) -> Session:
         """Returns a plain SQLAlchemy session on one shard: of a key, of an ID's origin, or by number.
+
+        ``of`` says whose ID it is, for those that were issued before the cluster: see :meth:`shard_of`.
 
         Models without a schema live in the shard's schema, through ``schema_translate_map``. ``options`` go
         to :class:`sqlalchemy.orm.Session`, or to ``class_``, a class of yours derived from it.
@@ -175,9 +140,10 @@ class Cluster:
 
         Raises:
             BadArgument: not exactly one of ``key``, ``id`` and ``shard``, or a value out of range.
+            UnknownId: an old ID that no row had.
             UnknownShard: no node holds the shard.
         """
-        number = self._pick(key, id, shard)
+        number = self._pick(key, id, shard, of)
         return self._session(number, self.node_of(number), options)
 
     def sharded_session(
@@ -217,7 +183,8 @@ class Cluster:
         fn: Callable[[Session], T],
         *,
         key: Key | None = None,
-        id: int | None = None,  # noqa: A002 -- the field's word for it
+        id: int | UUID | None = None,  # noqa: A002 -- the field's word for it
+        of: Any = None,
         shard: int | None = None,
         patience_s: float = PATIENCE_S,
         **options: Any,
@@ -236,13 +203,13 @@ class Cluster:
         (``expire_on_commit=False``), so that ``fn`` can return them.
 
         Raises:
-            BadArgument, UnknownShard: see :meth:`session`.
+            BadArgument, UnknownId, UnknownShard: see :meth:`session`.
             ConnectionFailed: the node cannot be reached, and the shard is still on it.
             ShardMoved: the catalog still shows the old node after ``patience_s``.
             ShardFenced: the shard is fenced and is not being moved.
             CommitUncertain: the connection was lost during COMMIT.
         """
-        number = self._pick(key, id, shard)
+        number = self._pick(key, id, shard, of)
         attempts = Attempts(self._followed, number, patience_s)
         while True:
             try:
@@ -307,10 +274,6 @@ class Cluster:
         """Returns the node's engine as seen from one shard: it shares the node's pool."""
         return self._engines.of_shard(shard, self.node_of(shard))
 
-    def schema_of(self, shard: int) -> str:
-        """Returns the name of a shard's schema."""
-        return schema_name(self._description.schema_prefix, shard)
-
     def reserve(self, shard: int, count: int) -> IdBlock:
         """Sets ``count`` IDs of a shard aside in one call; see :class:`shardids.client.blocks.IdBlock`.
 
@@ -324,28 +287,11 @@ class Cluster:
 
     def _session(self, shard: int, node: Node, options: dict[str, Any]) -> Session:
         made: Any = session_class(ShardSession, options.pop("class_", None))
-        session: Session = made(self._engines.of_shard(shard, node), finder=self, shard=shard, **options)
+        engine = self._engines.of_shard(shard, node)
+        session: Session = made(engine, finder=self._within(shard), shard=shard, **options)
         return session
 
     def _transaction(self, fn: Callable[[Session], T], shard: int, node: Node, options: dict[str, Any]) -> T:
         options = {"expire_on_commit": False} | options
         with self._session(shard, node, options) as session, session.begin():
             return fn(session)
-
-    def _pick(self, key: Key | None, id_: int | None, shard: int | None) -> int:
-        if [key, id_, shard].count(None) != 2:
-            raise BadArgument("a session takes exactly one of key=, id= and shard=")
-        if key is not None:
-            return self.shard_for(key)
-        if id_ is not None:
-            return self.shard_of(id_)
-        return self._checked(shard)
-
-    def _checked(self, shard: int | None) -> int:
-        number = as_integer("a shard", shard)
-        if not 0 <= number < self.shard_count:
-            raise BadArgument(
-                f"there is no shard {shown(number)} in this cluster",
-                hint=f"Shards are numbered 0 to {self.shard_count - 1}.",
-            )
-        return number

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from dataclasses import replace
 from threading import Event, Lock, Thread, current_thread
 from typing import cast
 from weakref import WeakMethod, finalize
@@ -24,7 +25,7 @@ from tenacity.wait import wait_random_exponential
 from shardids.catalog.connections import open_engine
 from shardids.catalog.forks import in_child
 from shardids.catalog.rows import Catalog
-from shardids.catalog.topology import Placement
+from shardids.catalog.topology import OldIdRules, Placement
 from shardids.errors import ShardidsError
 
 log = logging.getLogger(__name__)
@@ -75,10 +76,17 @@ class FollowedPlacement:
             self._listener.start()
         return self._placement
 
+    @property
+    def old_ids(self) -> OldIdRules | None:
+        """The rules for old IDs as last read: the same object until they change. It starts no thread."""
+        return self._placement.old_ids
+
     def refresh(self) -> None:
         """Reads it again. Raises ShardidsError if that fails; the last placement stays."""
         placement = self._catalog.placement()
         with self._lock:
+            if placement.old_ids == self._placement.old_ids:
+                placement = replace(placement, old_ids=self._placement.old_ids)
             is_newer = placement.version > self._placement.version
             # Two readers may return in the opposite order.
             if placement.version >= self._placement.version:

@@ -13,6 +13,9 @@ from datetime import datetime
 
 from shardids.compare.schemes import About
 
+SPREAD = 64
+"""How many shards, each with a table of its own, the rows of :attr:`SchemeResult.spread` go to."""
+
 FORMAT = 1
 """The version of the JSON's format; it rises when a field changes its meaning."""
 
@@ -176,6 +179,7 @@ class SchemeResult:
     Attributes:
         about: the scheme's description, with its settings.
         key_bytes: the size of a key in a row: 8 or 16.
+        spread: like ``inserts``, but each row goes to another of :data:`SPREAD` shards of one server.
         duplicates: by the names of :data:`CASES`.
         left_out: why a measure is missing, by the name of the attribute or of the case of duplicates.
     """
@@ -184,6 +188,7 @@ class SchemeResult:
     key_bytes: int
     draws: Draws | None = None
     inserts: Inserts | None = None
+    spread: Inserts | None = None
     storage: Storage | None = None
     order: Order | None = None
     duplicates: Mapping[str, Duplicates] = field(default_factory=dict)

@@ -15,6 +15,7 @@ from shardids.compare.measures.inserts import measure_inserts
 from shardids.compare.measures.measuring import FAILURES, Measuring, in_words
 from shardids.compare.measures.order import measure_order
 from shardids.compare.measures.sizes import CLIENTS, FULL, QUICK
+from shardids.compare.measures.spread import measure_spread
 from shardids.compare.measures.storage import measure_storage
 from shardids.compare.results import (
     CASES,
@@ -48,6 +49,7 @@ class _Findings:
     order: Mapping[str, Order] = field(default_factory=dict)
     draws: Mapping[str, Draws] = field(default_factory=dict)
     inserts: Mapping[str, Inserts] = field(default_factory=dict)
+    spread: Mapping[str, Inserts] = field(default_factory=dict)
     storage: Mapping[str, Storage] = field(default_factory=dict)
     rush: Mapping[str, Duplicates] = field(default_factory=dict)
     clock: Mapping[str, Duplicates] = field(default_factory=dict)
@@ -128,6 +130,7 @@ def _measure(run: Measuring, stage: Stage) -> _Findings:
     found.order = run.each("order", lambda name: measure_order(name, run))
     found.draws = measure_draws(run)
     found.inserts = measure_inserts(run)
+    found.spread = measure_spread(run)
     found.storage = measure_storage(run)
     found.rush = run.each("full speed", lambda name: at_full_speed(name, run))
     try:
@@ -172,6 +175,7 @@ def _result(name: str, scheme: Scheme, run: Measuring, found: _Findings) -> Sche
         key_bytes=16 if scheme.column().type == "uuid" else 8,
         draws=found.draws.get(name),
         inserts=found.inserts.get(name),
+        spread=found.spread.get(name),
         storage=found.storage.get(name),
         order=found.order.get(name),
         duplicates={case: result for case in CASES if (result := counted.get(case)) is not None},

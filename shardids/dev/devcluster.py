@@ -15,42 +15,86 @@ from shardids.ids.layout import DEFAULT, Layout
 from shardids.install import provision
 
 MOST_NODES = len(string.ascii_lowercase)
+NODES = 2
+"""How many servers a new cluster gets, unless the caller says otherwise."""
+SHARDS = 64
+"""How many logical shards a new cluster gets, unless the caller says otherwise."""
 
 
 def found(
     servers: Sequence[EmbeddedServer],
-    shard_count: int,
+    shard_count: int | None,
     *,
     layout: Layout = DEFAULT,
-    on_progress: Callable[[str, int], None] = lambda _node, _count: None,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> str:
     """Creates a cluster on running servers and returns the catalog's URL.
 
-    The nodes are named ``a``, ``b`` … in the order of the servers. Idempotent. Raises what ``init``,
-    ``node add`` and ``shard create`` raise.
+    The nodes are named ``a``, ``b`` … in the order of the servers. ``shard_count`` defaults to that of the
+    cluster which is there, or to :data:`SHARDS`. ``on_progress`` is called with the number of shards that
+    were created and of those to create, from several threads. Idempotent. Raises what ``init``, ``node add``
+    and ``shard create`` raise.
     """
     catalog = Catalog(servers[0].url())
+    totals: list[int] = []
+    created: list[int] = []
+
+    def note(_node: str, count: int) -> None:
+        created.append(count)
+        on_progress(sum(created), sum(totals))
+
     try:
+        if shard_count is None:
+            shard_count = _shard_count(catalog)
         provision.init(catalog, layout, shard_count)
         for name, server in zip(string.ascii_lowercase, servers, strict=False):
             provision.add_node(catalog, name, server.url())
-        provision.create_shards(catalog, range(shard_count), on_progress=on_progress)
+        provision.create_shards(
+            catalog,
+            range(shard_count),
+            on_plan=lambda counts: totals.extend(counts.values()),
+            on_progress=note,
+        )
     finally:
         catalog.close()
     return servers[0].url()
 
 
-def up(folder: Path, node_count: int, shard_count: int) -> dict[str, EmbeddedServer]:
+def _shard_count(catalog: Catalog) -> int:
+    try:
+        return catalog.describe().shard_count
+    except ClusterConflict:  # No catalog yet.
+        return SHARDS
+
+
+def up(
+    folder: Path,
+    node_count: int | None = None,
+    shard_count: int | None = None,
+    *,
+    port: int | None = None,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> dict[str, EmbeddedServer]:
     """Creates the cluster of a folder, or starts the one there; its servers outlive this process.
 
+    Args:
+        folder: the cluster's folder.
+        node_count: number of servers; by default as many as there are, or :data:`NODES`.
+        shard_count: number of logical shards; by default as many as there are, or :data:`SHARDS`.
+        port: the first server's port, which the others' follow; by default each keeps its own, a free one.
+        on_progress: see :func:`found`.
+
     Raises:
-        BadArgument: ``node_count`` is not in 1 … 26.
+        BadArgument: ``node_count`` is not in 1 … 26, or a port not in 1 … 65535.
         ClusterConflict: the folder holds a cluster with another number of nodes or shards.
         ServerStartFailed: a server cannot be started.
     """
+    there = servers_in(folder)
+    node_count = node_count if node_count is not None else len(there) or NODES
     if not 1 <= node_count <= MOST_NODES:
         raise BadArgument(f"a cluster of {node_count} nodes can't be made here", hint="1 to 26 can.")
-    there = servers_in(folder)
+    if port is not None and not 1 <= port <= 65536 - node_count:
+        raise BadArgument(f"ports from {port} on can't be used", hint=f"1 to {65536 - node_count} can.")
     if there and len(there) != node_count:
         raise ClusterConflict(
             f"{folder} holds a cluster of {len(there)} nodes, not {node_count}",
@@ -59,16 +103,17 @@ def up(folder: Path, node_count: int, shard_count: int) -> dict[str, EmbeddedSer
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
 
-    def start(name: str) -> EmbeddedServer:
-        server = EmbeddedServer.create(folder / name)
+    def start(number: int) -> EmbeddedServer:
+        wanted = None if port is None else port + number
+        server = EmbeddedServer.create(folder / names[number], port=wanted)
         server.start(attached=False)
         return server
 
     names = string.ascii_lowercase[:node_count]
     try:
         with ThreadPoolExecutor(node_count) as pool:
-            servers = list(pool.map(start, names))
-        found(servers, shard_count)
+            servers = list(pool.map(start, range(node_count)))
+        found(servers, shard_count, on_progress=on_progress)
     except BaseException:
         if is_new:
             down(folder, remove=True)

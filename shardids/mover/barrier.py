@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from sqlalchemy import Connection, text
 
@@ -37,7 +37,7 @@ def make_barrier(sides: Sides, on_wait: OnWait) -> None:
         ).all()
         release_offset(source, sides)
         for table in tables:
-            _with_locks(
+            with_locks(
                 sides.source,
                 "select shardids.add_barrier(:shard, cast(:table as oid), true)",
                 shard | {"table": table},
@@ -47,7 +47,7 @@ def make_barrier(sides: Sides, on_wait: OnWait) -> None:
 
 def drop_barrier(side: Side, shard: int) -> None:
     """Drops the barrier of each table. Waits for readers too; each attempt holds others up only briefly."""
-    _with_locks(side, "select shardids.drop_barriers(:shard)", {"shard": shard})
+    with_locks(side, "select shardids.drop_barriers(:shard)", {"shard": shard})
 
 
 def close_barrier(source: Connection, watching: Connection, sides: Sides, max_pause_s: float) -> None:
@@ -123,10 +123,10 @@ def who_writes(watching: Connection, sides: Sides) -> str:
     return f"{oldest.holder} has been in a writing transaction for {oldest.seconds} s"
 
 
-def _with_locks(
+def with_locks(
     side: Side,
     statement: str,
-    parameters: dict[str, int],
+    parameters: Mapping[str, object],
     *,
     on_wait: Callable[[int], None] = lambda _attempt: None,
 ) -> None:

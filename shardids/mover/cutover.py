@@ -45,7 +45,7 @@ def await_applied(
 
 def _position(source: Connection) -> str:
     """Returns a position in the source's log past everything written so far, flushed or not."""
-    return _flush(source)
+    return flush(source)
 
 
 def _await_confirmed(
@@ -63,7 +63,7 @@ def _await_confirmed(
         from pg_replication_slots where slot_name = :name""")
     while True:
         # Flushes what was applied to disk: the target confirms only what it has flushed.
-        _flush(target)
+        flush(target)
         lag_bytes = source.execute(lag, {"wanted": wanted, "name": name}).scalar_one_or_none()
         if lag_bytes is None:
             raise MoveFailed(f'replication slot "{name}" is gone', hint="Undo the move with --abort.")
@@ -73,11 +73,11 @@ def _await_confirmed(
         if time.monotonic() > deadline:
             return False
         # New log wakes the sender, which asks the target for its position.
-        _flush(source)
+        flush(source)
         time.sleep(_POLL_S)
 
 
-def _flush(connection: Connection) -> str:
+def flush(connection: Connection) -> str:
     """Flushes the server's log to disk by a commit; returns the position in the log."""
     position = connection.execute(text("select pg_logical_emit_message(true, 'shardids', '')::text"))
     return str(position.scalar_one())
@@ -206,8 +206,8 @@ def _fence(
     """
     shard, (watching, target) = {"shard": sides.shard}, beside
     # Connects before the pause begins.
-    _flush(target)
-    _flush(watching)
+    flush(target)
+    flush(watching)
     with sides.source.begin() as source:
         since = time.monotonic()
         source.execute(_IS_MOVED, shard)  # Locks the row.

@@ -139,7 +139,7 @@ def await_rows(sides: Sides, name: str, on_progress: Callable[[Copying], None]) 
     arrival = _Arrival(sides)
     with sides.target.autocommit() as target:
         # The cause of earlier failures may have been removed.
-        failures_before = _failures(target, name)
+        failures_before = count_failures(target, name)
         while (state := target.execute(_COPIED, {"name": name}).one()).tables_left:
             _check_workers(target, sides.target, name, failures_before)
             _check_slot(sides.source, name)
@@ -208,7 +208,7 @@ def _check_slot(side: Side, name: str) -> None:
         )
 
 
-def _failures(target: Connection, name: str) -> int:
+def count_failures(target: Connection, name: str) -> int:
     """Returns how often the workers have failed; servers before version 15 do not count failures."""
     if server_major(target) < 15:
         return 0
@@ -222,7 +222,7 @@ def _failures(target: Connection, name: str) -> int:
 
 
 def _check_workers(target: Connection, side: Side, name: str, before: int) -> None:
-    failures = _failures(target, name) - before
+    failures = count_failures(target, name) - before
     if failures > _ERRORS_TOLERATED:
         raise MoveFailed(
             f'node "{side.name}" failed {failures} times to take rows in; its log says why',

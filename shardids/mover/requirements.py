@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from psycopg.conninfo import make_conninfo
 from sqlalchemy import Connection, text
@@ -207,7 +208,7 @@ def tables_can_be_followed(source: Connection, sides: Sides) -> list[Refusal]:
     ]
 
 
-_CAPACITY = text("""
+CAPACITY: Final = text("""
     select current_setting('wal_level') as wal_level,
            current_setting('max_replication_slots')::integer
              - (select count(*) from pg_replication_slots) as slots,
@@ -234,7 +235,7 @@ _CAPACITY = text("""
 
 def replication_fits(source: Connection, target: Connection, sides: Sides, parallel: int) -> list[Refusal]:
     """Requires settings, free slots and workers, and rights of the role for ``parallel`` moves at once."""
-    there, here = source.execute(_CAPACITY).one(), target.execute(_CAPACITY).one()
+    there, here = source.execute(CAPACITY).one(), target.execute(CAPACITY).one()
     a, b = (f'node "{side.name}"' for side in (sides.source, sides.target))
     needed = parallel * (1 + _SYNC_WORKERS)
     origins = "max_active_replication_origins" if server_major(target) >= 18 else "max_replication_slots"

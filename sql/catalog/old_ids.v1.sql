@@ -16,7 +16,7 @@ comment on column shardids_catalog.old_id_rule.rule is 'key: by the hash of the 
 create table shardids_catalog.old_id_directory (
   table_name text   not null references shardids_catalog.old_id_rule (table_name) on update cascade on delete cascade,
   chunk      bigint not null,
-  shards     bytea  not null check (length(shards) between 2 and 8192 and length(shards) % 2 = 0),
+  shards     bytea  not null check (length(shards) <= 8192 and length(shards) % 2 = 0),
   primary key (table_name, chunk)
 );
 

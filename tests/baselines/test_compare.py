@@ -75,6 +75,8 @@ def test_every_measure_of_every_scheme(comparison: Comparison, results: dict[str
         assert 0 < result.draws.p50_us <= result.draws.p99_us, name
         assert result.inserts is not None
         assert set(result.inserts.per_s) == {1, CLIENTS}
+        assert result.spread is not None
+        assert set(result.spread.per_s) == {1, CLIENTS}
         assert result.storage is not None
         assert result.storage.growth[-1].rows == result.storage.rows
         assert result.order is not None

@@ -84,12 +84,12 @@ def test_every_chart_is_drawn_and_fits(browser: Browser, file: Path, size: str, 
     assert found.errors == []
     assert found.requests == [file.as_uri()]
     charts = found.page.evaluate(DRAWN)
-    assert len(charts) == 6 + len(SCHEMES)
+    assert len(charts) == 7 + len(SCHEMES)
     for name, chart in charts.items():
         assert chart["width"] > 100, name
         assert chart["height"] > 100, name
         assert chart["over"] <= 1, name
-    for name in ("inserts", "bulk", "index", "wal", "draws"):
+    for name in ("inserts", "spread", "bulk", "index", "wal", "draws"):
         assert charts[name]["rect"] >= len(SCHEMES), name
         assert charts[name]["text"] == len(SCHEMES), name
     assert charts["growth"]["line"] >= 1

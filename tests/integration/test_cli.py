@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +29,7 @@ from shardids.ids.layout import DEFAULT
 from shardids.ids.text import to_text
 from shardids.install import provision
 from tests.conftest import BlankDatabases, MakeRole, dsn, found_cluster
-from tests.support.clusters import catalog_at, command, connected, everything
+from tests.support.clusters import COMMAND, catalog_at, command, connected, environment, everything
 
 Blank = Callable[[], URL]
 
@@ -370,7 +373,7 @@ def test_refusals_of_the_cluster(run: Run, home: str, made: tuple[URL, URL], bla
         (["shard", "create", "--node", "nonesuch"], 1, ['"nonesuch"']),
         (["shard", "create", "0", "--node", "b"], 1, ['shard 0 is on node "a"']),
         (["shard", "list", "--node", "nonesuch"], 1, ['"nonesuch"', '"a", "b"']),
-        (["shard", "show", "8"], 1, ["shard 8"]),
+        (["shard", "show", "8"], 2, ["Shards are numbered 0 to 7."]),
         (["grant", "no body"], 1, ['no role "no body"']),
         (["grant", "[bold]x[/]"], 1, ['no role "[bold]x[/]"']),
         (["grant", "anybody", "--shards", "8"], 2, ["'8'", "0 to 7"]),
@@ -618,7 +621,7 @@ READING = {
     ),
 }
 LISTING = {"list", "moves", "status", "history"}
-WRITING_FILES = {"migrate init", "migrate revision"}
+WRITING_FILES = {"migrate init", "migrate revision", "adopt plan"}
 
 
 def test_what_changes_can_be_tried_and_what_lists_can_be_read_by_programs() -> None:
@@ -661,7 +664,43 @@ def test_the_version(run: Run) -> None:
     assert (ran.code, ran.out, ran.err) == (0, f"shardids {shardids.__version__}\n", "")
 
 
+def test_numbers_that_no_command_takes(run: Run, home: str) -> None:
+    refused(run("rebalance", "--margin", "-5", "--catalog", home), 2, "--margin")
+    refused(run("shard", "show", "9999", "--catalog", home), 2, "Shards are numbered 0 to 7.")
+
+
+def test_a_picture_is_whole_in_a_narrow_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert "91202249713    2026-11-21 13:57:29.713 UTC" in run("id", "decode", str(ID)).out
+
+
 # Processes of their own.
+
+
+def test_in_a_pipe_a_row_is_a_line(home: str) -> None:
+    shown = command("node", "list", SHARDIDS_CATALOG=home, COLUMNS="")
+    assert len(shown.stdout.splitlines()) == 3
+
+
+def test_a_full_disk_and_a_folder_that_is_a_file_are_told_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    ran = command("dev", "up", "--dir", str(tmp_path / "file" / "cluster"))
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr.startswith("Error: ")
+    assert "Not a directory" in ran.stderr
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", COMMAND, "sql", "list"], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert ended.returncode == 1
+    assert b"Traceback" not in ended.stderr
+
+
+def test_the_shell_completes_commands() -> None:
+    asked = environment(COMP_WORDS="shardids mig", COMP_CWORD="1", _SHARDIDS_COMPLETE="complete_bash")
+    program = [sys.executable, "-c", f"import sys; sys.argv[0] = 'shardids'; {COMMAND}"]
+    completed = subprocess.run(program, env=asked, capture_output=True, text=True, check=True)
+    assert completed.stdout.split() == ["migrate"]
 
 
 def test_results_go_to_stdout_and_messages_to_stderr(home: str) -> None:

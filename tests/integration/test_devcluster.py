@@ -17,6 +17,7 @@ import pytest
 from shardids import Cluster
 from shardids.dev import devcluster
 from shardids.dev.embedded import EmbeddedServer
+from shardids.dev.embedded.home import free_port
 from shardids.errors import BadArgument, ClusterConflict
 from tests.support.clusters import command, environment, processes_in
 from tests.support.waiting import wait_for
@@ -50,6 +51,8 @@ def test_a_cluster_that_stays(folder: Path) -> None:
     # Up again: nothing changes.
     again = devcluster.up(home, 2, 4)
     assert [server.pid for server in again.values()] == pids
+    # So with no size at all: that of the cluster is taken.
+    assert [server.pid for server in devcluster.up(home).values()] == pids
     assert again["a"].url() == catalog
 
     # Another size is another cluster.
@@ -71,6 +74,7 @@ def test_a_cluster_that_stays(folder: Path) -> None:
     # Down, and up with all that was there.
     assert devcluster.down(home, remove=False) == ["a", "b"]
     assert [server.is_running for server in devcluster.servers_in(home).values()] == [False, False]
+    assert command("dev", "status", "--dir", str(home)).returncode == 3
     assert devcluster.down(home, remove=False) == ["a", "b"]
     back = devcluster.up(home, 2, 4)
     assert back["a"].url() == catalog
@@ -116,6 +120,23 @@ def test_a_folder_without_a_cluster(folder: Path) -> None:
     home = folder / "cluster"
     assert devcluster.servers_in(home) == {}
     assert devcluster.down(home, remove=True) == []
+    assert command("dev", "status", "--dir", str(home)).returncode == 3
+    assert command("dev", "down", "--dir", str(home)).returncode == 1
+
+
+def test_a_cluster_on_ports_of_its_own_choice(folder: Path) -> None:
+    home = folder / "cluster"
+    with pytest.raises(BadArgument, match="ports from 65535 on"):
+        devcluster.up(home, 2, 4, port=65535)
+    assert not home.exists()
+    first = free_port()
+    made: list[tuple[int, int]] = []
+    servers = devcluster.up(
+        home, 1, 4, port=first, on_progress=lambda done, total: made.append((done, total))
+    )
+    assert servers["a"].port == first
+    assert made[-1] == (4, 4)
+    devcluster.down(home, remove=True)
 
 
 def test_what_a_killed_start_leaves_can_be_taken_down(folder: Path) -> None:

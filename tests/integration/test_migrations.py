@@ -40,7 +40,7 @@ SETTINGS = trees.layout_settings(DEFAULT, "shard_") | {
     "shard_count": "8",
     "shard": "7",
 }
-ASKED = {"first_shard", "last_shard", "shards", "schema", "table_name", "column_name"}
+ASKED = {"first_shard", "last_shard", "shards", "schema", "table_name", "column_name", "names"}
 """Settings of queries, and of what a command installs in a shard."""
 INI = data_folder("migrations") / "alembic.ini"
 
@@ -303,6 +303,7 @@ def test_every_file_runs_just_as_it_stands(blank_database: Blank) -> None:
         *(
             "catalog/catalog.v1.sql",
             "catalog/old_ids.v1.sql",
+            "catalog/adoption.v1.sql",
             "views/view.v1.sql",
             "views/query_node.v1.sql",
             "engine/layout.v1.sql",
@@ -310,16 +311,19 @@ def test_every_file_runs_just_as_it_stands(blank_database: Blank) -> None:
         ),
         *("engine/node.v1.sql", "engine/identity.v1.sql", "engine/engine.v1.sql", "engine/admin.v1.sql"),
         *("mover/moving.v1.sql", "mover/objects.v1.sql", "migrate/migrate.v1.sql", "engine/decisions.v1.sql"),
+        "adopt/staging.v1.sql",
         *("engine/shard.v1.sql", "engine/shard.v1.down.sql"),
         *("engine/decisions.v1.down.sql", "migrate/migrate.v1.down.sql", "engine/node.v1.down.sql"),
-        "catalog/catalog.v1.down.sql",
+        *("catalog/catalog.v1.down.sql", "adopt/barrier.v1.sql", "adopt/barrier.v1.down.sql"),
     ]
     # The rest installs nothing but what a load adds to a shard: queries, and what shardids is compared with.
     assert sorted(order) == [
         name
         for name in sql_names()
-        if not name.startswith(
+        if name in order
+        or not name.startswith(
             (
+                "adopt/",
                 "doctor/",
                 "views/columns",
                 "views/state",

@@ -35,8 +35,9 @@ class Finder:
 
     layout: Layout = DEFAULT
     shard_count = 16
+    old_ids = None
 
-    def shard_of(self, id_: int) -> int:
+    def shard_of(self, id_: int, *, of: str | None = None) -> int:
         shard = DEFAULT.decode(id_).shard
         if shard >= 16:
             raise BadArgument(f"there is no shard {shard} in this cluster")

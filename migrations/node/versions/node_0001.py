@@ -18,6 +18,7 @@ def upgrade() -> None:
         "engine/admin.v1.sql",
         "mover/objects.v1.sql",
         "mover/moving.v1.sql",
+        "adopt/staging.v1.sql",
     )
 
 

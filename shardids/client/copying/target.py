@@ -121,6 +121,8 @@ class Router:
             ShardidsError: of the first row that has none, or two, or whose key is NULL; with its number.
         """
         try:
+            for at, known in self._known.items():
+                known.learn(row[at] for row in rows)
             told = [[known[row[at]] for row in rows] for at, known in self._known.items()]
         except Exception:  # noqa: BLE001 -- which row it was is found below
             told = []
@@ -159,6 +161,12 @@ class _Known(dict[Any, int | None]):
         shard = None if value is None else self._tells.shard(value, self._finder)
         self[value] = shard
         return shard
+
+    def learn(self, values: Iterable[Any]) -> None:
+        """Asks for all of the values at once, where they have to be asked for."""
+        if self._tells.kind is None and self._finder.old_ids is not None:
+            new = {value for value in values if value is not None and value not in self}
+            self.update(self._tells.shards(new, self._finder))
 
     def forget(self) -> None:
         if len(self) > _MOST_REMEMBERED:

@@ -13,7 +13,7 @@ from sqlalchemy.sql import operators, visitors
 from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList, False_, Grouping, UnaryExpression
 
 from shardids.client.routing.models import ShardFinder, Tells, how_it_tells
-from shardids.errors import ShardidsError
+from shardids.errors import ShardidsError, UnknownId
 
 Choice = frozenset[int] | None
 """Shards outside of which no row fulfils a criterion; ``None`` if it could be any."""
@@ -70,13 +70,30 @@ class Values:
         bind = self.binds[slot]
         return self.given.get(bind.key, bind.effective_value) if self.given else bind.effective_value
 
-    def shard(self, column: ColumnElement[Any], tells: Tells, value: Any, slot: int) -> int:
-        """Returns the shard that a value tells; its error names the column."""
+    def shard(self, column: ColumnElement[Any], tells: Tells, value: Any, slot: int) -> int | None:
+        """Returns the shard that a value tells, ``None`` if no row has it; its error names the column."""
         try:
             # The parameter's type, not the column's, decides what is sent.
             return tells.shard(value, self.finder, self.binds[slot].type)
+        except UnknownId:
+            return None
         except ShardidsError as error:
             raise type(error)(f"{column}: {error.message}", hint=error.hint) from None
+
+    def shards(
+        self, column: ColumnElement[Any], tells: Tells, given: Iterable[Any], slot: int
+    ) -> dict[int, list[Any]]:
+        """Returns the values that rows can have, by their shards; its error names the column."""
+        by_shard: dict[int, list[Any]] = defaultdict(list)
+        try:
+            told = tells.shards(
+                [value for value in given if value is not None], self.finder, self.binds[slot].type
+            )
+        except ShardidsError as error:
+            raise type(error)(f"{column}: {error.message}", hint=error.hint) from None
+        for value, shard in told:
+            by_shard[shard].append(value)
+        return dict(by_shard)
 
 
 Read = Callable[[Values], Choice]
@@ -173,7 +190,10 @@ class Reader:
 
         def read(values: Values) -> Choice:
             value = values.value(slot)
-            return None if value is None else frozenset((values.shard(column, tells, value, slot),))
+            if value is None:
+                return None
+            shard = values.shard(column, tells, value, slot)
+            return frozenset() if shard is None else frozenset((shard,))
 
         return read
 
@@ -187,12 +207,9 @@ class Reader:
             given = values.value(slot)
             if not isinstance(given, Collection) or isinstance(given, str | bytes):
                 return None
-            by_shard: dict[int, list[Any]] = defaultdict(list)
-            for value in given:
-                if value is not None:
-                    by_shard[values.shard(column, tells, value, slot)].append(value)
+            by_shard = values.shards(column, tells, given, slot)
             if is_split:
-                values.lists[values.binds[slot].key] = dict(by_shard)
+                values.lists[values.binds[slot].key] = by_shard
             return frozenset(by_shard)
 
         return read
@@ -248,6 +265,9 @@ def _within(bounds: Sequence[tuple[Any, int]], values: Values) -> Choice:
     low, high = max(lows), min(highs)
     if low > high:
         return frozenset()
+    old = values.finder.old_ids
+    if old is not None and (old.has(low) or old.has(high)):
+        return None
     layout = values.finder.layout
     first_ms, first = divmod(low >> layout.sequence_bits, layout.shard_limit)
     last_ms, last = divmod(high >> layout.sequence_bits, layout.shard_limit)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
@@ -21,6 +21,16 @@ Key = int | str | bytes | UUID
 """What a row can be sharded by."""
 
 
+class OldIds(Protocol):
+    """Who knows the shards of IDs that were issued before the cluster."""
+
+    def has(self, id_: int) -> bool:
+        """Returns whether an ID is old."""
+
+    def shards_of(self, ids: Iterable[int], table: str | None) -> Mapping[int, int]:
+        """Returns the shards of a table's old IDs, without those that no row had."""
+
+
 class ShardFinder(Protocol):
     """Who knows the shards of IDs and keys: the cluster."""
 
@@ -32,8 +42,12 @@ class ShardFinder(Protocol):
     def shard_count(self) -> int:
         """How many shards there are; they are numbered from 0."""
 
-    def shard_of(self, id_: int) -> int:
-        """Returns the shard in which an ID was born."""
+    @property
+    def old_ids(self) -> OldIds | None:
+        """Who knows the shards of old IDs; ``None`` if no table was adopted."""
+
+    def shard_of(self, id_: int, *, of: str | None = None) -> int:
+        """Returns the shard of the row that has an ID; ``of`` is its table."""
 
     def shard_for(self, key: Key) -> int:
         """Returns the shard of a sharding key."""
@@ -50,26 +64,51 @@ class Tells:
     Attributes:
         kind: what its sharding keys are in the database; ``None`` if its values are IDs.
         type_: the column's type.
+        table: the table whose IDs its values are.
     """
 
     kind: type | None
     type_: TypeEngine[Any]
+    table: str | None = None
 
-    def alike(self, other: Tells) -> bool:
-        """Returns whether equal values of both columns tell the same shard."""
-        return self.kind is other.kind
+    def alike(self, other: Tells, *, by_table: bool) -> bool:
+        """Returns whether equal values of both columns tell the same shard.
+
+        Two tables never have the same new ID, but may have the same old one: ``by_table``, if there are.
+        """
+        return self.kind is other.kind and (not by_table or self.table == other.table)
 
     def shard(self, value: Any, finder: ShardFinder, type_: TypeEngine[Any] | None = None) -> int:
         """Returns the shard that a value tells; ``type_`` is that of the parameter, if not the column's.
 
         Raises:
             BadArgument: an ID of no shard of this cluster, or a value that is not of the column's kind.
+            UnknownId: an old ID that no row had.
         """
         type_ = self.type_ if type_ is None else type_
         if type(value) is int and type(type_) in _PLAIN and self.kind is None:
-            return finder.shard_of(value)
+            return finder.shard_of(value, of=self.table)
         stored = stored_value(type_, value, self.kind)
-        return finder.shard_of(stored) if self.kind is None else finder.shard_for(stored)
+        return finder.shard_of(stored, of=self.table) if self.kind is None else finder.shard_for(stored)
+
+    def shards(
+        self, values: Iterable[Any], finder: ShardFinder, type_: TypeEngine[Any] | None = None
+    ) -> list[tuple[Any, int]]:
+        """Returns values with their shards, without old IDs that no row had; it asks for all of them at once.
+
+        Raises:
+            BadArgument: as :meth:`shard` does.
+        """
+        old = finder.old_ids if self.kind is None else None
+        if old is None:
+            return [(value, self.shard(value, finder, type_)) for value in values]
+        stored = [(value, stored_value(type_ or self.type_, value, None)) for value in values]
+        found = old.shards_of([id_ for _, id_ in stored if old.has(id_)], self.table)
+        return [
+            (value, found[id_] if id_ in found else finder.shard_of(id_, of=self.table))
+            for value, id_ in stored
+            if id_ in found or not old.has(id_)
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,14 +244,18 @@ def how_it_tells(column: object) -> Tells | None:
     """
     if not isinstance(column, Column):
         return None
+    table: str | None = None
     for referred in _referred(column):
         if is_sharding_key(referred):
+            if table is not None:
+                break
             return Tells(kind=kind_of_key(column.type, str(column)), type_=column.type)
         default = referred.server_default
         filled = isinstance(default, DefaultClause) and isinstance(default.arg, next_id)
         if filled and referred.primary_key:
-            return Tells(kind=None, type_=column.type)
-    return None
+            # An ID that refers to another is the same, as with joined inheritance: the last table issued it.
+            table = referred.table.name
+    return None if table is None else Tells(kind=None, type_=column.type, table=table)
 
 
 def _referred(column: Column[Any]) -> Iterator[Column[Any]]:

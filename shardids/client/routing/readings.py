@@ -69,11 +69,13 @@ class Read:
         Raises:
             CannotCombine: a table or a subquery in it is not bound to the rows that the criteria are about.
         """
-        if self._key is not None and _STAYS.get(self._key.key):
+        by_table = self.values.finder.old_ids is not None
+        known = None if self._key is None else (self._key.key, by_table)
+        if known is not None and _STAYS.get(known):
             return
-        check_in_one_shard(statement, dialect())
-        if self._key is not None:
-            _STAYS[self._key.key] = True
+        check_in_one_shard(statement, dialect(), by_table=by_table)
+        if known is not None:
+            _STAYS[known] = True
 
     def written(self) -> dict[str, Any]:
         """Returns the values of the statement itself that tell the shard of what it writes."""

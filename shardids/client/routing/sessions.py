@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Engine, Result, event, inspect
 from sqlalchemy.engine import Dialect
@@ -23,7 +23,9 @@ from shardids.client.routing.readings import Read
 from shardids.client.routing.statements import FanOut, Shards, check_assignments, execute
 from shardids.client.routing.twophase import Part, Whole
 from shardids.client.routing.writes import AssociationConnection, BulkWrites
-from shardids.errors import BadArgument, CannotCombine
+from shardids.errors import BadArgument, CannotCombine, UnknownId
+
+Entity = TypeVar("Entity")
 
 
 class RoutedSession(BulkWrites, ShardedSession, Guarded):
@@ -54,9 +56,12 @@ class RoutedSession(BulkWrites, ShardedSession, Guarded):
     # IDs tell rows of different shards apart, so there is one identity, not one for each shard to look up.
     _identity_lookup = Session._identity_lookup  # type: ignore[assignment]  # it takes no further arguments
 
-    def get(self, entity: Any, ident: Any, **options: Any) -> Any:
+    def get(self, entity: type[Entity] | Mapper[Entity], ident: Any, **options: Any) -> Entity | None:
         """As :meth:`sqlalchemy.orm.Session.get`, in the one shard that the primary key tells."""
-        shard = self._shard_of_key(inspect(entity, raiseerr=False), ident)
+        try:
+            shard = self._shard_of_key(inspect(entity, raiseerr=False), ident)
+        except UnknownId:
+            return None
         if shard is not None:
             options["bind_arguments"] = {**(options.get("bind_arguments") or {}), "shard_id": shard}
         return super().get(entity, ident, **options)

@@ -24,7 +24,7 @@ from shardids.client.routing.sources import Scope, Source, Trait, unlocated
 from shardids.errors import CannotCombine
 
 
-def check_select(statement: Any, dialect: Dialect, *, folded: bool, kind_of: KindOf) -> bool:
+def check_select(statement: Any, dialect: Dialect, *, folded: bool, kind_of: KindOf, by_table: bool) -> bool:
     """Refuses a SELECT whose answers from the shards do not make the answer of one database.
 
     Args:
@@ -32,6 +32,7 @@ def check_select(statement: Any, dialect: Dialect, *, folded: bool, kind_of: Kin
         dialect: of the server.
         folded: whether all its columns are aggregates of which :mod:`folds` makes one row.
         kind_of: what a function computes.
+        by_table: whether two tables may have rows of the same ID in different shards.
 
     Returns:
         whether it reads a table at all.
@@ -39,22 +40,23 @@ def check_select(statement: Any, dialect: Dialect, *, folded: bool, kind_of: Kin
     Raises:
         CannotCombine: it has an element that is not on the list.
     """
-    scope, _ = _Check(as_sent(statement, dialect), kind_of).read(statement, Around(), top=True, folded=folded)
+    check = _Check(as_sent(statement, dialect), kind_of, by_table=by_table)
+    scope, _ = check.read(statement, Around(), top=True, folded=folded)
     if scope.sources and not scope.located:
         raise unlocated(next(iter(scope.sources.values())))
     return bool(scope.sources) or folded
 
 
-def check_change(statement: Any, dialect: Dialect, kind_of: KindOf) -> None:
+def check_change(statement: Any, dialect: Dialect, kind_of: KindOf, *, by_table: bool) -> None:
     """Refuses an UPDATE or DELETE that would change other rows, or in another way, than in one database.
 
     Raises:
         CannotCombine: it has an element that is not on the list.
     """
-    _Check(as_sent(statement, dialect), kind_of).change()
+    _Check(as_sent(statement, dialect), kind_of, by_table=by_table).change()
 
 
-def check_in_one_shard(statement: Any, dialect: Dialect) -> None:
+def check_in_one_shard(statement: Any, dialect: Dialect, *, by_table: bool) -> None:
     """Refuses a statement whose criteria name one shard, but which also reads rows of others.
 
     Only what it reads from is looked at: of rows that are all in one shard PostgreSQL computes anything.
@@ -63,7 +65,7 @@ def check_in_one_shard(statement: Any, dialect: Dialect) -> None:
         CannotCombine: a table or a subquery in it is not bound to the rows that the criteria are about.
     """
     sent = as_sent(statement, dialect)
-    check = _OneShardCheck(sent, lambda _: Kind.SCALAR)
+    check = _OneShardCheck(sent, lambda _: Kind.SCALAR, by_table=by_table)
     if getattr(statement, "is_select", False):
         if id(statement) in sent.parts:
             check.read(statement, Around(), top=True)
@@ -74,9 +76,10 @@ def check_in_one_shard(statement: Any, dialect: Dialect) -> None:
 class _Check(ExpressionCheck):
     in_one_shard = False
 
-    def __init__(self, sent: Sent, kind_of: KindOf) -> None:
+    def __init__(self, sent: Sent, kind_of: KindOf, *, by_table: bool) -> None:
         super().__init__(kind_of)
         self._sent = sent
+        self._by_table = by_table
         self._derived: dict[Any, Scope] = {}
 
     def subquery(self, select: Any, around: Around, equal: tuple[Any, Any] | None) -> tuple[Scope, bool]:
@@ -104,7 +107,7 @@ class _Check(ExpressionCheck):
             refuse(select)
         if not self.in_one_shard:
             _check_clauses(core)
-        scope = Scope(outer=around.scope)
+        scope = Scope(outer=around.scope, by_table=self._by_table)
         for source in froms:
             self._source(source, scope, optional=False)
         scope.bind(core._where_criteria)
@@ -144,7 +147,7 @@ class _Check(ExpressionCheck):
             element = element.func
         exists = without_not(element)[0]
         if exists is not None:
-            if not self.read(exists, Around(scope=Scope(outer=None)))[0].located:
+            if not self.read(exists, Around(scope=Scope(outer=None, by_table=self._by_table)))[0].located:
                 raise unlocated(exists)
             return
         self.check_all(arguments(element), within)
@@ -156,7 +159,7 @@ class _Check(ExpressionCheck):
             raise CannotCombine("a prefix, hint or CTE of an UPDATE or DELETE", hint=IN_PYTHON)
         conditions = [] if statement.whereclause is None else [statement.whereclause]
         values = list(_assigned(statement))
-        scope = Scope(outer=None)
+        scope = Scope(outer=None, by_table=self._by_table)
         target = statement.table
         for source in dict.fromkeys(
             [target, *(s for one in (*conditions, *values) for s in one._from_objects)]

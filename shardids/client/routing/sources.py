@@ -71,9 +71,11 @@ class Scope:
         outer: the scope of the statement around it.
         sources: by the element of FROM.
         conditions: the conditions of joins, each with whether it filters rows, as in an inner join.
+        by_table: whether two tables may have rows of the same ID in different shards.
     """
 
     outer: Scope | None
+    by_table: bool
     sources: dict[Any, Source] = field(default_factory=dict)
     conditions: list[tuple[Any, bool]] = field(default_factory=list)
     _parent: dict[Source, Source] = field(default_factory=dict)
@@ -174,7 +176,7 @@ class Scope:
                     and other.located
                     and its.tells
                     and others.tells
-                    and its.tells.alike(others.tells)
+                    and its.tells.alike(others.tells, by_table=self.by_table)
                 ):
                     yield one, other, False
                 elif not other.located and _refers(its, others):

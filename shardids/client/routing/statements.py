@@ -110,7 +110,8 @@ def execute(router: Router, context: ORMExecuteState, named: Named) -> Result[An
             refused = error
         return by_views(router, context, refused, shards[0])
     connection = router.node_connection(shards[0])
-    check_change(context.statement, connection.dialect, kinds_on(connection))
+    by_table = router.shards.old_ids is not None
+    check_change(context.statement, connection.dialect, kinds_on(connection), by_table=by_table)
     results = [_changed(router, context, named, shard) for shard in shards]
     return results[0].merge(*results[1:])
 
@@ -159,7 +160,7 @@ def _select(router: Router, context: ORMExecuteState, named: Named, shards: list
         return compiled(first, *narrowed(how.branch, context.parameters, named, shard))
 
     shared = captured(shards[0])
-    if not _reads_tables(first, shared, how):
+    if not _reads_tables(first, shared, how, by_table=router.shards.old_ids is not None):
         return _in_shard(router, context, context.statement, named, shards[0])
     if how.locks or (how.limit is not None and shared.multiplies_rows):
         return _one_by_one(router, context, named, shards)
@@ -192,21 +193,21 @@ def _chunk(context: ORMExecuteState) -> int:
     return int(chunk or 0)
 
 
-_READS: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
-"""The answer of :func:`check_select` for what was compiled and found right."""
+_READS: WeakKeyDictionary[Any, tuple[bool, bool]] = WeakKeyDictionary()
+"""What :func:`check_select` was told of IDs, and its answer, for what was compiled and found right."""
 
 
-def _reads_tables(connection: Connection, capture: Capture, how: MergePlan) -> bool:
+def _reads_tables(connection: Connection, capture: Capture, how: MergePlan, *, by_table: bool) -> bool:
     """Returns whether a statement, whose shape is checked here, reads tables."""
-    known = _READS.get(capture.compiled)
-    if known is None:
+    told, known = _READS.get(capture.compiled, (None, False))
+    if told is not by_table:
         branch = how.branch
         if capture.multiplies_rows:
             # SQLAlchemy puts a LIMIT into a subquery then, and each shard is asked by itself.
             branch = branch.limit(None).offset(None)
         dialect, kind_of = connection.dialect, kinds_on(connection)
-        known = check_select(branch, dialect, folded=bool(how.folds), kind_of=kind_of)
-        _READS[capture.compiled] = known
+        known = check_select(branch, dialect, folded=bool(how.folds), kind_of=kind_of, by_table=by_table)
+        _READS[capture.compiled] = (by_table, known)
     return known
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import psycopg
 from psycopg import sql
@@ -14,7 +14,8 @@ from shardids.compare.measures.sizes import CLIENTS
 from shardids.compare.results import Inserts
 from shardids.compare.schemes import Scheme, Servers, scheme_of
 
-_NOTE = "a row of a table that is not very wide"
+NOTE = "a row of a table that is not very wide"
+"""The text in each row."""
 _WARM_UP = 5
 
 
@@ -23,7 +24,11 @@ def measure_inserts(run: Measuring) -> dict[str, Inserts]:
 
     Schemes that are made for one server have all sixteen on it.
     """
-    found = run.rounds("inserts", run.sizes.rounds, lambda name: _round(name, run))
+    return inserts_of(run.rounds("inserts", run.sizes.rounds, lambda name: _round(name, run)))
+
+
+def inserts_of(found: Mapping[str, Sequence[Mapping[int, float]]]) -> dict[str, Inserts]:
+    """Returns the results of rounds that each gave rows per second by the number of clients."""
     return {
         name: Inserts(rounds_per_s={count: [each[count] for each in rounds] for count in (1, CLIENTS)})
         for name, rounds in found.items()
@@ -81,7 +86,7 @@ def _inserter(name: str, servers: Servers, node: int, seconds: float) -> Iterato
 
         def insert() -> int:
             try:
-                connection.execute(query, (_NOTE,) if source is None else (_NOTE, source.draw()))
+                connection.execute(query, (NOTE,) if source is None else (NOTE, source.draw()))
             except psycopg.errors.UniqueViolation:
                 return 0
             return 1

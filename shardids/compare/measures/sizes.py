@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from shardids.compare.results import SPREAD
+
 CLIENTS: Final = 16
 """How many clients draw or insert at once, half of them on each node."""
 
@@ -22,6 +24,7 @@ class Sizes:
         draws: single draws per round.
         many: how many keys are drawn at once.
         insert_s: how long clients insert in each round.
+        spread_rounds, spread_s: the same of inserts over many shards.
         rows, fills: how many rows the filled table has, and how often one is filled.
         fill_s: filling a table ends after this time, however many rows it has.
         paced_s: how long clients draw at an even pace.
@@ -37,6 +40,8 @@ class Sizes:
     draws: int
     many: int
     insert_s: float
+    spread_rounds: int
+    spread_s: float
     rows: int
     fills: int
     fill_s: float
@@ -54,7 +59,7 @@ class Sizes:
     def in_words(self) -> Mapping[str, str]:
         """Returns what a report says of each measure, by its name."""
         first, second = (PACED_CLIENTS.count(node) for node in (0, 1))
-        rounds, fills = (_times(count) for count in (self.rounds, self.fills))
+        rounds, fills, spreads = (_times(count) for count in (self.rounds, self.fills, self.spread_rounds))
         losses = f"{self.losses} times" if self.losses > 1 else "Once"
         words = {
             name: text.format(
@@ -64,6 +69,8 @@ class Sizes:
                 second=second,
                 rounds=rounds,
                 fills=fills,
+                spread=SPREAD,
+                spreads=spreads,
                 losses=losses,
             )
             for name, text in _WORDS.items()
@@ -80,6 +87,10 @@ _WORDS: Final = {
     "draws": """One client draws {sizes.draws:,} keys one by one, and {sizes.many:,} at once, {rounds}.""",
     "inserts": """1 client, then {clients} on two nodes (on one for schemes of one server): draw, INSERT …
         RETURNING and COMMIT, for {sizes.insert_s:g} s, {rounds}; the median.""",
+    "spread": """1 client, then {clients}, all on the first node, which has {spread} shards with a table each:
+        draw, INSERT … RETURNING and COMMIT, each row in another shard, with prepared statements, for
+        {sizes.spread_s:g} s, {spreads}; the median. Where shards make keys, each makes its own; an identity
+        column gives the same keys to every table.""",
     "storage": """One client fills a table (key, integer) by COPY up to {sizes.rows:,} rows, or for
         {sizes.fill_s:g} s, {fills}, with a checkpoint before each quarter. It brings the keys, drawn many at
         once, unless the server makes them. PostgreSQL copies row by row, with more WAL, where a function
@@ -107,6 +118,8 @@ FULL: Final = Sizes(
     draws=500,
     many=10_000,
     insert_s=0.5,
+    spread_rounds=3,
+    spread_s=0.4,
     rows=1_000_000,
     fills=2,
     fill_s=12,
@@ -127,12 +140,14 @@ QUICK: Final = Sizes(
     rounds=1,
     draws=200,
     many=1000,
-    insert_s=0.12,
-    rows=40_000,
+    insert_s=0.08,
+    spread_rounds=1,
+    spread_s=0.05,
+    rows=30_000,
     fills=1,
     fill_s=1,
-    paced_s=0.2,
-    rush_s=0.2,
+    paced_s=0.12,
+    rush_s=0.1,
     rush_keys=5_000,
     steps=4,
     clock_keys=30_000,

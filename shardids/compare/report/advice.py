@@ -16,6 +16,7 @@ from shardids.compare.report.figures import (
     INDEX,
     LATE,
     MANY,
+    OVER_SHARDS,
     OWN,
     SINGLE,
     TWICE,
@@ -82,8 +83,8 @@ _WORDS = (
             "replaced by a standby. The price is a function call a row instead of a bare counter, and "
             "PostgreSQL in the writing path."
         ),
-        measures=(SINGLE, DRAW, TWICE),
-        schemes=("shardids", "offsets", "published", "snowflake", "tickets", "uuid7"),
+        measures=(OVER_SHARDS, SINGLE, DRAW, TWICE),
+        schemes=("shardids", "identity", "offsets", "published", "snowflake", "tickets", "uuid7"),
     ),
     _Words(
         own=True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from shardids.compare.report.figures import (
     clients_words,
     listed,
     rows_a_second,
+    spread_rows,
 )
 from shardids.compare.report.vega import (
     BAR,
@@ -34,7 +35,7 @@ from shardids.compare.report.vega import (
     rows_of,
     spec_of,
 )
-from shardids.compare.results import Comparison, Growth, SchemeResult
+from shardids.compare.results import SPREAD, Comparison, Growth, SchemeResult
 from shardids.compare.schemes.scheme import library
 
 _MIB = 2**20
@@ -66,7 +67,7 @@ def charts(comparison: Comparison) -> list[Chart]:
     Raises:
         MissingLibrary: Altair is not installed.
     """
-    makers = (_inserts, _bulk, _draws, _growth, _disk, _wal)
+    makers = (_inserts, _spread, _bulk, _draws, _growth, _disk, _wal)
     return [chart for make in makers if (chart := make(comparison)) is not None]
 
 
@@ -96,21 +97,50 @@ def scatter() -> Mapping[str, Any]:
 
 
 def _inserts(comparison: Comparison) -> Chart | None:
-    counts = clients(comparison)
+    return _rates(
+        comparison,
+        clients(result.inserts for result in comparison.schemes),
+        rows_a_second,
+        measure="inserts",
+        title="Rows inserted a second",
+        reading="Each row is a transaction of its own, and its key is drawn for it. More is better.",
+    )
+
+
+def _spread(comparison: Comparison) -> Chart | None:
+    return _rates(
+        comparison,
+        clients(result.spread for result in comparison.schemes),
+        spread_rows,
+        measure="spread",
+        title=f"Rows inserted a second, each in another of {SPREAD} shards",
+        reading="As above, but no two rows after each other are for one table. More is better.",
+    )
+
+
+def _rates(
+    comparison: Comparison,
+    counts: Sequence[int],
+    by: Callable[[int], Measure],
+    *,
+    measure: str,
+    title: str,
+    reading: str,
+) -> Chart | None:
+    """Charts the rate of the most clients; a stroke is that of the fewest."""
     if not counts:
         return None
     least, most = counts[0], counts[-1]
-    slow, fast = rows_a_second(least), rows_a_second(most)
+    slow, fast = by(least), by(most)
     tips = (slow, fast)
     rows = rows_of(comparison, fast, tips, lambda result: {"least": slow.value(result)})
     alt = library("altair")
     mark = alt.Chart().mark_tick(thickness=2, size=BAR, color="var(--ink)").encode(x="least:Q")
     return Chart(
-        name="inserts",
-        title=f"Rows inserted a second, {clients_words(most)}",
-        reading="Each row is a transaction of its own, and its key is drawn for it. More is better."
-        + (f" The stroke: {clients_words(least)}." if least != most else ""),
-        measure="inserts",
+        name=measure,
+        title=f"{title}, {clients_words(most)}",
+        reading=reading + (f" The stroke: {clients_words(least)}." if least != most else ""),
+        measure=measure,
         spec=bars(rows, tips, *([mark] if least != most else [])),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,9 +20,10 @@ from shardids.compare.report.figures import (
     clients_words,
     rows_a_second,
     short,
+    spread_rows,
     three,
 )
-from shardids.compare.results import CASES, Comparison, SchemeResult
+from shardids.compare.results import CASES, SPREAD, Comparison, Inserts, SchemeResult
 
 NOT_MEASURED = "not measured"
 _ALL_ALONG = 0.9
@@ -64,22 +65,29 @@ def reason(result: SchemeResult, *names: str) -> str:
     return next((result.left_out[name] for name in names if name in result.left_out), NOT_MEASURED)
 
 
-def clients(comparison: Comparison) -> list[int]:
+def clients(found: Iterable[Inserts | None]) -> list[int]:
     """Returns the least and the greatest number of clients that inserted rows."""
-    counts = {count for result in comparison.schemes if result.inserts for count in result.inserts.per_s}
+    counts = {count for inserts in found if inserts for count in inserts.per_s}
     return sorted({min(counts), max(counts)}) if counts else []
 
 
 def speed_columns(comparison: Comparison) -> Sequence[ReportColumn]:
-    """Returns the columns of speed and size."""
+    """Returns the columns of speed."""
     many = next((result.draws.many for result in comparison.schemes if result.draws), 0)
     return (
-        ReportColumn(heading="bits", meaning="size of a key", cell=lambda r: Cell(text=str(r.key_bytes * 8))),
         _figure("draw p50 µs", "a single draw, the median", "draws", DRAW),
         _figure("draw p99 µs", "99 of 100 single draws stay below", "draws", TAIL),
         _figure(f"of {many:,} µs", f"time a key when the client asks for {many:,} at once", "draws", MANY),
-        *(_inserts(count) for count in clients(comparison)),
+        *(_inserts(count) for count in clients(each.inserts for each in comparison.schemes)),
+        *(_spread(count) for count in clients(each.spread for each in comparison.schemes)),
         _figure("bulk rows/s", "rows a second, filled in bulk", "storage", BULK),
+    )
+
+
+def size_columns() -> Sequence[ReportColumn]:
+    """Returns the columns of size."""
+    return (
+        ReportColumn(heading="bits", meaning="size of a key", cell=lambda r: Cell(text=str(r.key_bytes * 8))),
         _figure("table B/row", "table, bytes a row", "storage", TABLE),
         _figure("index B/row", "primary key's index, bytes a row", "storage", INDEX),
         _figure("leaf full %", "how full the index's leaf pages are", "storage", DENSITY),
@@ -125,6 +133,15 @@ def _inserts(count: int) -> ReportColumn:
         f"rows a second, inserted and committed one by one by {clients_words(count)}",
         "inserts",
         rows_a_second(count),
+    )
+
+
+def _spread(count: int) -> ReportColumn:
+    return _figure(
+        f"over {SPREAD} shards, {clients_words(count)}",
+        f"the same, each row in another of {SPREAD} shards of one server, by {clients_words(count)}",
+        "spread",
+        spread_rows(count),
     )
 
 

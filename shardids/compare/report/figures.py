@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shardids.compare.results import SchemeResult
+from shardids.compare.results import SPREAD, Inserts, SchemeResult
 
 MISSING = "\N{EN DASH}"
 _SMALLEST = 0.001
@@ -86,8 +86,18 @@ def rows_a_second(count: int) -> Measure:
     )
 
 
-def _at_most_clients(result: SchemeResult) -> float | None:
-    return result.inserts.per_s[max(result.inserts.per_s)] if result.inserts else None
+def spread_rows(count: int) -> Measure:
+    """Returns the measure of rows committed one by one, each in another shard, by that many clients."""
+    return Measure(
+        label=f"Rows/s over {SPREAD} shards, {clients_words(count)}",
+        value=lambda result: result.spread.per_s.get(count) if result.spread else None,
+        text=short,
+        most=True,
+    )
+
+
+def _of_most_clients(inserts: Inserts | None) -> float | None:
+    return inserts.per_s[max(inserts.per_s)] if inserts else None
 
 
 DRAW = Measure(
@@ -102,7 +112,18 @@ MANY = Measure(
     label="A key of many at once, µs",
     value=lambda result: result.draws.many_us if result.draws else None,
 )
-SINGLE = Measure(label="Rows/s, committed one by one", value=_at_most_clients, text=short, most=True)
+SINGLE = Measure(
+    label="Rows/s, committed one by one",
+    value=lambda result: _of_most_clients(result.inserts),
+    text=short,
+    most=True,
+)
+OVER_SHARDS = Measure(
+    label=f"Rows/s over {SPREAD} shards, committed one by one",
+    value=lambda result: _of_most_clients(result.spread),
+    text=short,
+    most=True,
+)
 BULK = Measure(
     label="Rows/s, filled in bulk",
     value=lambda result: result.storage.rows_per_s if result.storage else None,
@@ -146,7 +167,7 @@ TWICE = Measure(
     text=lambda value: f"{value or 0:.0f}",
 )
 
-RANKED = (DRAW, TAIL, MANY, SINGLE, BULK, INDEX, WAL, DISORDER, LATE)
+RANKED = (DRAW, TAIL, MANY, SINGLE, OVER_SHARDS, BULK, INDEX, WAL, DISORDER, LATE)
 """The measures by which schemes are ranked."""
 
 OF_A_TABLE = (BULK, INDEX, WAL)

@@ -9,13 +9,19 @@ from functools import cache
 from typing import Any
 
 from shardids.compare.report import advice, charts, figures, summary, vega
-from shardids.compare.report.columns import NOT_MEASURED, ReportColumn, safety_columns, speed_columns
+from shardids.compare.report.columns import (
+    NOT_MEASURED,
+    ReportColumn,
+    safety_columns,
+    size_columns,
+    speed_columns,
+)
 from shardids.compare.results import CASES, Comparison, SchemeResult
 from shardids.compare.schemes.scheme import library
 from shardids.compare.store import to_json
 
-_SPEED = ("draws", "inserts", "storage")
-"""The measures behind the columns of speed and size; the other columns are about safety."""
+_SPEED = ("draws", "inserts", "spread", "storage")
+"""The measures behind the columns of speed; the other columns are about size, by "storage", and safety."""
 
 
 def check_libraries() -> None:
@@ -78,7 +84,8 @@ def _tables(comparison: Comparison) -> Sequence[tuple[str, str, Sequence[ReportC
             safety_columns(),
             [name for name in comparison.conditions.sizes if name not in _SPEED],
         ),
-        ("Speed and size", "k: thousands, M: millions.", speed_columns(comparison), _SPEED),
+        ("Speed", "k: thousands, M: millions.", speed_columns(comparison), _SPEED),
+        ("Size", "When the table has all its rows.", size_columns(), ()),
     )
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardids.compare.report.advice import advices
-from shardids.compare.report.columns import ReportColumn, safety_columns, speed_columns
+from shardids.compare.report.columns import ReportColumn, safety_columns, size_columns, speed_columns
 from shardids.compare.report.figures import OWN, duration
 from shardids.compare.report.summary import (
     MISSING_TITLE,
@@ -33,7 +33,7 @@ _WIDE = 10_000
 
 
 def print_table(comparison: Comparison, console: Console) -> None:
-    """Prints speed and size, then safety, then what was left out. Needs a terminal of some 92 columns."""
+    """Prints speed, size and safety, then what was left out. Needs a terminal of some 92 columns."""
     for title, columns in _tables(comparison):
         console.print(Text(f"\n{title}", "bold"))
         roomy = _table(comparison.schemes, columns, gap=2)
@@ -60,7 +60,8 @@ def markdown(comparison: Comparison) -> str:
 
 def _tables(comparison: Comparison) -> Sequence[tuple[str, Sequence[ReportColumn]]]:
     return (
-        ("Speed and size", speed_columns(comparison)),
+        ("Speed", speed_columns(comparison)),
+        ("Size", size_columns()),
         ("Safety: keys issued twice, keys out of order, and who goes on without a server", safety_columns()),
     )
 

@@ -135,6 +135,11 @@ class Source(ABC):
     def draw(self) -> Key:
         """Draws one key."""
 
+    def draw_for(self, shard: int) -> Key:
+        """Draws one key for a row of a shard; see :meth:`Scheme.open_shards`."""
+        del shard
+        return self.draw()
+
     def draw_many(self, count: int) -> list[Key]:
         """Draws ``count`` keys, at once if the scheme can; raises BadArgument unless 1 … 1,000,000."""
         return self._draw_many(checked_integer("the number of keys", count, 1, MOST_KEYS))
@@ -197,6 +202,19 @@ class Scheme(ABC):
         """Returns the column that stores the keys on the server of that number."""
         del node
         return KeyColumn(type="bigint")
+
+    def install_shards(self, servers: Servers, count: int) -> None:
+        """Creates what shards of the first server, from 0, need beyond :meth:`install`. Idempotent."""
+        del servers, count
+
+    def open_shards(self, servers: Servers) -> Source:
+        """Opens a client's source of keys for all shards of the first server. Raises as :meth:`open` does."""
+        return self.open(servers)
+
+    def column_of(self, shard: int) -> KeyColumn:
+        """Returns the column that stores the keys of a shard of the first server."""
+        del shard
+        return self.column()
 
     def decode(self, key: Key) -> Decoded | None:
         """Returns what a key tells, or ``None`` if it tells nothing."""

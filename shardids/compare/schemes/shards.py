@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from psycopg import sql
 
 from shardids.catalog.rows import SCHEMA_PREFIX, Catalog
+from shardids.catalog.sqlfiles import read_sql
 from shardids.catalog.topology import schema_name
 from shardids.compare.schemes.blocks import Blocks
 from shardids.compare.schemes.postgresql import SqlScheme, SqlSource, install
 from shardids.compare.schemes.scheme import About, Decoded, Key, KeyColumn, Needs, Servers, Source, integer_of
 from shardids.ids.layout import DEFAULT, INSTAGRAM
 from shardids.install import provision
+from shardids.multimaster.postgresql_session import PostgreSqlSession
 
 BLOCK = 1000
 """The number of IDs that a client reserves at once."""
 
-_SHARDS = 64  # Fixed for good, so it leaves room for more servers.
+_FIRST_OF_MANY = 64
+"""The first of the shards that are all on the first server; those below have a server each."""
+_SHARDS = 128
 
 _SAFE = (
     "any number of sessions, any rate, clocks that jump either way, crashes, promoted standbys, copies that"
@@ -56,9 +62,20 @@ class Shardids(SqlScheme):
         finally:
             catalog.close()
 
+    def install_shards(self, servers: Servers, count: int) -> None:
+        catalog = Catalog(servers.postgresql[0])
+        try:
+            wanted = range(_FIRST_OF_MANY, _FIRST_OF_MANY + count)
+            provision.create_shards(catalog, wanted, node="node0")
+        finally:
+            catalog.close()
+
     def column(self, node: int = 0) -> KeyColumn:
         function = sql.Identifier(schema_name(SCHEMA_PREFIX, node), "next_id")
         return KeyColumn(type="bigint", draw=sql.SQL("{}()").format(function))
+
+    def column_of(self, shard: int) -> KeyColumn:
+        return Shardids.column(self, _FIRST_OF_MANY + shard)
 
     def place(self, key: Key) -> int:
         bits = integer_of(key)
@@ -76,12 +93,8 @@ class _ShardSource(SqlSource):
     sets_aside = True
 
     def __init__(self, url: str, shard: int) -> None:
-        schema = schema_name(SCHEMA_PREFIX, shard)
-        super().__init__(
-            url,
-            sql.SQL("select {}()").format(sql.Identifier(schema, "next_id")),
-            sql.SQL("select {}(%s::integer)").format(sql.Identifier(schema, "next_ids")),
-        )
+        one = sql.SQL("select {}()").format(sql.Identifier(schema_name(SCHEMA_PREFIX, shard), "next_id"))
+        super().__init__(url, one, _many_of(shard))
         self._shard = shard
 
     def _set_aside(self, count: int) -> range:
@@ -93,6 +106,32 @@ class _ShardSource(SqlSource):
 
 def _place(tick: int, shard: int) -> int:
     return shard << 64 | tick
+
+
+def _many_of(shard: int) -> sql.Composed:
+    function = sql.Identifier(schema_name(SCHEMA_PREFIX, shard), "next_ids")
+    return sql.SQL("select {}(%s::integer)").format(function)
+
+
+class _BlocksOfShards(Source):
+    """Hands out one block after another of each shard; draws them all on one session."""
+
+    def __init__(self, url: str) -> None:
+        self._session = PostgreSqlSession(url)
+        self._left: dict[int, Iterator[Key]] = {}
+
+    def draw(self) -> Key:
+        return self.draw_for(0)
+
+    def draw_for(self, shard: int) -> Key:
+        for key in self._left.get(shard, ()):
+            return key
+        drawn = self._session.rows(_many_of(_FIRST_OF_MANY + shard), (BLOCK,))
+        self._left[shard] = iter([key for (key,) in drawn])
+        return next(self._left[shard])
+
+    def close(self) -> None:
+        self._session.close()
 
 
 class ShardidsBlocks(Shardids):
@@ -113,8 +152,15 @@ class ShardidsBlocks(Shardids):
     def _open(self, servers: Servers, node: int) -> Source:
         return Blocks(_ShardSource(servers.postgresql[node], node), BLOCK)
 
+    def open_shards(self, servers: Servers) -> Source:
+        self.check(servers)
+        return _BlocksOfShards(servers.postgresql[0])
+
     def column(self, node: int = 0) -> KeyColumn:
         return KeyColumn(type="bigint")
+
+    def column_of(self, shard: int) -> KeyColumn:
+        return self.column()
 
 
 class Published(SqlScheme):
@@ -138,9 +184,28 @@ class Published(SqlScheme):
         for node, url in enumerate(servers.postgresql):
             install(url, "compare/published.v1", settings={"shardids.shard": str(node)})
 
+    def install_shards(self, servers: Servers, count: int) -> None:
+        script = read_sql("compare/published.v1")
+        session = PostgreSqlSession(servers.postgresql[0])
+        try:
+            for shard in range(count):
+                session.rows("select set_config('shardids.shard', %s, false)", (str(_FIRST_OF_MANY + shard),))
+                session.rows("select set_config('shardids.schema', %s, false)", (_published(shard),))
+                session.run(script)
+        finally:
+            session.close()
+
     def column(self, node: int = 0) -> KeyColumn:
         return KeyColumn(type="bigint", draw=sql.SQL("published.next_id()"))
+
+    def column_of(self, shard: int) -> KeyColumn:
+        function = sql.Identifier(_published(shard), "next_id")
+        return KeyColumn(type="bigint", draw=sql.SQL("{}()").format(function))
 
     def decode(self, key: Key) -> Decoded:
         decoded = INSTAGRAM.decode(integer_of(key))
         return Decoded(time=decoded.time, origin=decoded.shard, sequence=decoded.sequence)
+
+
+def _published(shard: int) -> str:
+    return f"published_{shard:04d}"

@@ -34,6 +34,7 @@ _PRELOAD: Final = [
     "shardids.compare.measures.duplicates",
     "shardids.compare.measures.inserts",
     "shardids.compare.measures.order",
+    "shardids.compare.measures.spread",
 ]
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 

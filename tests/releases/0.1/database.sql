@@ -136,7 +136,7 @@ CREATE SEQUENCE shard_0000.id_counter
 --
 
 CREATE SEQUENCE shard_0000.id_offset
-    START WITH 71674414235648
+    START WITH 71816148156416
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -282,7 +282,7 @@ CREATE SEQUENCE shard_0001.id_counter
 --
 
 CREATE SEQUENCE shard_0001.id_offset
-    START WITH 71730248810497
+    START WITH 71871982731265
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -927,6 +927,32 @@ CREATE FUNCTION shardids.clock_offset(counter regclass) RETURNS bigint
 
 
 --
+-- Name: close_table(regclass); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.close_table(name regclass) RETURNS boolean
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  if exists (select from pg_trigger t where t.tgrelid = name and t.tgname = 'shardids_adoption') then
+    return false;
+  end if;
+  execute format('create trigger shardids_adoption before insert or update or delete or truncate on %s '
+                 'for each statement execute function shardids.refuse_writes()', name);
+  return true;
+end
+$$;
+
+
+--
+-- Name: FUNCTION close_table(name regclass); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.close_table(name regclass) IS 'Adds the barrier of refuse_writes to a table; false if it has one';
+
+
+--
 -- Name: create_subscription(name, text, text); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -1329,6 +1355,44 @@ COMMENT ON FUNCTION shardids.drop_copy(shard integer) IS 'Drops a shard that was
 
 
 --
+-- Name: drop_staging(text); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.drop_staging(adoption text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  parent regclass;
+  schema name;
+begin
+  for parent in select distinct s.parent from shardids.staged(adoption) s loop
+    execute format('lock table only %s in access exclusive mode', parent);
+    if exists (select from pg_inherits i where i.inhparent = parent) then
+      raise dependent_objects_still_exist using message = format('table %s still has tables of shards in it', parent);
+    end if;
+    execute format('drop table %s', parent);
+  end loop;
+  for schema in
+    select n.nspname from pg_namespace n
+    join pg_description d on d.classoid = 'pg_namespace'::regclass and d.objoid = n.oid
+    where d.description = adoption
+      and not exists (select from pg_depend e where e.refclassid = 'pg_namespace'::regclass and e.refobjid = n.oid)
+  loop
+    execute format('drop schema %I', schema);
+  end loop;
+end
+$$;
+
+
+--
+-- Name: FUNCTION drop_staging(adoption text); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.drop_staging(adoption text) IS 'Drops the tables of stage that an adoption has made, and their schemas if nothing else is in them';
+
+
+--
 -- Name: enter_moved(integer); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -1435,6 +1499,29 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids.fence(shard integer, moved_to text, OUT high_water_tick bigint) IS 'Stops a shard at once; returns the high-water tick, above which no ID was issued';
+
+
+--
+-- Name: follow(name, text); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.follow(name name, conninfo text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  if not exists (select from pg_subscription s where s.subname = name and s.subdbid = shardids.database()) then
+    perform shardids.create_subscription(name, conninfo, 'binary = false');
+  end if;
+end
+$$;
+
+
+--
+-- Name: FUNCTION follow(name name, conninfo text); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.follow(name name, conninfo text) IS 'Subscribes to a publication of a database that is adopted';
 
 
 --
@@ -1780,6 +1867,31 @@ COMMENT ON FUNCTION shardids.offset_ms(seen bigint) IS 'The offset in ms that a 
 
 
 --
+-- Name: open_table(regclass); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.open_table(name regclass) RETURNS boolean
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  if not exists (select from pg_trigger t where t.tgrelid = name and t.tgname = 'shardids_adoption') then
+    return false;
+  end if;
+  execute format('drop trigger shardids_adoption on %s', name);
+  return true;
+end
+$$;
+
+
+--
+-- Name: FUNCTION open_table(name regclass); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.open_table(name regclass) IS 'Drops the barrier of refuse_writes; false if there is none';
+
+
+--
 -- Name: pass_barrier(); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -1893,6 +2005,30 @@ begin
     message = format('shard %s %s [node "%s"]', coalesce(shard::text, 'null'), what, node.name);
 end
 $$;
+
+
+--
+-- Name: refuse_writes(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.refuse_writes() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  raise exception using
+    errcode = 'SI002',
+    message = format('table %I.%I is being filled from the database that the cluster adopts', tg_table_schema, tg_table_name),
+    hint = 'It takes writes once the cluster has taken over: shardids adopt status';
+end
+$$;
+
+
+--
+-- Name: FUNCTION refuse_writes(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.refuse_writes() IS 'Keeps clients from writing to a table while an adoption fills it';
 
 
 --
@@ -2210,6 +2346,82 @@ COMMENT ON FUNCTION shardids.shard_of(id bigint) IS 'The shard in which an ID wa
 
 
 --
+-- Name: stage(name, name, regclass, text, text); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.stage(schema name, name name, template regclass, home text, adoption text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  if to_regnamespace(quote_ident(schema)) is null then
+    execute format('create schema %I', schema);
+    execute format('comment on schema %I is %L', schema, adoption);
+  end if;
+  if to_regclass(format('%I.%I', schema, name)) is null then
+    execute format('create table %I.%I (like %s including defaults including generated) partition by list ((%s))',
+                   schema, name, template, home);
+    execute format('comment on table %I.%I is %L', schema, name, adoption);
+  end if;
+end
+$$;
+
+
+--
+-- Name: FUNCTION stage(schema name, name name, template regclass, home text, adoption text); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.stage(schema name, name name, template regclass, home text, adoption text) IS 'Makes the table that takes in the rows of an adopted one, and gives them to the shards';
+
+
+--
+-- Name: stage_shard(regclass, integer, regclass); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.stage_shard(parent regclass, shard integer, part regclass) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  if not exists (select from pg_inherits i where i.inhparent = parent and i.inhrelid = part) then
+    execute format('alter table %s attach partition %s for values in (%s)', parent, part, shard);
+  end if;
+end
+$$;
+
+
+--
+-- Name: FUNCTION stage_shard(parent regclass, shard integer, part regclass); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.stage_shard(parent regclass, shard integer, part regclass) IS 'Lets a table of a shard take rows in';
+
+
+--
+-- Name: staged(text); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.staged(adoption text) RETURNS TABLE(parent regclass, part regclass)
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    BEGIN ATOMIC
+ SELECT c.oid,
+     i.inhrelid
+    FROM ((pg_class c
+      JOIN pg_description d ON (((d.classoid = ('pg_class'::regclass)::oid) AND (d.objoid = c.oid) AND (d.objsubid = 0))))
+      LEFT JOIN pg_inherits i ON ((i.inhparent = c.oid)))
+   WHERE ((c.relkind = 'p'::"char") AND (d.description = staged.adoption));
+END;
+
+
+--
+-- Name: FUNCTION staged(adoption text); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.staged(adoption text) IS 'The tables of stage that an adoption has made, each with the shards'' tables in it';
+
+
+--
 -- Name: stop(integer, regclass, regclass); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -2352,6 +2564,29 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids.try_subscribing(conninfo text) IS 'Tests whether this server can subscribe to another; to be rolled back';
+
+
+--
+-- Name: unstage_shard(regclass, regclass); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.unstage_shard(parent regclass, part regclass) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  if exists (select from pg_inherits i where i.inhparent = parent and i.inhrelid = part) then
+    execute format('alter table %s detach partition %s', parent, part);
+  end if;
+end
+$$;
+
+
+--
+-- Name: FUNCTION unstage_shard(parent regclass, part regclass); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.unstage_shard(parent regclass, part regclass) IS 'Leaves a table of a shard with its rows, and on its own';
 
 
 --
@@ -2722,6 +2957,98 @@ CREATE TABLE shardids.shardids_version (
 
 
 --
+-- Name: adoption; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.adoption (
+    id bigint NOT NULL,
+    source text NOT NULL,
+    plan text NOT NULL,
+    shapes jsonb NOT NULL,
+    step text NOT NULL,
+    is_paused boolean DEFAULT false NOT NULL,
+    keeps_back boolean DEFAULT false NOT NULL,
+    compared_at timestamp with time zone,
+    switched_at timestamp with time zone,
+    started_at timestamp with time zone DEFAULT now() NOT NULL,
+    ended_at timestamp with time zone,
+    outcome text,
+    CONSTRAINT adoption_check CHECK (((ended_at IS NULL) = (outcome IS NULL))),
+    CONSTRAINT adoption_outcome_check CHECK ((outcome = ANY (ARRAY['adopted'::text, 'aborted'::text, 'returned'::text])))
+);
+
+
+--
+-- Name: TABLE adoption; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.adoption IS 'Databases that were, or are being, taken into the cluster';
+
+
+--
+-- Name: COLUMN adoption.source; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.adoption.source IS 'The URL of the database, without its password';
+
+
+--
+-- Name: COLUMN adoption.plan; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.adoption.plan IS 'The plan, as shardids adopt plan writes it';
+
+
+--
+-- Name: COLUMN adoption.shapes; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.adoption.shapes IS 'The tables of the source, as they have to stay until the switch';
+
+
+--
+-- Name: COLUMN adoption.step; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.adoption.step IS 'The last step that was begun';
+
+
+--
+-- Name: COLUMN adoption.keeps_back; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.adoption.keeps_back IS 'Whether changes of the shards are sent back to the source after the switch';
+
+
+--
+-- Name: COLUMN adoption.compared_at; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.adoption.compared_at IS 'When all rows were last found to be the same';
+
+
+--
+-- Name: COLUMN adoption.switched_at; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.adoption.switched_at IS 'When the shards took over; from then on there is no abort';
+
+
+--
+-- Name: adoption_id_seq; Type: SEQUENCE; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE shardids_catalog.adoption ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME shardids_catalog.adoption_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+
+--
 -- Name: cluster; Type: TABLE; Schema: shardids_catalog; Owner: -
 --
 
@@ -2855,7 +3182,7 @@ CREATE TABLE shardids_catalog.old_id_directory (
     table_name text NOT NULL,
     chunk bigint NOT NULL,
     shards bytea NOT NULL,
-    CONSTRAINT old_id_directory_shards_check CHECK ((((length(shards) >= 2) AND (length(shards) <= 8192)) AND ((length(shards) % 2) = 0)))
+    CONSTRAINT old_id_directory_shards_check CHECK (((length(shards) <= 8192) AND ((length(shards) % 2) = 0)))
 );
 
 
@@ -3039,9 +3366,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382847647897092098);
-INSERT INTO shard_0000.kept VALUES (382847647897092099);
-INSERT INTO shard_0000.kept VALUES (382847647897092100);
+INSERT INTO shard_0000.kept VALUES (382848813657751554);
+INSERT INTO shard_0000.kept VALUES (382848813657751555);
+INSERT INTO shard_0000.kept VALUES (382848813657751556);
 
 
 --
@@ -3069,8 +3396,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710948874688939753/5/16583', 1, 672857135733800960, '755', '2026-11-22 10:59:52.128485+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710948874688939753/5/16583', 1, 672857135733800960, '756', '2026-11-22 10:59:52.182433+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710950070536000079/5/16605', 1, 8228551508229095424, '755', '2026-11-22 11:04:30.036365+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710950070536000079/5/16605', 1, 8228551508229095424, '756', '2026-11-22 11:04:30.096687+00', NULL);
 
 
 --
@@ -3081,10 +3408,16 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 
 
 --
+-- Data for Name: adoption; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
+
+
+--
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 10:59:51.74972+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 11:04:29.78953+00');
 
 
 --
@@ -3097,7 +3430,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 10:59:52.205058+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 11:04:30.137174+00');
 
 
 --
@@ -3150,7 +3483,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 672857227011793184, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 8228551599507365587, true);
 
 
 --
@@ -3164,7 +3497,14 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 672857227011793142, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 8228551599507365520, true);
+
+
+--
+-- Name: adoption_id_seq; Type: SEQUENCE SET; Schema: shardids_catalog; Owner: -
+--
+
+SELECT pg_catalog.setval('shardids_catalog.adoption_id_seq', 1, false);
 
 
 --
@@ -3228,6 +3568,14 @@ ALTER TABLE ONLY shardids.shard
 
 ALTER TABLE ONLY shardids.shardids_version
     ADD CONSTRAINT shardids_version_pkc PRIMARY KEY (version_num);
+
+
+--
+-- Name: adoption adoption_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.adoption
+    ADD CONSTRAINT adoption_pkey PRIMARY KEY (id);
 
 
 --
@@ -3300,6 +3648,13 @@ ALTER TABLE ONLY shardids_catalog.shardids_version
 
 ALTER TABLE ONLY shardids_catalog.view
     ADD CONSTRAINT view_pkey PRIMARY KEY (name);
+
+
+--
+-- Name: adoption_expr_idx; Type: INDEX; Schema: shardids_catalog; Owner: -
+--
+
+CREATE UNIQUE INDEX adoption_expr_idx ON shardids_catalog.adoption USING btree ((true)) WHERE (ended_at IS NULL);
 
 
 --
@@ -3510,6 +3865,13 @@ REVOKE ALL ON FUNCTION shardids.clock_offset(counter regclass) FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION close_table(name regclass); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.close_table(name regclass) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION create_subscription(name name, conninfo text, options text); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -3552,6 +3914,13 @@ REVOKE ALL ON FUNCTION shardids.drop_copy(shard integer) FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION drop_staging(adoption text); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.drop_staging(adoption text) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION enter_moved(shard integer); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -3563,6 +3932,13 @@ REVOKE ALL ON FUNCTION shardids.enter_moved(shard integer) FROM PUBLIC;
 --
 
 REVOKE ALL ON FUNCTION shardids.fence(shard integer, moved_to text, OUT high_water_tick bigint) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION follow(name name, conninfo text); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.follow(name name, conninfo text) FROM PUBLIC;
 
 
 --
@@ -3629,6 +4005,13 @@ REVOKE ALL ON FUNCTION shardids.log_offset(id_offset regclass, base bigint, offs
 
 
 --
+-- Name: FUNCTION open_table(name regclass); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.open_table(name regclass) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION pass_barrier(); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -3647,6 +4030,13 @@ REVOKE ALL ON FUNCTION shardids.publish(shard integer, name name) FROM PUBLIC;
 --
 
 REVOKE ALL ON FUNCTION shardids.raised(seen bigint, target bigint, id_offset regclass) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION refuse_writes(); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.refuse_writes() FROM PUBLIC;
 
 
 --
@@ -3699,6 +4089,27 @@ REVOKE ALL ON FUNCTION shardids.set_copy_aside(shard integer) FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION stage(schema name, name name, template regclass, home text, adoption text); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.stage(schema name, name name, template regclass, home text, adoption text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION stage_shard(parent regclass, shard integer, part regclass); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.stage_shard(parent regclass, shard integer, part regclass) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION staged(adoption text); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.staged(adoption text) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION stop(shard integer, id_counter regclass, id_offset regclass, OUT high_water_tick bigint); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -3724,6 +4135,13 @@ REVOKE ALL ON FUNCTION shardids.take_rows(shard integer) FROM PUBLIC;
 --
 
 REVOKE ALL ON FUNCTION shardids.try_subscribing(conninfo text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION unstage_shard(parent regclass, part regclass); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.unstage_shard(parent regclass, part regclass) FROM PUBLIC;
 
 
 --

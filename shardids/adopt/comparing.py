@@ -1,0 +1,245 @@
+"""Compares every row of the source with those of the shards, while both change.
+
+Rows are compared by hashes of their texts, in chunks: those of a shard whose primary key has a certain hash.
+A chunk that differs is read row by row, and a row counts as different only if it stays so: the source has it
+unchanged from before to after the moment at which the node has applied all changes from before. Nothing is
+installed for it on the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from psycopg import sql
+from sqlalchemy import Connection, text
+
+from shardids.adopt.definitions import Definition
+from shardids.adopt.events import Compared, OnEvent
+from shardids.adopt.plan import TablePlan
+from shardids.adopt.replication import await_confirmed
+from shardids.adopt.sides import Sides, Taker
+from shardids.catalog.queries import batches
+from shardids.errors import AdoptionFailed
+from shardids.mover.sides import Side
+
+_ROWS_A_CHUNK: Final = 10_000
+_CHUNKS_READ: Final = 64
+"""How many chunks that differ are read row by row at a time."""
+_ROUNDS: Final = 20
+"""How often rows are read again that were changed while they were read."""
+_NAMED: Final = 5
+_SETTINGS: Final = (
+    ("datestyle", "ISO, YMD"),
+    ("intervalstyle", "postgres"),
+    ("timezone", "UTC"),
+    ("extra_float_digits", "1"),
+    ("bytea_output", "hex"),
+    ("xmlbinary", "base64"),
+    ("lc_monetary", "C"),
+    ("row_security", "of"),
+    ("idle_in_transaction_session_timeout", "0"),
+)
+"""What the text of a row depends on; a role that may not see all rows gets an error."""
+
+_NO_SHARD: Final = "0"
+_SHARD: Final = "shardids_home"
+"""The name of the column with a row's shard."""
+
+_Chunk = tuple[int, int]
+_Rows = Mapping[str, int]
+"""Hashes of rows, by the text of their primary keys."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Table:
+    """A table to compare; ``shard`` is an expression for the shard of a row of the source."""
+
+    plan: TablePlan
+    definition: Definition
+    shard: str
+
+    @property
+    def key(self) -> str:
+        return f"row({', '.join(map(_quoted, self.identity))})::text"
+
+    @property
+    def identity(self) -> Sequence[str]:
+        found = self.definition.primary_key or self.definition.identity
+        return found or tuple(self.definition.columns)
+
+    @property
+    def digest(self) -> str:
+        columns = ", ".join(f"{_quoted(name)}::text" for name in self.definition.columns)
+        return f"hashtextextended(row({columns})::text, 0)"
+
+    def bucket(self, buckets: int) -> str:
+        return f"(hashtextextended({self.key}, 1) & {buckets - 1})"
+
+
+def compare(sides: Sides, there: Mapping[str, Definition], on_event: OnEvent) -> int:
+    """Compares all rows; returns how many there are, each node's reference tables counted.
+
+    Raises:
+        AdoptionFailed: rows differ, and stay so; the message names tables and keys. Or rows refer to rows
+            that are not in their shard.
+    """
+    rows = 0
+    for plan in (*sides.split, *sides.reference):
+        definition = there[plan.name]
+        is_split = plan in sides.split
+        shard = sides.hashed_shard(plan, definition) if is_split else _NO_SHARD
+        table = _Table(plan=plan, definition=definition, shard=shard)
+        found = sum(_compare(sides, taker, table) for taker in sides.takers)
+        on_event(Compared(table=plan.name, rows=found))
+        rows += found
+    for taker in sides.takers:
+        _check_foreign_keys(sides, taker, there)
+    return rows
+
+
+_FOREIGN_KEYS = text("""
+    select c.conname::text, c.conrelid::regclass::text as child, c.confrelid::regclass::text as parent,
+           (select string_agg(format('p.%I = c.%I', q.attname, a.attname), ' and ' order by k.number)
+            from unnest(c.conkey, c.confkey) with ordinality k (own, theirs, number)
+            join pg_attribute a on a.attrelid = c.conrelid and a.attnum = k.own
+            join pg_attribute q on q.attrelid = c.confrelid and q.attnum = k.theirs) as joined,
+           (select string_agg(format('c.%I is not null', a.attname), ' and ')
+            from unnest(c.conkey) k (own) join pg_attribute a on a.attrelid = c.conrelid and a.attnum = k.own)
+             as complete
+    from pg_constraint c
+    where c.contype = 'f' and c.conparentid = 0 and c.conrelid = any (cast(:names as regclass[]))""")
+
+
+def _check_foreign_keys(sides: Sides, taker: Taker, there: Mapping[str, Definition]) -> None:
+    """Requires what rows refer to in their own shards: replication does not check foreign keys.
+
+    A node applies transactions whole and in order, so this holds at every moment if it holds at the source.
+    """
+    names = [sides.in_shard(there[table.name], shard) for shard in taker.shards for table in sides.split]
+    with taker.side.engine.connect() as connection, connection.begin():
+        for key in connection.execute(_FOREIGN_KEYS, {"names": names}).all():
+            lost = connection.exec_driver_sql(
+                f"select count(*) from {key.child} c where {key.complete}"  # noqa: S608 -- quoted
+                f" and not exists (select from {key.parent} p where {key.joined})",
+                execution_options={"no_parameters": True},
+            ).scalar_one()
+            if lost:
+                raise AdoptionFailed(
+                    f'node "{taker.side.name}": {lost} rows of {key.child} refer by "{key.conname}" to rows'
+                    f" of {key.parent} that are not there: they have another key, or are missing",
+                    hint="Drop the foreign key in the shards, or give the rows the same key at the source.",
+                )
+
+
+def _compare(sides: Sides, taker: Taker, table: _Table) -> int:
+    """Compares the rows of one table on one node."""
+    buckets = 1
+    while buckets * _ROWS_A_CHUNK * max(1, sides.cluster.shard_count) < table.plan.rows:
+        buckets *= 2
+    where = sides.row_filter(table.plan, table.definition, taker) if table.shard != _NO_SHARD else "true"
+    original = _digests(sides.source, _source_rows(table), table, buckets, where)
+    copy = _digests(taker.side, _node_rows(sides, taker, table), table, buckets, "true")
+    odd = [chunk for chunk in original.keys() | copy.keys() if original.get(chunk) != copy.get(chunk)]
+    for chunks in batches(sorted(odd), _CHUNKS_READ):
+        _settle(sides, taker, table, buckets, chunks)
+    return sum(count for count, _digest in original.values())
+
+
+def _settle(sides: Sides, taker: Taker, table: _Table, buckets: int, chunks: Sequence[_Chunk]) -> None:
+    """Reads the rows of chunks until each was the same on both sides, or differs without being changed."""
+    names = ", ".join(map(str, chunks))
+    chosen = f"({table.shard}, {table.bucket(buckets)}) in ({names})"
+    here = f"({_SHARD}, {table.bucket(buckets)}) in ({names})"
+    original = _hashes(sides.source, _source_rows(table), table, chosen)
+    doubted: set[str] | None = None
+    suspects: set[str] = set()
+    for _round in range(_ROUNDS):
+        await_confirmed(sides, lambda _bytes: None)
+        copy = _hashes(taker.side, _node_rows(sides, taker, table), table, here)
+        after = _hashes(sides.source, _source_rows(table), table, chosen)
+        # The node has at least the changes from before ``original``, and at most those from before ``after``.
+        odd = {
+            key
+            for key in (original.keys() | copy.keys() if doubted is None else doubted)
+            if copy.get(key) not in (original.get(key), after.get(key))
+        }
+        unchanged = {key for key in odd if original.get(key) == after.get(key)}
+        if unchanged & suspects:
+            raise _differ(taker, table, unchanged & suspects, original, copy)
+        if not odd:
+            return
+        original, doubted, suspects = after, odd, unchanged
+    raise AdoptionFailed(
+        f"the rows of {table.plan.name} are changed too quickly to be compared",
+        hint="Compare again when the source has less to do: shardids adopt compare",
+    )
+
+
+def _differ(taker: Taker, table: _Table, keys: Iterable[str], original: _Rows, copy: _Rows) -> AdoptionFailed:
+    found = sorted(keys)
+    told = [
+        f"{key} {'differs' if key in original.keys() & copy.keys() else f'is {_where(key, copy)}'}"
+        for key in found[:_NAMED]
+    ]
+    more = f", and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return AdoptionFailed(
+        f'{len(found)} rows of {table.plan.name} are not the same on node "{taker.side.name}":'
+        f" ({', '.join(table.identity)}) = {'; '.join(told)}{more}",
+        hint="Undo the adoption with shardids adopt abort, and find out who wrote to the shards' tables.",
+    )
+
+
+def _where(key: str, copy: _Rows) -> str:
+    return "only there" if key in copy else "missing there"
+
+
+def _source_rows(table: _Table) -> str:
+    """Returns the rows of a table at the source, for FROM."""
+    return f"(select {table.shard} as {_SHARD}, t.* from {table.definition.name} t) t"  # noqa: S608 -- quoted
+
+
+def _node_rows(sides: Sides, taker: Taker, table: _Table) -> str:
+    """Returns the rows of a table in the shards of a node, each with its shard, for FROM."""
+    if table.shard == _NO_SHARD:
+        return f"(select 0 as {_SHARD}, t.* from {table.definition.name} t) t"  # noqa: S608 -- quoted
+    columns = ", ".join(map(_quoted, table.definition.columns))
+    return "({}) t".format(
+        " union all ".join(
+            f"select {shard} as {_SHARD}, {columns} from {sides.in_shard(table.definition, shard)}"  # noqa: S608 -- quoted
+            for shard in taker.shards
+        )
+    )
+
+
+def _digests(side: Side, rows: str, table: _Table, buckets: int, where: str) -> dict[_Chunk, tuple[int, int]]:
+    """Returns the number of rows and the sum of their hashes, by shard and bucket."""
+    found = _all(
+        side,
+        f"select {_SHARD}, {table.bucket(buckets)} as bucket, count(*), sum({table.digest}::numeric)"  # noqa: S608 -- quoted
+        f" from {rows} where {where} group by 1, 2",
+    )
+    return {(row[0], row[1]): (row[2], int(row[3])) for row in found}
+
+
+def _hashes(side: Side, rows: str, table: _Table, where: str) -> dict[str, int]:
+    return {
+        row[0]: row[1]
+        for row in _all(side, f"select {table.key}, {table.digest} from {rows} where {where}")  # noqa: S608 -- quoted
+    }
+
+
+def _all(side: Side, statement: str) -> Sequence[Any]:
+    with side.engine.connect() as connection, connection.begin():
+        _prepare(connection)
+        return connection.exec_driver_sql(statement, execution_options={"no_parameters": True}).all()
+
+
+def _prepare(connection: Connection) -> None:
+    for name, value in _SETTINGS:
+        connection.exec_driver_sql("select set_config(%s, %s, true)", (name, value))
+
+
+def _quoted(name: str) -> str:
+    return sql.Identifier(name).as_string()

@@ -1,0 +1,224 @@
+"""The catalog's table ``adoption``, which records each step of an adoption before it is taken."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Literal, Self
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from shardids.adopt.plan import Plan
+from shardids.adopt.plan_file import parse_plan, plan_text
+from shardids.catalog.locks import AdvisoryLock
+from shardids.catalog.old_ids import OldIdRule, write_old_ids
+from shardids.catalog.rows import Catalog
+from shardids.errors import AdoptionFailed, ClusterConflict, ConnectionFailed
+from shardids.mover.held import HeldLock, connected_alone
+
+ABORT: Final = "abort"
+"""What the journal records in place of a step while an adoption is being undone."""
+FOLLOW: Final = "follow"
+"""The step at which an adoption stays until the switch: the nodes follow the source."""
+OPEN: Final = "open"
+"""The first step after the switch."""
+_SETTLE_S: Final = 20.0
+
+Outcome = Literal["adopted", "aborted", "returned"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adoption:
+    """An adoption as the journal records it: see the comments of ``shardids_catalog.adoption``.
+
+    ``shapes`` has the shape of each table of the source, by its name.
+    """
+
+    id: int
+    source: str
+    plan: Plan
+    shapes: Mapping[str, str]
+    step: str
+    is_paused: bool
+    keeps_back: bool
+    compared_at: datetime | None
+    switched_at: datetime | None
+    started_at: datetime
+    ended_at: datetime | None
+    outcome: Outcome | None
+
+    def session_name(self, cluster: UUID) -> str:
+        """Returns the name of the adoption's sessions, with which those of its slots begin."""
+        return f"shardids_adopt_{cluster.hex[:8]}_{self.id}"
+
+
+def adoptions(catalog: Catalog) -> list[Adoption]:
+    """Returns all adoptions, oldest first."""
+    with catalog.engine.connect() as connection:
+        return _read(connection)
+
+
+def open_adoption(catalog: Catalog) -> Adoption | None:
+    """Returns the adoption that is not over, if there is one."""
+    with catalog.engine.connect() as connection:
+        return next(iter(_read(connection, only_open=True)), None)
+
+
+def _read(connection: Connection, *, only_open: bool = False) -> list[Adoption]:
+    rows = connection.execute(
+        text("select * from shardids_catalog.adoption where ended_at is null or not :open order by id"),
+        {"open": only_open},
+    )
+    return [_adoption(row._asdict()) for row in rows]
+
+
+def _adoption(row: dict[str, Any]) -> Adoption:
+    return Adoption(**row | {"plan": parse_plan(row["plan"], "the catalog's plan")})
+
+
+class Journal:
+    """The journal of the cluster's adoption, open for writing: no other process works at it meanwhile.
+
+    :meth:`opened` makes it.
+    """
+
+    def __init__(self, catalog: Catalog, held: HeldLock) -> None:
+        self._catalog = catalog
+        self._held = held
+        self._adoption: Adoption | None = None
+        self.step = ""
+
+    @classmethod
+    @contextmanager
+    def opened(cls, catalog: Catalog) -> Iterator[Self]:
+        """Yields the journal, and closes it afterwards.
+
+        Raises:
+            ClusterConflict: another process works at an adoption.
+        """
+        taken = ClusterConflict(
+            "another process works at the adoption",
+            hint="To see how far it is: shardids adopt status. To stop it, interrupt that process.",
+        )
+        lost = ConnectionFailed(
+            "the journal of the adoption was lost, with the connection to the catalog",
+            hint="When the catalog answers again: shardids adopt resume",
+        )
+        with HeldLock.taken(catalog, AdvisoryLock.ADOPT, 0, taken=taken, lost=lost) as held:
+            journal = cls(catalog, held)
+            with held.transaction() as connection:
+                found = _read(connection, only_open=True)
+            for adoption in found:
+                journal._set(adoption)
+            yield journal
+
+    @property
+    def adoption(self) -> Adoption:
+        """Returns the adoption that is not over.
+
+        Raises:
+            ClusterConflict: there is none.
+        """
+        if self._adoption is None:
+            raise ClusterConflict("no adoption is under way", hint="To begin one: shardids adopt run PLAN")
+        return self._adoption
+
+    def refuse_open(self) -> None:
+        """Refuses if an adoption is not over.
+
+        Raises:
+            ClusterConflict: one was begun and has neither ended nor been aborted.
+        """
+        if self._adoption is not None:
+            raise ClusterConflict(
+                f'the adoption of {self._adoption.source} is at step "{self.step}"',
+                hint="To go on with it: shardids adopt resume; to undo it: shardids adopt abort",
+            )
+
+    def enter(self, plan: Plan, source: str, shapes: Mapping[str, str], first_step: str) -> Adoption:
+        """Records a new adoption."""
+        with self._held.transaction() as connection:
+            row = connection.execute(
+                text("""
+                    insert into shardids_catalog.adoption (source, plan, shapes, step)
+                    values (:source, :plan, cast(:shapes as jsonb), :step) returning *"""),
+                {
+                    "source": source,
+                    "plan": plan_text(plan),
+                    "shapes": json.dumps(dict(shapes)),
+                    "step": first_step,
+                },
+            ).one()
+        self._set(_adoption(row._asdict()))
+        return self.adoption
+
+    def begin_step(self, step: str) -> None:
+        """Records the step that is taken next."""
+        self._update("step = :step", step=step)
+        self.step = step
+
+    def pause(self, *, is_paused: bool) -> None:
+        """Records whether the nodes are to follow the source."""
+        self._update("is_paused = :is_paused", is_paused=is_paused)
+
+    def note_comparison(self) -> None:
+        """Records that all rows were found to be the same now."""
+        self._update("compared_at = clock_timestamp()")
+
+    def switch(self, rules: Iterable[OldIdRule]) -> None:
+        """Records that the shards take over, and the rules for old IDs, in one transaction."""
+        adoption = self.adoption
+        with self._held.transaction() as connection:
+            write_old_ids(connection, rules=rules)
+            connection.execute(
+                text("""
+                    update shardids_catalog.adoption set step = :step, switched_at = clock_timestamp()
+                    where id = :id and ended_at is null"""),
+                {"step": OPEN, "id": adoption.id},
+            )
+        self.step = OPEN
+
+    def settle(self) -> bool:
+        """Returns whether the shards have taken over, after :meth:`switch` got no answer.
+
+        Ends the session that may still be committing first, and with it the lock.
+
+        Raises:
+            ConnectionFailed: the catalog stays out of reach.
+        """
+        deadline = time.monotonic() + _SETTLE_S
+        while True:
+            try:
+                with connected_alone(self._catalog) as connection:
+                    ended = text("select pg_terminate_backend(:process, 5000)")
+                    connection.execute(ended, {"process": self._held.process})
+                    found = text(
+                        "select switched_at is not null from shardids_catalog.adoption where id = :id"
+                    )
+                    return bool(connection.execute(found, {"id": self.adoption.id}).scalar_one())
+            except ConnectionFailed:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+
+    def end(self, outcome: Outcome) -> None:
+        """Records how the adoption ended."""
+        self._update("ended_at = clock_timestamp(), outcome = :outcome", outcome=outcome)
+        self._adoption = None
+
+    def _set(self, adoption: Adoption) -> None:
+        self._adoption, self.step = adoption, adoption.step
+
+    def _update(self, change: str, **values: object) -> None:
+        with self._held.transaction() as connection:
+            changed = connection.execute(
+                text(f"update shardids_catalog.adoption set {change} where id = :id and ended_at is null"),  # noqa: S608 -- constants
+                values | {"id": self.adoption.id},
+            ).rowcount
+        if changed != 1:
+            raise AdoptionFailed("the journal's entry of the adoption was closed by another process")

@@ -1,0 +1,223 @@
+"""Checks what an adoption requires. Each function returns its reasons against it and changes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from psycopg.conninfo import make_conninfo
+from sqlalchemy import Connection, text
+
+from shardids.adopt.definitions import Definition
+from shardids.adopt.fitting import fits_shards, is_followable
+from shardids.adopt.plan import Kind, Plan, Severity
+from shardids.adopt.sides import Sides, Taker
+from shardids.catalog.connections import keep_out_of_logs
+from shardids.catalog.rows import Catalog
+from shardids.errors import AdoptionRefused, ShardidsError
+from shardids.mover.history import open_moves
+from shardids.mover.requirements import CAPACITY, Refusal
+from shardids.mover.sides import server_major
+
+_FIRST_WITH_FILTERS = 15
+_SYNC_WORKERS = 2
+"""How many workers copy tables beside the one that applies changes: PostgreSQL's default."""
+
+
+def refuse(plan: Plan, refusals: Sequence[Refusal]) -> None:
+    """Raises all reasons at once, if there are any.
+
+    Raises:
+        AdoptionRefused: there are.
+    """
+    if not refusals:
+        return
+    where = f"{plan.source} can't be adopted"
+    if len(refusals) == 1:
+        raise AdoptionRefused(f"{where}: {refusals[0].reason}", hint=refusals[0].remedy)
+    raise AdoptionRefused(
+        f"{where}:\n" + "\n".join(f"- {refusal.reason}" for refusal in refusals),
+        hint="\n".join(f"- {remedy}" for remedy in dict.fromkeys(refusal.remedy for refusal in refusals)),
+    )
+
+
+def plan_is_runnable(plan: Plan) -> Iterator[Refusal]:
+    """Requires a plan that nothing blocks, of tables that are split by a column of their own."""
+    for finding in plan.findings:
+        if finding.severity in (Severity.BLOCKS, Severity.NEEDS_RELAY):
+            yield Refusal(reason=f"{finding.subject}: {finding.reason}", remedy=finding.remedy)
+    for table in plan.tables:
+        if table.kind is Kind.DERIVED:
+            yield Refusal(
+                reason=f"table {table.name} has no column with the key: only its foreign keys lead to it",
+                remedy="Give the table such a column, NOT NULL, kept by the application or by a trigger, and"
+                " write the plan again.",
+            )
+        elif table.kind in (Kind.ROOT, Kind.DIRECT) and table.key is None:
+            yield Refusal(reason=f"table {table.name} has no key", remedy="Name its column in the plan: key")
+    if not any(table.kind is Kind.ROOT for table in plan.tables):
+        yield Refusal(reason="the plan has no root", remedy="Write the plan again: shardids adopt plan")
+
+
+def cluster_is_ready(catalog: Catalog, sides: Sides) -> Iterator[Refusal]:
+    """Requires all shards, each on its node, and none on the move."""
+    placement, count = catalog.placement(), sides.cluster.shard_count
+    if sides.plan.shard_count != count:
+        yield Refusal(
+            reason=f"the plan is for {sides.plan.shard_count} shards, and the cluster has {count}",
+            remedy="Write the plan for as many, or make a cluster for the plan: shardids init --shards N",
+        )
+    missing = sorted(set(range(count)) - placement.node_of.keys())
+    if missing:
+        yield Refusal(
+            reason=f"{len(missing)} shards are on no node, the first is {missing[0]}",
+            remedy="shardids shard create all; of lost ones: shardids node replace",
+        )
+    for move in open_moves(catalog):
+        yield Refusal(
+            reason=f"shard {move.shard} is being moved",
+            remedy=f"shardids shard move {move.shard} --resume, or --abort",
+        )
+
+
+_SOURCE = text("""
+    select current_setting('server_encoding') as encoding, pg_is_in_recovery() as is_standby,
+           to_regnamespace('shardids') is not null or to_regnamespace('shardids_catalog') is not null
+             as is_of_cluster,
+           to_regnamespace('shardids_adopt') is not null as has_barrier,
+           has_database_privilege(current_database(), 'create') as may_create""")
+
+
+def source_is_fit(source: Connection, sides: Sides) -> Iterator[Refusal]:
+    """Requires a server that filters rows, its settings, and rights of the role."""
+    facts, there = source.execute(_SOURCE).one(), source.execute(CAPACITY).one()
+    needed = len(sides.takers) * (1 + _SYNC_WORKERS)
+    if (version := server_major(source)) < _FIRST_WITH_FILTERS:
+        yield Refusal(
+            reason=f"the source runs PostgreSQL {version}, which can't publish some rows of a table",
+            remedy="Upgrade it to 15 or later, for example by pg_upgrade, and write the plan again.",
+        )
+    if facts.is_standby:
+        yield Refusal(reason="the source is a standby", remedy="Write the plan with its primary's URL.")
+    if facts.is_of_cluster:
+        yield Refusal(
+            reason="the source is a node or has a catalog", remedy="Adopt a database that is of no cluster."
+        )
+    if facts.has_barrier:
+        yield Refusal(
+            reason="the source has a schema shardids_adopt: it was adopted, or is being adopted",
+            remedy="If no cluster needs it any more: drop schema shardids_adopt cascade",
+        )
+    if facts.encoding != "UTF8":
+        yield Refusal(
+            reason=f"the source is in {facts.encoding}", remedy="Adopt a database with encoding UTF8."
+        )
+    if there.wal_level != "logical":
+        yield Refusal(
+            reason=f"the source has wal_level = {there.wal_level}",
+            remedy="alter system set wal_level = logical, and restart that server",
+        )
+    for setting, free in (("max_replication_slots", there.slots), ("max_wal_senders", there.senders)):
+        if free < needed:
+            yield Refusal(
+                reason=f"the source has {max(free, 0)} free of {setting}; it takes {needed}",
+                remedy=f"Raise {setting} there and restart that server.",
+            )
+    if not there.may_replicate:
+        yield Refusal(
+            reason="the role may not make replication slots on the source", remedy="alter role … replication"
+        )
+    if not facts.may_create:
+        yield Refusal(
+            reason="the role may create neither publications nor schemas on the source",
+            remedy="grant create on database … to …",
+        )
+
+
+def tables_are_fit(sides: Sides, there: Mapping[str, Definition]) -> Iterator[Refusal]:
+    """Requires that logical replication can tell the shard of every row and of every change."""
+    for table in (*sides.split, *sides.reference):
+        if table.name not in there:
+            yield Refusal(
+                reason=f"the source has no table {table.name}",
+                remedy="Write the plan again: shardids adopt plan",
+            )
+        else:
+            yield from is_followable(table, there[table.name], sides.plan.server_version)
+    bare = Counter(there[table.name].table for table in sides.split if table.name in there)
+    for name, number in bare.items():
+        if number > 1:
+            yield Refusal(
+                reason=f'{number} tables, in different schemas, are called "{name}", and would be one',
+                remedy="Rename them at the source until they differ.",
+            )
+
+
+def keys_are_fit(source: Connection, sides: Sides, there: Mapping[str, Definition]) -> Iterator[Refusal]:
+    """Requires IDs that can't be taken for those of the cluster."""
+    for table in sides.split:
+        column = there[table.name].columns.get(table.id or "")
+        if column is None or column.type not in ("smallint", "integer", "bigint"):
+            continue
+        quoted = source.dialect.identifier_preparer.quote_identifier(column.name)
+        highest = source.exec_driver_sql(f"select max({quoted}) from {table.name}").scalar()  # noqa: S608 -- quoted
+        if highest is not None and highest >= sides.lowest_new_id:
+            yield Refusal(
+                reason=f"{table.name} has ID {highest}; IDs from {sides.lowest_new_id} on are the cluster's",
+                remedy="Such IDs could not be told from new ones. Adopt the table in place.",
+            )
+
+
+def node_is_fit(taker: Taker, sides: Sides, there: Mapping[str, Definition]) -> Iterator[Refusal]:
+    """Requires free workers on a node, rights of the role, and tables in its shards that take the rows."""
+    node = f'node "{taker.side.name}"'
+    with taker.side.autocommit() as connection:
+        here = connection.execute(CAPACITY).one()
+        version = server_major(connection)
+        roles = set(
+            connection.scalars(
+                text("select state from shardids.shard where id = any(:shards)"),
+                {"shards": list(taker.shards)},
+            )
+        )
+    if version < _FIRST_WITH_FILTERS:
+        yield Refusal(
+            reason=f"{node} runs PostgreSQL {version}, which copies tables without their filters",
+            remedy="Upgrade it to 15 or later.",
+        )
+    if roles != {"active"}:
+        yield Refusal(
+            reason=f"{node} has shards that are not active", remedy="shardids doctor says which, and why."
+        )
+    for setting, free in (
+        ("max_logical_replication_workers", here.workers),
+        ("max_worker_processes", here.processes),
+        ("max_active_replication_origins" if version >= 18 else "max_replication_slots", here.origins),
+    ):
+        if free < 1 + _SYNC_WORKERS:
+            yield Refusal(
+                reason=f"{node} has {max(free, 0)} free of {setting}; it takes {1 + _SYNC_WORKERS}",
+                remedy=f"Raise {setting} there and restart that server.",
+            )
+    if not here.may_subscribe:
+        yield Refusal(
+            reason=f"the role may not subscribe on {node}",
+            remedy="Use a superuser's URL; from version 16 on, grant pg_create_subscription does.",
+        )
+    with taker.side.engine.connect() as connection:
+        yield from fits_shards(connection, taker, sides, there)
+
+
+def node_reaches_source(taker: Taker, sides: Sides) -> Iterator[Refusal]:
+    """Requires that a node can connect to the source: it tries, and rolls back."""
+    conninfo = make_conninfo("", **sides.source.parameters())
+    with taker.side.engine.connect() as connection, connection.begin() as transaction:
+        keep_out_of_logs(connection)
+        try:
+            connection.execute(text("select shardids.try_subscribing(:conninfo)"), {"conninfo": conninfo})
+        except ShardidsError as error:
+            yield Refusal(
+                reason=f'node "{taker.side.name}" can\'t reach the source: {error.message}',
+                remedy="The source's URL must be good on the node too, and pg_hba.conf must let the role in.",
+            )
+        transaction.rollback()

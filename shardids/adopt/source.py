@@ -1,0 +1,61 @@
+"""A source, opened to be read: read-only, all of it as of one moment, without holding a lock for long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from sqlalchemy import Connection, text
+from sqlalchemy.engine import URL
+
+from shardids.catalog.connections import CONNECT_TIMEOUT_S, open_engine, parse_url
+from shardids.catalog.queries import prepare
+
+_OPTIONS = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+
+
+class Source:
+    """A database that is read as of one moment, by any number of transactions, none of which can write.
+
+    One transaction stays open and gives its snapshot to the others, each of which ends soon: a transaction
+    that reads thousands of tables would hold more locks than the server has room for. Until it is closed,
+    VACUUM keeps the rows that the snapshot sees.
+    """
+
+    def __init__(self, url: str | URL) -> None:
+        self.url = parse_url(url)
+        self._engine = open_engine(
+            self.url,
+            what="the source",
+            administrative=True,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            connect_args={"application_name": "shardids adopt plan"},
+        )
+        self._holder: Connection | None = None
+        self._snapshot = ""
+
+    def __enter__(self) -> Source:
+        self._holder = self._engine.connect().execution_options(**_OPTIONS)
+        self._holder.begin()
+        # This transaction waits while the others work.
+        self._holder.execute(text("set local idle_in_transaction_session_timeout = 0"))
+        self._snapshot = self._holder.scalar(text("select pg_catalog.pg_export_snapshot()"))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._holder is not None:
+            self._holder.close()
+        self._engine.dispose()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """Yields a connection in a transaction that sees the source as of the moment, and can't write."""
+        with self._engine.connect() as connection:
+            connection = connection.execution_options(**_OPTIONS)  # noqa: PLW2901 -- the same, with its options
+            with connection.begin():
+                connection.exec_driver_sql(f"set transaction snapshot '{self._snapshot}'")
+                prepare(connection)
+                yield connection

@@ -1,0 +1,127 @@
+"""Which shard an ID, a key or a row is in, and where that shard is: what the cluster tells sessions."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from shardids.catalog.rows import Description
+from shardids.catalog.topology import Node, Placement, schema_name, shard_for_key
+from shardids.client.listener import FollowedPlacement
+from shardids.client.old_ids import KnownOldIds, WithinShard, how_ids_tell
+from shardids.client.routing import Key
+from shardids.client.routing.models import ShardFinder, Tells
+from shardids.errors import BadArgument
+from shardids.ids import DecodedId, Layout
+from shardids.ids.text import as_integer, shown
+
+
+class ShardsOfCluster:
+    """The part of :class:`shardids.Cluster` that finds shards; but for old IDs it asks no server."""
+
+    def __init__(self, description: Description, followed: FollowedPlacement, old_ids: KnownOldIds) -> None:
+        self._description = description
+        self._followed = followed
+        self._old_ids = old_ids
+
+    @property
+    def layout(self) -> Layout:
+        """How the cluster's IDs are split."""
+        return self._description.layout
+
+    @property
+    def shard_count(self) -> int:
+        """The number of logical shards, which are 0 … shard_count - 1."""
+        return self._description.shard_count
+
+    @property
+    def placement(self) -> Placement:
+        """Which node holds which shard, as last read from the catalog."""
+        return self._followed.current
+
+    @property
+    def old_ids(self) -> KnownOldIds | None:
+        """What is known of IDs that were issued before the cluster; ``None`` if no table was adopted."""
+        return None if self._followed.old_ids is None else self._old_ids
+
+    def shard_for(self, key: Key) -> int:
+        """Returns the shard of a key: the same on every machine and in every version.
+
+        See :func:`shardids.catalog.topology.shard_for_key` for the hash.
+
+        Raises:
+            UnsupportedKey: a key of another type; ``bool`` and ``float`` among them.
+        """
+        return shard_for_key(key, self.shard_count)
+
+    def decode(self, id_: int) -> DecodedId:
+        """Returns the time, the origin and the sequence of an ID.
+
+        Raises:
+            BadArgument: it cannot be one, or it was issued before the cluster and has none of these.
+        """
+        if self._followed.old_ids is not None and self._old_ids.has(id_):
+            raise BadArgument(
+                f"ID {id_} was issued before this cluster: it tells neither a time nor a shard",
+                hint="The shard of a row: cluster.shard_of(id, of=User)",
+            )
+        return self.layout.decode(id_)
+
+    def shard_of(self, id_: int | UUID, *, of: Any = None) -> int:
+        """Returns the shard in which an ID was born; of an old one, the shard of its row.
+
+        An old ID was issued before the cluster, and rows of several tables may have it: ``of`` is the mapped
+        class, the table or its name. For new IDs it may be left out. The catalog or, by rule ``fan-out``,
+        every shard is asked for what is not known yet. With ``of``, the primary key may be a sharding key.
+
+        Raises:
+            BadArgument: it is not an ID of this cluster, or an old one of a table that is not named or was
+                not adopted.
+            UnknownId: an old ID that no row had.
+        """
+        if self._followed.old_ids is None and (of is None or type(of) is str):
+            return self._checked(self.layout.shard_of(id_))  # type: ignore[arg-type]  # refuses what is no integer
+        told = how_ids_tell(of)
+        if isinstance(told, Tells):
+            if told.kind is not None:
+                return told.shard(id_, self)
+            told = told.table
+        if self._followed.old_ids is not None and self._old_ids.has(id_):  # type: ignore[arg-type]  # see above
+            return self._old_ids.shard_of(id_, told)  # type: ignore[arg-type]  # see above
+        return self._checked(self.layout.shard_of(id_))  # type: ignore[arg-type]  # see above
+
+    def node_of(self, shard: int) -> Node:
+        """Returns the node that holds a shard now.
+
+        Raises:
+            BadArgument: the number is not in the cluster.
+            UnknownShard: no node holds it yet.
+        """
+        return self.placement.locate(self._checked(shard))
+
+    def schema_of(self, shard: int) -> str:
+        """Returns the name of a shard's schema."""
+        return schema_name(self._description.schema_prefix, shard)
+
+    def _within(self, shard: int) -> ShardFinder:
+        return self if self._followed.old_ids is None else WithinShard(self, self._old_ids, shard)
+
+    def _pick(self, key: Key | None, id_: int | UUID | None, shard: int | None, of: Any) -> int:
+        if [key, id_, shard].count(None) != 2:
+            raise BadArgument("a session takes exactly one of key=, id= and shard=")
+        if of is not None and id_ is None:
+            raise BadArgument("of= says whose ID it is, and goes with id=")
+        if key is not None:
+            return self.shard_for(key)
+        if id_ is not None:
+            return self.shard_of(id_, of=of)
+        return self._checked(shard)
+
+    def _checked(self, shard: int | None) -> int:
+        number = as_integer("a shard", shard)
+        if not 0 <= number < self.shard_count:
+            raise BadArgument(
+                f"there is no shard {shown(number)} in this cluster",
+                hint=f"Shards are numbered 0 to {self.shard_count - 1}.",
+            )
+        return number

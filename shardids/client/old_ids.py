@@ -1,0 +1,301 @@
+"""The shards of old IDs: those that were issued before the cluster, and say nothing of a shard themselves.
+
+What is found is remembered: the row of an old ID stays in its shard. That no row has an ID is asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from psycopg import sql
+from sqlalchemy import Table, inspect
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Mapper
+from sqlalchemy.util import LRUCache, await_only
+from sqlalchemy.util.concurrency import in_greenlet
+
+from shardids.catalog.forks import in_child
+from shardids.catalog.old_ids import chunk_of, read_directory, shard_in
+from shardids.catalog.queries import batches
+from shardids.catalog.rows import Catalog
+from shardids.catalog.topology import BY_DIRECTORY, BY_FAN_OUT, BY_KEY, OldIdRule, OldIdRules, shard_for_key
+from shardids.client.engines import NodeEngines
+from shardids.client.listener import FollowedPlacement
+from shardids.client.routing.models import Key, OldIds, ShardFinder, Tells, how_it_tells
+from shardids.errors import BadArgument, ClusterConflict, UnknownId
+from shardids.ids.layout import Layout
+from shardids.ids.text import as_integer
+
+T = TypeVar("T")
+
+_CHUNKS: Final = 2048
+"""How many chunks of directories are remembered: at most 16 MiB."""
+_FOUND: Final = 100_000
+"""How many IDs are remembered whose shards the nodes were asked for."""
+_CHUNKS_A_TIME: Final = 512
+_SHARDS_A_TIME: Final = 256
+"""How many shards one statement asks: it locks a table and an index in each."""
+
+
+@dataclass(slots=True)
+class _Remembered:
+    rules: OldIdRules
+    chunks: LRUCache[tuple[str, int], bytes] = field(default_factory=lambda: LRUCache(_CHUNKS))
+    found: LRUCache[tuple[str, int], int] = field(default_factory=lambda: LRUCache(_FOUND))
+
+
+class KnownOldIds:
+    """Finds the shards of old IDs by the rules of their tables: :attr:`shardids.Cluster.old_ids`.
+
+    Attributes:
+        asks_in_threads: whether an event loop runs where questions come from: the catalog and the nodes are
+            then asked in threads.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        followed: FollowedPlacement,
+        engines: NodeEngines,
+        *,
+        shard_count: int,
+        schema_of: Callable[[int], str],
+    ) -> None:
+        self._catalog = catalog
+        self._followed = followed
+        self._engines = engines
+        self._shard_count = shard_count
+        self._schema_of = schema_of
+        self._remembered: _Remembered | None = None
+        self.asks_in_threads = False
+        in_child(self, KnownOldIds._forget)
+
+    def _forget(self) -> None:
+        # Also in the child of a fork, where a thread that does not exist there may hold a cache's lock.
+        self._remembered = None
+
+    def close(self) -> None:
+        """Closes the connections to nodes."""
+        self._engines.dispose()
+
+    @property
+    def rules(self) -> OldIdRules:
+        """Which IDs are old, and the rule of each adopted table."""
+        return self._known().rules
+
+    def has(self, id_: int) -> bool:
+        """Returns whether an ID was issued before the cluster. Raises BadArgument if it is not an integer."""
+        return self._known().rules.has(id_)
+
+    def is_told(self, table: str | None) -> bool:
+        """Returns whether a table's old IDs find their shards without all shards being asked."""
+        rule = self._known().rules.of_table.get(table or "")
+        return rule is None or rule.rule != BY_FAN_OUT
+
+    def shard_of(self, id_: int, table: str | None) -> int:
+        """Returns the shard of a table's row with an old ID.
+
+        Raises:
+            UnknownId: no row had it.
+            BadArgument: the table is not named, or was not adopted.
+        """
+        number = as_integer("an ID", id_)
+        shard = self.shards_of([number], table).get(number)
+        if shard is None:
+            raise UnknownId(
+                f"no row of {table} has the ID {number}",
+                hint="It is below those that the cluster issues, so it would be from before the table was"
+                " adopted. New rows get their IDs from their shard.",
+            )
+        return shard
+
+    def shards_of(self, ids: Iterable[int], table: str | None) -> dict[int, int]:
+        """Returns the shards of old IDs, without those that no row had; asks for all that it does not know.
+
+        Raises:
+            BadArgument: the table is not named, or was not adopted.
+            ClusterConflict: two shards have a row with an ID.
+        """
+        known = self._known()
+        wanted = list(dict.fromkeys(ids))
+        if not wanted:
+            return {}
+        rule = _rule(known.rules, wanted[0], table)
+        if rule.rule == BY_KEY:
+            return {id_: shard_for_key(id_, self._shard_count) for id_ in wanted}
+        look = self._in_directory if rule.rule == BY_DIRECTORY else self._in_all_shards
+        found = {id_: shard for id_ in wanted if (shard := _remembered(known, rule, id_)) is not None}
+        missing = [id_ for id_ in wanted if id_ not in found]
+        return found | self._asked(rule, lambda: look(known, rule, missing)) if missing else found
+
+    def _known(self) -> _Remembered:
+        rules = self._followed.old_ids or OldIdRules(below=0, negative=False, of_table={})
+        known = self._remembered
+        if known is None or known.rules is not rules:
+            self._remembered = known = _Remembered(rules)
+        return known
+
+    def _asked(self, rule: OldIdRule, ask: Callable[[], T]) -> T:
+        if not self.asks_in_threads:
+            return ask()
+        if in_greenlet():
+            return await_only(asyncio.to_thread(ask))
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return ask()
+        raise BadArgument(
+            f"the shards of old IDs of {rule.table} are asked for, which has to be awaited",
+            hint="await cluster.run(…, id=id, of=…) does; or session(shard=…), after"
+            " shard = await asyncio.to_thread(cluster.shard_of, id, of=…).",
+        )
+
+    def _in_directory(self, known: _Remembered, rule: OldIdRule, ids: Sequence[int]) -> dict[int, int]:
+        found: dict[int, int] = {}
+        with self._catalog.engine.connect() as connection:
+            for numbers in batches(sorted({chunk_of(id_) for id_ in ids}), _CHUNKS_A_TIME):
+                chunks = read_directory(connection, rule.table, numbers)
+                for number, chunk in chunks.items():
+                    known.chunks[rule.table, number] = chunk
+                found |= {
+                    id_: shard
+                    for id_ in ids
+                    if (shard := shard_in(chunks.get(chunk_of(id_), b""), id_)) is not None
+                }
+        return found
+
+    def _in_all_shards(self, known: _Remembered, rule: OldIdRule, ids: Sequence[int]) -> dict[int, int]:
+        try:
+            found = dict(self._rows(rule, ids))
+        except DBAPIError:
+            # A shard that was moved meanwhile is not where the placement had it.
+            if not self._followed.try_refresh():
+                raise
+            found = dict(self._rows(rule, ids))
+        for id_, shard in found.items():
+            known.found[rule.table, id_] = shard
+        return found
+
+    def _rows(self, rule: OldIdRule, ids: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Yields the IDs that rows have, with their shards; refuses two of one."""
+        placement = self._followed.current
+        seen: dict[int, int] = {}
+        for name, shards in placement.by_node(placement.all_shards()).items():
+            with self._engines.of(placement.nodes[name]).connect() as connection:
+                # Without parameters a % in a name is not a placeholder.
+                asked = connection.execution_options(no_parameters=True)
+                for some in batches(shards, _SHARDS_A_TIME):
+                    for id_, shard in asked.exec_driver_sql(self._question(rule, some, ids)):
+                        if seen.setdefault(id_, shard) != shard:
+                            raise ClusterConflict(
+                                f"{rule.table}: shards {seen[id_]} and {shard} both have a row with ID {id_}",
+                                hint="An ID is of one row. See which it is, and delete the other.",
+                            )
+                        yield id_, shard
+
+    def _question(self, rule: OldIdRule, shards: Collection[int], ids: Iterable[int]) -> str:
+        one = sql.SQL("select {id}, {shard} from {table} where {id} = any({ids}::bigint[])")
+        return (
+            sql.SQL(" union all ")
+            .join(
+                one.format(
+                    id=sql.Identifier(rule.column),
+                    shard=sql.Literal(shard),
+                    ids=sql.Literal("{" + ",".join(map(str, ids)) + "}"),
+                    table=sql.Identifier(self._schema_of(shard), rule.table),
+                )
+                for shard in shards
+            )
+            .as_string()
+        )
+
+
+class WithinShard:
+    """Who knows the shards of IDs, for a session on one of them: what it asks is about its own rows.
+
+    IDs that would be looked for in all shards are taken to be of this one: it finds no others.
+    """
+
+    def __init__(self, finder: ShardFinder, old_ids: KnownOldIds, shard: int) -> None:
+        self._finder, self._old_ids, self._shard = finder, old_ids, shard
+
+    @property
+    def layout(self) -> Layout:
+        """How IDs are split."""
+        return self._finder.layout
+
+    @property
+    def shard_count(self) -> int:
+        """How many shards there are."""
+        return self._finder.shard_count
+
+    @property
+    def old_ids(self) -> OldIds:
+        """Who knows the shards of old IDs."""
+        return self
+
+    def has(self, id_: int) -> bool:
+        """Returns whether an ID is old."""
+        return self._old_ids.has(id_)
+
+    def shard_of(self, id_: int, *, of: str | None = None) -> int:
+        """Returns the shard of the row that has an ID."""
+        if self._old_ids.is_told(of) or not self.has(id_):
+            return self._finder.shard_of(id_, of=of)
+        return self._shard
+
+    def shards_of(self, ids: Iterable[int], table: str | None) -> Mapping[int, int]:
+        """Returns the shards of old IDs, without those that no row had."""
+        if self._old_ids.is_told(table):
+            return self._old_ids.shards_of(ids, table)
+        return dict.fromkeys(ids, self._shard)
+
+    def shard_for(self, key: Key) -> int:
+        """Returns the shard of a sharding key."""
+        return self._finder.shard_for(key)
+
+
+def how_ids_tell(of: Any) -> Tells | str | None:
+    """Returns how the IDs of a mapped class or a table tell the shard, or the table's name.
+
+    Raises:
+        BadArgument: it is neither, nor a name.
+    """
+    if of is None or isinstance(of, str):
+        return of
+    if isinstance(of, Table):
+        key: list[Any] = list(of.primary_key.columns)
+        name = of.name
+    else:
+        mapper = inspect(of, raiseerr=False)
+        if not isinstance(mapper, Mapper):
+            raise BadArgument(f"of={of!r} is no mapped class, Table or table's name")
+        key = list(mapper.primary_key)
+        name = getattr(mapper.local_table, "name", str(mapper.local_table))
+    told = [tells for column in key if (tells := how_it_tells(column)) is not None]
+    return told[0] if told else name
+
+
+def _remembered(known: _Remembered, rule: OldIdRule, id_: int) -> int | None:
+    if rule.rule == BY_FAN_OUT:
+        return known.found.get((rule.table, id_))
+    chunk = known.chunks.get((rule.table, chunk_of(id_)))
+    return None if chunk is None else shard_in(chunk, id_)
+
+
+def _rule(rules: OldIdRules, id_: int, table: str | None) -> OldIdRule:
+    adopted = ", ".join(sorted(rules.of_table))
+    if table is None:
+        raise BadArgument(
+            f"ID {id_} was issued before this cluster, and rows of several tables may have it",
+            hint=f"Say which: of=User, or of='users'. Adopted were: {adopted}.",
+        )
+    if table not in rules.of_table:
+        raise BadArgument(
+            f"ID {id_} was issued before this cluster, and {table} has no rule for such IDs",
+            hint=f"Its rows have IDs from {rules.below} on. Adopted were: {adopted}.",
+        )
+    return rules.of_table[table]

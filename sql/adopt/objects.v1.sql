@@ -1,0 +1,56 @@
+-- Purpose:    what shardids adopt plan names because copying rows does not bring it along: kind, the table that it
+--             belongs to, and its name. What belongs to extensions is left out.
+-- Locks:      none beyond those of reading the server's catalogs.
+-- Privileges: none.
+
+with application as (
+  select n.oid, n.nspname from pg_namespace n where n.nspname !~ '^pg_' and n.nspname <> 'information_schema'),
+of_extension as (
+  select d.classid, d.objid from pg_depend d where d.deptype = 'e')
+select 'trigger' as kind, t.tgrelid::bigint as table_oid, t.tgname::text as name
+from pg_trigger t
+where not t.tgisinternal and t.tgparentid = 0
+union all
+select 'rule', r.ev_class::bigint, r.rulename::text
+from pg_rewrite r
+join pg_class c on c.oid = r.ev_class and c.relkind in ('r', 'p')
+where r.rulename <> '_RETURN'
+union all
+select 'row security policy', p.polrelid::bigint, p.polname::text
+from pg_policy p
+union all
+select case c.relkind when 'v' then 'view' when 'm' then 'materialized view' else 'sequence' end,
+       null, format('%I.%I', a.nspname, c.relname)
+from pg_class c
+join application a on a.oid = c.relnamespace
+where (c.relkind in ('v', 'm')
+       or c.relkind = 'S' and not exists (
+         select from pg_depend d
+         where d.classid = 'pg_class'::regclass and d.objid = c.oid and d.refclassid = 'pg_class'::regclass
+           and d.deptype in ('a', 'i')))
+  and not exists (select from of_extension e where e.classid = 'pg_class'::regclass and e.objid = c.oid)
+union all
+select 'function', null, format('%I.%I', a.nspname, p.proname)
+from pg_proc p
+join application a on a.oid = p.pronamespace
+where not exists (select from of_extension e where e.classid = 'pg_proc'::regclass and e.objid = p.oid)
+union all
+select case t.typtype when 'e' then 'enum' when 'd' then 'domain' when 'r' then 'range type' else 'composite type' end,
+       null, format('%I.%I', a.nspname, t.typname)
+from pg_type t
+join application a on a.oid = t.typnamespace
+left join pg_class c on c.oid = t.typrelid
+where (t.typtype in ('e', 'd', 'r') or t.typtype = 'c' and c.relkind = 'c')
+  and not exists (select from of_extension e where e.classid = 'pg_type'::regclass and e.objid = t.oid)
+union all
+select 'extension', null, quote_ident(x.extname)
+from pg_extension x
+where x.extname <> 'plpgsql'
+union all
+select 'event trigger', null, quote_ident(e.evtname)
+from pg_event_trigger e
+where not exists (select from of_extension x where x.classid = 'pg_event_trigger'::regclass and x.objid = e.oid)
+union all
+select 'publication', null, quote_ident(p.pubname)
+from pg_publication p
+order by 1, 2, 3;

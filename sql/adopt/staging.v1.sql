@@ -1,0 +1,142 @@
+-- Purpose:    what takes rows of an adopted database in on a node: tables of the source's names, partitioned by shard, whose
+--             partitions are the tables of the shards; a barrier for tables of which every node has all rows.
+-- Locks:      stage_shard: SHARE UPDATE EXCLUSIVE on the parent, ACCESS EXCLUSIVE on the shard's table. unstage_shard,
+--             drop_staging: ACCESS EXCLUSIVE. All until commit: set lock_timeout.
+-- Privileges: CREATE on the database and on schema shardids; ownership of the shards' tables.
+
+-- home: an expression for the shard of a row, made by shardids itself.
+create function shardids.stage(schema name, name name, template regclass, home text, adoption text) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  if to_regnamespace(quote_ident(schema)) is null then
+    execute format('create schema %I', schema);
+    execute format('comment on schema %I is %L', schema, adoption);
+  end if;
+  if to_regclass(format('%I.%I', schema, name)) is null then
+    execute format('create table %I.%I (like %s including defaults including generated) partition by list ((%s))',
+                   schema, name, template, home);
+    execute format('comment on table %I.%I is %L', schema, name, adoption);
+  end if;
+end
+$$;
+
+comment on function shardids.stage(name, name, regclass, text, text) is
+  'Makes the table that takes in the rows of an adopted one, and gives them to the shards';
+
+create function shardids.stage_shard(parent regclass, shard integer, part regclass) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  if not exists (select from pg_inherits i where i.inhparent = parent and i.inhrelid = part) then
+    execute format('alter table %s attach partition %s for values in (%s)', parent, part, shard);
+  end if;
+end
+$$;
+
+comment on function shardids.stage_shard(regclass, integer, regclass) is 'Lets a table of a shard take rows in';
+
+create function shardids.staged(adoption text) returns table (parent regclass, part regclass)
+language sql stable set search_path = pg_catalog, pg_temp
+begin atomic
+  select c.oid, i.inhrelid from pg_class c
+  join pg_description d on d.classoid = 'pg_class'::regclass and d.objoid = c.oid and d.objsubid = 0
+  left join pg_inherits i on i.inhparent = c.oid
+  where c.relkind = 'p' and d.description = adoption;
+end;
+
+comment on function shardids.staged(text) is 'The tables of stage that an adoption has made, each with the shards'' tables in it';
+
+create function shardids.unstage_shard(parent regclass, part regclass) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  if exists (select from pg_inherits i where i.inhparent = parent and i.inhrelid = part) then
+    execute format('alter table %s detach partition %s', parent, part);
+  end if;
+end
+$$;
+
+comment on function shardids.unstage_shard(regclass, regclass) is 'Leaves a table of a shard with its rows, and on its own';
+
+-- Dropping the parent would drop its partitions.
+create function shardids.drop_staging(adoption text) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  parent regclass;
+  schema name;
+begin
+  for parent in select distinct s.parent from shardids.staged(adoption) s loop
+    execute format('lock table only %s in access exclusive mode', parent);
+    if exists (select from pg_inherits i where i.inhparent = parent) then
+      raise dependent_objects_still_exist using message = format('table %s still has tables of shards in it', parent);
+    end if;
+    execute format('drop table %s', parent);
+  end loop;
+  for schema in
+    select n.nspname from pg_namespace n
+    join pg_description d on d.classoid = 'pg_namespace'::regclass and d.objoid = n.oid
+    where d.description = adoption
+      and not exists (select from pg_depend e where e.refclassid = 'pg_namespace'::regclass and e.refobjid = n.oid)
+  loop
+    execute format('drop schema %I', schema);
+  end loop;
+end
+$$;
+
+comment on function shardids.drop_staging(text) is 'Drops the tables of stage that an adoption has made, and their schemas if nothing else is in them';
+
+-- Fires for clients, not for logical replication.
+create function shardids.refuse_writes() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  raise exception using
+    errcode = 'SI002',
+    message = format('table %I.%I is being filled from the database that the cluster adopts', tg_table_schema, tg_table_name),
+    hint = 'It takes writes once the cluster has taken over: shardids adopt status';
+end
+$$;
+
+comment on function shardids.refuse_writes() is 'Keeps clients from writing to a table while an adoption fills it';
+
+create function shardids.close_table(name regclass) returns boolean
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  if exists (select from pg_trigger t where t.tgrelid = name and t.tgname = 'shardids_adoption') then
+    return false;
+  end if;
+  execute format('create trigger shardids_adoption before insert or update or delete or truncate on %s '
+                 'for each statement execute function shardids.refuse_writes()', name);
+  return true;
+end
+$$;
+
+comment on function shardids.close_table(regclass) is 'Adds the barrier of refuse_writes to a table; false if it has one';
+
+create function shardids.open_table(name regclass) returns boolean
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  if not exists (select from pg_trigger t where t.tgrelid = name and t.tgname = 'shardids_adoption') then
+    return false;
+  end if;
+  execute format('drop trigger shardids_adoption on %s', name);
+  return true;
+end
+$$;
+
+comment on function shardids.open_table(regclass) is 'Drops the barrier of refuse_writes; false if there is none';
+
+-- A subscription to a publication and a slot of the same name.
+create function shardids.follow(name name, conninfo text) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  if not exists (select from pg_subscription s where s.subname = name and s.subdbid = shardids.database()) then
+    perform shardids.create_subscription(name, conninfo, 'binary = false');
+  end if;
+end
+$$;
+
+comment on function shardids.follow(name, text) is 'Subscribes to a publication of a database that is adopted';
+
+revoke execute on function
+  shardids.stage(name, name, regclass, text, text), shardids.stage_shard(regclass, integer, regclass), shardids.staged(text),
+  shardids.unstage_shard(regclass, regclass), shardids.drop_staging(text), shardids.refuse_writes(),
+  shardids.close_table(regclass), shardids.open_table(regclass), shardids.follow(name, text)
+  from public;
