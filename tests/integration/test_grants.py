@@ -176,5 +176,5 @@ def test_functions_that_act_as_the_owner_have_a_safe_search_path(node: str) -> N
             join pg_namespace n on n.oid = p.pronamespace
             where n.nspname in ('shardids', 'shard_0005') and p.prosecdef
               and not coalesce('search_path=pg_catalog, pg_temp' = any (p.proconfig), false)""").fetchall()
-    # What follow() names is qualified, and it has no operator: a setting would cost more than all that it does.
+    # All that follow() names is qualified, and it has no operator: a setting would slow each late draw.
     assert unsafe == [("shardids.follow(bigint,regclass,regclass,integer)",)]

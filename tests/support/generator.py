@@ -134,8 +134,8 @@ def paused(
 ) -> Iterator[Callable[[], Result]]:
     """Runs ``work`` with a session until that waits behind what matches ``after`` in a function's source.
 
-    That is a statement, or what comes before a condition. Other sessions do not wait there. The block runs meanwhile; what it is given lets ``work`` go on, and
-    returns its result.
+    That is a statement, or what comes before a condition. Other sessions do not wait there. The block runs
+    meanwhile; what it is given lets ``work`` go on, and returns its result.
     """
     source = scalar(owner, "select pg_get_functiondef(%s::regproc)", function)
     condition = f"""

@@ -18,13 +18,14 @@ stop, fence, activate  of the same names; an ``advance`` after ``activate`` rele
 activate_and_draw      ``activate`` and ``next_id`` in one transaction
 =====================  ===============================================================================
 
-The clock tells any of a few times at each reading: it jumps, forth and back; an honest one never goes back. A
-commit may be a rollback. A crash loses what was not flushed; a sequence's log runs ahead of its values.
-Small here and large there are the ticks of a ms (2, 1,024), the margin (6 ms, 10 s), a step of the offset (2 ms,
-16 ms), how far it follows the clock in steps (4 ms, 256 ms), how far the log of a sequence runs ahead (1 value,
-32), and the window of ``is_current`` (from 2 ms ahead of the clock to 1 ms behind it; a minute and 2 ms). Left
-out are ``max_ahead``, the end of time, copies beside their original, the part of the margin that depends on the
-mark, the eighth of the margin within which nothing is flushed again, and what ``follow`` asks of the shard's row.
+The clock tells any of a few times at each reading: it jumps, forth and back; an honest one never goes back.
+A commit may be a rollback. A crash loses what was not flushed; a sequence's log runs ahead of its values.
+Small here and large there are the ticks of a ms (2, 1,024), the margin (6 ms, 10 s), a step of the offset
+(2 ms, 16 ms), how far it follows the clock in steps (4 ms, 256 ms), how far the log of a sequence runs
+ahead (1 value, 32), and the window of ``is_current`` (from 2 ms ahead of the clock to 1 ms behind it; a
+minute and 2 ms). Left out are ``max_ahead``, the end of time, copies beside their original, the part of the
+margin that depends on the mark, the eighth of the margin within which nothing is flushed again, and what
+``follow`` asks of the shard's row.
 """
 
 from __future__ import annotations
@@ -265,7 +266,7 @@ def is_current(rules: Rules, seen: Offset, drawn: int) -> Action:
 
 
 def is_ahead(rules: Rules, seen: Offset) -> Action:
-    """Or lags by little: any answer, as if nothing were known of the clock, of ``max_ahead`` and of the row."""
+    """Or lags by little: any answer, as if the clock, ``max_ahead`` and the row were unknown."""
     may_be = not seen.pending and (
         seen.incarnation == rules.incarnation
         or (rules.flaw is Flaw.AHEAD_IN_ANY_INCARNATION and not seen.fenced)
