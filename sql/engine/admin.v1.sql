@@ -184,7 +184,7 @@ begin
     where p.pronamespace = 'shardids'::regnamespace
       and p.proname in ('epoch_ms', 'time_bits', 'shard_bits', 'sequence_bits', 'schema_prefix', 'schema_of', 'id_of', 'shard_of',
                         'sequence_of', 'time_of', 'ms_of', 'clamped_ms', 'min_id', 'max_id', 'server', 'offset_base',
-                        'is_current', 'is_ahead', 'is_unchanged', 'is_in_time', 'drawn_id', 'follow', 'next_id', 'offset_ms', 'refuse',
+                        'is_current', 'is_ahead', 'is_unchanged', 'is_in_time', 'drawn_id', 'catch_up', 'next_id', 'offset_ms', 'refuse',
                         'reserve', 'decide'));
   execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer) to %2$I', schema, role);
   execute format('grant usage on sequence %I.id_counter to %I', schema, role);

@@ -1,5 +1,5 @@
 -- Purpose:    the generator. One engine serves all shards of the database.
--- Locks:      next_id: none on the usual path. advance, follow: advisory lock (1936220516, shard), for microseconds.
+-- Locks:      next_id: none on the usual path. advance, catch_up: advisory lock (1936220516, shard), for microseconds.
 -- Privileges: CREATE on schema shardids; the owner must own the shards' sequences.
 --
 -- A shard keeps its clock in two sequences: a tick is (offset in ms << sequence_bits) + counter, where every
@@ -91,7 +91,7 @@ return case when shardids.is_near(seen, target) then nextval(id_offset) else set
 -- It runs as its owner, who may step the sequence. Everybody may execute it: it does what the next draw would. It has no
 -- search_path of its own, which would cost more than all else in it: names are qualified, and operators are in bodies that
 -- were parsed when they were created.
-create function shardids.follow(seen bigint, counter regclass, id_offset regclass, shard integer) returns boolean
+create function shardids.catch_up(seen bigint, counter regclass, id_offset regclass, shard integer) returns boolean
 language plpgsql stable parallel unsafe security definer as $$
 declare
   target bigint;
@@ -121,7 +121,7 @@ exception when query_canceled or assert_failure or others then
 end
 $$;
 
-comment on function shardids.follow(bigint, regclass, regclass, integer) is
+comment on function shardids.catch_up(bigint, regclass, regclass, integer) is
   'Brings a shard that lags to the clock, if it belongs to this incarnation of the server';
 
 -- seen is id_offset as read by the caller: arguments are evaluated before the body, so before nextval. currval is what
@@ -145,7 +145,7 @@ begin
     end if;
     exit when reach operator(pg_catalog.>) 30001;
     -- Whoever finds the lock taken draws up to 100 ms behind the clock, and does not wait.
-    seen := case when shardids.follow(seen, counter, id_offset, shard) is not true
+    seen := case when shardids.catch_up(seen, counter, id_offset, shard) is not true
                  then pg_catalog.pg_sequence_last_value(id_offset) end;
     reach := 30050;
   end loop;
@@ -249,7 +249,7 @@ comment on function shardids.wait_for_installer(interval) is 'Takes the lock of 
 revoke execute on function
   shardids.wait_for_lock(integer, integer, interval, boolean), shardids.wait_for_installer(interval) from public;
 
--- Raises an offset where follow() does not. Brings the shard to the clock of this server, releases it after
+-- Raises an offset where catch_up() does not. Brings the shard to the clock of this server, releases it after
 -- activate(), jumps past what a crash or a lost primary may have issued, and sets ticks aside.
 --
 -- first_tick and last_tick bound the ticks set aside. With the lock held the offset goes from old to new:

@@ -94,7 +94,7 @@ def test_a_draw_that_ends_between_its_steps_gives_the_lock_back(ending: str, db:
     if ending == "error":
         session.execute("set lock_timeout = '300ms'")
     time.sleep(LATE_S)
-    with paused(db, "shardids.follow", AFTER_STEP, session, draw) as go_on:
+    with paused(db, "shardids.catch_up", AFTER_STEP, session, draw) as go_on:
         assert locks(db) == 1
         if ending == "cancel":
             session.cancel()
@@ -114,7 +114,7 @@ def test_fences_and_reservations_wait_for_the_steps_of_a_draw(statement: str, db
     with connect(node) as slow, connect(node) as other, ThreadPoolExecutor(1) as pool:
         slow.execute(NEXT)
         time.sleep(LATE_S)
-        with paused(db, "shardids.follow", AFTER_STEP, slow, draw) as go_on:
+        with paused(db, "shardids.catch_up", AFTER_STEP, slow, draw) as go_on:
             waiting = pool.submit(lambda: row(other, statement))
             wait_for(lambda: locks(db) == 2, "the other session waits")
             try:
@@ -143,7 +143,7 @@ def test_no_sequence_is_stepped_that_is_not_the_shards(db: Db) -> None:
     ):
         db.execute("select nextval('low')")
         seen = f"pg_sequence_last_value('{sequence}')"
-        db.execute(f"select shardids.follow({seen}, '{counter}', '{sequence}', {shard})".encode())
+        db.execute(f"select shardids.catch_up({seen}, '{counter}', '{sequence}', {shard})".encode())
     assert [offset(db), offset(db, 6), scalar(db, "select last_value from mine")] == before
     assert locks(db) == 0
 

@@ -15,11 +15,11 @@ from tests.support.generator import connect
 Db = psycopg.Connection[Any]
 
 PUBLIC = """
+shardids.catch_up(bigint,regclass,regclass,integer)
 shardids.clamped_ms(timestamp with time zone)
 shardids.drawn_id(bigint,bigint,bigint,integer)
 shardids.enter_shard(integer)
 shardids.epoch_ms()
-shardids.follow(bigint,regclass,regclass,integer)
 shardids.id_of(bigint,integer)
 shardids.is_ahead(bigint,bigint,interval)
 shardids.is_current(bigint,bigint,integer)
@@ -129,9 +129,9 @@ DEFINERS = """
 shard_0005.late_id(regclass)
 shard_0005.set_aside(regclass,integer)
 shardids.activate(integer,bigint)
+shardids.catch_up(bigint,regclass,regclass,integer)
 shardids.decide(bytea,bytea[])
 shardids.fence(integer,text)
-shardids.follow(bigint,regclass,regclass,integer)
 shardids.incarnation()
 shardids.offset_base()
 shardids.pass_barrier()
@@ -176,5 +176,5 @@ def test_functions_that_act_as_the_owner_have_a_safe_search_path(node: str) -> N
             join pg_namespace n on n.oid = p.pronamespace
             where n.nspname in ('shardids', 'shard_0005') and p.prosecdef
               and not coalesce('search_path=pg_catalog, pg_temp' = any (p.proconfig), false)""").fetchall()
-    # All that follow() names is qualified, and it has no operator: a setting would slow each late draw.
-    assert unsafe == [("shardids.follow(bigint,regclass,regclass,integer)",)]
+    # All that catch_up() names is qualified, and it has no operator: a setting would slow each late draw.
+    assert unsafe == [("shardids.catch_up(bigint,regclass,regclass,integer)",)]

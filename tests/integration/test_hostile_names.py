@@ -268,7 +268,7 @@ def test_functions_that_are_parsed_when_they_run_set_a_safe_search_path(
               and not coalesce('search_path=pg_catalog, pg_temp' = any (p.proconfig), false)""").fetchall()
     # Draws go through them, and a setting would slow each. Every name in them has a schema.
     assert sorted(name for (name,) in unsafe) == [
-        "shardids.follow(bigint,regclass,regclass,integer)",
+        "shardids.catch_up(bigint,regclass,regclass,integer)",
         "shardids.next_id(bigint,regclass,regclass,integer,integer)",
         "shardids.reserve(integer,integer)",
     ]

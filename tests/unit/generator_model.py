@@ -8,7 +8,7 @@ session may act between two of them.
 here                   there
 =====================  ===============================================================================
 draw, draw_once_more   ``next_id``: the first and the second pass of its loop
-follow                 ``follow``, in which a cancel may end the statement
+catch_up               ``catch_up``, in which a cancel may end the statement
 draw_again             ``late_id``, after ``advance``
 advance                ``advance``, up to its loop
 raise_to, set_aside    the loop of ``advance``, without and with ``ticks``
@@ -25,7 +25,7 @@ Small here and large there are the ticks of a ms (2, 1,024), the margin (6 ms, 1
 ahead (1 value, 32), and the window of ``is_current`` (from 2 ms ahead of the clock to 1 ms behind it; a
 minute and 2 ms). Left out are ``max_ahead``, the end of time, copies beside their original, the part of the
 margin that depends on the mark, the eighth of the margin within which nothing is flushed again, and what
-``follow`` asks of the shard's row.
+``catch_up`` asks of the shard's row.
 """
 
 from __future__ import annotations
@@ -302,10 +302,10 @@ def draw(rules: Rules) -> Steps:
     drawn = yield nextval()
     if (yield is_current(rules, seen, drawn)) and (yield from is_unchanged(rules, seen)):
         return Ticks(tick_of(seen.ms, drawn), tick_of(seen.ms, drawn))
-    return Step(follow, (seen,))
+    return Step(catch_up, (seen,))
 
 
-def follow(rules: Rules, seen: Offset) -> Steps:
+def catch_up(rules: Rules, seen: Offset) -> Steps:
     counter = yield read("counter")
     target = (yield clock(rules)) - (counter >> SEQUENCE_BITS)
     if not is_late(rules, seen, target):

@@ -89,7 +89,7 @@ begin
     end if;
     exit when reach operator(pg_catalog.>) 30001;
     -- Whoever finds the lock taken draws up to 100 ms behind the clock, and does not wait.
-    seen := case when shardids.follow(seen, counter, id_offset, shard) is not true
+    seen := case when shardids.catch_up(seen, counter, id_offset, shard) is not true
                  then pg_catalog.pg_sequence_last_value(id_offset) end;
     reach := 30050;
   end loop;
@@ -833,6 +833,49 @@ CREATE FUNCTION shardids.bound_to(counter regclass, shard integer) RETURNS bigin
 
 
 --
+-- Name: catch_up(bigint, regclass, regclass, integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.catch_up(seen bigint, counter regclass, id_offset regclass, shard integer) RETURNS boolean
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    AS $$
+declare
+  target bigint;
+  raised bigint;
+  is_locked boolean;
+begin
+  target := shardids.clock_offset(counter);
+  is_locked := case when shardids.is_late(seen, target)
+                    then case when case when shardids.is_near(seen, target)
+                                   then shardids.is_bound(counter, id_offset, shard)
+                                   else shardids.is_active(counter, id_offset, shard) end
+                         then pg_catalog.pg_try_advisory_lock(1936220516, shard) end end;
+  if is_locked then
+    -- Nobody else changes it now.
+    raised := pg_catalog.pg_sequence_last_value(id_offset);
+    while shardids.is_late(raised, target) loop
+      raised := shardids.raised(raised, target, id_offset);
+    end loop;
+    is_locked := not pg_catalog.pg_advisory_unlock(1936220516, shard);
+  end if;
+  return is_locked;
+exception when query_canceled or assert_failure or others then
+  if is_locked then
+    perform pg_catalog.pg_advisory_unlock(1936220516, shard);
+  end if;
+  raise;
+end
+$$;
+
+
+--
+-- Name: FUNCTION catch_up(seen bigint, counter regclass, id_offset regclass, shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.catch_up(seen bigint, counter regclass, id_offset regclass, shard integer) IS 'Brings a shard that lags to the clock, if it belongs to this incarnation of the server';
+
+
+--
 -- Name: epoch_ms(); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -1525,49 +1568,6 @@ COMMENT ON FUNCTION shardids.follow(name name, conninfo text) IS 'Subscribes to 
 
 
 --
--- Name: follow(bigint, regclass, regclass, integer); Type: FUNCTION; Schema: shardids; Owner: -
---
-
-CREATE FUNCTION shardids.follow(seen bigint, counter regclass, id_offset regclass, shard integer) RETURNS boolean
-    LANGUAGE plpgsql STABLE SECURITY DEFINER
-    AS $$
-declare
-  target bigint;
-  raised bigint;
-  is_locked boolean;
-begin
-  target := shardids.clock_offset(counter);
-  is_locked := case when shardids.is_late(seen, target)
-                    then case when case when shardids.is_near(seen, target)
-                                   then shardids.is_bound(counter, id_offset, shard)
-                                   else shardids.is_active(counter, id_offset, shard) end
-                         then pg_catalog.pg_try_advisory_lock(1936220516, shard) end end;
-  if is_locked then
-    -- Nobody else changes it now.
-    raised := pg_catalog.pg_sequence_last_value(id_offset);
-    while shardids.is_late(raised, target) loop
-      raised := shardids.raised(raised, target, id_offset);
-    end loop;
-    is_locked := not pg_catalog.pg_advisory_unlock(1936220516, shard);
-  end if;
-  return is_locked;
-exception when query_canceled or assert_failure or others then
-  if is_locked then
-    perform pg_catalog.pg_advisory_unlock(1936220516, shard);
-  end if;
-  raise;
-end
-$$;
-
-
---
--- Name: FUNCTION follow(seen bigint, counter regclass, id_offset regclass, shard integer); Type: COMMENT; Schema: shardids; Owner: -
---
-
-COMMENT ON FUNCTION shardids.follow(seen bigint, counter regclass, id_offset regclass, shard integer) IS 'Brings a shard that lags to the clock, if it belongs to this incarnation of the server';
-
-
---
 -- Name: grant_usage(integer, name); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -1589,7 +1589,7 @@ begin
     where p.pronamespace = 'shardids'::regnamespace
       and p.proname in ('epoch_ms', 'time_bits', 'shard_bits', 'sequence_bits', 'schema_prefix', 'schema_of', 'id_of', 'shard_of',
                         'sequence_of', 'time_of', 'ms_of', 'clamped_ms', 'min_id', 'max_id', 'server', 'offset_base',
-                        'is_current', 'is_ahead', 'is_unchanged', 'is_in_time', 'drawn_id', 'follow', 'next_id', 'offset_ms', 'refuse',
+                        'is_current', 'is_ahead', 'is_unchanged', 'is_in_time', 'drawn_id', 'catch_up', 'next_id', 'offset_ms', 'refuse',
                         'reserve', 'decide'));
   execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer) to %2$I', schema, role);
   execute format('grant usage on sequence %I.id_counter to %I', schema, role);
@@ -3366,9 +3366,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382848813657751554);
-INSERT INTO shard_0000.kept VALUES (382848813657751555);
-INSERT INTO shard_0000.kept VALUES (382848813657751556);
+INSERT INTO shard_0000.kept VALUES (382851552194330626);
+INSERT INTO shard_0000.kept VALUES (382851552194330627);
+INSERT INTO shard_0000.kept VALUES (382851552194330628);
 
 
 --
@@ -3396,8 +3396,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710950070536000079/5/16605', 1, 8228551508229095424, '755', '2026-11-22 11:04:30.036365+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710950070536000079/5/16605', 1, 8228551508229095424, '756', '2026-11-22 11:04:30.096687+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710952872968838004/5/16605', 1, 4374860009897459712, '755', '2026-11-22 11:15:22.922323+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710952872968838004/5/16605', 1, 4374860009897459712, '756', '2026-11-22 11:15:22.989145+00', NULL);
 
 
 --
@@ -3417,7 +3417,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 11:04:29.78953+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 11:15:22.311622+00');
 
 
 --
@@ -3430,7 +3430,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 11:04:30.137174+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 11:15:23.034837+00');
 
 
 --
@@ -3483,7 +3483,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 8228551599507365587, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 4374860101176382793, true);
 
 
 --
@@ -3497,7 +3497,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 8228551599507365520, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 4374860101176382696, true);
 
 
 --
