@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import (
+    adopting,
     copying,
     doctor,
     draws,
@@ -47,6 +48,7 @@ BENCHMARKS: dict[str, tuple[Callable[[int], Section], int]] = {
     "provisioning": (provisioning.run, 3),
     "doctor": (doctor.run, 7),
     "migrations": (migrations.run, 5),
+    "adopting": (adopting.run, 3),
     "moving": (moving.whole_move, 3),
     "pause": (moving.pause, 10),
 }

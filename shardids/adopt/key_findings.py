@@ -111,9 +111,7 @@ def _foreign_keys(facts: Facts) -> Iterator[Finding]:
             )
         elif key in facts.sorted.further.get(key.table, ()):
             yield _further(facts, key)
-        elif facts.is_split(key.referenced_table) != facts.is_split(key.table) and (
-            facts.is_split(key.referenced_table) or facts.sorted.kind(key.referenced_table) is Kind.LOOSE
-        ):
+        elif _is_separated(facts, key):
             yield find(
                 Severity.NOT_KEPT,
                 foreign_key_name(key),
@@ -127,6 +125,14 @@ def _foreign_keys(facts: Facts) -> Iterator[Finding]:
                 f'foreign key "{key.name}" is NOT VALID: rows may not obey it',
                 f"ALTER TABLE {key.table} VALIDATE CONSTRAINT {quoted(key.name)};",
             )
+
+
+def _is_separated(facts: Facts, key: ForeignKey) -> bool:
+    """Returns whether what a foreign key refers to is split where its own table is not, or stays behind."""
+    if facts.is_split(key.referenced_table):
+        return not facts.is_split(key.table)
+    stays = facts.sorted.kind(key.referenced_table) is Kind.LOOSE
+    return stays and facts.sorted.kind(key.table) is not Kind.LOOSE
 
 
 def _further(facts: Facts, key: ForeignKey) -> Finding:

@@ -17,7 +17,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, text
 
 from shardids.catalog.queries import batches
-from shardids.catalog.topology import BY_DIRECTORY, BY_FAN_OUT, BY_KEY, OldIdRule, OldIdRules
+from shardids.catalog.topology import BY_DIRECTORY, BY_FAN_OUT, BY_KEY, OldIdRule, OldIdRules, shard_for_key
 from shardids.errors import BadArgument, ClusterConflict
 from shardids.ids.layout import Layout
 from shardids.ids.text import checked_integer
@@ -34,6 +34,7 @@ __all__ = [
     "lowest_new_id",
     "read_directory",
     "shard_in",
+    "tables_of",
     "write_old_ids",
 ]
 
@@ -68,10 +69,17 @@ def write_old_ids(connection: Connection, *, rules: Iterable[OldIdRule], below: 
 
     Raises:
         BadArgument: ``below`` is not above 0, or the cluster may have issued IDs below it.
-        ClusterConflict: the catalog has another number already, or a directory can't hold this many shards.
+        ClusterConflict: the catalog has another number already, or views that find shards by IDs, or a
+            directory can't hold this many shards.
     """
     wanted = list(rules)
     cluster: Any = connection.execute(text("select * from shardids_catalog.cluster for update")).one()
+    view = connection.scalar(text("select min(name) from shardids_catalog.view"))
+    if view is not None:
+        raise ClusterConflict(
+            f'view "{view}" finds shards by IDs, and old IDs name none',
+            hint=f"shardids view drop {view}; the views of shardids view create --all don't need IDs.",
+        )
     bits = {name: getattr(cluster, name) for name in ("time_bits", "shard_bits", "sequence_bits")}
     lowest = lowest_new_id(Layout(epoch_ms=cluster.epoch_ms, **bits), cluster.created_at)
     number = _below(below, cluster.old_ids_below, lowest)
@@ -217,6 +225,22 @@ def read_directory(connection: Connection, table: str, chunks: Sequence[int]) ->
         {"table": table, "chunks": chunks},
     )
     return {row.chunk: bytes(row.shards) for row in rows}
+
+
+def tables_of(connection: Connection, rules: OldIdRules, shard_count: int, id_: int) -> dict[str, int | None]:
+    """Returns the adopted tables, each with the shard that a row with an old ID would be in, by name.
+
+    ``None`` stands for those that all shards would have to be asked for, and where no row had the ID.
+    """
+    found: dict[str, int | None] = {}
+    for table, rule in sorted(rules.of_table.items()):
+        found[table] = None
+        if rule.rule == BY_KEY:
+            found[table] = shard_for_key(id_, shard_count)
+        elif rule.rule == BY_DIRECTORY:
+            chunk = read_directory(connection, table, [chunk_of(id_)]).get(chunk_of(id_), b"")
+            found[table] = shard_in(chunk, id_)
+    return found
 
 
 def chunk_of(id_: int) -> int:

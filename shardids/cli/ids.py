@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +15,8 @@ from shardids.ids import DecodedId, Layout
 from shardids.ids.text import parse_id, to_decimal, to_text
 
 if TYPE_CHECKING:
-    from shardids.catalog.topology import Placement
+    from shardids.catalog.rows import Catalog
+    from shardids.catalog.topology import OldIdRule, Placement
 
 app = typer.Typer(help="Take IDs apart, put them together, draw them.", no_args_is_help=True)
 
@@ -44,6 +46,35 @@ def _context(layout: str | None, catalog: str | None) -> tuple[Layout, Placement
         return there.describe().layout, there.placement()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OldId:
+    """An ID from before the cluster, and by which rule each adopted table finds its row's shard."""
+
+    id: int
+    rows: list[tuple[OldIdRule, int | None]]
+
+
+def _old_ids(catalog: Catalog, numbers: list[int]) -> dict[int, _OldId]:
+    from shardids.catalog.old_ids import tables_of
+
+    rules = catalog.placement().old_ids
+    if rules is None:
+        return {}
+    count = catalog.describe().shard_count
+    with catalog.engine.connect() as connection:
+        return {
+            number: _OldId(
+                id=number,
+                rows=[
+                    (rules.of_table[table], shard)
+                    for table, shard in tables_of(connection, rules, count, number).items()
+                ],
+            )
+            for number in numbers
+            if rules.has(number)
+        }
+
+
 @app.command(context_settings={"ignore_unknown_options": True})
 def decode(
     ids: Annotated[
@@ -54,36 +85,80 @@ def decode(
     catalog: OptionalCatalog = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show when and where IDs were born, with a picture of their bits."""
+    """Show when and where IDs were born, with a picture of their bits.
+
+    With a catalog, of an ID from before the cluster: where each adopted table would have its row.
+    """
     # IDs may be negative, so unknown options arrive here as arguments.
     if not ids or ids == ["-"]:
         ids = sys.stdin.read().split()
         if not ids:
             raise BadArgument("no ID given", hint="shardids id decode ID..., or one a line on stdin")
+    numbers = [parse_id(text) for text in ids]
+    old: dict[int, _OldId] = {}
     used, placement = _context(layout, catalog)
-    decoded = [used.decode(parse_id(text)) for text in ids]
+    if placement is not None and placement.old_ids is not None and catalog is not None:
+        with opened(catalog) as there:
+            old = _old_ids(there, numbers)
+    decoded = [old.get(number) or used.decode(number) for number in numbers]
     if as_json:
         print_json([_as_json(one, placement) for one in decoded])
         return
     _print_pictures(decoded, used, placement)
 
 
-def _print_pictures(decoded: list[DecodedId], layout: Layout, placement: Placement | None) -> None:
+def _print_pictures(decoded: list[DecodedId | _OldId], layout: Layout, placement: Placement | None) -> None:
     from shardids.cli.output import out
     from shardids.cli.picture import bit_picture
 
     for number, one in enumerate(decoded):
         if number:
             out.print()
+        if isinstance(one, _OldId):
+            out.print(f"[bold]{one.id}[/]   issued before this cluster")
+            for rule, shard in one.rows:
+                out.print(f"  {rule.table}.{rule.column}: {_told(rule, shard, placement)}", markup=False)
+            continue
         node = _node(one, placement)
         out.print(bit_picture(one, layout, f'on node "{node}" now' if node else ""))
+
+
+def _told(rule: OldIdRule, shard: int | None, placement: Placement | None) -> str:
+    from shardids.catalog.old_ids import BY_FAN_OUT, BY_KEY
+
+    if rule.rule == BY_FAN_OUT:
+        return "any shard; all are asked"
+    if shard is None:
+        return "no row had it, by the directory"
+    how = "by its key" if rule.rule == BY_KEY else "by the directory"
+    node = placement.node_of.get(shard) if placement else None
+    return f"shard {shard} {how}" + (f', on node "{node}" now' if node else "")
 
 
 def _node(decoded: DecodedId, placement: Placement | None) -> str | None:
     return placement.node_of.get(decoded.shard) if placement else None
 
 
-def _as_json(decoded: DecodedId, placement: Placement | None) -> dict[str, object]:
+def _old_as_json(one: _OldId, placement: Placement | None) -> dict[str, object]:
+    return {
+        "id": to_decimal(one.id),
+        "old": True,
+        "tables": [
+            {
+                "table": rule.table,
+                "column": rule.column,
+                "rule": rule.rule,
+                "shard": shard,
+                "node": placement.node_of.get(shard) if placement and shard is not None else None,
+            }
+            for rule, shard in one.rows
+        ],
+    }
+
+
+def _as_json(decoded: DecodedId | _OldId, placement: Placement | None) -> dict[str, object]:
+    if isinstance(decoded, _OldId):
+        return _old_as_json(decoded, placement)
     value: dict[str, object] = {
         # A string, because JavaScript and jq round numbers above 2^53.
         "id": to_decimal(decoded.id),

@@ -42,6 +42,7 @@ from shardids.doctor.facts import (
     Stray,
     ViewFacts,
 )
+from shardids.doctor.old_ids import Adopted, adopted_in
 from shardids.doctor.samples import ShardingKey, read_keys, sample_ids
 from shardids.errors import BadArgument, ClusterConflict, ShardidsError
 from shardids.migrate.hashes import read_recorded
@@ -96,13 +97,16 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[int, ClusterFacts]:
         moves = _read_moves(connection)
         is_migrating = _is_migrating(connection)
         views = views_in(connection)
+    adopted = adopted_in(catalog, catalog.placement().old_ids, description.shard_count)
     clock = LocalClock()
     with (
         Nodes(there, catalog.url, application_name=_NAME, connect_timeout_s=_CONNECT_TIMEOUT_S) as nodes,
         ThreadPoolExecutor(max_workers=max(1, len(views))) as pool,
     ):
         viewed = [pool.submit(_ask_view, catalog, view, description) for view in views]
-        asked = nodes.each(lambda name, node: _ask_node(there[name], node, clock, wishes, description))
+        asked = nodes.each(
+            lambda name, node: _ask_node(there[name], node, clock, wishes, description, adopted=adopted)
+        )
     with catalog.engine.connect() as connection, connection.begin():
         prepare(connection)
         moves = moves_meanwhile(moves, _read_moves(connection))
@@ -167,14 +171,20 @@ def _version(catalog: Catalog) -> int:
 
 
 def _ask_node(
-    node: Node, engine: Engine, clock: LocalClock, wishes: Wishes, description: Description
+    node: Node,
+    engine: Engine,
+    clock: LocalClock,
+    wishes: Wishes,
+    description: Description,
+    *,
+    adopted: Adopted,
 ) -> NodeFacts:
     """Returns what a node says, as far as it answers."""
     for attempt in range(_ATTEMPTS):
         known: dict[str, Any] = {}
         try:
             with engine.connect() as connection:
-                for facts in _node_facts(connection, clock, wishes, description):
+                for facts in _node_facts(connection, clock, wishes, description, adopted):
                     known |= facts
         except BadArgument:
             raise
@@ -206,7 +216,7 @@ def _ask_view(catalog: Catalog, view: View, description: Description) -> ViewFac
 
 
 def _node_facts(
-    connection: Connection, clock: LocalClock, wishes: Wishes, description: Description
+    connection: Connection, clock: LocalClock, wishes: Wishes, description: Description, adopted: Adopted
 ) -> Iterator[dict[str, Any]]:
     """Fields of :class:`NodeFacts`, as they become known."""
     yield {"clock": clock.compare(connection)}
@@ -246,11 +256,11 @@ def _node_facts(
         "path_traps": read(connection, "doctor/paths.v1", PathTrap),
     }
     yield {"view_sources": read_sources(connection, description.schema_prefix)}
-    prefix, count = description.schema_prefix, description.shard_count
+    prefix = description.schema_prefix
     yield {
         "samples": [
-            *sample_ids(connection, prefix, keys),
-            *read_keys(connection, prefix, count, wishes.keys, every_row=wishes.every_row),
+            *sample_ids(connection, prefix, keys, adopted),
+            *read_keys(connection, prefix, wishes.keys, adopted, every_row=wishes.every_row),
         ]
     }
     if wishes.rates:

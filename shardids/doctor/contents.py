@@ -24,10 +24,11 @@ def _misplaced(facts: ClusterFacts, said_by: str) -> Iterator[tuple[str, list[Sa
 def _found(node: str, samples: list[Sample], why: str, to_do: str) -> Found:
     first, shards = samples[0], tuple(sorted(sample.shard for sample in samples))
     column = f"{first.table_name}.{first.column_name}"
+    says = "no directory has" if first.belongs_to is None else f"says shard {first.belongs_to}"
     wrong, looked_at = sum(s.wrong for s in samples), sum(s.rows for s in samples)
     return Found(
         what=f'{column}: {wrong} of {looked_at} rows read in {named_shards(shards)} of node "{node}"'
-        f" {why}, for example {first.example} in shard {first.shard}, which says shard {first.belongs_to}",
+        f" {why}, for example {first.example} in shard {first.shard}, which {says}",
         to_do=to_do,
         nodes=(node,),
         shards=shards,
@@ -45,7 +46,7 @@ def row_in_wrong_shard(facts: ClusterFacts) -> Iterator[Found]:
             samples,
             "have IDs of other shards",
             f"To see them, in each of the shards: select * from {table} where shardids.shard_of({column}) <>"
-            " …",
+            " …; of an old ID, shardids id decode tells the shard",
         )
 
 

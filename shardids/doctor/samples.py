@@ -13,6 +13,7 @@ from sqlalchemy import Connection, MetaData
 from shardids.catalog.queries import batches, prepare, read, rows
 from shardids.catalog.topology import schema_name
 from shardids.doctor.facts import KeyColumn, Sample
+from shardids.doctor.old_ids import HASH, MODULO, Adopted
 from shardids.errors import BadArgument
 from shardids.models.columns import SHARDING_KEY
 
@@ -42,12 +43,11 @@ _MISPLACED: Final = sql.SQL("""
     from (
       select case when belongs_to <> {shard} then array[value, belongs_to::text] end
       from (
-        select value, mod(hash + case when hash < 0 then 18446744073709551616 else 0 end, {shards})
+        select value, {belongs}
         from (
-          select quote_literal(format('%s', value)) collate "C",
-                 ('x' || encode(substr(sha256({bytes}), 1, 8), 'hex'))::bit(64)::bigint
+          select quote_literal(format('%s', value)) collate "C", value, {hash}
           from ({values}) read (value)
-          where value is not null) hashed (value, hash)) placed (value, belongs_to)) compared (wrong)""")
+          where value is not null) hashed (value, raw, hash)) placed (value, belongs_to)) compared (wrong)""")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +89,22 @@ class _Column:
     is_enum: bool
     is_deterministic: bool
     pages: int
+    refers_to: str | None
+    referred: str | None
 
     @property
     def kind(self) -> str:
         return "enum" if self.is_enum else self.type
 
 
-def sample_ids(connection: Connection, prefix: str, keys: Sequence[KeyColumn]) -> Iterator[Sample]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OldId:
+    id: int
+
+
+def sample_ids(
+    connection: Connection, prefix: str, keys: Sequence[KeyColumn], adopted: Adopted
+) -> Iterator[Sample]:
     """Samples IDs: some at random, and the newest."""
     tables = [
         (key, shard, pages)
@@ -106,11 +115,14 @@ def sample_ids(connection: Connection, prefix: str, keys: Sequence[KeyColumn]) -
     chosen = tables if len(tables) <= _TABLES else random.sample(tables, _TABLES)
     query = sql.SQL("""
         select {table} as table_name, {column} as column_name, 'id' as said_by, {shard} as shard,
-               count(*) as rows, count(*) filter (where shardids.shard_of(id) <> {shard}) as wrong,
-               (min(id) filter (where shardids.shard_of(id) <> {shard}))::text as example,
-               shardids.shard_of(min(id) filter (where shardids.shard_of(id) <> {shard})) as belongs_to,
-               max(id) filter (where shardids.shard_of(id) = {shard}) as newest
-        from (({sampled}) union (select {id} from {relation} order by 1 desc limit {limit})) sampled (id)""")
+               count(*) as rows, count(*) filter (where belongs_to <> {shard}) as wrong,
+               (min(id) filter (where belongs_to <> {shard}))::text as example,
+               (array_agg(belongs_to order by id) filter (where belongs_to <> {shard}))[1] as belongs_to,
+               max(id) filter (where belongs_to = {shard}) as newest
+        from (
+          select id, {belongs}
+          from (({sampled}) union (select {id} from {relation} order by 1 desc limit {limit})) read (id)
+        ) sampled (id, belongs_to)""")
     for batch in batches(chosen, _STATEMENT):
         selects = [
             query.format(
@@ -121,19 +133,47 @@ def sample_ids(connection: Connection, prefix: str, keys: Sequence[KeyColumn]) -
                 id=sql.Identifier(key.column_name),
                 relation=sql.Identifier(schema_name(prefix, shard), key.table_name),
                 limit=sql.Literal(_ROWS),
+                belongs=adopted.belongs(adopted.rule(key.table_name, key.column_name), sql.SQL("id")),
             )
             for key, shard, pages in batch
         ]
         with connection.begin():
             prepare(connection)
             yield from rows(connection, sql.SQL(" union all ").join(selects).as_string(), Sample)
+    by_directory = [one for one in chosen if adopted.is_by_directory(one[0].table_name, one[0].column_name)]
+    for key, shard, pages in by_directory:
+        yield from _in_directory(connection, prefix, key, shard, pages=pages, adopted=adopted)
+
+
+def _in_directory(
+    connection: Connection, prefix: str, key: KeyColumn, shard: int, *, pages: int, adopted: Adopted
+) -> Iterator[Sample]:
+    """Compares old IDs of one shard with the table's directory, which the node does not have."""
+    query = sql.SQL("select id from ({}) read (id) where {} order by id").format(
+        _sampled(prefix, shard, key.table_name, key.column_name, pages), adopted.is_old(sql.SQL("id"))
+    )
+    with connection.begin():
+        prepare(connection)
+        found = rows(connection, query.as_string(), _OldId)
+    said = adopted.in_directory(key.table_name, [one.id for one in found])
+    wrong = [id_ for id_, there in said.items() if there != shard]
+    yield Sample(
+        table_name=key.table_name,
+        column_name=key.column_name,
+        said_by="id",
+        shard=shard,
+        rows=len(said),
+        wrong=len(wrong),
+        example=str(wrong[0]) if wrong else None,
+        belongs_to=said[wrong[0]] if wrong else None,
+    )
 
 
 def read_keys(
     connection: Connection,
     prefix: str,
-    shard_count: int,
     keys: Sequence[ShardingKey],
+    adopted: Adopted,
     *,
     every_row: bool,
 ) -> Iterator[Sample]:
@@ -153,7 +193,7 @@ def read_keys(
         for column in columns:
             _require_hash(key, column)
         for batch in batches(columns, _STATEMENT):
-            selects = [_misplaced(prefix, shard_count, key, column, every_row=every_row) for column in batch]
+            selects = [_misplaced(prefix, adopted, key, column, every_row=every_row) for column in batch]
             with connection.begin():
                 prepare(connection)
                 if every_row:
@@ -176,7 +216,7 @@ def _require_hash(key: ShardingKey, column: _Column) -> None:
 
 
 def _misplaced(
-    prefix: str, shard_count: int, key: ShardingKey, column: _Column, *, every_row: bool
+    prefix: str, adopted: Adopted, key: ShardingKey, column: _Column, *, every_row: bool
 ) -> sql.Composed:
     """Returns a query that counts the rows of a shard whose keys belong to others."""
     if every_row:
@@ -186,12 +226,18 @@ def _misplaced(
         )
     else:
         values = _sampled(prefix, column.shard, key.table_name, key.column_name, column.pages)
+    # An ID, or what refers to one, is hashed only if it is old.
+    rule = adopted.rule(key.table_name, key.column_name) or adopted.rule(
+        column.refers_to or "", column.referred or ""
+    )
+    by_hash = MODULO.format(hash=sql.SQL("hash"), shards=sql.Literal(adopted.shard_count))
+    is_id = rule is not None and column.kind in _INTEGERS
     return _MISPLACED.format(
         table=sql.Literal(key.table_name),
         column=sql.Literal(key.column_name),
         shard=sql.Literal(column.shard),
-        shards=sql.Literal(shard_count),
-        bytes=_BYTES[column.kind],
+        belongs=adopted.belongs(rule, sql.SQL("raw")) if is_id else by_hash,
+        hash=HASH.format(bytes=_BYTES[column.kind]),
         values=values,
     )
 

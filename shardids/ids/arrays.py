@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 
 from shardids.errors import BadArgument, ShardidsError
 from shardids.ids.layout import Layout
+from shardids.ids.text import checked_integer
 
 try:
     import numpy as np
@@ -39,18 +40,21 @@ class DecodedArrays:
     sequence: npt.NDArray[np.int32]
 
 
-def decode_array(layout: Layout, ids: npt.ArrayLike) -> DecodedArrays:
+def decode_array(layout: Layout, ids: npt.ArrayLike, *, old_ids_below: int | None = None) -> DecodedArrays:
     """Returns the parts of many IDs, each in its signed or its unsigned reading.
 
-    Takes an array of any integer type, or what numpy makes one of.
+    Takes an array of any integer type, or what numpy makes one of. ``old_ids_below`` is for clusters with
+    adopted tables (``cluster.old_ids.rules.below``): IDs below it have no parts, so select the others first.
 
     Raises:
-        BadArgument: not integers, or an ID that :meth:`Layout.decode` refuses; the message names
-            the first such and its index.
+        BadArgument: not integers, or an ID that :meth:`Layout.decode` refuses, or an old one; the message
+            names the first such and its index.
     """
     given = _integers("IDs", ids)
     bits = _bits(given)
     _check(given, bits, 1 << layout.id_bits, layout.decode)
+    if old_ids_below is not None:
+        _refuse_old(given, bits, checked_integer("old_ids_below", old_ids_below, 1, (1 << 63) - 1))
     flat = bits.reshape(-1)
     ms, time = np.empty(flat.size, np.int64), np.empty(flat.size, np.int64)
     shard, sequence = np.empty(flat.size, np.int32), np.empty(flat.size, np.int32)
@@ -119,6 +123,17 @@ def _bits(array: _Integers) -> _Bits:
     # finds all that is out of range.
     wide = np.int64 if array.dtype.kind == "i" else np.uint64
     return array.astype(wide, copy=False).view(np.uint64)
+
+
+def _refuse_old(given: _Integers, bits: _Bits, below: int) -> None:
+    is_old = bits < below
+    if is_old.any():
+        first = np.unravel_index(int(np.argmax(is_old)), bits.shape)
+        place = ", ".join(str(int(axis)) for axis in first)
+        raise BadArgument(
+            f"at index [{place}]: ID {int(given[first])} was issued before the cluster and has no parts",
+            hint="Decode the others: ids[ids >= old_ids_below]",
+        )
 
 
 def _check(given: _Integers, bits: _Bits, limit: int, refuse: Callable[[int], object]) -> None:

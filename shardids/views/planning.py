@@ -38,9 +38,15 @@ def plan_of(nodes: Nodes, view: View, placement: Placement, prefix: str) -> View
 
     Raises:
         BadArgument: the table has no such ID column.
-        ClusterConflict: a shard lacks the table or has other columns, or there is no shard.
+        ClusterConflict: a shard lacks the table or has other columns, or there is no shard, or the cluster
+            has old IDs.
         ShardLost: a shard was lost with its node.
     """
+    if placement.old_ids is not None:
+        raise ClusterConflict(
+            "a view of one table finds shards by IDs, and IDs from before this cluster name none",
+            hint="The query node's views don't need IDs: shardids view create --all",
+        )
     placement.all_shards()
     return ViewPlan(
         name=view.name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import threading
@@ -36,11 +37,15 @@ from sqlalchemy.orm import (
     selectinload,
 )
 
-from shardids import AsyncCluster, Cluster, PageQuery, sharding_key
+from shardids import AsyncCluster, Cluster, PageQuery, doctor, sharding_key, views
 from shardids.catalog.old_ids import OldIdRule, forget_old_ids, write_old_ids
 from shardids.catalog.topology import shard_for_key
+from shardids.cli import app
+from shardids.doctor.findings import Finding
+from shardids.doctor.samples import ShardingKey
 from shardids.errors import BadArgument, CannotCombine, ClusterConflict, CopyFailed, UnknownId, WrongShard
-from tests.conftest import BlankDatabases, found_cluster
+from shardids.ids.layout import DEFAULT
+from tests.conftest import BlankDatabases, dsn, found_cluster
 from tests.support.adopted import (
     EVENTS,
     MODELS,
@@ -54,7 +59,11 @@ from tests.support.adopted import (
     User,
     adopted_shop,
 )
+from tests.support.clusters import catalog_at
 from tests.support.waiting import wait_for
+
+NEW = 382529960780272642
+"""A new ID, of another shard than 5."""
 
 
 @pytest.fixture(scope="module")
@@ -497,6 +506,108 @@ def test_threads_ask_at_the_same_time(shop: Shop) -> None:
         for thread in threads:
             thread.join()
     assert not failures
+
+
+# What DBAs are told.
+
+
+def misplaced(shop: Shop, *keys: str, every_row: bool = True) -> list[Finding]:
+    with catalog_at(shop.urls[0]) as catalog:
+        names = ["row-in-wrong-shard", "key-in-wrong-shard"]
+        wanted = [ShardingKey.parse(key) for key in keys]
+        return list(doctor.examine(catalog, names, wanted, every_row=every_row and bool(keys)).findings)
+
+
+def test_doctor_takes_no_adopted_row_for_a_misplaced_one(shop: Shop) -> None:
+    assert misplaced(shop) == []
+    order = f"{Order.__tablename__}.user_id"
+    assert misplaced(shop, "users.id", order, "likes.user_id", f"{Event.__tablename__}.user_id") == []
+    assert misplaced(shop, "items.order_id", "items.id", every_row=False) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "row", "said"),
+    [
+        (User, {"id": 555}, f"which says shard {shard_for_key(555, SHARDS)}"),
+        (Order, {"id": 9002}, "which no directory has"),
+        (User, {"id": NEW}, f"which says shard {DEFAULT.shard_of(NEW)}"),
+    ],
+)
+def test_doctor_finds_misplaced_rows(shop: Shop, model: type[Any], row: dict[str, Any], said: str) -> None:
+    shard = 5
+    assert shard_for_key(555, SHARDS) != shard
+    rest = {"name": "x"} if model is User else {"user_id": one_of(shop, User, shard), "total": 1}
+    with shop.cluster.connection(shard) as connection, connection.begin():
+        connection.execute(insert(model), row | rest)
+    try:
+        (found,) = misplaced(shop)
+        assert found.shards == (shard,)
+        assert said in found.what
+        assert str(row["id"]) in found.what
+        if model is User:
+            keyed = misplaced(shop, "users.id")
+            assert {one.check for one in keyed} == {"row-in-wrong-shard", "key-in-wrong-shard"}
+            assert all(said in one.what for one in keyed)
+    finally:
+        with shop.cluster.connection(shard) as connection, connection.begin():
+            connection.execute(delete(model).where(model.id == row["id"]))
+
+
+def test_id_decode_says_where_each_table_would_have_it(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    order = one_of(shop, Order, 6)
+
+    def run(*words: str) -> str:
+        capsys.readouterr()
+        app(["id", "decode", *words, "--catalog", dsn(shop.urls[0])], standalone_mode=False)
+        return capsys.readouterr().out
+
+    said = run(str(order), str(NEW)).splitlines()
+    shard = shard_for_key(order, SHARDS)
+    node = shop.cluster.placement.node_of
+    assert said[:5] == [
+        f"{order}   issued before this cluster",
+        "  100% events.The ID: any shard; all are asked",
+        f'  Orders, 100% old.id: shard 6 by the directory, on node "{node[6]}" now',
+        "  items.id: any shard; all are asked",
+        f'  users.id: shard {shard} by its key, on node "{node[shard]}" now',
+    ]
+    assert str(NEW) in said[6]
+    old, new = json.loads(run("8998", str(NEW), "--json"))
+    assert old["tables"][1] == {
+        "table": "Orders, 100% old",
+        "column": "id",
+        "rule": "directory",
+        "shard": None,
+        "node": None,
+    }
+    assert (old["id"], old["old"], new["shard"]) == ("8998", True, DEFAULT.shard_of(NEW))
+    assert "no row had it, by the directory" in run("8998")
+
+
+def test_views_of_one_table_are_refused_and_the_query_node_is_right(shop: Shop) -> None:
+    with catalog_at(shop.urls[0]) as catalog, Session(shop.plain) as plain:
+        with pytest.raises(ClusterConflict, match="a view of one table finds shards by IDs"):
+            views.create(catalog, "users", table="users", node="b", store_password=True)
+        views.create_query_node(catalog, node="b", store_password=True)
+        try:
+            old, orders = one_of(shop, User, 7), select(Order.id, Order.user_id).where(Order.total > 3)
+            shop.cluster.refresh()
+            with shop.cluster.sharded_session(engine="views") as session:
+                for statement in (
+                    select(User.id, func.count(Order.id)).join(Order, Order.id == User.id).group_by(User.id),
+                    select(Event.id).where(Event.id.in_(select(Item.id).where(Item.amount == 3))),
+                    select(func.rank().over(order_by=Order.id), Order.id).where(Order.user_id > old),
+                    select(func.count()).select_from(orders.subquery()),
+                ):
+                    assert answer(session, statement) == answer(plain, statement)
+            with shop.cluster.connection(7) as connection:
+                shards = "select shardids_shard from shardids_nodes.users where id = :id"
+                assert connection.scalar(text(shards), {"id": old}) == 7
+        finally:
+            views.drop_query_node(catalog)
 
 
 # asyncio.

@@ -180,3 +180,14 @@ def test_only_this_module_needs_numpy_and_says_how_to_get_it():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "pip install shardids[numpy]" in done.stdout
+
+
+def test_old_ids_are_refused_by_their_index() -> None:
+    new = DEFAULT.encode(ms=10**10, shard=7)
+    assert decode_array(DEFAULT, [new, 17]).shard.tolist() == [7, 0]
+    assert decode_array(DEFAULT, [new], old_ids_below=1 << 40).shard.tolist() == [7]
+    assert decode_array(DEFAULT, [], old_ids_below=1 << 40).shard.tolist() == []
+    with pytest.raises(BadArgument, match=r"at index \[1, 0\]: ID 17 was issued before the cluster"):
+        decode_array(DEFAULT, [[new, new], [17, new]], old_ids_below=1 << 40)
+    with pytest.raises(BadArgument, match="old_ids_below must be"):
+        decode_array(DEFAULT, [new], old_ids_below=0)
