@@ -302,12 +302,12 @@ def draw(rules: Rules) -> Steps:
     drawn = yield nextval()
     if (yield is_current(rules, seen, drawn)) and (yield from is_unchanged(rules, seen)):
         return Ticks(tick_of(seen.ms, drawn), tick_of(seen.ms, drawn))
-    return Step(catch_up, (seen,))
+    return Step(catch_up, (seen, drawn))
 
 
-def catch_up(rules: Rules, seen: Offset) -> Steps:
-    counter = yield read("counter")
-    target = (yield clock(rules)) - (counter >> SEQUENCE_BITS)
+def catch_up(rules: Rules, seen: Offset, drawn: int) -> Steps:
+    """The counter that is read there may be above what was drawn; so may the clock."""
+    target = (yield clock(rules)) - (drawn >> SEQUENCE_BITS)
     if not is_late(rules, seen, target):
         return Step(draw_once_more)
     if rules.flaw is not Flaw.STEP_WITHOUT_LOCK and not (yield try_lock()):
