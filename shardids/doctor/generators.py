@@ -16,6 +16,8 @@ _MOST_APART_S = 1.0
 _MOST_AHEAD_MS = 60_000
 """Ticks may run ahead this far, and by the node's safety margin, after a bulk load or a failover."""
 _NEAR_THE_LIMIT = 0.8
+_STEP_MS = 16
+"""A shard that follows the clock is ahead of it by less: the increment of its ``id_offset``."""
 _FEW_YEARS = 10
 _DAYS_A_YEAR = 365.2425
 
@@ -164,7 +166,7 @@ def _reset(sequence: str, difference: str, owner: str) -> str:
         case "cache":
             return "cache 1"
         case "increment":
-            return f"increment by {16 if sequence == 'id_offset' else 1}"
+            return f"increment by {_STEP_MS if sequence == 'id_offset' else 1}"
         case "cycle":
             return "no cycle"
         case "unlogged":
@@ -293,8 +295,8 @@ def tick_rate(facts: ClusterFacts) -> Iterator[Found]:
         for shard, (first, last) in sorted(node.draws.items()):
             seconds = (last.clock_ms - first.clock_ms) / 1000
             drawn = last.drawn - first.drawn
-            if _ahead_ms(first, layout) > 0 and _ahead_ms(last, layout) > 0:
-                # Ahead of the clock nothing raises the offset but reservations.
+            if _ahead_ms(first, layout) > _STEP_MS and _ahead_ms(last, layout) > _STEP_MS:
+                # Further ahead of the clock nothing raises the offset but reservations.
                 drawn += (last.offset_ms - first.offset_ms) << layout.sequence_bits
             if seconds > 0 and drawn / seconds > _NEAR_THE_LIMIT * limit:
                 yield Found(
