@@ -20,7 +20,8 @@ def _keys(facts: Facts) -> Iterator[Finding]:
                 Severity.NEEDS_RELAY,
                 table.sql,
                 "its key is in another table, where a publication's row filter can't look",
-                f"shardids adopt run --via RELAY; or add a column with the key to {table.sql}",
+                f"Add a column with the key to {table.sql}, NOT NULL, kept by the application or a trigger;"
+                " then plan again, with --key if it has no foreign key.",
             )
             continue
         column, name = table.columns[way.key], column_name(table.sql, way.key)
@@ -53,7 +54,7 @@ def _keys(facts: Facts) -> Iterator[Finding]:
                 "the key is not in the replica identity: with a row filter on it, the source would refuse to"
                 " update and delete rows",
                 f"ALTER TABLE {table.sql} REPLICA IDENTITY FULL; or REPLICA IDENTITY USING INDEX …, if one is"
-                " unique, and its columns are NOT NULL and contain the key; or run it --via RELAY",
+                " unique, and its columns are NOT NULL and contain the key",
             )
 
 

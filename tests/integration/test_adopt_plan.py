@@ -160,6 +160,8 @@ def test_what_a_row_filter_can_not_do_needs_a_relay(planned: Planned):
     }
     assert "REPLICA IDENTITY FULL" in about(planned.plan, "public.orders.user_id").remedy
     assert not found(planned.plan, Severity.BLOCKS)
+    # There is no relay: these block, too.
+    assert planned.is_blocked
 
 
 def test_what_is_to_be_known_is_named(planned: Planned):
