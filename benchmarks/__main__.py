@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import (
+    adopting,
     copying,
     doctor,
     draws,
@@ -24,6 +25,7 @@ from benchmarks import (
     querying,
     routing,
     rows,
+    taking_in,
     twophase,
 )
 from benchmarks.report import Section, show, write
@@ -47,6 +49,8 @@ BENCHMARKS: dict[str, tuple[Callable[[int], Section], int]] = {
     "provisioning": (provisioning.run, 3),
     "doctor": (doctor.run, 7),
     "migrations": (migrations.run, 5),
+    "adopting": (adopting.run, 3),
+    "taking-in": (taking_in.run, 3),
     "moving": (moving.whole_move, 3),
     "pause": (moving.pause, 10),
 }

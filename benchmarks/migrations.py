@@ -189,7 +189,7 @@ class Bench:
 
 def run(rounds: int) -> Section:
     """Measures all ways on the same servers, round after round."""
-    with _bench(SHARDS) as bench:
+    with two_nodes_with_shards(SHARDS) as bench:
         cases = {
             "migrate up, the run": bench.up,
             "migrate up, whole command": bench.whole_command,
@@ -198,7 +198,7 @@ def run(rounds: int) -> Section:
         }
         measures = interleaved(cases, rounds=rounds, unit="s")
         measures |= interleaved({"alembic, a process a shard": bench.alembic}, rounds=1, unit="s")
-    with _bench(MANY_SHARDS) as bench:
+    with two_nodes_with_shards(MANY_SHARDS) as bench:
         bench.run()
         measures |= interleaved(
             {"migrate status, 4,096 shards": lambda: bench.command("status")}, rounds=rounds, unit="s"
@@ -222,7 +222,8 @@ def run(rounds: int) -> Section:
 
 
 @contextmanager
-def _bench(shard_count: int) -> Iterator[Bench]:
+def two_nodes_with_shards(shard_count: int) -> Iterator[Bench]:
+    """Yields a cluster of two servers whose shards have no tables."""
     with temporary_servers(2) as servers, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for kind, env in (("ours", ENV), ("plain", PLAIN_ENV)):

@@ -7,7 +7,7 @@ takes the writes, and all can be undone; from then on the shards take them, and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardids.adopt import barrier, requirements
 from shardids.adopt.adopter import Adopter
@@ -17,6 +17,7 @@ from shardids.adopt.plan import Plan
 from shardids.adopt.replication import lags
 from shardids.adopt.sides import Sides, opened_sides, source_url
 from shardids.adopt.steps import AFTER, MAX_PAUSE_S, RUN, SWITCH
+from shardids.catalog.connections import parse_url, shown_url
 from shardids.catalog.rows import Catalog
 from shardids.errors import (
     ClusterConflict,
@@ -51,9 +52,8 @@ def check(catalog: Catalog, plan: Plan, *, source: str | None = None) -> Check:
     """
     with Journal.opened(catalog) as journal:
         journal.refuse_open()
-        with opened_sides(
-            catalog, plan, source_url(catalog, plan.source, source), name="shardids_adopt_check"
-        ) as sides:
+        url, plan = source_url(catalog, plan.source, source), _without_password(plan)
+        with opened_sides(catalog, plan, url, name="shardids_adopt_check") as sides:
             _examine(catalog, sides)
             return Check(
                 split=len(sides.split),
@@ -77,12 +77,17 @@ def run(catalog: Catalog, plan: Plan, *, source: str | None = None, on_event: On
     """
     with Journal.opened(catalog) as journal:
         journal.refuse_open()
-        url = source_url(catalog, plan.source, source)
+        url, plan = source_url(catalog, plan.source, source), _without_password(plan)
         with opened_sides(catalog, plan, url, name="shardids_adopt_check") as sides:
             shapes = _examine(catalog, sides)
         journal.enter(plan, plan.source, shapes, RUN[0].name)
         with Adopter.opened(catalog, journal, source, MAX_PAUSE_S, on_event) as adopter:
             return adopter.take(RUN, then=FOLLOW)
+
+
+def _without_password(plan: Plan) -> Plan:
+    """Returns the plan as the catalog stores it, and messages show it."""
+    return replace(plan, source=shown_url(parse_url(plan.source)))
 
 
 def _examine(catalog: Catalog, sides: Sides) -> dict[str, str]:

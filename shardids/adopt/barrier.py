@@ -17,7 +17,14 @@ from shardids.errors import AdoptionFailed, StatementFailed
 from shardids.mover.barrier import LOCK_MS, PAUSE_BETWEEN_S, OnWait, PutOff, with_locks
 from shardids.mover.replication import LOCK_FAILURES, PATIENCE_S, play
 
-_HAS_BARRIER = text("select to_regclass('shardids_adopt.closed') is not null")
+_HAS_BARRIER = text("""
+    select exists (
+      select from pg_proc p
+      join pg_namespace n on n.oid = p.pronamespace
+      join pg_class c on c.oid = to_regclass('shardids_adopt.closed')
+      where p.oid = to_regprocedure('shardids_adopt.pass_barrier()')
+        -- Whoever else made one could open it.
+        and array[p.proowner, n.nspowner, c.relowner] <@ array[current_user::regrole::oid])""")
 _WITHOUT = text("""
     select part from unnest(cast(:parts as text[])) part
     where not exists (

@@ -14,7 +14,7 @@ from shardids.adopt.paths import Sorted
 from shardids.adopt.source import Source
 from shardids.adopt.statements import Joins, is_sampled, named, only_row, sampled, unreadable
 from shardids.catalog.queries import batches
-from shardids.errors import StatementFailed
+from shardids.errors import MissingPrivilege, StatementFailed
 
 _BATCH: Final = 64
 """How many tables one transaction reads: it holds a lock on each, and on its indexes, until it ends."""
@@ -52,7 +52,7 @@ def check_rows(source: Source, inventory: Inventory, sorted_: Sorted, sample_row
                     while left:
                         found[left[0]] = _checked(connection, inventory, sorted_, left[0], sample_rows)
                         left.pop(0)
-            except StatementFailed as error:
+            except (StatementFailed, MissingPrivilege) as error:
                 # The transaction is over; what follows is read in another.
                 found[left.pop(0)] = Checked(further={}, problem=error.message)
     return found
@@ -77,7 +77,9 @@ def _checked(
             sql.SQL("t0.{} is not null").format(sql.Identifier(column)) for column in foreign_key.columns
         )
         counts.append(sql.SQL("count(*) filter (where {})").format(filled))
-        counts.append(sql.SQL("count(*) filter (where {} <> {})").format(own, theirs))
+        # Of a row whose other row is not found, nothing says that it has the same key.
+        crosses = sql.SQL("{} and {own} is not null and {own} is distinct from {}")
+        counts.append(sql.SQL("count(*) filter (where {})").format(crosses.format(filled, theirs, own=own)))
     row = only_row(
         connection,
         sql.SQL("select {} from {} t0{}{}").format(

@@ -15,7 +15,7 @@ from typing import Any, Final
 from psycopg import sql
 from sqlalchemy import Connection, text
 
-from shardids.adopt.definitions import Definition
+from shardids.adopt.definitions import AS_IS, Definition
 from shardids.adopt.events import Compared, OnEvent
 from shardids.adopt.plan import TablePlan
 from shardids.adopt.replication import await_confirmed
@@ -123,7 +123,7 @@ def _check_foreign_keys(sides: Sides, taker: Taker, there: Mapping[str, Definiti
             lost = connection.exec_driver_sql(
                 f"select count(*) from {key.child} c where {key.complete}"  # noqa: S608 -- quoted
                 f" and not exists (select from {key.parent} p where {key.joined})",
-                execution_options={"no_parameters": True},
+                execution_options=AS_IS,
             ).scalar_one()
             if lost:
                 raise AdoptionFailed(
@@ -233,7 +233,7 @@ def _hashes(side: Side, rows: str, table: _Table, where: str) -> dict[str, int]:
 def _all(side: Side, statement: str) -> Sequence[Any]:
     with side.engine.connect() as connection, connection.begin():
         _prepare(connection)
-        return connection.exec_driver_sql(statement, execution_options={"no_parameters": True}).all()
+        return connection.exec_driver_sql(statement, execution_options=AS_IS).all()
 
 
 def _prepare(connection: Connection) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from psycopg import sql
 from sqlalchemy import Connection
@@ -68,6 +68,19 @@ class Definition:
         columns = [[c.name, c.type, c.labels, c.not_null, c.is_generated] for c in self.columns.values()]
         identity = None if self.identity is None else sorted(self.identity)
         return json.dumps([self.kind, self.persistence, identity, list(self.parts), columns])
+
+
+AS_IS: Final = {"no_parameters": True}
+"""For statements without parameters: a % in a name is not a placeholder."""
+
+
+def has_rows(connection: Connection, name: str) -> bool:
+    """Returns whether a table, named in SQL, has rows."""
+    found: bool = connection.exec_driver_sql(
+        f"select exists (select from {name})",  # noqa: S608 -- quoted
+        execution_options=AS_IS,
+    ).scalar_one()
+    return found
 
 
 def qualified(schema: str, table: str) -> str:

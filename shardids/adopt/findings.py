@@ -45,6 +45,13 @@ def _identities(facts: Facts) -> Iterator[Finding]:
 
 def _storage(facts: Facts) -> Iterator[Finding]:
     for table in facts.copied():
+        if table.is_foreign and table.relkind == "p":
+            yield find(
+                Severity.BLOCKS,
+                table.sql,
+                "a partition of it is a foreign table, and can't be published",
+                f"ALTER TABLE {table.sql} DETACH PARTITION …; or leave it: --loose {table.sql}",
+            )
         if table.relkind == "f":
             yield find(
                 Severity.NOT_KEPT,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from psycopg import sql
 from sqlalchemy import Connection
 
-from shardids.adopt.definitions import Column, Definition, read_definitions
+from shardids.adopt.definitions import Column, Definition, has_rows, read_definitions
 from shardids.adopt.filters import KEY_TYPES, family_of
 from shardids.adopt.plan import Kind, TablePlan
 from shardids.adopt.sides import Sides, Taker
@@ -15,9 +15,8 @@ from shardids.errors import BadArgument
 from shardids.mover.requirements import Refusal
 
 _WIDER = {
-    "smallint": ("integer", "bigint", "numeric"),
-    "integer": ("bigint", "numeric"),
-    "bigint": ("numeric",),
+    "smallint": ("integer", "bigint"),
+    "integer": ("bigint",),
     "real": ("double precision",),
     "character varying": ("text",),
 }
@@ -155,7 +154,7 @@ def _fits(
             f"{name} finds a changed row by columns that the source does not log",
             f"Give it the primary key of {table.name}, or: alter table {table.name} replica identity full",
         )
-    if connection.exec_driver_sql(f"select exists (select from {name})").scalar_one():  # noqa: S608 -- quoted
+    if has_rows(connection, name):
         yield f"{name} has rows already", "Empty the tables of the shards."
     connection.rollback()
 

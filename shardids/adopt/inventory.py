@@ -72,7 +72,7 @@ class ForeignKey:
     """A foreign key; tables by their names in SQL.
 
     ``is_checked``: all rows are known to obey it. ``is_of_partition``: it is of a partition alone, or refers
-    to one. ``is_builtin``: it compares by PostgreSQL's own operators.
+    to one. ``is_builtin``: it compares by PostgreSQL's own equality.
     """
 
     name: str
@@ -92,7 +92,8 @@ class Table:
 
     Attributes:
         relkind: ``r``, ``p`` for a partitioned one, ``f`` for a foreign one.
-        persistence: ``p``, or ``u`` for an unlogged one.
+        persistence: ``p``, or ``u`` if it is unlogged, or one of its parts.
+        is_foreign: it is a foreign table, or one of its parts.
         parts: how many tables hold its rows: 1, or the number of its partitions.
         heap_bytes: size of the rows; ``size_bytes``: with indexes and what is stored apart.
         rows: estimated number of rows.
@@ -107,6 +108,7 @@ class Table:
     sql: str
     relkind: str = "r"
     persistence: str = "p"
+    is_foreign: bool = False
     parts: int = 1
     heap_bytes: int = 0
     size_bytes: int = 0
@@ -167,6 +169,8 @@ class Inventory:
 
 def read_inventory(connection: Connection) -> Inventory:
     """Reads the inventory in the open transaction: some queries, however many tables there are."""
+    # Where the catalogs have no statistics yet, the planner takes thousands of tables for a few.
+    connection.exec_driver_sql("set local enable_nestloop = off")
     found = _fields(connection, "tables")
     names = {row["oid"]: row["sql"] for row in found}
     columns = _by_table(_fields(connection, "columns"), names, lambda row: Column(**row))

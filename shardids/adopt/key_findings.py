@@ -20,7 +20,8 @@ def _keys(facts: Facts) -> Iterator[Finding]:
                 Severity.NEEDS_RELAY,
                 table.sql,
                 "its key is in another table, where a publication's row filter can't look",
-                f"shardids adopt run --via RELAY; or add a column with the key to {table.sql}",
+                f"Add a column with the key to {table.sql}, NOT NULL, kept by the application or a trigger;"
+                " then plan again, with --key if it has no foreign key.",
             )
             continue
         column, name = table.columns[way.key], column_name(table.sql, way.key)
@@ -53,7 +54,7 @@ def _keys(facts: Facts) -> Iterator[Finding]:
                 "the key is not in the replica identity: with a row filter on it, the source would refuse to"
                 " update and delete rows",
                 f"ALTER TABLE {table.sql} REPLICA IDENTITY FULL; or REPLICA IDENTITY USING INDEX …, if one is"
-                " unique, and its columns are NOT NULL and contain the key; or run it --via RELAY",
+                " unique, and its columns are NOT NULL and contain the key",
             )
 
 
@@ -111,9 +112,7 @@ def _foreign_keys(facts: Facts) -> Iterator[Finding]:
             )
         elif key in facts.sorted.further.get(key.table, ()):
             yield _further(facts, key)
-        elif facts.is_split(key.referenced_table) != facts.is_split(key.table) and (
-            facts.is_split(key.referenced_table) or facts.sorted.kind(key.referenced_table) is Kind.LOOSE
-        ):
+        elif _is_separated(facts, key):
             yield find(
                 Severity.NOT_KEPT,
                 foreign_key_name(key),
@@ -127,6 +126,14 @@ def _foreign_keys(facts: Facts) -> Iterator[Finding]:
                 f'foreign key "{key.name}" is NOT VALID: rows may not obey it',
                 f"ALTER TABLE {key.table} VALIDATE CONSTRAINT {quoted(key.name)};",
             )
+
+
+def _is_separated(facts: Facts, key: ForeignKey) -> bool:
+    """Returns whether what a foreign key refers to is split where its own table is not, or stays behind."""
+    if facts.is_split(key.referenced_table):
+        return not facts.is_split(key.table)
+    stays = facts.sorted.kind(key.referenced_table) is Kind.LOOSE
+    return stays and facts.sorted.kind(key.table) is not Kind.LOOSE
 
 
 def _further(facts: Facts, key: ForeignKey) -> Finding:

@@ -20,7 +20,7 @@ def _server(facts: Facts) -> Iterator[Finding]:
             Severity.NEEDS_RELAY,
             f"PostgreSQL {server.version // 10000}",
             "its publications can't filter rows",
-            "shardids adopt run --via RELAY; or upgrade the source first",
+            "Upgrade the source to PostgreSQL 15 or later first.",
         )
     if server.is_of_cluster:
         yield find(

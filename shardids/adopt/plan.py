@@ -43,7 +43,8 @@ class Severity(StrEnum):
 
     Attributes:
         BLOCKS: it can't be run.
-        NEEDS_RELAY: it can't be run ``--direct``, but ``--via`` a relay.
+        NEEDS_RELAY: the source's own publication can't do it. Only a server between could, and none is
+            offered yet: it blocks as well.
         NOT_KEPT: the cluster will not have something that the source has.
         NOTE: something is to be known.
     """
@@ -120,3 +121,8 @@ class Plan:
     shard_count: int
     tables: tuple[TablePlan, ...]
     findings: tuple[Finding, ...] = ()
+
+
+def is_blocking(finding: Finding) -> bool:
+    """Returns whether a finding keeps its plan from being run."""
+    return finding.severity in (Severity.BLOCKS, Severity.NEEDS_RELAY)

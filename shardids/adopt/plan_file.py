@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 import tomlkit
-from tomlkit.items import Item
 
 from shardids.adopt.plan import Finding, Hop, Kind, OldIds, Plan, Severity, TablePlan
 from shardids.errors import BadArgument
@@ -31,6 +30,9 @@ _ABOUT = {
     "finding": "What was found. A plan with a finding that blocks is not run.",
 }
 
+_FINDING = tuple(field.name for field in fields(Finding))
+_HOP = tuple(field.name for field in fields(Hop))
+
 Member = TypeVar("Member", bound=StrEnum)
 
 
@@ -45,15 +47,13 @@ def write_plan(
         BadArgument: the file exists and ``force`` is not set, or it can't be written.
     """
     text = plan_text(plan, comments)
+    new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with NamedTemporaryFile(
-            "w", encoding="utf-8", newline="\n", dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as file:
-            new = Path(file.name)
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
         try:
+            with new.open("x", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
             if force:
                 new.replace(path)
             else:
@@ -86,67 +86,48 @@ def _taken(path: Path) -> BadArgument:
 
 def plan_text(plan: Plan, comments: Mapping[str, Sequence[str]] = _NO_COMMENTS) -> str:
     """Returns the text of a plan's file."""
-    document = tomlkit.document()
-    for line in (*_HEAD, "", *comments.get("", ())):
-        document.add(tomlkit.comment(_shown(line)))
-    document.add(tomlkit.nl())
-    document.add("format", tomlkit.item(FORMAT))
+    lines = [*map(_comment, (*_HEAD, "", *comments.get("", ()))), "", _line("format", FORMAT)]
     for name in ("source", "server_version", "root", "shard_count"):
         if name in _ABOUT:
-            document.add(tomlkit.comment(_ABOUT[name]))
-        document.add(name, tomlkit.item(getattr(plan, name)))
-    if plan.tables:
-        document.add("table", _tables(plan.tables, comments))
+            lines.append(_comment(_ABOUT[name]))
+        lines.append(_line(name, getattr(plan, name)))
+    for table in plan.tables:
+        lines += ["", "[[table]]", *map(_comment, comments.get(table.name, ())), *_table_lines(table)]
     if plan.findings:
-        document.add(tomlkit.nl())
-        document.add(tomlkit.comment(_ABOUT["finding"]))
-        document.add("finding", _findings(plan.findings))
-    return tomlkit.dumps(document)
+        lines += ["", _comment(_ABOUT["finding"])]
+    for finding in plan.findings:
+        lines += ["", "[[finding]]", *(_line(name, getattr(finding, name)) for name in _FINDING)]
+    return "\n".join([*lines, ""])
 
 
-def _tables(tables: Sequence[TablePlan], comments: Mapping[str, Sequence[str]]) -> Item:
-    array = tomlkit.aot()
-    for one in tables:
-        table = tomlkit.table()
-        for line in comments.get(one.name, ()):
-            table.add(tomlkit.comment(_shown(line)))
-        for name in ("name", "kind", "key", "id", "old_ids", "rows", "size_bytes"):
-            if (value := getattr(one, name)) is not None:
-                table.add(name, _plain(value))
-        if one.path:
-            table.add("path", _hops(one.path))
-        array.append(table)
-    return array
+def _table_lines(table: TablePlan) -> Iterator[str]:
+    for name in ("name", "kind", "key", "id", "old_ids", "rows", "size_bytes"):
+        if (value := getattr(table, name)) is not None:
+            yield _line(name, value)
+    if table.path:
+        hops = (", ".join(_line(name, getattr(hop, name)) for name in _HOP) for hop in table.path)
+        yield "path = [\n" + "".join(f"    {{{hop}}},\n" for hop in hops) + "]"
 
 
-def _hops(path: Sequence[Hop]) -> Item:
-    array = tomlkit.array().multiline(True)
-    for hop in path:
-        entry = tomlkit.inline_table()
-        entry.update({"columns": list(hop.columns), "table": hop.table, "referenced": list(hop.referenced)})
-        array.append(entry)
-    return array
+def _line(name: str, value: object) -> str:
+    """Returns a key with its value, which tomlkit writes: names can hold anything."""
+    if isinstance(value, tuple):
+        return f"{name} = [{', '.join(map(_value, value))}]"
+    return f"{name} = {_value(value)}"
 
 
-def _findings(findings: Sequence[Finding]) -> Item:
-    array = tomlkit.aot()
-    for finding in findings:
-        table = tomlkit.table()
-        for field in fields(finding):
-            table.add(field.name, _plain(getattr(finding, field.name)))
-        array.append(table)
-    return array
+@lru_cache(maxsize=10_000)
+def _value(value: object) -> str:
+    return tomlkit.item(str(value) if isinstance(value, StrEnum) else value).as_string()
 
 
-def _plain(value: object) -> Item:
-    return tomlkit.item(str(value) if isinstance(value, StrEnum) else value)
+def _comment(line: str) -> str:
+    return f"# {_shown(line)}".rstrip()
 
 
 def _shown(line: str) -> str:
     """Returns a line that can't end the comment that it stands in, whatever names are in it."""
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in line
-    ).rstrip()
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
 
 
 def read_plan(path: Path) -> Plan:
@@ -216,14 +197,14 @@ class _Reader:
         )
 
     def _hop(self, entry: object, where: str) -> Hop:
-        values = self._known(entry, where, [field.name for field in fields(Hop)])
+        values = self._known(entry, where, _HOP)
         columns, referenced = self._texts(values, "columns", where), self._texts(values, "referenced", where)
         if not columns or len(columns) != len(referenced):
             raise self._error(where, "columns and referenced are not as many")
         return Hop(columns=columns, table=self._text(values, "table", where), referenced=referenced)
 
     def _finding(self, entry: object, where: str) -> Finding:
-        values = self._known(entry, where, [field.name for field in fields(Finding)])
+        values = self._known(entry, where, _FINDING)
         return Finding(
             severity=self._member(Severity, values, "severity", where),
             subject=self._text(values, "subject", where),

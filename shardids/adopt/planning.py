@@ -12,7 +12,7 @@ from shardids.adopt.facts import Facts, id_column
 from shardids.adopt.findings import find_all
 from shardids.adopt.inventory import Table, read_inventory
 from shardids.adopt.paths import parents_first, sort_tables
-from shardids.adopt.plan import Hop, OldIds, Plan, Severity, TablePlan
+from shardids.adopt.plan import Hop, OldIds, Plan, TablePlan, is_blocking
 from shardids.adopt.reasons import reasons
 from shardids.adopt.source import Source
 from shardids.adopt.spread import Reader
@@ -33,7 +33,7 @@ class Planned:
     @property
     def is_blocked(self) -> bool:
         """Returns whether a finding keeps the plan from being run."""
-        return any(finding.severity is Severity.BLOCKS for finding in self.plan.findings)
+        return any(is_blocking(finding) for finding in self.plan.findings)
 
 
 def make_plan(

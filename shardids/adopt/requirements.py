@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from psycopg.conninfo import make_conninfo
 from sqlalchemy import Connection, text
 
-from shardids.adopt.definitions import Definition
+from shardids.adopt.definitions import AS_IS, Definition
 from shardids.adopt.fitting import fits_shards, is_followable
 from shardids.adopt.plan import Kind, Plan, Severity
 from shardids.adopt.sides import Sides, Taker
@@ -160,7 +160,10 @@ def keys_are_fit(source: Connection, sides: Sides, there: Mapping[str, Definitio
         if column is None or column.type not in ("smallint", "integer", "bigint"):
             continue
         quoted = source.dialect.identifier_preparer.quote_identifier(column.name)
-        highest = source.exec_driver_sql(f"select max({quoted}) from {table.name}").scalar()  # noqa: S608 -- quoted
+        highest = source.exec_driver_sql(
+            f"select max({quoted}) from {table.name}",  # noqa: S608 -- quoted
+            execution_options=AS_IS,
+        ).scalar()
         if highest is not None and highest >= sides.lowest_new_id:
             yield Refusal(
                 reason=f"{table.name} has ID {highest}; IDs from {sides.lowest_new_id} on are the cluster's",

@@ -58,4 +58,6 @@ class Source:
             with connection.begin():
                 connection.exec_driver_sql(f"set transaction snapshot '{self._snapshot}'")
                 prepare(connection)
+                # Names are compared, and read by people.
+                connection.exec_driver_sql("set local quote_all_identifiers = off")
                 yield connection

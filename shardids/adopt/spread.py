@@ -13,7 +13,7 @@ from shardids.adopt.inventory import Column, Inventory, Table
 from shardids.adopt.paths import Sorted, Way
 from shardids.adopt.source import Source
 from shardids.adopt.statements import Joins, is_sampled, named, only_row, sampled, unreadable
-from shardids.errors import StatementFailed
+from shardids.errors import MissingPrivilege, StatementFailed
 
 _CREATED: Final = frozenset(
     [
@@ -84,7 +84,7 @@ class Reader:
         try:
             with self.source.transaction() as connection:
                 return self._read(connection, table, way, str(column.family), shard_count)
-        except StatementFailed:
+        except (StatementFailed, MissingPrivilege):
             return None
 
     def _read(

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from psycopg import sql
 from sqlalchemy import Connection, text
 
-from shardids.adopt.definitions import Definition, qualified
+from shardids.adopt.definitions import AS_IS, Definition, has_rows, qualified
 from shardids.adopt.sides import Sides, Taker
 from shardids.catalog.old_ids import OldIdRule
 from shardids.catalog.topology import schema_name
@@ -45,7 +45,7 @@ def close_shards(taker: Taker, sides: Sides, there: Mapping[str, Definition]) ->
 
 def _require_empty(connection: Connection, taker: Taker, names: Iterable[str]) -> None:
     for name in names:
-        if connection.exec_driver_sql(f"select exists (select from {name})").scalar_one():  # noqa: S608 -- quoted
+        if has_rows(connection, name):
             raise AdoptionFailed(
                 f'node "{taker.side.name}": {name} has got rows since it was examined',
                 hint="Undo the adoption with shardids adopt abort, and empty the table.",
@@ -138,13 +138,16 @@ def give_back(taker: Taker, sides: Sides) -> None:
             state = connection.execute(_STATE, {"shard": shard}).scalar_one_or_none()
             connection.execute(text("select shardids.drop_barriers(:shard)"), {"shard": shard})
             if state == "fenced":
-                connection.exec_driver_sql(f"truncate {names}")
+                connection.exec_driver_sql(f"truncate {names}", execution_options=AS_IS)
             connection.execute(_ACTIVATE, {"shards": [shard]})
     for table in sides.reference:
         with taker.side.begin() as connection:
             connection.execute(text("select set_config('lock_timeout', '10s', true)"))
             if connection.execute(_OPEN_TABLE, {"name": table.name}).scalar_one():
-                connection.exec_driver_sql(f"delete from {table.name}")  # noqa: S608 -- quoted
+                connection.exec_driver_sql(
+                    f"delete from {table.name}",  # noqa: S608 -- quoted
+                    execution_options=AS_IS,
+                )
 
 
 _STATE = text("select state from shardids.shard where id = :shard for update")

@@ -57,7 +57,7 @@ def unreadable(inventory: Inventory, sorted_: Sorted, name: str) -> str:
             return f"the role may not read all rows of {table}"
     for foreign_key in ahead:
         if not foreign_key.is_builtin:
-            return f'foreign key "{foreign_key.name}" compares by operators that are not PostgreSQL\'s own'
+            return f'foreign key "{foreign_key.name}" does not compare by PostgreSQL\'s own equality'
     return ""
 
 

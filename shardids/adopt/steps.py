@@ -59,14 +59,15 @@ class Actions:
 
     @property
     def there(self) -> dict[str, Definition]:
-        """Returns the tables of the source, which are as they were when the adoption began.
+        """Returns the tables of the source, which are until the switch as they were at the beginning.
 
         Raises:
             AdoptionFailed: one was changed.
         """
         if self._there is None:
             found = self._sides.definitions()
-            barrier.require_shapes(found, self._journal.adoption.shapes)
+            if self._journal.step not in [step.name for step in AFTER]:
+                barrier.require_shapes(found, self._journal.adoption.shapes)
             self._there = found
         return self._there
 
@@ -179,9 +180,10 @@ class Actions:
     def clean(self) -> None:
         """Drops what brought the rows; the barrier stays, so that nobody writes where nobody reads."""
         self.unsubscribe()
-        self.unpublish()
         self.unstage()
         self._each(lambda taker: staging.drop_barriers(taker, self._sides))
+        # Last: the source may be gone by now.
+        self.unpublish()
 
     def _rules(self, *, directory: str) -> list[OldIdRule]:
         rules = {**_RULES, OldIds.DIRECTORY: directory}

@@ -77,13 +77,10 @@ def forecast(facts: Facts, reader: Reader, shard_count: int | None) -> Forecast:
     split_bytes = sum(table.size_bytes for table in tables.values())
     bytes_a_day, growth_from = _growth(facts, spread)
     expected = split_bytes + (bytes_a_day or 0) * HORIZON_DAYS
-    node_count = max(2, _quotient(expected, NODE_BYTES))
-    rules = [
-        f"{_size(expected)} are expected in {HORIZON_DAYS} days; a node is to hold {_size(NODE_BYTES)} at"
-        f" most, and two nodes there are at least: {node_count} nodes"
-    ]
+    node_count, rules = suggest_nodes(expected)
     if shard_count is None:
-        shard_count = _shards(expected, len(tables), node_count, rules)
+        shard_count, more = suggest_shards(expected, len(tables), node_count)
+        rules += more
     else:
         rules.append(f"as wished: {shard_count} shards")
     shard_rows: Counter[int] = Counter()
@@ -114,20 +111,29 @@ def _rows(facts: Facts, name: str, spread: Mapping[str, Spread]) -> int:
     return one.rows if one is not None and one.is_exact else facts.inventory.tables[name].rows
 
 
-def _shards(expected: float, tables: int, node_count: int, rules: list[str]) -> int:
-    """Returns the number of shards, a power of two, and adds the rules that it follows from."""
+def suggest_nodes(expected_bytes: float) -> tuple[int, list[str]]:
+    """Returns how many nodes a size needs, and the rule that says so."""
+    count = max(2, -(-int(expected_bytes) // NODE_BYTES))
+    return count, [
+        f"{_size(expected_bytes)} are expected in {HORIZON_DAYS} days; a node is to hold"
+        f" {_size(NODE_BYTES)} at most, and there are two at least: {count} nodes"
+    ]
+
+
+def suggest_shards(expected_bytes: float, tables: int, node_count: int) -> tuple[int, list[str]]:
+    """Returns how many shards are needed, a power of two, and the rules that say so."""
     count = _LEAST_SHARDS
-    while count < _MOST_SHARDS and (expected / count > SHARD_BYTES or count < 16 * node_count):
+    while count < _MOST_SHARDS and (expected_bytes / count > SHARD_BYTES or count < 16 * node_count):
         count *= 2
-    rules.append(
-        f"a shard is to stay below {_size(SHARD_BYTES)}; 16 a node and {_LEAST_SHARDS} in all at least:"
-        f" {count} shards"
-    )
+    rules = [
+        f"a shard is to stay below {_size(SHARD_BYTES)}; 16 a node and {_LEAST_SHARDS} in all at least, and"
+        f" {_MOST_SHARDS} at most: {count} shards"
+    ]
     most = max(node_count, _TABLES_A_NODE * node_count // max(1, tables))
     if count > most:
         count = 1 << (most.bit_length() - 1)
         rules.append(f"a node is to have at most {_TABLES_A_NODE:,} tables: {count} shards")
-    return count
+    return count, rules
 
 
 def _growth(facts: Facts, spread: Mapping[str, Spread]) -> tuple[float | None, str]:
@@ -158,10 +164,6 @@ def _largest(spread: Mapping[str, Spread]) -> list[LargeKey]:
         if count > 1 and count / one.rows >= _LARGE_SHARE
     ]
     return sorted(found, key=lambda one: one.share, reverse=True)[:LARGEST_KEYS]
-
-
-def _quotient(number: float, by: int) -> int:
-    return -(-int(number) // by)
 
 
 def _size(size_bytes: float) -> str:

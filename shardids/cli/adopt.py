@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from shardids.cli import adopt_run
 from shardids.cli.common import JsonOption, print_json
 from shardids.cli.output import err, out
 
@@ -88,3 +89,7 @@ def plan(
         err.print(f"Written to {output}", markup=False)
     if planned.is_blocked:
         raise typer.Exit(BLOCKED)
+
+
+for _name, _command in adopt_run.COMMANDS.items():
+    app.command(_name)(_command)

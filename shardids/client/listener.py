@@ -85,7 +85,7 @@ class FollowedPlacement:
         """Reads it again. Raises ShardidsError if that fails; the last placement stays."""
         placement = self._catalog.placement()
         with self._lock:
-            if placement.old_ids == self._placement.old_ids:
+            if placement.old_ids is not None and placement.old_ids == self._placement.old_ids:
                 placement = replace(placement, old_ids=self._placement.old_ids)
             is_newer = placement.version > self._placement.version
             # Two readers may return in the opposite order.

@@ -195,20 +195,23 @@ class KnownOldIds:
                                 hint="An ID is of one row. See which it is, and delete the other.",
                             )
                         yield id_, shard
+                    # Its locks end with it.
+                    connection.rollback()
 
     def _question(self, rule: OldIdRule, shards: Collection[int], ids: Iterable[int]) -> str:
-        one = sql.SQL("select {id}, {shard} from {table} where {id} = any({ids}::bigint[])")
-        return (
-            sql.SQL(" union all ")
-            .join(
-                one.format(
-                    id=sql.Identifier(rule.column),
-                    shard=sql.Literal(shard),
-                    ids=sql.Literal("{" + ",".join(map(str, ids)) + "}"),
-                    table=sql.Identifier(self._schema_of(shard), rule.table),
-                )
-                for shard in shards
+        one = sql.SQL("select {id}, {shard} from {table} where {id} = any((select ids from given)::bigint[])")
+        given = sql.Literal("{" + ",".join(map(str, ids)) + "}")
+        selects = [
+            one.format(
+                id=sql.Identifier(rule.column),
+                shard=sql.Literal(shard),
+                table=sql.Identifier(self._schema_of(shard), rule.table),
             )
+            for shard in shards
+        ]
+        return (
+            sql.SQL("with given (ids) as materialized (select {}::bigint[]) {}")
+            .format(given, sql.SQL(" union all ").join(selects))
             .as_string()
         )
 

@@ -16,6 +16,8 @@ _MOST_APART_S = 1.0
 _MOST_AHEAD_MS = 60_000
 """Ticks may run ahead this far, and by the node's safety margin, after a bulk load or a failover."""
 _NEAR_THE_LIMIT = 0.8
+_STEP_MS = 16
+"""A shard that follows the clock is ahead of it by less: the increment of its ``id_offset``."""
 _FEW_YEARS = 10
 _DAYS_A_YEAR = 365.2425
 
@@ -145,7 +147,7 @@ def generator_sequence(facts: ClusterFacts) -> Iterator[Found]:
         )
         for (sequence, differences, owner), shards in alike.items():
             qualified = [f"{quoted(node.shards[s].schema)}.{sequence}" for s in shards if s in node.shards]
-            changes = [_reset(difference, owner) for difference in differences]
+            changes = [_reset(sequence, difference, owner) for difference in differences]
             yield Found(
                 what=f'{sequence} of {named_shards(shards)} on node "{name}" has {", ".join(differences)}',
                 to_do="Alter it back",
@@ -158,13 +160,13 @@ def generator_sequence(facts: ClusterFacts) -> Iterator[Found]:
             )
 
 
-def _reset(difference: str, owner: str) -> str:
+def _reset(sequence: str, difference: str, owner: str) -> str:
     """Returns the options of ALTER SEQUENCE that end a difference of ``doctor/sequences.v1.sql``."""
     match difference.split(maxsplit=1)[0]:
         case "cache":
             return "cache 1"
         case "increment":
-            return "increment by 1"
+            return f"increment by {_STEP_MS if sequence == 'id_offset' else 1}"
         case "cycle":
             return "no cycle"
         case "unlogged":
@@ -293,8 +295,8 @@ def tick_rate(facts: ClusterFacts) -> Iterator[Found]:
         for shard, (first, last) in sorted(node.draws.items()):
             seconds = (last.clock_ms - first.clock_ms) / 1000
             drawn = last.drawn - first.drawn
-            if _ahead_ms(first, layout) > 0 and _ahead_ms(last, layout) > 0:
-                # Ahead of the clock nothing raises the offset but reservations.
+            if _ahead_ms(first, layout) > _STEP_MS and _ahead_ms(last, layout) > _STEP_MS:
+                # Further ahead of the clock nothing raises the offset but reservations.
                 drawn += (last.offset_ms - first.offset_ms) << layout.sequence_bits
             if seconds > 0 and drawn / seconds > _NEAR_THE_LIMIT * limit:
                 yield Found(

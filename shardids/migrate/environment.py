@@ -19,6 +19,7 @@ from alembic.script.revision import RevisionError, RevisionMap
 from alembic.util import CommandError, to_tuple
 from sqlalchemy import Connection
 
+from shardids.catalog.node_heads import NODE_VERSION_TABLE, SHARED_SCHEMA
 from shardids.errors import BadArgument
 from shardids.migrate.hashes import hash_of_file
 from shardids.migrate.plan import Heads, Route, Start, shown_heads
@@ -26,10 +27,6 @@ from shardids.migrate.plan import Heads, Route, Start, shown_heads
 VERSION_TABLE = "alembic_version"
 NODE_BRANCH: Final = "node"
 """The label of the branch whose revisions run once on each node."""
-SHARED_SCHEMA: Final = "public"
-"""Where node revisions create what the shards of a node share."""
-NODE_VERSION_TABLE: Final = "alembic_node_version"
-"""The version table of the node's branch, in the shared schema."""
 ONE_AT_A_TIME = Lock()
 """Alembic keeps the running environment in module globals: whoever runs one holds this lock."""
 Direction = Literal["up", "down"]

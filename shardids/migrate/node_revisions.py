@@ -15,8 +15,9 @@ from psycopg import sql
 from sqlalchemy import Connection, Engine, text
 
 from shardids.catalog.locks import AdvisoryLock
+from shardids.catalog.node_heads import SHARED_SCHEMA, node_heads_in
 from shardids.errors import ClusterConflict, ShardBusy, ShardidsError, StatementFailed
-from shardids.migrate.environment import NODE_VERSION_TABLE, SHARED_SCHEMA, Environment
+from shardids.migrate.environment import Environment
 from shardids.migrate.plan import Heads, NodeOutcome
 from shardids.migrate.player import Limits
 
@@ -28,20 +29,6 @@ def read_node_heads(engine: Engine) -> Heads:
     """Returns the node revisions that a database is at, none before the first."""
     with engine.connect() as connection:
         return node_heads_in(connection)
-
-
-def node_heads_in(connection: Connection) -> Heads:
-    """Returns what :func:`read_node_heads` does, over an open connection.
-
-    Others may create objects in the schema: a view, or a table with policies, would run their functions.
-    """
-    table = f"{SHARED_SCHEMA}.{NODE_VERSION_TABLE}"
-    is_table = text("""
-        select exists (select from pg_class where oid = to_regclass(:table) and relkind = 'r'
-                       and not relrowsecurity)""")
-    if not connection.scalar(is_table, {"table": table}):
-        return ()
-    return tuple(sorted(connection.scalars(text(f"select version_num from only {table}"))))  # noqa: S608 -- constants
 
 
 def pending_on_node(environment: Environment, heads: Heads) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, text
 
-from shardids.migrate.node_revisions import node_heads_in
+from shardids.catalog.node_heads import node_heads_in
 from shardids.mover.requirements import Refusal
 from shardids.mover.sides import Sides
 

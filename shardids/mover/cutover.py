@@ -22,6 +22,7 @@ from shardids.mover.barrier import (
     PutOff,
     close_barrier,
     make_barrier,
+    prepare_to_require,
     release_offset,
     require_closed,
 )
@@ -29,6 +30,7 @@ from shardids.mover.replication import PATIENCE_S
 from shardids.mover.sides import Sides, refuse_partial_copy
 
 _POLL_S = 0.005
+_POLL_IN_PAUSE_S = 0.001
 _WORTH_TRYING = 0.1
 """The target is close enough if it confirms the current position within this part of the longest pause…"""
 _WORTH_TRYING_S = 0.05
@@ -55,6 +57,7 @@ def _await_confirmed(
     wanted: str,
     *,
     seconds: float,
+    poll_s: float = _POLL_S,
     on_lag: Callable[[int], None] = lambda _bytes: None,
 ) -> bool:
     deadline = time.monotonic() + seconds
@@ -74,7 +77,7 @@ def _await_confirmed(
             return False
         # New log wakes the sender, which asks the target for its position.
         flush(source)
-        time.sleep(_POLL_S)
+        time.sleep(poll_s)
 
 
 def flush(connection: Connection) -> str:
@@ -147,16 +150,31 @@ class Handover:
     sequences: tuple[Mapping[str, object], ...]
 
 
-def stop_writes(
-    sides: Sides, name: str | None, max_pause_s: float, version: Callable[[], str], on_wait: OnWait
-) -> Handover:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a cutover needs to know, and whom it calls.
+
+    Attributes:
+        name: the replication slot; ``None`` if there is no replication, so that there is nothing to wait for.
+        max_pause_s: how long writes may be stopped.
+        version: called before each attempt; returns the version of the shard's schema on the source, which
+            the target's copy has too, or raises.
+        take: called while writers still wait, before they are sent away from the source; prepares the target
+            for them in a transaction that stays open.
+        give_back: called if the source goes on after all; ends that transaction.
+    """
+
+    name: str | None
+    max_pause_s: float
+    version: Callable[[], str]
+    take: Callable[[Handover], None]
+    give_back: Callable[[], None]
+
+
+def stop_writes(sides: Sides, terms: Terms, on_wait: OnWait) -> Handover:
     """Stops writes and IDs on the source once the target has all that was written before. Idempotent.
 
-    Retries until writers finish soon enough: live traffic waits at most 0.1 s for any attempt to lock. If
-    ``name`` is ``None`` (no replication), it does not wait for the target.
-
-    ``version`` is called before each attempt: it returns the version of the shard's schema on the source,
-    which the target's copy has too, or raises.
+    Retries until writers finish soon enough: live traffic waits at most 0.1 s for any attempt to lock.
 
     Raises:
         MoveFailed: writes could not be stopped in time; the source takes them as before.
@@ -166,7 +184,7 @@ def stop_writes(
     while True:
         attempt += 1
         try:
-            return _try_stop(sides, name, max_pause_s, version)
+            return _try_stop(sides, terms)
         except PutOff as reason:
             on_wait(attempt, str(reason))
             if time.monotonic() > deadline:
@@ -177,51 +195,59 @@ def stop_writes(
         time.sleep(PAUSE_BETWEEN_S)
         # A barrier that was disabled meanwhile, or a table without one.
         make_barrier(sides, on_wait)
-        if name is not None:
-            catch_up(sides, name, max_pause_s, lambda _bytes: None)
+        if terms.name is not None:
+            catch_up(sides, terms.name, terms.max_pause_s, lambda _bytes: None)
 
 
-def _try_stop(sides: Sides, name: str | None, max_pause_s: float, version: Callable[[], str]) -> Handover:
+def _try_stop(sides: Sides, terms: Terms) -> Handover:
     with sides.source.autocommit() as watching, sides.target.autocommit() as target:
-        schema_version = version()
+        schema_version = terms.version()
         if watching.execute(_IS_MOVED, {"shard": sides.shard}).scalar_one():
             handover = read_handover(watching, sides, time.monotonic())
         else:
-            handover = _fence(sides, (watching, target), name, max_pause_s, schema_version)
+            handover = _fence(sides, (watching, target), terms, schema_version)
         try:
             # Until the fence's COMMIT a transaction that looked found the shard active here.
             require_closed(watching, sides, schema_version)
         except PutOff:
+            terms.give_back()
             reopen_source(sides)
             raise
         return handover
 
 
 def _fence(
-    sides: Sides, beside: tuple[Connection, Connection], name: str | None, max_pause_s: float, version: str
+    sides: Sides, beside: tuple[Connection, Connection], terms: Terms, schema_version: str
 ) -> Handover:
     """Fences the source in one transaction, whose roll-back before the fence leaves the source as it was.
 
     ``beside`` are connections to the source and to the target, each statement on which is a transaction.
     """
     shard, (watching, target) = {"shard": sides.shard}, beside
-    # Connects before the pause begins.
+    # What is done for the first time takes longer: before the pause begins.
     flush(target)
     flush(watching)
+    prepare_to_require(watching, sides)
     with sides.source.begin() as source:
+        prepare_to_require(source, sides)
         since = time.monotonic()
         source.execute(_IS_MOVED, shard)  # Locks the row.
-        close_barrier(source, watching, sides, max_pause_s)
-        require_closed(source, sides, version)
+        close_barrier(source, watching, sides, terms.max_pause_s)
         wanted = _position(watching)
-        remaining_s = max(max_pause_s / 2 - (time.monotonic() - since), 0.05)
-        if name is not None and not _await_confirmed(watching, target, name, wanted, seconds=remaining_s):
+        # While the target catches up.
+        require_closed(source, sides, schema_version)
+        remaining_s = max(terms.max_pause_s / 2 - (time.monotonic() - since), 0.05)
+        if terms.name is not None and not _await_confirmed(
+            watching, target, terms.name, wanted, seconds=remaining_s, poll_s=_POLL_IN_PAUSE_S
+        ):
             raise PutOff("the target did not catch up in time")
         # A second check: a transaction that wrote past the barrier since the first one has left traces.
-        require_closed(source, sides, version)
+        require_closed(source, sides, schema_version)
         source.execute(text("select shardids.fence(:shard, :target)"), shard | {"target": sides.target.name})
-        # Before the COMMIT: afterwards the source may no longer answer.
-        return read_handover(source, sides, since)
+        # Before the COMMIT: afterwards the source may no longer answer, and writers no longer wait quietly.
+        handover = read_handover(source, sides, since)
+        terms.take(handover)
+        return handover
 
 
 _IS_MOVED = text("select state = 'moved' from shardids.shard where id = :shard for update")

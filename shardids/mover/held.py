@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Self
 
 from sqlalchemy import Connection, text
@@ -71,6 +71,11 @@ class HeldLock:
             finally:
                 held._closed.set()
                 beating.join()
+                # The server notices a closed connection later: the next process would not get the lock.
+                with suppress(ShardidsError, SQLAlchemyError), held.transaction():
+                    connection.execute(
+                        text("select pg_advisory_unlock(:class, :key)"), {"class": lock, "key": key}
+                    )
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:

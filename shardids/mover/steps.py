@@ -12,7 +12,7 @@ from sqlalchemy import Connection, text
 
 from shardids.errors import ClusterConflict, ConnectionFailed, StatementFailed
 from shardids.mover import barrier, cutover, programs, replication
-from shardids.mover.cutover import Handover
+from shardids.mover.cutover import Handover, Terms
 from shardids.mover.events import Lagging, OnEvent, Waiting
 from shardids.mover.history import LAST_STEP
 from shardids.mover.journal import Journal
@@ -161,9 +161,16 @@ class Actions:
 
     def cut_over(self) -> None:
         """Stops writes on the source, and waits until the target has all of them."""
-        slot = None if self._move.offline else self._name
-        pause_s = self._options.max_pause_s
-        self._handover = cutover.stop_writes(self._sides, slot, pause_s, self._schema_version, self._on_wait)
+        offline = self._move.offline
+        terms = Terms(
+            name=None if offline else self._name,
+            max_pause_s=self._options.max_pause_s,
+            version=self._schema_version,
+            # Offline the rows are still to come.
+            take=(lambda _handover: None) if offline else self._begin_activation,
+            give_back=self.end_activation,
+        )
+        self._handover = cutover.stop_writes(self._sides, terms, self._on_wait)
 
     def reopen_source(self) -> None:
         """Lets the source take writes again."""
@@ -173,11 +180,11 @@ class Actions:
         """Activates the shard on the target in a transaction that stays open."""
         if self._options.verify:
             self.comparison = self._kept.enter_context(RowComparison(self._sides))
-        self._begin_activation()
+        if self._activation is None:
+            self._begin_activation(self._handover)
         self._kept.callback(self.end_activation)
 
-    def _begin_activation(self) -> None:
-        handover = self._handover
+    def _begin_activation(self, handover: Handover | None) -> None:
         if handover is None:
             with self._sides.source.autocommit() as source:
                 handover = cutover.read_handover(source, self._sides, time.monotonic())
@@ -205,7 +212,7 @@ class Actions:
         while True:
             try:
                 if self._activation is None and not cutover.is_active(self._sides):
-                    self._begin_activation()
+                    self._begin_activation(self._handover)
                 if self._activation is not None:
                     self._activation.commit()
                 return

@@ -1,6 +1,6 @@
 -- Purpose:    what shardids adopt plan asks of foreign keys. Those of a partition alone, or to one, are given with the
 --             partitioned table and is_of_partition. is_checked: all rows are known to obey it. is_builtin: it compares
---             by operators of PostgreSQL's own.
+--             by PostgreSQL's own equality.
 -- Locks:      none beyond those of reading the server's catalogs.
 -- Privileges: none.
 
@@ -20,7 +20,8 @@ select k.conname::text as name,
        k.condeferrable as is_deferrable,
        not exists (
          select from pg_operator o
-         where o.oid = any (k.conpfeqop) and o.oprnamespace <> 'pg_catalog'::regnamespace) as is_builtin,
+         where o.oid = any (k.conpfeqop)
+           and (o.oprnamespace <> 'pg_catalog'::regnamespace or o.oprname <> '=')) as is_builtin,
        array(
          select a.attname::text
          from unnest(k.conkey) with ordinality as own_column (number, position)

@@ -7,16 +7,16 @@ with application as (
   select n.oid, n.nspname from pg_namespace n where n.nspname !~ '^pg_' and n.nspname <> 'information_schema'),
 of_extension as (
   select d.classid, d.objid from pg_depend d where d.deptype = 'e')
-select 'trigger' as kind, t.tgrelid::bigint as table_oid, t.tgname::text as name
+select 'trigger' as kind, coalesce(pg_partition_root(t.tgrelid), t.tgrelid)::oid::bigint as table_oid, t.tgname::text as name
 from pg_trigger t
 where not t.tgisinternal and t.tgparentid = 0
 union all
-select 'rule', r.ev_class::bigint, r.rulename::text
+select 'rule', coalesce(pg_partition_root(r.ev_class), r.ev_class)::oid::bigint, r.rulename::text
 from pg_rewrite r
 join pg_class c on c.oid = r.ev_class and c.relkind in ('r', 'p')
 where r.rulename <> '_RETURN'
 union all
-select 'row security policy', p.polrelid::bigint, p.polname::text
+select 'row security policy', coalesce(pg_partition_root(p.polrelid), p.polrelid)::oid::bigint, p.polname::text
 from pg_policy p
 union all
 select case c.relkind when 'v' then 'view' when 'm' then 'materialized view' else 'sequence' end,

@@ -12,6 +12,12 @@ begin
     execute format('create schema %I', schema);
     execute format('comment on schema %I is %L', schema, adoption);
   end if;
+  if exists (select from pg_class c where c.oid = to_regclass(format('%I.%I', schema, name))
+             and (c.relowner <> current_user::regrole or obj_description(c.oid, 'pg_class') is distinct from adoption)) then
+    raise duplicate_table using
+      message = format('table %I.%I was made on this node meanwhile, where the rows are to arrive', schema, name),
+      hint = 'Rename or drop it, and undo the adoption with shardids adopt abort.';
+  end if;
   if to_regclass(format('%I.%I', schema, name)) is null then
     execute format('create table %I.%I (like %s including defaults including generated) partition by list ((%s))',
                    schema, name, template, home);

@@ -21,16 +21,17 @@ tree as (
   join pg_inherits i on i.inhparent = tree.part
   join pg_class c on c.oid = i.inhrelid and c.relispartition),
 measured as (
-  select tree.top, c.oid, c.relkind, c.relpages, c.reltuples,
+  select tree.top, c.oid, c.relkind, c.relpersistence, c.relpages, c.reltuples,
          coalesce(pg_relation_size(c.oid), 0) as heap_bytes,
          coalesce(pg_total_relation_size(c.oid), 0) as size_bytes,
          pg_stat_get_live_tuples(c.oid) as live,
          pg_stat_get_tuples_inserted(c.oid) as inserted,
          current_setting('block_size')::bigint as block_bytes
   from tree
-  join pg_class c on c.oid = tree.part and c.relkind = 'r'),
+  join pg_class c on c.oid = tree.part and c.relkind in ('r', 'f')),
 summed as (
-  select top, count(*) as parts, sum(heap_bytes)::bigint as heap_bytes, sum(size_bytes)::bigint as size_bytes,
+  select top, count(*) as parts, max(relpersistence::text) as persistence, bool_or(relkind = 'f') as is_foreign,
+         sum(heap_bytes)::bigint as heap_bytes, sum(size_bytes)::bigint as size_bytes,
          -- As the planner does; of a table that was never analyzed, its counters or a row of 100 bytes.
          sum(case when reltuples >= 0 and relpages > 0 then reltuples / relpages * (heap_bytes / block_bytes)
                   else greatest(live, heap_bytes / 100) end)::bigint as rows,
@@ -42,7 +43,8 @@ select c.oid::bigint as oid,
        c.relname::text as name,
        format('%I.%I', c.nspname, c.relname) as sql,
        c.relkind::text as relkind,
-       c.relpersistence::text as persistence,
+       coalesce(s.persistence, c.relpersistence::text) as persistence,
+       coalesce(s.is_foreign, false) as is_foreign,
        coalesce(s.parts, 0) as parts,
        coalesce(s.heap_bytes, 0) as heap_bytes,
        coalesce(s.size_bytes, 0) as size_bytes,

@@ -135,6 +135,7 @@ begin
      (shardids.offset_ms(seen) << shardids.sequence_bits()) + coalesce(pg_sequence_last_value(this.id_counter), 0) then
     perform shardids.stop(shard, this.id_counter, this.id_offset);
   end if;
+  perform shardids.bind(shard, this.id_counter, this.id_offset);
   update shardids.shard s
   set state = 'active', moved_to = null, arrived = null, unfences = coalesce(pg_sequence_last_value(this.id_offset), -1),
       high_water_tick = greatest(this.high_water_tick, above_tick),
@@ -143,6 +144,25 @@ begin
   where s.id = activate.shard;
 end
 $$;
+
+-- ALTER SEQUENCE writes the sequence anew, and a rollback takes what it held since with it. So this is for a
+-- copy only, with whose offset nobody has drawn, nor can before COMMIT. Where an open transaction has read the sequence, or
+-- draws from copies are let through, the shard stays unbound, which costs time only.
+create function shardids.bind(shard integer, id_counter regclass, id_offset regclass) returns void
+language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp set lock_timeout = '50ms' as $$
+begin
+  if not shardids.is_bound(id_counter, id_offset, shard)
+     and not shardids.is_marked(coalesce(pg_sequence_last_value(id_offset), -1), shardids.incarnation())
+     and exists (select from shardids.node n where n.on_copy = 'refuse') then
+    execute format('alter sequence %s start %s', id_offset, shardids.bound_to(id_counter, shard));
+  end if;
+exception when lock_not_available then
+  null;
+end
+$$;
+
+comment on function shardids.bind(integer, regclass, regclass) is
+  'Tells a shard''s id_offset its counter and its shard, so that draws follow the clock without looking at rows';
 
 comment on function shardids.activate(integer, bigint) is
   'Lets a shard issue IDs on this server, all above its high-water tick and above_tick';
@@ -164,7 +184,7 @@ begin
     where p.pronamespace = 'shardids'::regnamespace
       and p.proname in ('epoch_ms', 'time_bits', 'shard_bits', 'sequence_bits', 'schema_prefix', 'schema_of', 'id_of', 'shard_of',
                         'sequence_of', 'time_of', 'ms_of', 'clamped_ms', 'min_id', 'max_id', 'server', 'offset_base',
-                        'is_current', 'is_ahead', 'is_unchanged', 'is_in_time', 'drawn_id', 'next_id', 'offset_ms', 'refuse',
+                        'is_current', 'is_ahead', 'is_unchanged', 'is_in_time', 'drawn_id', 'catch_up', 'next_id', 'offset_ms', 'refuse',
                         'reserve', 'decide'));
   execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer) to %2$I', schema, role);
   execute format('grant usage on sequence %I.id_counter to %I', schema, role);
@@ -190,7 +210,7 @@ comment on function shardids.revoke_usage(integer, name) is 'Takes back what gra
 revoke execute on function
   shardids.fence(integer, text), shardids.stop(integer, regclass, regclass),
   shardids.safe_tick(integer, regclass, regclass, integer),
-  shardids.activate(integer, bigint), shardids.grant_usage(integer, name), shardids.revoke_usage(integer, name)
+  shardids.bind(integer, regclass, regclass), shardids.activate(integer, bigint), shardids.grant_usage(integer, name), shardids.revoke_usage(integer, name)
   from public;
 
 -- Opens a transaction on one shard, for migrations: makes the schema if there is none, and sets search_path

@@ -1,5 +1,5 @@
 -- Purpose:    the generator. One engine serves all shards of the database.
--- Locks:      next_id: none on the usual path. advance: advisory lock (1936220516, shard), for microseconds.
+-- Locks:      next_id: none on the usual path. advance, catch_up: advisory lock (1936220516, shard), for microseconds.
 -- Privileges: CREATE on schema shardids; the owner must own the shards' sequences.
 --
 -- A shard keeps its clock in two sequences: a tick is (offset in ms << sequence_bits) + counter, where every
@@ -10,14 +10,15 @@
 -- The functions that every draw runs have bodies that are parsed when they are created: no search_path of a
 -- caller reaches them.
 
--- The tick of a draw lies between a minute ahead of the clock and 2 ms behind it (-60000 < lag < 2), id_offset
--- was written in this incarnation of the server, and the layout's time is not exhausted. In one comparison: an
--- exhausted time field loses its top bit and lags by half the layout's range; a foreign base is centuries off.
-create function shardids.is_current(seen bigint, drawn bigint) returns boolean
+-- The tick of a draw lies between a minute ahead of the clock and 2 ms behind it (-60000 < lag < 2, for a reach of 30001;
+-- 98 ms more than that behind it for 30050), id_offset was written in this incarnation of the server, and the layout's time
+-- is not exhausted. In one comparison: an exhausted time field loses its top bit and lags by half the layout's range; a
+-- foreign base is centuries off.
+create function shardids.is_current(seen bigint, drawn bigint, reach integer) returns boolean
 language sql volatile parallel safe
 return abs(date_part('epoch', clock_timestamp()) * 1000
            - (((seen + (drawn >> shardids.sequence_bits())) & ~(1::bigint << shardids.time_bits()))
-              + (shardids.epoch_ms() - shardids.offset_base() - 29999))) < 30001;
+              + (shardids.epoch_ms() - shardids.offset_base() - 60000)) - reach) < reach;
 
 -- The tick is ahead of the clock, by no more than the limit. That is 10 years at most: a foreign base is centuries
 -- off, and a fence centuries behind.
@@ -34,31 +35,128 @@ create function shardids.is_in_time(seen bigint, drawn bigint) returns boolean
 language sql immutable parallel safe
 return (seen & 8796093022207) + (drawn >> shardids.sequence_bits()) < (1::bigint << shardids.time_bits());
 
-create function shardids.drawn_id(seen bigint, drawn bigint, shard integer) returns bigint
+-- The value drawn is given twice, for its time and its number: only where an argument is used once does PostgreSQL inline
+-- a function over a volatile one such as currval().
+create function shardids.drawn_id(seen bigint, drawn bigint, again bigint, shard integer) returns bigint
 language sql immutable parallel safe
 return (((((seen + (drawn >> shardids.sequence_bits())) & 8796093022207) << shardids.shard_bits()) + shard)
-        << shardids.sequence_bits()) + (drawn & ((1::bigint << shardids.sequence_bits()) - 1));
+        << shardids.sequence_bits()) + (again & ((1::bigint << shardids.sequence_bits()) - 1));
 
--- seen is id_offset as read by the caller: arguments are evaluated before the body, so before nextval.
+-- The functions that follow the clock. id_offset's START names its counter and its shard: ALTER SEQUENCE is its owner's, so
+-- for a sequence that shardids made nobody can pass another counter, or take another shard's lock. In a copy by pg_dump the
+-- counter has another OID; activate() binds anew, and until then draws go to late_id(), which looks at the shard's row.
+create function shardids.bound_to(counter regclass, shard integer) returns bigint
+language sql immutable parallel safe
+return (counter::oid::bigint << 32) + shard;
+
+create function shardids.is_bound(counter regclass, id_offset regclass, shard integer) returns boolean
+language sql stable parallel safe
+return (pg_sequence_parameters(id_offset)).start_value = (counter::oid::bigint << 32) + shard;
+
+-- What id_offset is where the counter's next tick is the clock's.
+create function shardids.clock_offset(counter regclass) returns bigint
+language sql volatile parallel safe
+return floor(date_part('epoch', clock_timestamp()) * 1000)::bigint
+       - (shardids.epoch_ms() - shardids.offset_base()) - (pg_sequence_last_value(counter) >> shardids.sequence_bits());
+
+-- Neither a fence, nor another incarnation's offset, which is centuries off, nor one that follows the clock.
+create function shardids.is_late(seen bigint, target bigint) returns boolean
+language sql immutable parallel safe
+return seen >= 0 and target - seen between 2 and 4000000000000;
+
+create function shardids.is_near(seen bigint, target bigint) returns boolean
+language sql immutable parallel safe
+return target - seen <= 256;
+
+-- What advance() looks for, in one look-up: sequences that were set back by a restore don't lag by as little as is_near().
+create function shardids.is_active(counter regclass, id_offset regclass, shard integer) returns boolean
+language plpgsql volatile parallel safe set search_path = pg_catalog, pg_temp as $$
+begin
+  return exists (
+    select from shardids.shard s
+    where s.id = is_active.shard and s.id_offset = is_active.id_offset and s.id_counter = is_active.counter
+      and s.state = 'active' and s.server = shardids.server());
+end
+$$;
+
+-- A step is id_offset's INCREMENT, 16 ms. nextval logs 32 of them at once and takes no transaction ID; setval logs each time.
+create function shardids.raised(seen bigint, target bigint, id_offset regclass) returns bigint
+language sql volatile parallel unsafe
+return case when shardids.is_near(seen, target) then nextval(id_offset) else setval(id_offset, target) end;
+
+-- Raises id_offset to the clock, by less than a step more, under the lock of advance(); or leaves it to late_id(). The lock
+-- is the session's, taken and given back here: on every way out, also of a cancel. Nobody waits for it here. Never true:
+-- whether the lock is still held.
+--
+-- It runs as its owner, who may step the sequence. Everybody may execute it: it does what the next draw would. It has no
+-- search_path of its own, which would cost more than all else in it: names are qualified, and operators are in bodies that
+-- were parsed when they were created.
+create function shardids.catch_up(seen bigint, counter regclass, id_offset regclass, shard integer) returns boolean
+language plpgsql stable parallel unsafe security definer as $$
+declare
+  target bigint;
+  raised bigint;
+  is_locked boolean;
+begin
+  target := shardids.clock_offset(counter);
+  is_locked := case when shardids.is_late(seen, target)
+                    then case when case when shardids.is_near(seen, target)
+                                   then shardids.is_bound(counter, id_offset, shard)
+                                   else shardids.is_active(counter, id_offset, shard) end
+                         then pg_catalog.pg_try_advisory_lock(1936220516, shard) end end;
+  if is_locked then
+    -- Nobody else changes it now.
+    raised := pg_catalog.pg_sequence_last_value(id_offset);
+    while shardids.is_late(raised, target) loop
+      raised := shardids.raised(raised, target, id_offset);
+    end loop;
+    is_locked := not pg_catalog.pg_advisory_unlock(1936220516, shard);
+  end if;
+  return is_locked;
+exception when query_canceled or assert_failure or others then
+  if is_locked then
+    perform pg_catalog.pg_advisory_unlock(1936220516, shard);
+  end if;
+  raise;
+end
+$$;
+
+comment on function shardids.catch_up(bigint, regclass, regclass, integer) is
+  'Brings a shard that lags to the clock, if it belongs to this incarnation of the server';
+
+-- seen is id_offset as read by the caller: arguments are evaluated before the body, so before nextval. currval is what
+-- this session drew last, in the same expression.
+-- What a draw costs in a transaction of its own is the number of expressions that it executes: PL/pgSQL prepares each anew.
 -- Declared stable although it draws: PL/pgSQL then takes no new snapshot for each expression, a tenth of the
 -- cost. Sequences are read without snapshots. The caller's expression stays volatile, and so is evaluated
 -- once a row, because pg_sequence_last_value in its first argument is.
-create function shardids.next_id(seen bigint, counter regclass, id_offset regclass, shard integer) returns bigint
+create function shardids.next_id(seen bigint, counter regclass, id_offset regclass, shard integer, reach integer) returns bigint
 language plpgsql stable parallel unsafe as $$
 declare
-  drawn bigint := pg_catalog.nextval(counter);
+  id bigint;
 begin
-  if shardids.is_current(seen, drawn) and shardids.is_unchanged(seen, id_offset) then
-    return shardids.drawn_id(seen, drawn, shard);
-  end if;
+  loop
+    -- CASE: the offset is read again after the nextval.
+    id := case when shardids.is_current(seen, pg_catalog.nextval(counter), reach)
+               then case when shardids.is_unchanged(seen, id_offset)
+                    then shardids.drawn_id(seen, pg_catalog.currval(counter), pg_catalog.currval(counter), shard) end end;
+    if id is not null then
+      return id;
+    end if;
+    exit when reach operator(pg_catalog.>) 30001;
+    -- Whoever finds the lock taken draws up to 100 ms behind the clock, and does not wait.
+    seen := case when shardids.catch_up(seen, counter, id_offset, shard) is not true
+                 then pg_catalog.pg_sequence_last_value(id_offset) end;
+    reach := 30050;
+  end loop;
   -- More than a minute ahead, after the clock stepped back for example. The draw passes where advance() would change
   -- nothing: its lock is for those who change the offset, and that nobody did is seen below as on the usual path.
-  if shardids.is_ahead(seen, drawn, '10 years') then
+  if shardids.is_ahead(seen, pg_catalog.currval(counter), '10 years') then
     perform from shardids.node n, shardids.shard s
     where s.id operator(pg_catalog.=) next_id.shard and s.id_offset operator(pg_catalog.=) next_id.id_offset
-      and shardids.is_ahead(seen, drawn, n.max_ahead);
-    if found and shardids.is_in_time(seen, drawn) and shardids.is_unchanged(seen, id_offset) then
-      return shardids.drawn_id(seen, drawn, shard);
+      and shardids.is_ahead(seen, pg_catalog.currval(counter), n.max_ahead);
+    if found and shardids.is_in_time(seen, pg_catalog.currval(counter)) and shardids.is_unchanged(seen, id_offset) then
+      return shardids.drawn_id(seen, pg_catalog.currval(counter), pg_catalog.currval(counter), shard);
     end if;
   end if;
   -- Older servers raise this themselves. Null is also what was never set: in a copy without rows, for example.
@@ -69,7 +167,7 @@ begin
 end
 $$;
 
-comment on function shardids.next_id(bigint, regclass, regclass, integer) is
+comment on function shardids.next_id(bigint, regclass, regclass, integer, integer) is
   'Draws an ID, or null if the offset is to be raised first; call it as the shard''s own next_id()';
 
 -- For the owner of the engine only, and for the shards' own late_id(), which is run as that owner by whoever may draw:
@@ -87,7 +185,7 @@ begin
     seen := (shardids.advance(shard, id_offset)).seen;
     drawn := nextval(counter);
     if shardids.is_unchanged(seen, id_offset) and shardids.is_in_time(seen, drawn) then
-      return shardids.drawn_id(seen, drawn, shard);
+      return shardids.drawn_id(seen, drawn, drawn, shard);
     end if;
   end loop;
 end
@@ -151,7 +249,7 @@ comment on function shardids.wait_for_installer(interval) is 'Takes the lock of 
 revoke execute on function
   shardids.wait_for_lock(integer, integer, interval, boolean), shardids.wait_for_installer(interval) from public;
 
--- The only place that raises an offset. Brings the shard to the clock of this server, releases it after
+-- Raises an offset where catch_up() does not. Brings the shard to the clock of this server, releases it after
 -- activate(), jumps past what a crash or a lost primary may have issued, and sets ticks aside.
 --
 -- first_tick and last_tick bound the ticks set aside. With the lock held the offset goes from old to new:
@@ -371,7 +469,9 @@ $$;
 comment on function shardids.set_aside(regclass, integer, integer) is 'Sets n consecutive ticks of a shard aside';
 
 revoke execute on function
-  shardids.incarnation(), shardids.late_id(regclass, integer), shardids.advance(integer, regclass, bigint),
+  shardids.bound_to(regclass, integer), shardids.is_bound(regclass, regclass, integer), shardids.clock_offset(regclass),
+  shardids.is_late(bigint, bigint), shardids.is_near(bigint, bigint), shardids.is_active(regclass, regclass, integer),
+  shardids.raised(bigint, bigint, regclass), shardids.incarnation(), shardids.late_id(regclass, integer), shardids.advance(integer, regclass, bigint),
   shardids.set_aside(regclass, integer, integer)
   from public;
 

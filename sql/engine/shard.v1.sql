@@ -10,7 +10,9 @@ declare
   owner constant name := (select pg_get_userbyid(nspowner) from pg_namespace where nspname = 'shardids');
 begin
   execute format('create sequence %I.id_counter as bigint no cycle', schema);
-  execute format('create sequence %I.id_offset as bigint minvalue -9223372036854775808 start -1 no cycle', schema);
+  -- One nextval of id_offset is a step of 16 ms.
+  execute format('create sequence %I.id_offset as bigint increment 16 minvalue -9223372036854775808 start %s no cycle', schema,
+                 shardids.bound_to(format('%I.id_counter', schema)::regclass, shard));
   -- Whoever may execute these two raises the shard's offset, as the owner of the engine. In PL/pgSQL, which keeps plans;
   -- so they name no sequence: that name would be another's after the schema was renamed.
   execute format(
@@ -25,7 +27,7 @@ begin
   execute format(
     'create function %1$I.next_id() returns bigint language sql volatile parallel unsafe '
     'return coalesce(shardids.next_id(pg_sequence_last_value(''%1$I.id_offset''::regclass), '
-    '''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s), %1$I.late_id(''%1$I.id_offset''::regclass))', schema, shard);
+    '''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s, 30001), %1$I.late_id(''%1$I.id_offset''::regclass))', schema, shard);
   execute format(
     'create function %1$I.next_ids(n integer) returns setof bigint language sql volatile parallel unsafe rows 1000 '
     'begin atomic '

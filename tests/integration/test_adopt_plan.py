@@ -160,6 +160,8 @@ def test_what_a_row_filter_can_not_do_needs_a_relay(planned: Planned):
     }
     assert "REPLICA IDENTITY FULL" in about(planned.plan, "public.orders.user_id").remedy
     assert not found(planned.plan, Severity.BLOCKS)
+    # There is no relay: these block, too.
+    assert planned.is_blocked
 
 
 def test_what_is_to_be_known_is_named(planned: Planned):
@@ -681,6 +683,41 @@ def test_what_belongs_to_extensions_and_temporary_tables_are_left_out(make_sourc
     with psycopg.connect(dsn(url), autocommit=True) as db:
         db.execute("create temporary table mine (user_id bigint)")
         assert [table.name for table in make_plan(url, root="users").plan.tables] == ["public.users"]
+
+
+def test_a_table_that_is_locked_ends_the_plan_and_nothing_is_written(
+    make_source: Callable[[str], URL], tmp_path: Path
+):
+    url = make_source(USERS)
+    with psycopg.connect(dsn(url)) as db:
+        db.execute("lock table users in access exclusive mode")
+        done = adopt(url, tmp_path, "--root", "users")
+    assert done.exit_code == 1
+    assert "lock timeout" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_are_quoted_as_need_be_whatever_the_role_has_set(
+    shop: URL, planned: Planned, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PGOPTIONS", "-c quote_all_identifiers=on -c row_security=off")
+    assert make_plan(shop, root="users").plan == planned.plan
+
+
+def test_what_hangs_on_a_partition_is_found_with_its_table(make_source: Callable[[str], URL]):
+    url = make_source(
+        USERS + "create table e (id bigint, user_id bigint references users, primary key (id, user_id))"
+        "  partition by hash (id);"
+        "create table e1 partition of e for values with (modulus 1, remainder 0);"
+        "create function f() returns trigger language plpgsql as 'begin return new; end';"
+        "create trigger t before insert on e1 for each row execute function f();"
+        "create table kinds (id bigint primary key); alter table e1 add foreign key (id) references kinds"
+    )
+    plan = make_plan(url, root="users").plan
+    assert [table.name for table in plan.tables] == ["public.kinds", "public.users", "public.e"]
+    not_kept = found(plan, Severity.NOT_KEPT)
+    assert not_kept["public.e, t"] == "a trigger does not come along"
+    assert not_kept["public.e.id"] == 'foreign key "e1_id_fkey" is one of a partition alone'
 
 
 def test_two_hundred_tables_are_planned(make_source: Callable[[str], URL], tmp_path: Path):

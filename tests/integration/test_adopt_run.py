@@ -3,31 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import psycopg
 import pytest
+from typer.testing import CliRunner
 
 from shardids.adopt import adoption
+from shardids.adopt.events import Event, Waiting
+from shardids.adopt.plan import Finding, Hop, Kind, Severity, TablePlan
+from shardids.adopt.plan_file import write_plan
 from shardids.catalog.topology import shard_for_key
+from shardids.cli import app
 from shardids.dev.embedded import temporary_servers
-from shardids.errors import ClusterConflict
+from shardids.errors import AdoptionFailed, AdoptionRefused, ClusterConflict
 from tests.support.adoptions import (
     SHARDS,
     Clients,
     Shop,
     assert_as_before,
     assert_in_shards,
+    begin_anew,
     new_shop,
     schema,
 )
 
 
 @pytest.fixture(scope="module")
-def shop() -> Iterator[Shop]:
+def any_shop() -> Iterator[Shop]:
     with temporary_servers(3) as servers:
         shop = new_shop(servers)
         yield shop
         shop.catalog.close()
+
+
+@pytest.fixture
+def shop(any_shop: Shop) -> Shop:
+    if not any_shop.has_row_filters:
+        pytest.skip("PostgreSQL 14 has no row filters; that it is refused is tested")
+    return any_shop
+
+
+def test_only_servers_with_row_filters_are_taken(any_shop: Shop) -> None:
+    if any_shop.has_row_filters:
+        assert adoption.check(any_shop.catalog, any_shop.plan).split == 3
+        return
+    with pytest.raises(AdoptionRefused, match="the source runs PostgreSQL 14, which can't publish some rows"):
+        adoption.run(any_shop.catalog, any_shop.plan)
+    assert any_shop.leftovers() == ["source: The Shop"]
 
 
 def test_it_is_undone_as_if_it_had_never_been(shop: Shop) -> None:
@@ -71,3 +95,139 @@ def test_it_takes_over(shop: Shop) -> None:
     assert shard_for_key(1, SHARDS) == next(
         shard for shard, one in rows.items() if any(r[0] == 1 for r in one)
     )
+    begin_anew(shop)
+
+
+def test_the_commands_say_what_they_do(shop: Shop, tmp_path: Path) -> None:
+    file = tmp_path / "plan.toml"
+    write_plan(shop.plan, file)
+
+    def shardids(*words: str, exit_code: int = 0) -> str:
+        done = CliRunner().invoke(app, ["adopt", *words], env={"SHARDIDS_CATALOG": shop.catalog_url})
+        assert done.exit_code == exit_code, done.output
+        return done.output
+
+    assert "No adoption is under way" in shardids("status")
+    assert "3 tables would be split into 6 shards on 2 nodes, 1 go to every node, 1 stay" in shardids(
+        "run", str(file), "--dry-run"
+    )
+    assert shop.leftovers() == ["source: The Shop"]
+    assert "at step follow" in shardids("run", str(file))
+    assert "step: follow" in shardids("status")
+    assert '"step": "follow"' in shardids("compare", "--json")
+    assert "Aborted" in shardids("switch", exit_code=1)
+    assert "is at step" in shardids("run", str(file), exit_code=1)
+    said = shardids("switch", "--yes")
+    assert "no writes were taken for" in said
+    assert "Cluster.connect(" in said
+    assert_in_shards(shop)
+    begin_anew(shop)
+
+
+BAD = """
+    create table owners (id bigint primary key, name text);
+    create table nullable (id bigint primary key, owner_id bigint);
+    alter table nullable replica identity full;
+    create table unseen (id bigint primary key, owner_id bigint not null);
+    create table doubtful (id bigint primary key, owner_id float8 not null);
+    alter table doubtful replica identity full;
+    create unlogged table volatile (id bigint primary key, owner_id bigint not null);
+    create table parents (id bigint, owner_id bigint not null);
+    create table children () inherits (parents);
+    create table keyless (name text);
+    insert into owners values (1, 'one'), (9000000000000000000, 'snowflake');"""
+
+
+def test_what_cannot_be_adopted_is_refused_before_anything_is_made(shop: Shop) -> None:
+    with shop.connected("source") as source:
+        source.execute("create database bad")
+    url = shop.servers["source"].url("bad")
+    with psycopg.connect(url, autocommit=True) as bad:
+        bad.execute(BAD)
+    direct = [
+        TablePlan(name=f"public.{name}", kind=Kind.DIRECT, key="owner_id", id="id")
+        for name in ("nullable", "unseen", "doubtful", "volatile", "parents", "nowhere")
+    ]
+    root = TablePlan(name="public.owners", kind=Kind.ROOT, key="id", id="id")
+    keyless = TablePlan(name="public.keyless", kind=Kind.REFERENCE)
+    plan = replace(shop.plan, source=url, root="public.owners", tables=(root, *direct, keyless))
+    with pytest.raises(AdoptionRefused) as refused:
+        adoption.run(shop.catalog, plan)
+    for reason in (
+        "public.nullable.owner_id may be NULL",
+        "public.unseen.owner_id is not logged",
+        "public.doubtful.owner_id can't be a key: it is double precision",
+        "public.volatile is not an ordinary, logged table",
+        "public.parents inherits, or is inherited",
+        "public.keyless has no replica identity",
+        "the source has no table public.nowhere",
+    ):
+        assert reason in refused.value.message
+    with pytest.raises(AdoptionRefused, match=r"public.owners has ID 9000000000000000000") as refused:
+        adoption.run(shop.catalog, replace(plan, tables=(root,)))
+    assert "there is no table" in refused.value.message
+    derived = TablePlan(
+        name="public.nullable",
+        kind=Kind.DERIVED,
+        path=(Hop(columns=("owner_id",), table="public.owners", referenced=("id",)),),
+    )
+    finding = Finding(severity=Severity.BLOCKS, subject="public.x", reason="it is odd", remedy="mend it")
+    with pytest.raises(AdoptionRefused, match=r"(?s)public\.x: it is odd.*no column with the key"):
+        adoption.run(shop.catalog, replace(plan, tables=(root, derived), findings=(finding,)))
+    with shop.connected("source") as source:
+        source.execute("drop database bad")
+    assert shop.leftovers() == ["source: The Shop"]
+    assert adoption.status(shop.catalog) is None
+
+
+def test_shards_that_are_in_use_are_refused(shop: Shop) -> None:
+    with shop.connected("a") as node:
+        node.execute(f"insert into {schema(0)}.users (name) values ('here already')")
+        node.execute("create table public.lines ()")
+        with pytest.raises(AdoptionRefused) as refused:
+            adoption.run(shop.catalog, shop.plan)
+        node.execute("drop table public.lines")
+        node.execute(f"delete from {schema(0)}.users")
+    assert '"shard_0000"."users" has rows already' in refused.value.message
+    assert 'node "a" has a table public.lines of its own' in refused.value.message
+
+
+def test_rows_that_differ_are_named(shop: Shop) -> None:
+    adoption.run(shop.catalog, shop.plan)
+    with shop.connected("a") as node:
+        user = node.execute("select min(id) from public.users").fetchone()
+        node.execute("set session_replication_role = replica")
+        node.execute("update public.users set name = 'another' where id = %s", user)
+        with pytest.raises(AdoptionFailed, match=rf"1 rows of public.users are not .*\({user[0]}\) differs"):
+            adoption.compare(shop.catalog)
+    adoption.abort(shop.catalog)
+    assert_as_before(shop)
+
+
+def test_a_table_that_is_changed_meanwhile_stops_the_switch(shop: Shop) -> None:
+    adoption.run(shop.catalog, shop.plan)
+    with shop.connected("source") as source:
+        source.execute("alter table users add column late text")
+        with pytest.raises(AdoptionFailed, match=r"public\.users was changed at the source"):
+            adoption.switch(shop.catalog)
+        adoption.abort(shop.catalog)
+        source.execute("alter table users drop column late")
+    assert_as_before(shop)
+
+
+def test_a_transaction_that_has_written_is_waited_for(shop: Shop) -> None:
+    adoption.run(shop.catalog, shop.plan)
+    waited: list[str] = []
+    with shop.connected("source") as writer:
+        writer.execute("begin; insert into users (name) values ('late')")
+
+        def let_go(event: Event) -> None:
+            if isinstance(event, Waiting) and not waited:
+                waited.append(event.reason)
+                writer.execute("commit")
+
+        assert adoption.switch(shop.catalog, on_event=let_go).outcome == "adopted"
+    assert "writes" in waited[0]
+    assert any(row[1] == "late" for rows in shop.rows("users").values() for row in rows)
+    assert_in_shards(shop)
+    begin_anew(shop)

@@ -235,8 +235,8 @@ def test_no_function_runs_them(nodes: TwoNodes, path: str) -> None:
             statements.append(f"select * from {name}({', '.join(values)})")
         statements += [
             # What a draw does when the usual path does not do.
-            "select shardids.next_id(null, 'shard_0001.id_counter', 'shard_0001.id_offset', 1)",
-            "select shardids.next_id(1000000000000, 'shard_0001.id_counter', 'shard_0001.id_offset', 1)",
+            "select shardids.next_id(null, 'shard_0001.id_counter', 'shard_0001.id_offset', 1, 30001)",
+            "select shardids.next_id(1000000000000, 'shard_0001.id_counter', 'shard_0001.id_offset', 1, 2)",
             "select shard_0001.next_ids(5000)",
             "select shardids.reserve(1, 5)",
             "select shardids.activate(1)",
@@ -268,6 +268,7 @@ def test_functions_that_are_parsed_when_they_run_set_a_safe_search_path(
               and not coalesce('search_path=pg_catalog, pg_temp' = any (p.proconfig), false)""").fetchall()
     # Draws go through them, and a setting would slow each. Every name in them has a schema.
     assert sorted(name for (name,) in unsafe) == [
-        "shardids.next_id(bigint,regclass,regclass,integer)",
+        "shardids.catch_up(bigint,regclass,regclass,integer)",
+        "shardids.next_id(bigint,regclass,regclass,integer,integer)",
         "shardids.reserve(integer,integer)",
     ]

@@ -40,7 +40,21 @@ SETTINGS = trees.layout_settings(DEFAULT, "shard_") | {
     "shard_count": "8",
     "shard": "7",
 }
-ASKED = {"first_shard", "last_shard", "shards", "schema", "table_name", "column_name", "names"}
+ASKED = {
+    # IDs of the past
+    "id_column",
+    "time_column",
+    "order_column",
+    "first_time",
+    "end_time",
+    "first_shard",
+    "last_shard",
+    "shards",
+    "schema",
+    "table_name",
+    "column_name",
+    "names",
+}
 """Settings of queries, and of what a command installs in a shard."""
 INI = data_folder("migrations") / "alembic.ini"
 

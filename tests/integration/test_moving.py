@@ -83,6 +83,8 @@ def test_all_that_is_in_a_shard_arrives(nodes: TwoNodes, offline: bool) -> None:
         assert ahead == (True,)
         assert target.execute(f"select nextval('{s}.invoices')").fetchone() == (114,)
         assert target.execute(f"select * from {s}.sizes").fetchone() == (500,)
+        bound = f"select shardids.is_bound('{s}.id_counter', '{s}.id_offset', {shard})"
+        assert target.execute(bound).fetchone() == (True,)
 
 
 @pytest.mark.parametrize(

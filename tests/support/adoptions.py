@@ -9,14 +9,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import psycopg
+from sqlalchemy import text
 
 from shardids.adopt.plan import Kind, OldIds, Plan, TablePlan
+from shardids.catalog.old_ids import forget_old_ids
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import shard_for_key
 from shardids.dev.devcluster import found
 from shardids.dev.embedded import EmbeddedServer
 
 SHARDS = 6
+TABLES = ("users", '"Orders"', "lines")
 SOURCE_TABLES = """
     create type mood as enum ('low', 'high');
     create schema "The Shop";
@@ -81,6 +84,11 @@ class Shop:
     catalog_url: str
     catalog: Catalog
     plan: Plan
+
+    @property
+    def has_row_filters(self) -> bool:
+        """Whether the servers can publish some rows of a table."""
+        return self.plan.server_version >= 150000
 
     @contextmanager
     def connected(self, name: str) -> Iterator[psycopg.Connection]:
@@ -270,10 +278,23 @@ def assert_as_before(shop: Shop) -> None:
     assert shop.leftovers() == ["source: The Shop"]
     with shop.connected("source") as connection:
         connection.execute("update users set name = name where id = 1")
-    for table in ("users", '"Orders"', "lines"):
+    for table in TABLES:
         assert not any(shop.rows(table).values())
     for node, shards in shop.catalog.placement().by_node().items():
         with shop.connected(node) as connection:
             for shard in shards:
                 connection.execute(f"insert into {schema(shard)}.users (name) values ('x')")
                 connection.execute(f"delete from {schema(shard)}.users")
+
+
+def begin_anew(shop: Shop) -> None:
+    """Forgets an adoption that is over, and empties the shards; the source takes writes again."""
+    with shop.connected("source") as connection:
+        connection.execute("drop schema if exists shardids_adopt cascade")
+    for node, shards in shop.catalog.placement().by_node().items():
+        with shop.connected(node) as connection:
+            tables = [f"{schema(shard)}.{table}" for shard in shards for table in TABLES]
+            connection.execute(f"truncate {', '.join(tables)}, public.countries")
+    with shop.catalog.engine.begin() as catalog:
+        forget_old_ids(catalog)
+        catalog.execute(text("delete from shardids_catalog.adoption where ended_at is not null"))

@@ -97,7 +97,8 @@ _OBJECTS = f"""
     where not tgisinternal
     union all
     select 'sequence', seqrelid::regclass::text,
-           concat_ws(' | ', seqtypid::regtype, seqstart, seqincrement, seqmin, seqmax, seqcache, seqcycle)
+           concat_ws(' | ', seqtypid::regtype, case when relname <> 'id_offset' then seqstart end,
+                     seqincrement, seqmin, seqmax, seqcache, seqcycle)
     from pg_sequence join pg_class c on c.oid = seqrelid join chosen on c.relnamespace = chosen.oid
     union all
     select 'function', p.oid::regprocedure::text,

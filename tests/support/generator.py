@@ -134,15 +134,20 @@ def paused(
 ) -> Iterator[Callable[[], Result]]:
     """Runs ``work`` with a session until that waits behind what matches ``after`` in a function's source.
 
-    Other sessions do not wait there. The block runs meanwhile; what it is given lets ``work`` go on, and
-    returns its result.
+    That is a statement, or what comes before a condition. Other sessions do not wait there. The block runs
+    meanwhile; what it is given lets ``work`` go on, and returns its result.
     """
     source = scalar(owner, "select pg_get_functiondef(%s::regproc)", function)
-    gate = f"""
+    condition = f"""
+      case when current_setting('test.waits_at_gate', true) is not distinct from 'yes'
+           then pg_catalog.pg_advisory_xact_lock_shared({GATE})::text is not null else true end and """
+    statement = f"""
       if current_setting('test.waits_at_gate', true) = 'yes' then
         perform pg_catalog.pg_advisory_xact_lock_shared({GATE});
       end if;"""
-    changed, places = re.subn(after, lambda found: found[0] + gate, source)
+    changed, places = re.subn(
+        after, lambda found: found[0] + (condition if found[0].endswith("when") else statement), source
+    )
     assert places, f"{function} has no statement like {after}"
     owner.execute(changed)
     owner.execute("select pg_advisory_lock(%s)", [GATE])

@@ -7,7 +7,9 @@ session may act between two of them.
 =====================  ===============================================================================
 here                   there
 =====================  ===============================================================================
-draw, draw_again       ``next_id``: before its loop, and in it after ``advance``
+draw, draw_once_more   ``next_id``: the first and the second pass of its loop
+catch_up               ``catch_up``, in which a cancel may end the statement
+draw_again             ``late_id``, after ``advance``
 advance                ``advance``, up to its loop
 raise_to, set_aside    the loop of ``advance``, without and with ``ticks``
 log_offset             ``log_offset``; with it a cancel may end the statement
@@ -16,12 +18,14 @@ stop, fence, activate  of the same names; an ``advance`` after ``activate`` rele
 activate_and_draw      ``activate`` and ``next_id`` in one transaction
 =====================  ===============================================================================
 
-The clock tells any of a few times at each reading: it jumps, forth and back; an honest one never goes back. A
-commit may be a rollback. A crash loses what was not flushed; a sequence's log runs ahead of its values.
-Small here and large there are the ticks of a ms (2, 1,024), the margin (6 ms, 10 s), how far the log of a
-counter runs ahead (1, 32), and the window of ``is_current`` (from 2 ms ahead of the clock to 1 ms behind it;
-a minute and 2 ms). Left out are ``max_ahead``, the end of time, copies beside their original, the part of
-the margin that depends on the mark, and the eighth of the margin within which nothing is flushed again.
+The clock tells any of a few times at each reading: it jumps, forth and back; an honest one never goes back.
+A commit may be a rollback. A crash loses what was not flushed; a sequence's log runs ahead of its values.
+Small here and large there are the ticks of a ms (2, 1,024), the margin (6 ms, 10 s), a step of the offset
+(2 ms, 16 ms), how far it follows the clock in steps (4 ms, 256 ms), how far the log of a sequence runs
+ahead (1 value, 32), and the window of ``is_current`` (from 2 ms ahead of the clock to 1 ms behind it; a
+minute and 2 ms). Left out are ``max_ahead``, the end of time, copies beside their original, the part of the
+margin that depends on the mark, the eighth of the margin within which nothing is flushed again, and what
+``catch_up`` asks of the shard's row.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ SEQUENCE_BITS = 1
 MARGIN_MS = 6
 LOGGED_AHEAD = 1
 AHEAD_MS, BEHIND_MS = 2, 1
+STEP_MS, MOST_STEPPED_MS = 2, 4
 FENCED = -1
 
 
@@ -60,6 +65,11 @@ class Flaw(StrEnum):
     LEAD_NOT_FLUSHED = auto()
     LEAD_DRAWN_BEFORE_FLUSHED = auto()
     CANCELLED_FLUSH_TRUSTED = auto()
+    STEP_WITHOUT_LOCK = auto()
+    STEP_UNSEEN = auto()
+    RAISE_UNSEEN = auto()
+    FOLLOW_IN_ANY_INCARNATION = auto()
+    LOCK_KEPT_ON_CANCEL = auto()
 
 
 class Offset(NamedTuple):
@@ -111,6 +121,7 @@ class Shared(NamedTuple):
     counter: int = 0
     logged: int = 0  # the counter after a crash, once flushed: log records run ahead of the values
     offset: Offset = Offset(0)
+    logged_offset: Offset = Offset(0)
     row: Row = Row()
     lock: bool = False
     row_lock: bool = False
@@ -124,7 +135,7 @@ class Shared(NamedTuple):
     ceiling: int | None = None  # the high-water tick of the fence in force
 
     def stored(self) -> Stored:
-        return Stored(self.logged, self.offset, self.row)
+        return Stored(self.logged, self.logged_offset, self.row)
 
 
 class Rules(NamedTuple):
@@ -198,12 +209,30 @@ def take(lock: str) -> Action:
     return taken._replace(results=lambda s: [] if getattr(s, lock) else taken.results(s))
 
 
+def try_lock() -> Action:
+    return Action("try lock", lambda s: [(False, s)] if s.lock else [(True, s._replace(lock=True))])
+
+
 def unlock() -> Action:
     return change("unlock", lock=False, at_once=True)
 
 
 def setval(offset: Offset) -> Action:
-    return change(f"setval(offset, {offset})", offset=offset)
+    return change(f"setval(offset, {offset})", offset=offset, logged_offset=offset)
+
+
+def step_or_cancel() -> Action:
+    """A fence is below zero: a step lowers what it keeps."""
+
+    def results(s: Shared) -> list[tuple[Offset | None, Shared]]:
+        ms = -STEP_MS if s.offset.fenced else STEP_MS
+        offset = s.offset._replace(ms=s.offset.ms + ms)
+        logged = s.logged_offset
+        if s.offset == logged or abs(logged.ms) < abs(offset.ms):
+            logged = offset._replace(ms=offset.ms + ms * LOGGED_AHEAD)
+        return [(offset, s._replace(offset=offset, logged_offset=logged)), (None, s)]
+
+    return Action("nextval(offset)", results)
 
 
 def nextval() -> Action:
@@ -237,7 +266,7 @@ def is_current(rules: Rules, seen: Offset, drawn: int) -> Action:
 
 
 def is_ahead(rules: Rules, seen: Offset) -> Action:
-    """Any answer, as if nothing were known of the clock, of ``max_ahead`` and of the shard's row."""
+    """Or lags by little: any answer, as if the clock, ``max_ahead`` and the row were unknown."""
     may_be = not seen.pending and (
         seen.incarnation == rules.incarnation
         or (rules.flaw is Flaw.AHEAD_IN_ANY_INCARNATION and not seen.fenced)
@@ -273,6 +302,44 @@ def draw(rules: Rules) -> Steps:
     drawn = yield nextval()
     if (yield is_current(rules, seen, drawn)) and (yield from is_unchanged(rules, seen)):
         return Ticks(tick_of(seen.ms, drawn), tick_of(seen.ms, drawn))
+    return Step(catch_up, (seen, drawn))
+
+
+def catch_up(rules: Rules, seen: Offset, drawn: int) -> Steps:
+    """The counter that is read there may be above what was drawn; so may the clock."""
+    target = (yield clock(rules)) - (drawn >> SEQUENCE_BITS)
+    if not is_late(rules, seen, target):
+        return Step(draw_once_more)
+    if rules.flaw is not Flaw.STEP_WITHOUT_LOCK and not (yield try_lock()):
+        return Step(draw_once_more)
+    raised = yield read("offset", at_once=rules.flaw is not Flaw.STEP_WITHOUT_LOCK)
+    if rules.flaw is Flaw.RAISE_UNSEEN:
+        yield setval(Offset(target, rules.incarnation))
+    elif rules.flaw is Flaw.STEP_UNSEEN:
+        yield step_or_cancel()
+    while is_late(rules, raised, target):
+        if target - raised.ms > MOST_STEPPED_MS or raised.incarnation != rules.incarnation:
+            raised = Offset(target, rules.incarnation)
+            yield setval(raised)
+        elif (raised := (yield step_or_cancel())) is None:
+            if rules.flaw is not Flaw.LOCK_KEPT_ON_CANCEL:
+                yield unlock()
+            return "cancelled"
+    if rules.flaw is not Flaw.STEP_WITHOUT_LOCK:
+        yield unlock()
+    return Step(draw_once_more)
+
+
+def is_late(rules: Rules, seen: Offset, target: int) -> bool:
+    is_own = seen.incarnation == rules.incarnation and not seen.pending
+    may_be = is_own or (rules.flaw is Flaw.FOLLOW_IN_ANY_INCARNATION and not seen.fenced)
+    return may_be and target - seen.ms >= BEHIND_MS
+
+
+def draw_once_more(rules: Rules) -> Steps:
+    """At the clock or some way from it, as another session may have the lock: any lag may pass."""
+    seen = yield read("offset")
+    drawn = yield nextval()
     if (yield is_ahead(rules, seen)) and (yield from is_unchanged(rules, seen)):
         return Ticks(tick_of(seen.ms, drawn), tick_of(seen.ms, drawn))
     return Step(advance)
@@ -512,7 +579,9 @@ def replace_by_copy(_rules: Rules) -> Steps:
 def began(s: Shared, stored: Stored) -> Shared:
     """Another incarnation, with what is stored."""
     counter, offset, row = stored
-    kept = s._replace(counter=counter, logged=counter, offset=offset, row=row, flushed=stored)
+    kept = s._replace(
+        counter=counter, logged=counter, offset=offset, logged_offset=offset, row=row, flushed=stored
+    )
     # A fence that was rolled back may be lost, and a copy may not have heard of one.
     ceiling = None if row.active else s.ceiling
     return kept._replace(lock=False, row_lock=False, incarnation=s.incarnation + 1, ceiling=ceiling)

@@ -8,72 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardids.adopt.inventory import Column, ForeignKey, Inventory, Key, Server, Table
+from shardids.adopt.inventory import ForeignKey, Inventory
 from shardids.adopt.paths import SPLIT, Sorted, Wishes, parents_first, sort_tables
 from shardids.adopt.plan import Kind
 from shardids.adopt.wishes import parse_name, read_wishes
 from shardids.errors import BadArgument
-
-SERVER = Server(
-    version=180000,
-    is_standby=False,
-    wal_level="logical",
-    encoding="UTF8",
-    slots=10,
-    used_slots=0,
-    senders=10,
-    used_senders=0,
-    large_objects=0,
-    prepared_transactions=0,
-    is_of_cluster=False,
-    counted_s=None,
-)
-
-
-def column(text: str) -> Column:
-    name, _, type_ = text.rstrip("?").partition(":")
-    return Column(
-        name=name,
-        type=type_ or "bigint",
-        builtin_type={"": "int8", "text": "text", "uuid": "uuid", "int4": "int4"}.get(type_),
-        not_null=not text.endswith("?"),
-        is_generated=False,
-        is_deterministic=True,
-        sequence=None,
-    )
-
-
-def inventory(**tables: str) -> Inventory:
-    """Of tables with a column ``id`` each, and others: ``a b?>users c:text``; ``?`` is nullable."""
-    found, keys = {}, []
-    for name, text in tables.items():
-        columns = {"id": column("id")}
-        for word in text.split():
-            own, _, target = word.partition(">")
-            columns[column(own).name] = column(own)
-            if target:
-                keys.append(foreign_key(name, column(own).name, target))
-        primary = Key(
-            name="k",
-            is_primary=True,
-            is_exclusion=False,
-            is_partial=False,
-            has_expression=False,
-            columns=("id",),
-        )
-        found[name] = Table(schema="public", name=name, sql=name, columns=columns, keys=[primary])
-    return Inventory(server=SERVER, tables=found, foreign_keys=keys, things=[])
-
-
-def foreign_key(table: str, columns: str, target: str, referenced: str = "id", **options: bool) -> ForeignKey:
-    return ForeignKey(
-        name=f"{table}_{columns}",
-        table=table,
-        columns=tuple(columns.split(",")),
-        referenced_table=target,
-        referenced=tuple(referenced.split(",")),
-        **options,
-    )
+from tests.support.adoption import SERVER, foreign_key, inventory
 
 
 def sorted_by(there: Inventory, *more: ForeignKey, **wishes: object) -> Sorted:

@@ -124,6 +124,8 @@ def test_rates() -> None:
     assert list(tick_rate.findings(with_draws(offset_ms=5900, ahead_before_ms=100)))
     # One that was behind it catches up.
     assert not list(tick_rate.findings(with_draws(offset_ms=50_000)))
+    # One that follows the clock in steps.
+    assert not list(tick_rate.findings(with_draws(offset_ms=1000, ahead_before_ms=14)))
 
 
 def test_ticks() -> None:

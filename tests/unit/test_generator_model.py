@@ -238,6 +238,7 @@ FENCE_AND_DRAWS = ((FENCE, ACTIVATE, DRAW), (DRAW,), (DRAW,))
 FENCE_AND_RESERVATION = ((FENCE, ACTIVATE), (DRAW,), (RESERVE_1,))
 TWO_FENCES = ((FENCE, ACTIVATE), (FENCE, ACTIVATE), (DRAW,))
 MOVE = ((FENCE, MOVE_AND_RETURN, DRAW), (DRAW,), (DRAW,))
+LATE_AT_A_FENCE = ((FENCE, ACTIVATE), (DRAW,), (DRAW,))
 ACTIVATION_ABOVE = ((ACTIVATE_ABOVE_5,), (DRAW, DRAW), (DRAW,))
 CRASH_AND_DRAWS = ((DRAW, DRAW), (DRAW,), (FLUSH, CRASH, DRAW))
 CRASH_AND_RESERVATION = ((DRAW,), (RESERVE_1,), (FLUSH, CRASH, DRAW))
@@ -321,15 +322,25 @@ BROKEN = [
     (Flaw.NO_MARGIN_PAST_THE_CLOCK, COPY_IN_PLACE, IDLE, "twice"),
     (Flaw.NO_MARGIN_PAST_THE_CLOCK_IN_FENCE, CRASH_AND_FENCE, IDLE, "above the high-water tick"),
     (Flaw.NO_MARGIN_PAST_THE_HIGH_WATER_TICK, LOST_RELEASE, NEVER_FLUSHES, "twice"),
-    (Flaw.LEAD_NOT_FLUSHED, LEADS_AND_CRASH, STEADY, "out of order"),
+    (Flaw.LEAD_NOT_FLUSHED, LEADS_AND_CRASH, STEADY, "twice"),
     (Flaw.LEAD_DRAWN_BEFORE_FLUSHED, LEAD_AND_DRAW, STEADY, "twice"),
     (Flaw.CANCELLED_FLUSH_TRUSTED, LEAD_AND_DRAW, STEADY, "twice"),
     (Flaw.RELEASE_BY_OWN_TRANSACTION, ROLLED_BACK_ACTIVATION, STEADY, "of a fence in force"),
-    (Flaw.NO_MARGIN_IN_RELEASE, FENCE_AND_CRASH, STEADY, "twice"),
+    (Flaw.NO_MARGIN_IN_RELEASE, FENCE_AND_CRASH, NEVER_FLUSHES, "twice"),
     (Flaw.NO_MARGIN_IN_FENCE, CRASH_AND_FENCE, Rules(), "above the high-water tick"),
-    (Flaw.NO_MARGIN_IN_FENCE_AFTER_RELEASE, FENCE_CRASH_AND_FENCE, STEADY, "above the high-water tick"),
-    (Flaw.INCARNATION_FORGOTTEN_IN_ACTIVATE, FENCE_CRASH_AND_ACTIVATION, STEADY, "twice"),
+    (
+        Flaw.NO_MARGIN_IN_FENCE_AFTER_RELEASE,
+        FENCE_CRASH_AND_FENCE,
+        NEVER_FLUSHES,
+        "above the high-water tick",
+    ),
+    (Flaw.INCARNATION_FORGOTTEN_IN_ACTIVATE, FENCE_CRASH_AND_ACTIVATION, NEVER_FLUSHES, "twice"),
     (Flaw.AHEAD_IN_ANY_INCARNATION, CRASH_AND_DRAWS, Rules(), "twice"),
+    (Flaw.STEP_WITHOUT_LOCK, SINGLE_DRAWS, WIDE, "out of order"),
+    (Flaw.STEP_UNSEEN, LATE_AT_A_FENCE, Rules(), "above the high-water tick"),
+    (Flaw.RAISE_UNSEEN, SINGLE_DRAWS, WIDE, "out of order"),
+    (Flaw.FOLLOW_IN_ANY_INCARNATION, CRASH_AND_DRAWS, Rules(), "twice"),
+    (Flaw.LOCK_KEPT_ON_CANCEL, RESERVATIONS, Rules(), "no session can go on"),
 ]
 
 
@@ -355,15 +366,20 @@ def test_a_counterexample_is_told_action_by_action() -> None:
     explored = explore(SINGLE_DRAWS, Rules(flaw=Flaw.NO_SECOND_READ_OF_OFFSET), "twice")
     assert str(explored).splitlines()[1:] == [
         "session 1: draw: offset = 0 ms",
-        "session 1: draw: nextval(counter) = 1, is current = False, is ahead = False",
-        "session 1: draw: take lock",
-        "session 1: draw: row = (active, unfences None, high water -1, incarnation 0), offset = 0 ms",
-        "session 1: draw: counter = 1, clock = 1",
+        "session 1: draw: nextval(counter) = 1, is current = False, clock = 1",
+        "session 1: draw: try lock = True, offset = 0 ms",
         "session 2: draw: offset = 0 ms",
-        "session 1: draw: setval(offset, 1 ms), unlock",
-        "session 1: draw: nextval(counter) = 2 -> tick 4",
-        "session 3: draw: offset = 1 ms",
-        "session 3: draw: nextval(counter) = 3, is current = True -> tick 5",
-        "session 2: draw: nextval(counter) = 4, is current = True -> tick 4",
-        "tick 4 is issued twice",
+        "session 1: draw: nextval(offset) = 2 ms, unlock",
+        "session 1: draw: offset = 2 ms",
+        "session 1: draw: nextval(counter) = 2, is ahead = True -> tick 6",
+        "session 3: draw: offset = 2 ms",
+        "session 3: draw: nextval(counter) = 3, is current = False, clock = 0",
+        "session 3: draw: offset = 2 ms",
+        "session 3: draw: nextval(counter) = 4, is ahead = False",
+        "session 3: draw: take lock",
+        "session 3: draw: row = (active, unfences None, high water -1, incarnation 0), offset = 2 ms",
+        "session 3: draw: counter = 4, clock = 0, unlock",
+        "session 3: draw: nextval(counter) = 5 -> tick 9",
+        "session 2: draw: nextval(counter) = 6, is current = True -> tick 6",
+        "tick 6 is issued twice",
     ]

@@ -70,26 +70,37 @@ COMMENT ON FUNCTION shard_0000.late_id(id_offset regclass) IS 'What next_id() ca
 
 
 --
--- Name: next_id(bigint, regclass, regclass, integer); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: next_id(bigint, regclass, regclass, integer, integer); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.next_id(seen bigint, counter regclass, id_offset regclass, shard integer) RETURNS bigint
+CREATE FUNCTION shardids.next_id(seen bigint, counter regclass, id_offset regclass, shard integer, reach integer) RETURNS bigint
     LANGUAGE plpgsql STABLE
     AS $$
 declare
-  drawn bigint := pg_catalog.nextval(counter);
+  id bigint;
 begin
-  if shardids.is_current(seen, drawn) and shardids.is_unchanged(seen, id_offset) then
-    return shardids.drawn_id(seen, drawn, shard);
-  end if;
+  loop
+    -- CASE: the offset is read again after the nextval.
+    id := case when shardids.is_current(seen, pg_catalog.nextval(counter), reach)
+               then case when shardids.is_unchanged(seen, id_offset)
+                    then shardids.drawn_id(seen, pg_catalog.currval(counter), pg_catalog.currval(counter), shard) end end;
+    if id is not null then
+      return id;
+    end if;
+    exit when reach operator(pg_catalog.>) 30001;
+    -- Whoever finds the lock taken draws up to 100 ms behind the clock, and does not wait.
+    seen := case when shardids.catch_up(seen, counter, id_offset, shard) is not true
+                 then pg_catalog.pg_sequence_last_value(id_offset) end;
+    reach := 30050;
+  end loop;
   -- More than a minute ahead, after the clock stepped back for example. The draw passes where advance() would change
   -- nothing: its lock is for those who change the offset, and that nobody did is seen below as on the usual path.
-  if shardids.is_ahead(seen, drawn, '10 years') then
+  if shardids.is_ahead(seen, pg_catalog.currval(counter), '10 years') then
     perform from shardids.node n, shardids.shard s
     where s.id operator(pg_catalog.=) next_id.shard and s.id_offset operator(pg_catalog.=) next_id.id_offset
-      and shardids.is_ahead(seen, drawn, n.max_ahead);
-    if found and shardids.is_in_time(seen, drawn) and shardids.is_unchanged(seen, id_offset) then
-      return shardids.drawn_id(seen, drawn, shard);
+      and shardids.is_ahead(seen, pg_catalog.currval(counter), n.max_ahead);
+    if found and shardids.is_in_time(seen, pg_catalog.currval(counter)) and shardids.is_unchanged(seen, id_offset) then
+      return shardids.drawn_id(seen, pg_catalog.currval(counter), pg_catalog.currval(counter), shard);
     end if;
   end if;
   -- Older servers raise this themselves. Null is also what was never set: in a copy without rows, for example.
@@ -102,10 +113,10 @@ $$;
 
 
 --
--- Name: FUNCTION next_id(seen bigint, counter regclass, id_offset regclass, shard integer); Type: COMMENT; Schema: shardids; Owner: -
+-- Name: FUNCTION next_id(seen bigint, counter regclass, id_offset regclass, shard integer, reach integer); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.next_id(seen bigint, counter regclass, id_offset regclass, shard integer) IS 'Draws an ID, or null if the offset is to be raised first; call it as the shard''s own next_id()';
+COMMENT ON FUNCTION shardids.next_id(seen bigint, counter regclass, id_offset regclass, shard integer, reach integer) IS 'Draws an ID, or null if the offset is to be raised first; call it as the shard''s own next_id()';
 
 
 --
@@ -125,8 +136,8 @@ CREATE SEQUENCE shard_0000.id_counter
 --
 
 CREATE SEQUENCE shard_0000.id_offset
-    START WITH -1
-    INCREMENT BY 1
+    START WITH 71816148156416
+    INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
     CACHE 1;
@@ -138,7 +149,7 @@ CREATE SEQUENCE shard_0000.id_offset
 
 CREATE FUNCTION shard_0000.next_id() RETURNS bigint
     LANGUAGE sql
-    RETURN COALESCE(shardids.next_id(pg_sequence_last_value('shard_0000.id_offset'::regclass), 'shard_0000.id_counter'::regclass, 'shard_0000.id_offset'::regclass, 0), shard_0000.late_id('shard_0000.id_offset'::regclass));
+    RETURN COALESCE(shardids.next_id(pg_sequence_last_value('shard_0000.id_offset'::regclass), 'shard_0000.id_counter'::regclass, 'shard_0000.id_offset'::regclass, 0, 30001), shard_0000.late_id('shard_0000.id_offset'::regclass));
 
 
 --
@@ -271,8 +282,8 @@ CREATE SEQUENCE shard_0001.id_counter
 --
 
 CREATE SEQUENCE shard_0001.id_offset
-    START WITH -1
-    INCREMENT BY 1
+    START WITH 71871982731265
+    INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
     CACHE 1;
@@ -284,7 +295,7 @@ CREATE SEQUENCE shard_0001.id_offset
 
 CREATE FUNCTION shard_0001.next_id() RETURNS bigint
     LANGUAGE sql
-    RETURN COALESCE(shardids.next_id(pg_sequence_last_value('shard_0001.id_offset'::regclass), 'shard_0001.id_counter'::regclass, 'shard_0001.id_offset'::regclass, 1), shard_0001.late_id('shard_0001.id_offset'::regclass));
+    RETURN COALESCE(shardids.next_id(pg_sequence_last_value('shard_0001.id_offset'::regclass), 'shard_0001.id_counter'::regclass, 'shard_0001.id_offset'::regclass, 1, 30001), shard_0001.late_id('shard_0001.id_offset'::regclass));
 
 
 --
@@ -400,6 +411,7 @@ begin
      (shardids.offset_ms(seen) << shardids.sequence_bits()) + coalesce(pg_sequence_last_value(this.id_counter), 0) then
     perform shardids.stop(shard, this.id_counter, this.id_offset);
   end if;
+  perform shardids.bind(shard, this.id_counter, this.id_offset);
   update shardids.shard s
   set state = 'active', moved_to = null, arrived = null, unfences = coalesce(pg_sequence_last_value(this.id_offset), -1),
       high_water_tick = greatest(this.high_water_tick, above_tick),
@@ -784,6 +796,86 @@ COMMENT ON FUNCTION shardids.barrier_holders(shard integer, waiting boolean) IS 
 
 
 --
+-- Name: bind(integer, regclass, regclass); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.bind(shard integer, id_counter regclass, id_offset regclass) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET lock_timeout TO '50ms'
+    AS $$
+begin
+  if not shardids.is_bound(id_counter, id_offset, shard)
+     and not shardids.is_marked(coalesce(pg_sequence_last_value(id_offset), -1), shardids.incarnation())
+     and exists (select from shardids.node n where n.on_copy = 'refuse') then
+    execute format('alter sequence %s start %s', id_offset, shardids.bound_to(id_counter, shard));
+  end if;
+exception when lock_not_available then
+  null;
+end
+$$;
+
+
+--
+-- Name: FUNCTION bind(shard integer, id_counter regclass, id_offset regclass); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.bind(shard integer, id_counter regclass, id_offset regclass) IS 'Tells a shard''s id_offset its counter and its shard, so that draws follow the clock without looking at rows';
+
+
+--
+-- Name: bound_to(regclass, integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.bound_to(counter regclass, shard integer) RETURNS bigint
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN ((((counter)::oid)::bigint << 32) + shard);
+
+
+--
+-- Name: catch_up(bigint, regclass, regclass, integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.catch_up(seen bigint, counter regclass, id_offset regclass, shard integer) RETURNS boolean
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    AS $$
+declare
+  target bigint;
+  raised bigint;
+  is_locked boolean;
+begin
+  target := shardids.clock_offset(counter);
+  is_locked := case when shardids.is_late(seen, target)
+                    then case when case when shardids.is_near(seen, target)
+                                   then shardids.is_bound(counter, id_offset, shard)
+                                   else shardids.is_active(counter, id_offset, shard) end
+                         then pg_catalog.pg_try_advisory_lock(1936220516, shard) end end;
+  if is_locked then
+    -- Nobody else changes it now.
+    raised := pg_catalog.pg_sequence_last_value(id_offset);
+    while shardids.is_late(raised, target) loop
+      raised := shardids.raised(raised, target, id_offset);
+    end loop;
+    is_locked := not pg_catalog.pg_advisory_unlock(1936220516, shard);
+  end if;
+  return is_locked;
+exception when query_canceled or assert_failure or others then
+  if is_locked then
+    perform pg_catalog.pg_advisory_unlock(1936220516, shard);
+  end if;
+  raise;
+end
+$$;
+
+
+--
+-- Name: FUNCTION catch_up(seen bigint, counter regclass, id_offset regclass, shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.catch_up(seen bigint, counter regclass, id_offset regclass, shard integer) IS 'Brings a shard that lags to the clock, if it belongs to this incarnation of the server';
+
+
+--
 -- Name: epoch_ms(); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -845,6 +937,36 @@ CREATE FUNCTION shardids.clamped_ms(at timestamp with time zone) RETURNS bigint
 --
 
 COMMENT ON FUNCTION shardids.clamped_ms(at timestamp with time zone) IS 'Milliseconds since the layout''s epoch, within the layout''s time';
+
+
+--
+-- Name: offset_base(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.offset_base() RETURNS bigint
+    LANGUAGE plpgsql IMMUTABLE SECURITY DEFINER PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  return shardids.incarnation();
+end
+$$;
+
+
+--
+-- Name: FUNCTION offset_base(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.offset_base() IS 'shardids.incarnation() when the session first asked';
+
+
+--
+-- Name: clock_offset(regclass); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.clock_offset(counter regclass) RETURNS bigint
+    LANGUAGE sql PARALLEL SAFE
+    RETURN (((floor((date_part('epoch'::text, clock_timestamp()) * (1000)::double precision)))::bigint - (shardids.epoch_ms() - shardids.offset_base())) - (pg_sequence_last_value(counter) >> shardids.sequence_bits()));
 
 
 --
@@ -1186,12 +1308,12 @@ COMMENT ON FUNCTION shardids.digest(shard integer) IS 'The number of rows of eac
 
 
 --
--- Name: drawn_id(bigint, bigint, integer); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: drawn_id(bigint, bigint, bigint, integer); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.drawn_id(seen bigint, drawn bigint, shard integer) RETURNS bigint
+CREATE FUNCTION shardids.drawn_id(seen bigint, drawn bigint, again bigint, shard integer) RETURNS bigint
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN ((((((seen + (drawn >> shardids.sequence_bits())) & '8796093022207'::bigint) << shardids.shard_bits()) + shard) << shardids.sequence_bits()) + (drawn & (((1)::bigint << shardids.sequence_bits()) - 1)));
+    RETURN ((((((seen + (drawn >> shardids.sequence_bits())) & '8796093022207'::bigint) << shardids.shard_bits()) + shard) << shardids.sequence_bits()) + (again & (((1)::bigint << shardids.sequence_bits()) - 1)));
 
 
 --
@@ -1467,7 +1589,7 @@ begin
     where p.pronamespace = 'shardids'::regnamespace
       and p.proname in ('epoch_ms', 'time_bits', 'shard_bits', 'sequence_bits', 'schema_prefix', 'schema_of', 'id_of', 'shard_of',
                         'sequence_of', 'time_of', 'ms_of', 'clamped_ms', 'min_id', 'max_id', 'server', 'offset_base',
-                        'is_current', 'is_ahead', 'is_unchanged', 'is_in_time', 'drawn_id', 'next_id', 'offset_ms', 'refuse',
+                        'is_current', 'is_ahead', 'is_unchanged', 'is_in_time', 'drawn_id', 'catch_up', 'next_id', 'offset_ms', 'refuse',
                         'reserve', 'decide'));
   execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer) to %2$I', schema, role);
   execute format('grant usage on sequence %I.id_counter to %I', schema, role);
@@ -1520,24 +1642,20 @@ COMMENT ON FUNCTION shardids.incarnation() IS 'What this incarnation of the serv
 
 
 --
--- Name: offset_base(); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: is_active(regclass, regclass, integer); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.offset_base() RETURNS bigint
-    LANGUAGE plpgsql IMMUTABLE SECURITY DEFINER PARALLEL SAFE
+CREATE FUNCTION shardids.is_active(counter regclass, id_offset regclass, shard integer) RETURNS boolean
+    LANGUAGE plpgsql PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
-  return shardids.incarnation();
+  return exists (
+    select from shardids.shard s
+    where s.id = is_active.shard and s.id_offset = is_active.id_offset and s.id_counter = is_active.counter
+      and s.state = 'active' and s.server = shardids.server());
 end
 $$;
-
-
---
--- Name: FUNCTION offset_base(); Type: COMMENT; Schema: shardids; Owner: -
---
-
-COMMENT ON FUNCTION shardids.offset_base() IS 'shardids.incarnation() when the session first asked';
 
 
 --
@@ -1550,12 +1668,21 @@ CREATE FUNCTION shardids.is_ahead(seen bigint, drawn bigint, max_ahead interval)
 
 
 --
--- Name: is_current(bigint, bigint); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: is_bound(regclass, regclass, integer); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.is_current(seen bigint, drawn bigint) RETURNS boolean
+CREATE FUNCTION shardids.is_bound(counter regclass, id_offset regclass, shard integer) RETURNS boolean
+    LANGUAGE sql STABLE PARALLEL SAFE
+    RETURN ((pg_sequence_parameters((id_offset)::oid)).start_value = ((((counter)::oid)::bigint << 32) + shard));
+
+
+--
+-- Name: is_current(bigint, bigint, integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.is_current(seen bigint, drawn bigint, reach integer) RETURNS boolean
     LANGUAGE sql PARALLEL SAFE
-    RETURN (abs(((date_part('epoch'::text, clock_timestamp()) * (1000)::double precision) - ((((seen + (drawn >> shardids.sequence_bits())) & (~ ((1)::bigint << shardids.time_bits()))) + ((shardids.epoch_ms() - shardids.offset_base()) - 29999)))::double precision)) < (30001)::double precision);
+    RETURN (abs((((date_part('epoch'::text, clock_timestamp()) * (1000)::double precision) - ((((seen + (drawn >> shardids.sequence_bits())) & (~ ((1)::bigint << shardids.time_bits()))) + ((shardids.epoch_ms() - shardids.offset_base()) - 60000)))::double precision) - (reach)::double precision)) < (reach)::double precision);
 
 
 --
@@ -1565,6 +1692,15 @@ CREATE FUNCTION shardids.is_current(seen bigint, drawn bigint) RETURNS boolean
 CREATE FUNCTION shardids.is_in_time(seen bigint, drawn bigint) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN (((seen & '8796093022207'::bigint) + (drawn >> shardids.sequence_bits())) < ((1)::bigint << shardids.time_bits()));
+
+
+--
+-- Name: is_late(bigint, bigint); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.is_late(seen bigint, target bigint) RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN ((seen >= 0) AND (((target - seen) >= 2) AND ((target - seen) <= '4000000000000'::bigint)));
 
 
 --
@@ -1581,6 +1717,15 @@ CREATE FUNCTION shardids.is_marked(seen bigint, base bigint) RETURNS boolean
 --
 
 COMMENT ON FUNCTION shardids.is_marked(seen bigint, base bigint) IS 'Whether a value of id_offset was written in the incarnation with this base';
+
+
+--
+-- Name: is_near(bigint, bigint); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.is_near(seen bigint, target bigint) RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN ((target - seen) <= 256);
 
 
 --
@@ -1610,7 +1755,7 @@ begin
     seen := (shardids.advance(shard, id_offset)).seen;
     drawn := nextval(counter);
     if shardids.is_unchanged(seen, id_offset) and shardids.is_in_time(seen, drawn) then
-      return shardids.drawn_id(seen, drawn, shard);
+      return shardids.drawn_id(seen, drawn, drawn, shard);
     end if;
   end loop;
 end
@@ -1791,6 +1936,15 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids.publish(shard integer, name name) IS 'Publishes the tables of a shard';
+
+
+--
+-- Name: raised(bigint, bigint, regclass); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.raised(seen bigint, target bigint, id_offset regclass) RETURNS bigint
+    LANGUAGE sql
+    RETURN CASE WHEN shardids.is_near(seen, target) THEN nextval(id_offset) ELSE setval(id_offset, target) END;
 
 
 --
@@ -2203,6 +2357,12 @@ begin
   if to_regnamespace(quote_ident(schema)) is null then
     execute format('create schema %I', schema);
     execute format('comment on schema %I is %L', schema, adoption);
+  end if;
+  if exists (select from pg_class c where c.oid = to_regclass(format('%I.%I', schema, name))
+             and (c.relowner <> current_user::regrole or obj_description(c.oid, 'pg_class') is distinct from adoption)) then
+    raise duplicate_table using
+      message = format('table %I.%I was made on this node meanwhile, where the rows are to arrive', schema, name),
+      hint = 'Rename or drop it, and undo the adoption with shardids adopt abort.';
   end if;
   if to_regclass(format('%I.%I', schema, name)) is null then
     execute format('create table %I.%I (like %s including defaults including generated) partition by list ((%s))',
@@ -3212,9 +3372,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382846675766476802);
-INSERT INTO shard_0000.kept VALUES (382846675766476803);
-INSERT INTO shard_0000.kept VALUES (382846675766476804);
+INSERT INTO shard_0000.kept VALUES (382855733340798978);
+INSERT INTO shard_0000.kept VALUES (382855733340798979);
+INSERT INTO shard_0000.kept VALUES (382855733340798980);
 
 
 --
@@ -3242,8 +3402,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710947880660811001/5/16605', 1, 4208367561173106688, '755', '2026-11-22 10:56:00.330363+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710947880660811001/5/16605', 1, 4208367561173106688, '756', '2026-11-22 10:56:00.382882+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710957159174915676/5/16605', 1, 8323566905054986240, '755', '2026-11-22 11:31:59.881286+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710957159174915676/5/16605', 1, 8323566905054986240, '756', '2026-11-22 11:31:59.904022+00', NULL);
 
 
 --
@@ -3263,7 +3423,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 10:55:59.9531+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 11:31:59.661914+00');
 
 
 --
@@ -3276,7 +3436,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 10:56:00.406257+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 11:31:59.920324+00');
 
 
 --
@@ -3329,7 +3489,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 4208367652450867138, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 8323566996334906184, true);
 
 
 --
@@ -3343,7 +3503,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 4208367652450867070, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 8323566996334906143, true);
 
 
 --
@@ -3690,6 +3850,27 @@ REVOKE ALL ON FUNCTION shardids.barrier_holders(shard integer, waiting boolean) 
 
 
 --
+-- Name: FUNCTION bind(shard integer, id_counter regclass, id_offset regclass); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.bind(shard integer, id_counter regclass, id_offset regclass) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION bound_to(counter regclass, shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.bound_to(counter regclass, shard integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION clock_offset(counter regclass); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.clock_offset(counter regclass) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION close_table(name regclass); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -3781,6 +3962,34 @@ REVOKE ALL ON FUNCTION shardids.incarnation() FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION is_active(counter regclass, id_offset regclass, shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.is_active(counter regclass, id_offset regclass, shard integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION is_bound(counter regclass, id_offset regclass, shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.is_bound(counter regclass, id_offset regclass, shard integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION is_late(seen bigint, target bigint); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.is_late(seen bigint, target bigint) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION is_near(seen bigint, target bigint); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.is_near(seen bigint, target bigint) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION late_id(id_offset regclass, shard integer); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -3820,6 +4029,13 @@ REVOKE ALL ON FUNCTION shardids.pass_barrier() FROM PUBLIC;
 --
 
 REVOKE ALL ON FUNCTION shardids.publish(shard integer, name name) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION raised(seen bigint, target bigint, id_offset regclass); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.raised(seen bigint, target bigint, id_offset regclass) FROM PUBLIC;
 
 
 --

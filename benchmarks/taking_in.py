@@ -1,0 +1,179 @@
+"""Adopting a database of a million rows: the copy, what live traffic notices, and the pause of writes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import psycopg
+
+from benchmarks.report import Measure, Section, figure
+from shardids.adopt import adoption
+from shardids.adopt.events import Event, StepBegun
+from shardids.adopt.plan import Kind, OldIds, Plan, TablePlan
+from shardids.catalog.rows import Catalog
+from shardids.dev.devcluster import found
+from shardids.dev.embedded import EmbeddedServer, temporary_servers
+
+USERS, ORDERS = 50_000, 950_000
+SHARDS, WRITERS, WRITES_A_SECOND = 64, 16, 400
+_SOURCE = f"""
+    create table users (id bigserial primary key, name text not null);
+    create table orders (id bigserial primary key, user_id bigint not null references users, what text);
+    alter table orders replica identity full;
+    insert into users (name) select 'user ' || n from generate_series(1, {USERS}) n;
+    insert into orders (user_id, what)
+    select 1 + n % {USERS}, repeat('x', 40) from generate_series(1, {ORDERS}) n;
+    analyze users; analyze orders"""
+_SHARD = """
+    create table {s}.users (id bigint primary key default {s}.next_id(), name text not null);
+    create table {s}.orders (
+      id bigint primary key default {s}.next_id(), user_id bigint not null references {s}.users, what text)"""
+
+
+def run(rounds: int) -> Section:
+    """Adopts the database once a round, under writers, and switches."""
+    rates, pauses_ms, waits_ms, ratios, missing = [], [], [], [], 0
+    for _ in range(rounds):
+        with _shop() as (source, catalog), _Writers(source) as writers:
+            time.sleep(3)
+            before = writers.start_phase()
+            begun: dict[str, float] = {}
+
+            def note(event: Event, begun: dict[str, float] = begun) -> None:
+                if isinstance(event, StepBegun):
+                    begun[event.step] = time.monotonic()
+
+            adoption.run(catalog, _plan(source), on_event=note)
+            during = writers.start_phase()
+            copying_s = begun["compare"] - begun["subscribe"]
+            rates.append((USERS + ORDERS) / copying_s)
+            ratios.append(_p99(during) / _p99(before))
+            pauses_ms.append(adoption.switch(catalog).pause_ms or 0.0)
+            waits_ms.append(max(writers.start_phase(), default=0.0) * 1000)
+            missing += writers.missing(catalog)
+    return Section(
+        title="Adopting a database of 1,000,000 rows",
+        conditions=f"Two tables, {SHARDS} shards on two nodes, three servers on one machine, fsync off;"
+        f" {WRITERS} sessions that insert {WRITES_A_SECOND} rows a second; {rounds} rounds. The copy lasts"
+        " until the nodes have caught up. The pause is from the lock at the source to open shards.",
+        measures=(_measure("rows copied", "rows/s", rates), _measure("no writes are taken", "ms", pauses_ms)),
+        ratios=(
+            figure("rows a second, median", _median(rates), at_least=100_000),
+            figure("pause, worst, ms", max(pauses_ms), at_most=500),
+            figure("longest write at the source during the switch, ms", max(waits_ms), at_most=500),
+            figure("p99 of writes, copying ÷ before", _median(ratios), at_most=2),
+            figure("rows missing afterwards", float(missing), at_most=0),
+        ),
+    )
+
+
+def _plan(source: EmbeddedServer) -> Plan:
+    return Plan(
+        source=source.url(),
+        server_version=180000,
+        root="public.users",
+        shard_count=SHARDS,
+        tables=(
+            TablePlan(name="public.users", kind=Kind.ROOT, key="id", id="id", old_ids=OldIds.KEY, rows=USERS),
+            TablePlan(
+                name="public.orders",
+                kind=Kind.DIRECT,
+                key="user_id",
+                id="id",
+                old_ids=OldIds.FAN_OUT,
+                rows=ORDERS,
+            ),
+        ),
+    )
+
+
+@contextmanager
+def _shop() -> Iterator[tuple[EmbeddedServer, Catalog]]:
+    with temporary_servers(3, settings={"shared_buffers": "256MB", "max_wal_size": "4GB"}) as servers:
+        source, *nodes = servers
+        catalog = Catalog(found(nodes, SHARDS))
+        try:
+            with psycopg.connect(source.url(), autocommit=True) as connection:
+                connection.execute(_SOURCE)
+            for node in catalog.placement().nodes.values():
+                shards = catalog.placement().by_node()[node.name]
+                with psycopg.connect(node.url, autocommit=True) as connection:
+                    for shard in shards:
+                        connection.execute(_SHARD.replace("{s}", f"shard_{shard:04}"))
+            yield source, catalog
+        finally:
+            catalog.close()
+
+
+@dataclass
+class _Writers:
+    """Sessions that insert orders at a steady rate, until the source refuses them."""
+
+    source: EmbeddedServer
+    written: list[int] = field(default_factory=list)
+    waits_s: list[float] = field(default_factory=list)
+
+    def __enter__(self) -> _Writers:
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._write, args=(n,)) for n in range(WRITERS)]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def start_phase(self) -> list[float]:
+        """Returns how long the writes of the phase took that ends, in seconds."""
+        done, self.waits_s = self.waits_s, []
+        return done
+
+    def missing(self, catalog: Catalog) -> int:
+        """Returns how many acknowledged rows are in no shard."""
+        self.__exit__()
+        wanted, there = list(self.written), 0
+        placement = catalog.placement()
+        for node, shards in placement.by_node().items():
+            with psycopg.connect(placement.nodes[node].url) as connection:
+                for shard in shards:
+                    row = connection.execute(
+                        f"select count(*) from shard_{shard:04}.orders where id = any (%s)", [wanted]
+                    ).fetchone()
+                    there += row[0] if row else 0
+        return len(wanted) - there
+
+    def _write(self, index: int) -> None:
+        with psycopg.connect(self.source.url(), autocommit=True) as connection:
+            due = time.monotonic()
+            while not self._stop.is_set():
+                due = max(due + WRITERS / WRITES_A_SECOND, time.monotonic() - 1)
+                time.sleep(max(0.0, due - time.monotonic()))
+                begun = time.monotonic()
+                try:
+                    row = connection.execute(
+                        "insert into orders (user_id, what) values (%s, 'new') returning id", [index + 1]
+                    ).fetchone()
+                except psycopg.Error as error:
+                    if error.sqlstate != "SI003":
+                        raise
+                    return
+                self.waits_s.append(time.monotonic() - begun)
+                self.written.append(row[0] if row else -1)
+
+
+def _p99(values: list[float]) -> float:
+    return sorted(values)[int(len(values) * 0.99)] if values else 0.0
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _measure(name: str, unit: str, values: list[float]) -> Measure:
+    return Measure(name=name, unit=unit, median=_median(values), lowest=min(values), highest=max(values))

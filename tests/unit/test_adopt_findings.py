@@ -1,0 +1,86 @@
+"""What a plan says of a source's server, and how many shards and nodes it suggests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shardids.adopt.facts import Facts
+from shardids.adopt.findings import find_all
+from shardids.adopt.inventory import Inventory
+from shardids.adopt.paths import Wishes, sort_tables
+from shardids.adopt.suggest import suggest_nodes, suggest_shards
+from tests.support.adoption import SERVER, inventory
+
+GB = 1_000_000_000
+
+
+def facts(**server: object) -> Facts:
+    there = inventory(users="", orders="user_id>users")
+    whole = Inventory(
+        server=replace(SERVER, **server), tables=there.tables, foreign_keys=there.foreign_keys, things=[]
+    )
+    wishes = Wishes(root="users", root_key="id")
+    return Facts(inventory=whole, wishes=wishes, sorted=sort_tables(whole, wishes), checked={})
+
+
+@pytest.mark.parametrize(
+    ("server", "severity", "subject", "reason"),
+    [
+        ({"version": 140012}, "needs a relay", "PostgreSQL 14", "its publications can't filter rows"),
+        ({"is_standby": True}, "blocks", "the source", "it is a standby"),
+        ({"wal_level": "replica"}, "blocks", "wal_level", "it is replica: changes can't be followed"),
+        ({"slots": 4, "used_slots": 4}, "blocks", "max_replication_slots", "all 4 are in use"),
+        ({"senders": 0}, "blocks", "max_wal_senders", "all 0 are in use"),
+        ({"prepared_transactions": 2}, "note", "the source", "2 transactions are prepared"),
+        ({"large_objects": 3}, "not kept", "large objects", "the source has 3 large objects"),
+        ({"is_of_cluster": True}, "blocks", "the source", "it belongs to a cluster of shardids already"),
+    ],
+)
+def test_what_the_server_lacks_is_found(server: dict[str, object], severity: str, subject: str, reason: str):
+    plain, found = find_all(facts()), find_all(facts(**server))
+    (new,) = [one for one in found if one not in plain]
+    assert (str(new.severity), new.subject) == (severity, subject)
+    assert reason in new.reason
+    assert new.remedy
+
+
+def test_what_blocks_comes_first():
+    severities = [
+        str(one.severity) for one in find_all(facts(version=140012, is_standby=True, large_objects=1))
+    ]
+    order = ["blocks", "needs a relay", "not kept", "note"]
+    assert severities == sorted(severities, key=order.index)
+    assert severities[0] == "blocks"
+
+
+def test_text_keys_of_another_encoding_block():
+    there = facts(encoding="LATIN1")
+    assert not any("encoding" in one.reason for one in find_all(there))
+    users = there.inventory.tables["users"]
+    as_text = replace(users.columns["id"], builtin_type="text", type="text")
+    tables = {**there.inventory.tables, "users": replace(users, columns={"id": as_text})}
+    whole = replace(there, inventory=replace(there.inventory, tables=tables))
+    assert any("the source's encoding is LATIN1" in one.reason for one in find_all(whole))
+
+
+@pytest.mark.parametrize(
+    ("size", "tables", "nodes", "shards"),
+    [
+        (0, 10, 2, 64),
+        (100 * GB, 10, 2, 64),
+        (900 * GB, 10, 2, 128),
+        (5_000 * GB, 10, 10, 512),
+        (20_000 * GB, 10, 40, 2048),
+        (1e9 * GB, 10, 2_000_000, 4096),
+        # 10,000 tables in each of 64 shards would be 320,000 a node.
+        (0, 10_000, 2, 16),
+        (0, 1_000_000, 2, 2),
+    ],
+)
+def test_shards_and_nodes_are_suggested_by_size_and_number_of_tables(
+    size: float, tables: int, nodes: int, shards: int
+):
+    assert suggest_nodes(size)[0] == nodes
+    assert suggest_shards(size, tables, nodes)[0] == shards
