@@ -9,7 +9,21 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Enum, MetaData, Table, Text, delete, event, func, insert, select, text, update
+from sqlalchemy import (
+    Column,
+    Enum,
+    MetaData,
+    Table,
+    Text,
+    delete,
+    event,
+    func,
+    insert,
+    or_,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import (
@@ -129,6 +143,15 @@ def test_what_shards_can_not_be_asked_is_computed_over_all_of_them(session: Sess
     median = select(func.percentile_disc(0.5).within_group(Photo.likes))
     assert session.scalar(median) == 2
     assert session.scalar(select(func.count()).select_from(User).having(func.count() > 100)) is None
+
+
+def test_two_subqueries_are_answered_although_postgres_fdw_confuses_their_scans(session: Session) -> None:
+    some = select(User.id).exists()
+    counted = select(func.count(User.id)).scalar_subquery()
+    statement = select(Photo.likes, counted).where(or_(Photo.likes != Photo.likes, some))
+    found = session.execute(statement).all()
+    assert len(found) == 24
+    assert {count for _, count in found} == {12}
 
 
 def test_aggregates_are_computed_on_the_nodes_first(cluster: Cluster, session: Session) -> None:

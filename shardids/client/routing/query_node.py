@@ -23,7 +23,13 @@ from shardids.client.routing.functions import kinds_on
 from shardids.client.routing.replay import STAND_IN, Replay, prepare
 from shardids.client.routing.sent import as_sent
 from shardids.client.routing.two_steps import in_two_steps
-from shardids.errors import BadArgument, CannotCombine, ClusterConflict, MissingPrivilege
+from shardids.errors import (
+    BadArgument,
+    CannotCombine,
+    ClusterConflict,
+    ConnectionFailed,
+    MissingPrivilege,
+)
 
 EngineChoice = Literal["merge", "views", "refuse"]
 """What becomes of a statement over several shards: what is known to be right is merged, and the rest refused;
@@ -118,8 +124,7 @@ def by_views(router: Router, context: ORMExecuteState, refused: CannotCombine, s
     _require_same_view(router, refused)
     engine = router.shards.engine(node)
     try:
-        with _reading(router, engine) as connection:
-            rows, description = _asked(connection, context)
+        rows, description = _answer(router, engine, context)
     except DBAPIError as error:
         explained = _explained(error, refused)
         if explained is None:
@@ -134,6 +139,33 @@ def by_views(router: Router, context: ORMExecuteState, refused: CannotCombine, s
         bind_arguments={"shard_id": shard},
         execution_options={STAND_IN: replay, ENGINE: "views", **router.options_of(shard)},
     )
+
+
+def _answer(router: Router, engine: Engine, context: ORMExecuteState) -> tuple[list[Any], Any]:
+    """Asks the nodes all at once; and one after another where postgres_fdw can't.
+
+    It uses one connection a node, also for a subquery while an asynchronous scan waits there for rows.
+    """
+    try:
+        with _reading(router, engine) as connection:
+            return _asked(connection, context)
+    except ConnectionFailed as error:
+        if not _is_said_by_server(error):
+            raise
+    with _reading(router, engine) as connection:
+        connection.execute(_ONE_AFTER_ANOTHER)
+        return _asked(connection, context)
+
+
+_ONE_AFTER_ANOTHER: Final = text("select pg_catalog.set_config('enable_async_append', 'off', true)")
+
+
+def _is_said_by_server(error: ConnectionFailed) -> bool:
+    """Whether the query node itself answers, and says so of a connection of its own."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, psycopg.Error):
+        cause = cause.__cause__ or cause.__context__
+    return isinstance(cause, psycopg.errors.ConnectionFailure) and cause.diag.sqlstate is not None
 
 
 def _require_same_view(router: Router, refused: CannotCombine) -> None:
