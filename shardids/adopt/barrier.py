@@ -195,7 +195,7 @@ def require_shapes(there: Mapping[str, Definition], shapes: Mapping[str, str]) -
     if changed:
         raise AdoptionFailed(
             f"{', '.join(changed[:5])} was changed at the source since the adoption began",
-            hint="shardids adopt abort; change the shards' tables likewise; then begin anew.",
+            hint="shardids adopt abort; change the shards' tables likewise; then start it again.",
         )
 
 

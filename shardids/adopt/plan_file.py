@@ -251,4 +251,4 @@ class _Reader:
 
     def _error(self, where: str, problem: str) -> BadArgument:
         place = f"{self._file}, {where}" if where else self._file
-        return BadArgument(f"{place}: {problem}", hint="To write the plan anew: shardids adopt plan")
+        return BadArgument(f"{place}: {problem}", hint="To write it again: shardids adopt plan")

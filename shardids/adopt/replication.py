@@ -132,7 +132,7 @@ def require_slots(source: Connection, sides: Sides) -> None:
         if found.get(taker.name, "lost") == "lost":
             raise AdoptionFailed(
                 f'the source has no replication slot "{taker.name}" any more, or has given it up',
-                hint="shardids adopt abort; see max_slot_wal_keep_size there; then begin anew.",
+                hint="shardids adopt abort; see max_slot_wal_keep_size there; then start it again.",
             )
 
 
