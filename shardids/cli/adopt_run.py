@@ -66,18 +66,34 @@ def run(
     _print(done, as_json=as_json)
 
 
-def resume(catalog: CatalogOption, source: SourceOption = None, as_json: JsonOption = False) -> None:
+def resume(
+    catalog: CatalogOption,
+    source: SourceOption = None,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
     """Go on with an adoption that was paused or interrupted, from the step that it was at."""
+    if dry_run:
+        status(catalog, source, as_json)
+        return
     with opened(catalog) as there, _shown() as show:
         done = adoption.resume(there, source=source, on_event=show)
     _print(done, as_json=as_json)
 
 
-def pause(catalog: CatalogOption, source: SourceOption = None, as_json: JsonOption = False) -> None:
+def pause(
+    catalog: CatalogOption,
+    source: SourceOption = None,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
     """Stop the nodes from following the source, until "adopt resume".
 
     The source keeps its log for them meanwhile: look at the room on its disk.
     """
+    if dry_run:
+        status(catalog, source, as_json)
+        return
     with opened(catalog) as there:
         done = adoption.pause(there, source=source)
     _print(done, as_json=as_json)
@@ -91,9 +107,16 @@ def compare(catalog: CatalogOption, source: SourceOption = None, as_json: JsonOp
 
 
 def abort(
-    catalog: CatalogOption, source: SourceOption = None, yes: YesOption = False, as_json: JsonOption = False
+    catalog: CatalogOption,
+    source: SourceOption = None,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Undo an adoption: leave the source as it was, and empty the shards of the rows that were copied."""
+    if dry_run:
+        status(catalog, source, as_json)
+        return
     if not yes:
         typer.confirm("Remove the rows that were copied into the shards?", abort=True, err=True)
     with opened(catalog) as there, _shown() as show:

@@ -85,8 +85,8 @@ language sql volatile parallel unsafe
 return case when shardids.is_near(seen, target) then nextval(id_offset) else setval(id_offset, target) end;
 
 -- Raises id_offset to the clock, by less than a step more, under the lock of advance(); or leaves it to late_id(). The lock
--- is the session's, taken and given back here: on every way out, also of a cancel. Nobody waits for it here. Never true:
--- whether the lock is still held.
+-- is the session's, taken and given back here: on every way out, also of a cancel. Nobody waits for it here. False: the shard
+-- may be drawn from a little behind the clock. Null: these sequences are not known to be the shard's.
 --
 -- It runs as its owner, who may step the sequence. Everybody may execute it: it does what the next draw would. It has no
 -- search_path of its own, which would cost more than all else in it: names are qualified, and operators are in bodies that
@@ -103,7 +103,8 @@ begin
                     then case when case when shardids.is_near(seen, target)
                                    then shardids.is_bound(counter, id_offset, shard)
                                    else shardids.is_active(counter, id_offset, shard) end
-                         then pg_catalog.pg_try_advisory_lock(1936220516, shard) end end;
+                         then pg_catalog.pg_try_advisory_lock(1936220516, shard) end
+                    else false end;
   if is_locked then
     -- Nobody else changes it now.
     raised := pg_catalog.pg_sequence_last_value(id_offset);
@@ -144,8 +145,9 @@ begin
       return id;
     end if;
     exit when reach operator(pg_catalog.>) 30001;
-    -- Whoever finds the lock taken draws up to 100 ms behind the clock, and does not wait.
-    seen := case when shardids.catch_up(seen, counter, id_offset, shard) is not true
+    -- Whoever finds the lock taken draws up to 100 ms behind the clock, and does not wait. Not so from sequences that were
+    -- restored beside the shard's: null, and late_id() refuses.
+    seen := case when shardids.catch_up(seen, counter, id_offset, shard) is false
                  then pg_catalog.pg_sequence_last_value(id_offset) end;
     reach := 30050;
   end loop;

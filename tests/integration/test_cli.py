@@ -613,6 +613,7 @@ def test_the_commands_that_there_are() -> None:
 READING = {
     *("compare", "doctor", "shard show", "id decode", "id encode", "id range", "id next", "sql show", "demo"),
     *(
+        "adopt compare",
         "migrate check",
         "migrate sql",
         "migrate lint",

@@ -88,8 +88,9 @@ begin
       return id;
     end if;
     exit when reach operator(pg_catalog.>) 30001;
-    -- Whoever finds the lock taken draws up to 100 ms behind the clock, and does not wait.
-    seen := case when shardids.catch_up(seen, counter, id_offset, shard) is not true
+    -- Whoever finds the lock taken draws up to 100 ms behind the clock, and does not wait. Not so from sequences that were
+    -- restored beside the shard's: null, and late_id() refuses.
+    seen := case when shardids.catch_up(seen, counter, id_offset, shard) is false
                  then pg_catalog.pg_sequence_last_value(id_offset) end;
     reach := 30050;
   end loop;
@@ -849,7 +850,8 @@ begin
                     then case when case when shardids.is_near(seen, target)
                                    then shardids.is_bound(counter, id_offset, shard)
                                    else shardids.is_active(counter, id_offset, shard) end
-                         then pg_catalog.pg_try_advisory_lock(1936220516, shard) end end;
+                         then pg_catalog.pg_try_advisory_lock(1936220516, shard) end
+                    else false end;
   if is_locked then
     -- Nobody else changes it now.
     raised := pg_catalog.pg_sequence_last_value(id_offset);
@@ -3372,9 +3374,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382855733340798978);
-INSERT INTO shard_0000.kept VALUES (382855733340798979);
-INSERT INTO shard_0000.kept VALUES (382855733340798980);
+INSERT INTO shard_0000.kept VALUES (382860324845387778);
+INSERT INTO shard_0000.kept VALUES (382860324845387779);
+INSERT INTO shard_0000.kept VALUES (382860324845387780);
 
 
 --
@@ -3402,8 +3404,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710957159174915676/5/16605', 1, 8323566905054986240, '755', '2026-11-22 11:31:59.881286+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710957159174915676/5/16605', 1, 8323566905054986240, '756', '2026-11-22 11:31:59.904022+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710961863011977268/5/16605', 1, 2246135129778946048, '755', '2026-11-22 11:50:14.597211+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710961863011977268/5/16605', 1, 2246135129778946048, '756', '2026-11-22 11:50:14.61797+00', NULL);
 
 
 --
@@ -3423,7 +3425,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 11:31:59.661914+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 11:50:14.406152+00');
 
 
 --
@@ -3436,7 +3438,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 11:31:59.920324+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 11:50:14.626014+00');
 
 
 --
@@ -3489,7 +3491,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 8323566996334906184, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 2246135221059960692, true);
 
 
 --
@@ -3503,7 +3505,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 8323566996334906143, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 2246135221059960665, true);
 
 
 --
