@@ -21,7 +21,7 @@ create table shardids_catalog.adoption (
   check ((ended_at is null) = (outcome is null))
 );
 
-create unique index on shardids_catalog.adoption ((true)) where ended_at is null;
+create unique index adoption_under_way on shardids_catalog.adoption ((true)) where ended_at is null;
 
 comment on table shardids_catalog.adoption is 'Databases that were, or are being, taken into the cluster';
 comment on column shardids_catalog.adoption.source is 'The URL of the database, without its password';

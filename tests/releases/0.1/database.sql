@@ -3374,9 +3374,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382860324845387778);
-INSERT INTO shard_0000.kept VALUES (382860324845387779);
-INSERT INTO shard_0000.kept VALUES (382860324845387780);
+INSERT INTO shard_0000.kept VALUES (382865564114092034);
+INSERT INTO shard_0000.kept VALUES (382865564114092035);
+INSERT INTO shard_0000.kept VALUES (382865564114092036);
 
 
 --
@@ -3404,8 +3404,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710961863011977268/5/16605', 1, 2246135129778946048, '755', '2026-11-22 11:50:14.597211+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710961863011977268/5/16605', 1, 2246135129778946048, '756', '2026-11-22 11:50:14.61797+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710967227154747743/5/16605', 1, 9218595758343716864, '755', '2026-11-22 12:11:03.75243+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710967227154747743/5/16605', 1, 9218595758343716864, '756', '2026-11-22 12:11:03.76598+00', NULL);
 
 
 --
@@ -3425,7 +3425,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 11:50:14.406152+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 12:11:03.593117+00');
 
 
 --
@@ -3438,7 +3438,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 11:50:14.626014+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 12:11:03.773249+00');
 
 
 --
@@ -3491,7 +3491,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 2246135221059960692, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 9218595849625980647, true);
 
 
 --
@@ -3505,7 +3505,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 2246135221059960665, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 9218595849625980629, true);
 
 
 --
@@ -3659,10 +3659,10 @@ ALTER TABLE ONLY shardids_catalog.view
 
 
 --
--- Name: adoption_expr_idx; Type: INDEX; Schema: shardids_catalog; Owner: -
+-- Name: adoption_under_way; Type: INDEX; Schema: shardids_catalog; Owner: -
 --
 
-CREATE UNIQUE INDEX adoption_expr_idx ON shardids_catalog.adoption USING btree ((true)) WHERE (ended_at IS NULL);
+CREATE UNIQUE INDEX adoption_under_way ON shardids_catalog.adoption USING btree ((true)) WHERE (ended_at IS NULL);
 
 
 --
