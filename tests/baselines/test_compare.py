@@ -135,7 +135,8 @@ def test_order_and_size(results: dict[str, SchemeResult]) -> None:
     assert own is not None
     assert offsets is not None
     assert sequence.out_of_order_percent == 0
-    assert own.out_of_order_percent < 1 < offsets.out_of_order_percent
+    # Two shards that follow the clock in steps of 16 ms, in a run of some 100 ms.
+    assert own.out_of_order_percent < 5 < offsets.out_of_order_percent
     assert {point.node for point in own.points} == {0, 1}
     sizes = {name: result.storage.index_bytes_per_row for name, result in results.items() if result.storage}
     assert sizes["shardids"] == pytest.approx(sizes["sequence"], rel=0.1)
