@@ -163,7 +163,7 @@ class Journal:
         return self.move
 
     def place_lost(self, high_water_tick: int) -> None:
-        """Makes the home of :meth:`enter_loss` the owner."""
+        """Makes the node that :meth:`enter_loss` names the owner."""
         move = self.move
         with self._held.transaction() as connection:
             place_lost_shard(connection, move.shard, lost_with=move.source, target=move.target)
