@@ -175,7 +175,7 @@ declare
 begin
   -- Two sessions that change the grants of one schema at once would fail.
   perform shardids.wait_for_installer();
-  execute format('grant usage on schema shardids, %I to %I', schema, role);
+  execute format('grant usage on schema shardids, shardids_ref, %I to %I', schema, role);
   execute format('grant select on shardids.node, shardids.shard to %I', role);
   -- Needed where functions are not everybody's by default.
   execute (
@@ -184,9 +184,12 @@ begin
     where p.pronamespace = 'shardids'::regnamespace
       and p.proname in ('epoch_ms', 'time_bits', 'shard_bits', 'sequence_bits', 'schema_prefix', 'schema_of', 'id_of', 'shard_of',
                         'sequence_of', 'time_of', 'ms_of', 'clamped_ms', 'min_id', 'max_id', 'server', 'offset_base',
-                        'is_current', 'is_ahead', 'is_unchanged', 'is_in_time', 'drawn_id', 'catch_up', 'next_id', 'offset_ms', 'refuse',
-                        'reserve', 'decide'));
+                        'is_current', 'is_nearly_current', 'is_ahead', 'is_unchanged', 'is_in_time', 'drawn_id', 'catch_up', 'next_id', 'lagging_id',
+                        'offset_ms', 'refuse', 'reserve', 'decide', 'await_references'));
   execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer) to %2$I', schema, role);
+  if to_regprocedure(format('%I.next_number(text, text, timestamptz)', schema)) is not null then
+    execute format('grant execute on function %I.next_number(text, text, timestamptz) to %I', schema, role);
+  end if;
   execute format('grant usage on sequence %I.id_counter to %I', schema, role);
   execute format('grant select on sequence %I.id_offset to %I', schema, role);
 end
@@ -201,6 +204,9 @@ declare
 begin
   perform shardids.wait_for_installer();
   execute format('revoke execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer) from %2$I', schema, role);
+  if to_regprocedure(format('%I.next_number(text, text, timestamptz)', schema)) is not null then
+    execute format('revoke execute on function %I.next_number(text, text, timestamptz) from %I', schema, role);
+  end if;
   execute format('revoke all on sequence %1$I.id_counter, %1$I.id_offset from %2$I', schema, role);
 end
 $$;

@@ -10,15 +10,21 @@
 -- The functions that every draw runs have bodies that are parsed when they are created: no search_path of a
 -- caller reaches them.
 
--- The tick of a draw lies between a minute ahead of the clock and 2 ms behind it (-60000 < lag < 2, for a reach of 30001;
--- 98 ms more than that behind it for 30050), id_offset was written in this incarnation of the server, and the layout's time
--- is not exhausted. In one comparison: an exhausted time field loses its top bit and lags by half the layout's range; a
--- foreign base is centuries off.
-create function shardids.is_current(seen bigint, drawn bigint, reach integer) returns boolean
+-- The tick of a draw lies between a minute ahead of the clock and 2 ms behind it (-60000 < lag < 2), id_offset was written in
+-- this incarnation of the server, and the layout's time is not exhausted. In one comparison: an exhausted time field loses its
+-- top bit and lags by half the layout's range; a foreign base is centuries off.
+create function shardids.is_current(seen bigint, drawn bigint) returns boolean
 language sql volatile parallel safe
 return abs(date_part('epoch', clock_timestamp()) * 1000
            - (((seen + (drawn >> shardids.sequence_bits())) & ~(1::bigint << shardids.time_bits()))
-              + (shardids.epoch_ms() - shardids.offset_base() - 60000)) - reach) < reach;
+              + (shardids.epoch_ms() - shardids.offset_base() - 29999))) < 30001::double precision;
+
+-- The same, up to 100 ms behind the clock.
+create function shardids.is_nearly_current(seen bigint, drawn bigint) returns boolean
+language sql volatile parallel safe
+return abs(date_part('epoch', clock_timestamp()) * 1000
+           - (((seen + (drawn >> shardids.sequence_bits())) & ~(1::bigint << shardids.time_bits()))
+              + (shardids.epoch_ms() - shardids.offset_base() - 29950))) < 30050::double precision;
 
 -- The tick is ahead of the clock, by no more than the limit. That is 10 years at most: a foreign base is centuries
 -- off, and a fence centuries behind.
@@ -125,37 +131,47 @@ $$;
 comment on function shardids.catch_up(bigint, regclass, regclass, integer) is
   'Brings a shard that lags to the clock, if it belongs to this incarnation of the server';
 
--- seen is id_offset as read by the caller: arguments are evaluated before the body, so before nextval. currval is what
--- this session drew last, in the same expression.
--- What a draw costs in a transaction of its own is the number of expressions that it executes: PL/pgSQL prepares each anew.
+-- What a draw costs in a transaction of its own is the number of expressions that it executes, for PL/pgSQL prepares each again,
+-- and of the functions and operators in them. So the usual draw is one expression, and what is not usual is lagging_id().
+--
+-- seen is id_offset as read by the caller: arguments are evaluated before the body, so before nextval. CASE: it is read again
+-- after the nextval. currval is what this session drew last, in the same expression.
+--
 -- Declared stable although it draws: PL/pgSQL then takes no new snapshot for each expression, a tenth of the
 -- cost. Sequences are read without snapshots. The caller's expression stays volatile, and so is evaluated
 -- once a row, because pg_sequence_last_value in its first argument is.
-create function shardids.next_id(seen bigint, counter regclass, id_offset regclass, shard integer, reach integer) returns bigint
+create function shardids.next_id(seen bigint, counter regclass, id_offset regclass, shard integer) returns bigint
+language plpgsql stable parallel unsafe as $$
+begin
+  return case when shardids.is_current(seen, pg_catalog.nextval(counter))
+              then case when shardids.is_unchanged(seen, id_offset)
+                   then shardids.drawn_id(seen, pg_catalog.currval(counter), pg_catalog.currval(counter), shard) end end;
+end
+$$;
+
+comment on function shardids.next_id(bigint, regclass, regclass, integer) is
+  'Draws an ID, or null if the shard is not at the clock; call it as the shard''s own next_id()';
+
+-- Draws from a shard that is not at the clock: one that lags, or is far ahead.
+create function shardids.lagging_id(counter regclass, id_offset regclass, shard integer) returns bigint
 language plpgsql stable parallel unsafe as $$
 declare
-  id bigint;
+  -- Whoever finds the lock taken draws up to 100 ms behind the clock, and does not wait. Not so from sequences that were
+  -- restored beside the shard's: null, and late_id() refuses.
+  seen constant bigint := case when shardids.catch_up(pg_catalog.pg_sequence_last_value(id_offset), counter, id_offset, shard) is false
+                               then pg_catalog.pg_sequence_last_value(id_offset) end;
+  id constant bigint := case when shardids.is_nearly_current(seen, pg_catalog.nextval(counter))
+                             then case when shardids.is_unchanged(seen, id_offset)
+                                  then shardids.drawn_id(seen, pg_catalog.currval(counter), pg_catalog.currval(counter), shard) end end;
 begin
-  loop
-    -- CASE: the offset is read again after the nextval.
-    id := case when shardids.is_current(seen, pg_catalog.nextval(counter), reach)
-               then case when shardids.is_unchanged(seen, id_offset)
-                    then shardids.drawn_id(seen, pg_catalog.currval(counter), pg_catalog.currval(counter), shard) end end;
-    if id is not null then
-      return id;
-    end if;
-    exit when reach operator(pg_catalog.>) 30001;
-    -- Whoever finds the lock taken draws up to 100 ms behind the clock, and does not wait. Not so from sequences that were
-    -- restored beside the shard's: null, and late_id() refuses.
-    seen := case when shardids.catch_up(seen, counter, id_offset, shard) is false
-                 then pg_catalog.pg_sequence_last_value(id_offset) end;
-    reach := 30050;
-  end loop;
+  if id is not null then
+    return id;
+  end if;
   -- More than a minute ahead, after the clock stepped back for example. The draw passes where advance() would change
   -- nothing: its lock is for those who change the offset, and that nobody did is seen below as on the usual path.
   if shardids.is_ahead(seen, pg_catalog.currval(counter), '10 years') then
     perform from shardids.node n, shardids.shard s
-    where s.id operator(pg_catalog.=) next_id.shard and s.id_offset operator(pg_catalog.=) next_id.id_offset
+    where s.id operator(pg_catalog.=) lagging_id.shard and s.id_offset operator(pg_catalog.=) lagging_id.id_offset
       and shardids.is_ahead(seen, pg_catalog.currval(counter), n.max_ahead);
     if found and shardids.is_in_time(seen, pg_catalog.currval(counter)) and shardids.is_unchanged(seen, id_offset) then
       return shardids.drawn_id(seen, pg_catalog.currval(counter), pg_catalog.currval(counter), shard);
@@ -169,8 +185,8 @@ begin
 end
 $$;
 
-comment on function shardids.next_id(bigint, regclass, regclass, integer, integer) is
-  'Draws an ID, or null if the offset is to be raised first; call it as the shard''s own next_id()';
+comment on function shardids.lagging_id(regclass, regclass, integer) is
+  'Brings a shard that lags to the clock and draws an ID, or null if late_id() has to; what a shard''s next_id() calls';
 
 -- For the owner of the engine only, and for the shards' own late_id(), which is run as that owner by whoever may draw:
 -- whose privileges to look at, a function that PUBLIC may execute could not tell. The caller names id_offset, as only the

@@ -2,6 +2,9 @@
 -- Locks:      ACCESS EXCLUSIVE on shardids.shard and shardids.node.
 -- Privileges: ownership of schema shardids.
 
+-- Refuses while there are reference tables.
+drop schema shardids_ref;
+
 do $do$
 declare
   held bigint;

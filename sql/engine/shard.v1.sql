@@ -27,7 +27,8 @@ begin
   execute format(
     'create function %1$I.next_id() returns bigint language sql volatile parallel unsafe '
     'return coalesce(shardids.next_id(pg_sequence_last_value(''%1$I.id_offset''::regclass), '
-    '''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s, 30001), %1$I.late_id(''%1$I.id_offset''::regclass))', schema, shard);
+    '''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s), '
+    'shardids.lagging_id(''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s), %1$I.late_id(''%1$I.id_offset''::regclass))', schema, shard);
   execute format(
     'create function %1$I.next_ids(n integer) returns setof bigint language sql volatile parallel unsafe rows 1000 '
     'begin atomic '

@@ -16,7 +16,8 @@ import pytest
 from sqlalchemy.engine import URL
 
 from shardids import Layout
-from shardids.catalog.connections import open_engine, parse_url
+from shardids.catalog.connections import open_engine
+from shardids.catalog.urls import parse_url
 from shardids.errors import TooFarAhead
 from shardids.install import trees
 from tests.conftest import dsn
@@ -47,7 +48,8 @@ MakeNode = Callable[..., str]
 AFTER_SETVAL = r"\bsetval\([^;]*;"
 AFTER_COUNTER_READ = r"\bc1 := [^;]*;"
 STEP_MS = 16
-AFTER_NEXTVAL = r"\bnextval\(counter\), reach\)\s+then case when"
+AFTER_NEXTVAL = r"\bnextval\(counter\)\)\s+then case when"
+at_the_clock_and_behind = pytest.mark.parametrize("function", ["shardids.next_id", "shardids.lagging_id"])
 NEXT = "select shard_0005.next_id()"
 
 
@@ -153,10 +155,20 @@ def test_a_reservation_shares_no_tick_with_draws_made_while_it_is_under_way(
     assert not ((drawn >= first) & (drawn <= last)).any()
 
 
-def test_a_draw_that_is_overtaken_by_a_reservation_draws_again(db: Db, node: str) -> None:
+def prepare_draw(db: Db, function: str) -> None:
+    """Brings the shard to where the next draw gets its ID from the function."""
+    db.execute(NEXT)
+    if function == "shardids.next_id":
+        run_ahead(db, 5_000)
+    else:
+        time.sleep(0.1)
+
+
+@at_the_clock_and_behind
+def test_a_draw_that_is_overtaken_by_a_reservation_draws_again(function: str, db: Db, node: str) -> None:
     with connect(node) as slow, connect(node) as quick:
-        slow.execute(NEXT)
-        with paused(db, "shardids.next_id", AFTER_NEXTVAL, slow, draw) as go_on:
+        prepare_draw(slow, function)
+        with paused(db, function, AFTER_NEXTVAL, slow, draw) as go_on:
             _, last = reserve(quick, 100_000)
             later = draw(quick, 10)
             overtaken = go_on()[0]
@@ -164,21 +176,23 @@ def test_a_draw_that_is_overtaken_by_a_reservation_draws_again(db: Db, node: str
     assert overtaken not in later
 
 
-def test_a_draw_that_is_overtaken_by_a_fence_fails(db: Db, node: str) -> None:
+@at_the_clock_and_behind
+def test_a_draw_that_is_overtaken_by_a_fence_fails(function: str, db: Db, node: str) -> None:
     with connect(node) as slow, connect(node) as quick:
-        slow.execute(NEXT)
-        with paused(db, "shardids.next_id", AFTER_NEXTVAL, slow, draw) as go_on:
+        prepare_draw(slow, function)
+        with paused(db, function, AFTER_NEXTVAL, slow, draw) as go_on:
             quick.execute("select shardids.fence(5)")
             with refused("SI002"):
                 go_on()
 
 
+@at_the_clock_and_behind
 def test_a_draw_that_is_overtaken_by_fence_and_activation_is_above_the_high_water_tick(
-    db: Db, node: str
+    function: str, db: Db, node: str
 ) -> None:
     with connect(node) as slow, connect(node) as quick:
-        slow.execute(NEXT)
-        with paused(db, "shardids.next_id", AFTER_NEXTVAL, slow, draw) as go_on:
+        prepare_draw(slow, function)
+        with paused(db, function, AFTER_NEXTVAL, slow, draw) as go_on:
             high_water = scalar(quick, "select shardids.fence(5)")
             quick.execute("select shardids.activate(5)")
             between = draw(quick, 10)

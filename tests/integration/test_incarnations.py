@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from sqlalchemy.engine import URL
 
-from shardids.catalog.connections import parse_url
+from shardids.catalog.urls import parse_url
 from shardids.dev.embedded import EmbeddedServer, temporary_server
 from tests.conftest import MakeRole, dsn
 from tests.support.generator import (

@@ -11,8 +11,8 @@ from threading import Event, Thread
 import pytest
 
 from shardids import Cluster
-from shardids.catalog.connections import parse_url
 from shardids.catalog.topology import Node
+from shardids.catalog.urls import parse_url
 from shardids.dev import devcluster
 from shardids.dev.embedded import EmbeddedServer, temporary_servers
 from shardids.errors import BadArgument, ClusterConflict, MissingPrivilege

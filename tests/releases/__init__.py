@@ -16,8 +16,9 @@ import psycopg
 from alembic import command
 from sqlalchemy.engine import URL
 
-from shardids.catalog.connections import open_engine, parse_url
+from shardids.catalog.connections import open_engine
 from shardids.catalog.sqlfiles import data_folder
+from shardids.catalog.urls import parse_url
 from shardids.dev.embedded import find_binaries, temporary_server
 from shardids.ids.layout import DEFAULT
 from shardids.install import trees

@@ -7,8 +7,9 @@ session may act between two of them.
 =====================  ===============================================================================
 here                   there
 =====================  ===============================================================================
-draw, draw_once_more   ``next_id``: the first and the second pass of its loop
+draw                   ``next_id``
 catch_up               ``catch_up``, in which a cancel may end the statement
+draw_once_more         ``lagging_id``, after ``catch_up``
 draw_again             ``late_id``, after ``advance``
 advance                ``advance``, up to its loop
 raise_to, set_aside    the loop of ``advance``, without and with ``ticks``

@@ -1,4 +1,4 @@
-"""The engine: layout, decoding, identity of the server, generator, administration."""
+"""The engine: layout, decoding, identity of the server, generator, administration; moves; counters."""
 
 from shardids.install.trees import run_sql
 
@@ -19,6 +19,9 @@ def upgrade() -> None:
         "mover/objects.v1.sql",
         "mover/moving.v1.sql",
         "adopt/staging.v1.sql",
+        "adopt/back.v1.sql",
+        "counters/counters.v1.sql",
+        "reference/reference.v1.sql",
     )
 
 

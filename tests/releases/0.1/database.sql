@@ -53,6 +53,20 @@ CREATE SCHEMA shardids_catalog;
 
 
 --
+-- Name: shardids_ref; Type: SCHEMA; Schema: -; Owner: -
+--
+
+CREATE SCHEMA shardids_ref;
+
+
+--
+-- Name: SCHEMA shardids_ref; Type: COMMENT; Schema: -; Owner: -
+--
+
+COMMENT ON SCHEMA shardids_ref IS 'Reference tables: the same rows on every node, written to on one of them';
+
+
+--
 -- Name: late_id(regclass); Type: FUNCTION; Schema: shard_0000; Owner: -
 --
 
@@ -70,35 +84,29 @@ COMMENT ON FUNCTION shard_0000.late_id(id_offset regclass) IS 'What next_id() ca
 
 
 --
--- Name: next_id(bigint, regclass, regclass, integer, integer); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: lagging_id(regclass, regclass, integer); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.next_id(seen bigint, counter regclass, id_offset regclass, shard integer, reach integer) RETURNS bigint
+CREATE FUNCTION shardids.lagging_id(counter regclass, id_offset regclass, shard integer) RETURNS bigint
     LANGUAGE plpgsql STABLE
     AS $$
 declare
-  id bigint;
+  -- Whoever finds the lock taken draws up to 100 ms behind the clock, and does not wait. Not so from sequences that were
+  -- restored beside the shard's: null, and late_id() refuses.
+  seen constant bigint := case when shardids.catch_up(pg_catalog.pg_sequence_last_value(id_offset), counter, id_offset, shard) is false
+                               then pg_catalog.pg_sequence_last_value(id_offset) end;
+  id constant bigint := case when shardids.is_nearly_current(seen, pg_catalog.nextval(counter))
+                             then case when shardids.is_unchanged(seen, id_offset)
+                                  then shardids.drawn_id(seen, pg_catalog.currval(counter), pg_catalog.currval(counter), shard) end end;
 begin
-  loop
-    -- CASE: the offset is read again after the nextval.
-    id := case when shardids.is_current(seen, pg_catalog.nextval(counter), reach)
-               then case when shardids.is_unchanged(seen, id_offset)
-                    then shardids.drawn_id(seen, pg_catalog.currval(counter), pg_catalog.currval(counter), shard) end end;
-    if id is not null then
-      return id;
-    end if;
-    exit when reach operator(pg_catalog.>) 30001;
-    -- Whoever finds the lock taken draws up to 100 ms behind the clock, and does not wait. Not so from sequences that were
-    -- restored beside the shard's: null, and late_id() refuses.
-    seen := case when shardids.catch_up(seen, counter, id_offset, shard) is false
-                 then pg_catalog.pg_sequence_last_value(id_offset) end;
-    reach := 30050;
-  end loop;
+  if id is not null then
+    return id;
+  end if;
   -- More than a minute ahead, after the clock stepped back for example. The draw passes where advance() would change
   -- nothing: its lock is for those who change the offset, and that nobody did is seen below as on the usual path.
   if shardids.is_ahead(seen, pg_catalog.currval(counter), '10 years') then
     perform from shardids.node n, shardids.shard s
-    where s.id operator(pg_catalog.=) next_id.shard and s.id_offset operator(pg_catalog.=) next_id.id_offset
+    where s.id operator(pg_catalog.=) lagging_id.shard and s.id_offset operator(pg_catalog.=) lagging_id.id_offset
       and shardids.is_ahead(seen, pg_catalog.currval(counter), n.max_ahead);
     if found and shardids.is_in_time(seen, pg_catalog.currval(counter)) and shardids.is_unchanged(seen, id_offset) then
       return shardids.drawn_id(seen, pg_catalog.currval(counter), pg_catalog.currval(counter), shard);
@@ -114,10 +122,32 @@ $$;
 
 
 --
--- Name: FUNCTION next_id(seen bigint, counter regclass, id_offset regclass, shard integer, reach integer); Type: COMMENT; Schema: shardids; Owner: -
+-- Name: FUNCTION lagging_id(counter regclass, id_offset regclass, shard integer); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.next_id(seen bigint, counter regclass, id_offset regclass, shard integer, reach integer) IS 'Draws an ID, or null if the offset is to be raised first; call it as the shard''s own next_id()';
+COMMENT ON FUNCTION shardids.lagging_id(counter regclass, id_offset regclass, shard integer) IS 'Brings a shard that lags to the clock and draws an ID, or null if late_id() has to; what a shard''s next_id() calls';
+
+
+--
+-- Name: next_id(bigint, regclass, regclass, integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.next_id(seen bigint, counter regclass, id_offset regclass, shard integer) RETURNS bigint
+    LANGUAGE plpgsql STABLE
+    AS $$
+begin
+  return case when shardids.is_current(seen, pg_catalog.nextval(counter))
+              then case when shardids.is_unchanged(seen, id_offset)
+                   then shardids.drawn_id(seen, pg_catalog.currval(counter), pg_catalog.currval(counter), shard) end end;
+end
+$$;
+
+
+--
+-- Name: FUNCTION next_id(seen bigint, counter regclass, id_offset regclass, shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.next_id(seen bigint, counter regclass, id_offset regclass, shard integer) IS 'Draws an ID, or null if the shard is not at the clock; call it as the shard''s own next_id()';
 
 
 --
@@ -137,7 +167,7 @@ CREATE SEQUENCE shard_0000.id_counter
 --
 
 CREATE SEQUENCE shard_0000.id_offset
-    START WITH 71816148156416
+    START WITH 72245644886016
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -150,7 +180,7 @@ CREATE SEQUENCE shard_0000.id_offset
 
 CREATE FUNCTION shard_0000.next_id() RETURNS bigint
     LANGUAGE sql
-    RETURN COALESCE(shardids.next_id(pg_sequence_last_value('shard_0000.id_offset'::regclass), 'shard_0000.id_counter'::regclass, 'shard_0000.id_offset'::regclass, 0, 30001), shard_0000.late_id('shard_0000.id_offset'::regclass));
+    RETURN COALESCE(shardids.next_id(pg_sequence_last_value('shard_0000.id_offset'::regclass), 'shard_0000.id_counter'::regclass, 'shard_0000.id_offset'::regclass, 0), shardids.lagging_id('shard_0000.id_counter'::regclass, 'shard_0000.id_offset'::regclass, 0), shard_0000.late_id('shard_0000.id_offset'::regclass));
 
 
 --
@@ -283,7 +313,7 @@ CREATE SEQUENCE shard_0001.id_counter
 --
 
 CREATE SEQUENCE shard_0001.id_offset
-    START WITH 71871982731265
+    START WITH 72301479460865
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -296,7 +326,7 @@ CREATE SEQUENCE shard_0001.id_offset
 
 CREATE FUNCTION shard_0001.next_id() RETURNS bigint
     LANGUAGE sql
-    RETURN COALESCE(shardids.next_id(pg_sequence_last_value('shard_0001.id_offset'::regclass), 'shard_0001.id_counter'::regclass, 'shard_0001.id_offset'::regclass, 1, 30001), shard_0001.late_id('shard_0001.id_offset'::regclass));
+    RETURN COALESCE(shardids.next_id(pg_sequence_last_value('shard_0001.id_offset'::regclass), 'shard_0001.id_counter'::regclass, 'shard_0001.id_offset'::regclass, 1), shardids.lagging_id('shard_0001.id_counter'::regclass, 'shard_0001.id_offset'::regclass, 1), shard_0001.late_id('shard_0001.id_offset'::regclass));
 
 
 --
@@ -525,6 +555,30 @@ COMMENT ON FUNCTION shardids.add_barriers(shard integer) IS 'Adds the write barr
 
 
 --
+-- Name: add_route(regclass, name, integer, text); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.add_route(part regclass, route name, shard integer, adoption text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  if not exists (select from pg_attribute a where a.attrelid = part and a.attname = route and not a.attisdropped) then
+    execute format('alter table %s add column %I integer default %L::integer', part, route, shard);
+    execute format('comment on column %s.%I is %L', part, route, adoption);
+  end if;
+end
+$$;
+
+
+--
+-- Name: FUNCTION add_route(part regclass, route name, shard integer, adoption text); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.add_route(part regclass, route name, shard integer, adoption text) IS 'Gives a table of a shard the column by which rows without a key arrive';
+
+
+--
 -- Name: advance(integer, regclass, bigint); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -674,6 +728,37 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids."analyze"(shard integer) IS 'Fills materialized views of a shard, and gathers statistics of its tables';
+
+
+--
+-- Name: await_references(name[], pg_lsn, double precision); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.await_references(slots name[], wanted pg_lsn, patience_s double precision) RETURNS SETOF name
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  deadline constant timestamptz := clock_timestamp() + make_interval(secs => patience_s);
+  behind name[];
+begin
+  loop
+    behind := array(
+      select s.name from unnest(slots) s (name) left join pg_replication_slots r on r.slot_name = s.name
+      where (r.confirmed_flush_lsn >= wanted) is not true);
+    exit when behind = '{}' or clock_timestamp() > deadline;
+    perform pg_sleep(0.001);
+  end loop;
+  return query select unnest(behind);
+end
+$$;
+
+
+--
+-- Name: FUNCTION await_references(slots name[], wanted pg_lsn, patience_s double precision); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.await_references(slots name[], wanted pg_lsn, patience_s double precision) IS 'Waits until the followers of the slots have a position of the log on disk; returns those that have not in time';
 
 
 --
@@ -972,6 +1057,28 @@ CREATE FUNCTION shardids.clock_offset(counter regclass) RETURNS bigint
 
 
 --
+-- Name: close_back(regclass, text, text); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.close_back(name regclass, message text, hint text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  execute format('create or replace trigger shardids_adoption before insert or update or delete or truncate on %s '
+                 'for each statement execute function shardids.refuse_with(%L, %L)', name, message, hint);
+end
+$$;
+
+
+--
+-- Name: FUNCTION close_back(name regclass, message text, hint text); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.close_back(name regclass, message text, hint text) IS 'Keeps clients from writing to a table; open_table undoes it';
+
+
+--
 -- Name: close_table(regclass); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -998,6 +1105,265 @@ COMMENT ON FUNCTION shardids.close_table(name regclass) IS 'Adds the barrier of 
 
 
 --
+-- Name: counter_changes(integer, text); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.counter_changes(shard integer, tenant text DEFAULT NULL::text) RETURNS TABLE(of_tenant text, of_kind text, period date, changed_at timestamp with time zone, changed_by text, highest_before bigint, next_number bigint, reason text)
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+begin
+  if to_regclass(format('%I.shardids_counter_change', shardids.schema_of(shard))) is not null then
+    return query execute format(
+      'select c.tenant, c.kind, c.period, c.changed_at, c.changed_by, c.highest_before, c.next_number, c.reason '
+      'from %I.shardids_counter_change c where $1 is null or c.tenant = $1 order by c.changed_at', shardids.schema_of(shard))
+    using tenant;
+  end if;
+end
+$_$;
+
+
+--
+-- Name: FUNCTION counter_changes(shard integer, tenant text); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.counter_changes(shard integer, tenant text) IS 'How counters of a shard were set by hand, when, by whom and why';
+
+
+--
+-- Name: counters(integer, text, text, boolean); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.counters(shard integer, tenant text DEFAULT NULL::text, kind text DEFAULT NULL::text, whole boolean DEFAULT true) RETURNS TABLE(of_tenant text, of_kind text, per text, period date, highest bigint)
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+begin
+  if to_regclass(format('%I.shardids_counter', shardids.schema_of(shard))) is not null then
+    return query execute format(
+      'select c.tenant, c.kind, k.per, c.period, max(c.next_number) - k.lanes '
+      'from %1$I.shardids_counter c join %1$I.shardids_counter_kind k using (kind) '
+      'where ($1 is null or c.tenant = $1) and ($2 is null or c.kind = $2) and ($3 or not exists ('
+      'select from %1$I.shardids_counter l where l.tenant = c.tenant and l.kind = c.kind and l.period > c.period)) '
+      'group by c.tenant, c.kind, c.period, k.per, k.lanes order by 1, 2, 4', shardids.schema_of(shard))
+    using tenant, kind, whole;
+  end if;
+end
+$_$;
+
+
+--
+-- Name: FUNCTION counters(shard integer, tenant text, kind text, whole boolean); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.counters(shard integer, tenant text, kind text, whole boolean) IS 'The counters of a shard, and the highest number of each';
+
+
+--
+-- Name: create_counters(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.create_counters(shard integer) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+declare
+  schema constant text := shardids.schema_of(shard);
+  owner constant name := (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = 'shardids');
+  name text;
+begin
+  if not exists (select from shardids.shard s where s.id = create_counters.shard) then
+    perform shardids.refuse('SI001', shard);
+  end if;
+  perform shardids.wait_for_lock(1936220517, shard);
+  if to_regclass(format('%I.shardids_counter', schema)) is not null then
+    return;
+  end if;
+  execute format(
+    'create table %1$I.shardids_counter_kind ('
+    'kind text collate "C" primary key, per text not null, zone text not null, prefix text not null, '
+    'padding integer not null, lanes integer not null, keep_days integer not null, '
+    'constraint shardids_counter_kind_per check (per in (''day'', ''month'', ''year'', ''never'')), '
+    'constraint shardids_counter_kind_padding check (padding between 0 and 18), '
+    'constraint shardids_counter_kind_lanes check (lanes between 1 and 1024), '
+    'constraint shardids_counter_kind_keep_days check (keep_days between 1 and 100000))', schema);
+  execute format(
+    'create table %1$I.shardids_counter_zone (tenant text collate "C" primary key, zone text not null)', schema);
+  -- A counter's rows are updated all the time: there is room for the new versions beside the old ones.
+  execute format(
+    'create table %1$I.shardids_counter ('
+    'tenant text collate "C", kind text collate "C", period date, lane integer, next_number bigint not null, '
+    'is_whole boolean not null default false, '
+    'constraint shardids_counter_pkey primary key (tenant, kind, period, lane)) with (fillfactor = 50)', schema);
+  execute format(
+    'create table %1$I.shardids_counter_change ('
+    'tenant text collate "C", kind text collate "C", changed_at timestamptz default clock_timestamp(), '
+    'period date not null, highest_before bigint not null, next_number bigint not null, '
+    'changed_by text not null default session_user, reason text not null, '
+    'constraint shardids_counter_change_pkey primary key (tenant, kind, changed_at))', schema);
+  execute format('comment on table %I.shardids_counter_kind is ''The kinds of numbers: when each begins anew, and how it is written''', schema);
+  execute format('comment on table %I.shardids_counter_zone is ''The time zones of tenants that have another than that of the kind''', schema);
+  execute format('comment on table %I.shardids_counter is ''The next number of each lane of each counter''', schema);
+  execute format('comment on column %I.shardids_counter.is_whole is ''Whether all lanes of the counter are begun; of a few it may not be known yet''', schema);
+  execute format('comment on table %I.shardids_counter_change is ''Who has set a counter by hand, and why''', schema);
+  execute replace(replace($create$
+-- Where a lane has to be begun or waited for, or the transaction may hold some already.
+create function {schema}.next_lane_number(of_tenant text, of_kind text, of_period date, lanes integer) returns bigint
+language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
+declare
+  begun integer;
+  own integer;
+  drawn_lane integer;
+  number bigint;
+begin
+  select count(*), count(*) filter (where c.xmin = pg_current_xact_id()::xid) into begun, own
+  from {schema}.shardids_counter c where c.tenant = of_tenant and c.kind = of_kind and c.period = of_period;
+  -- A transaction that draws many numbers leaves half of the lanes to the others; what it drew under savepoints is not counted.
+  if begun < lanes and own < lanes / 2 then
+    for drawn_lane in
+      select l from generate_series(1, lanes) l
+      where not exists (select from {schema}.shardids_counter c
+                        where c.tenant = of_tenant and c.kind = of_kind and c.period = of_period and c.lane = l)
+      order by l
+    loop
+      -- An INSERT would wait for another's of the same lane, until that commits.
+      if pg_try_advisory_xact_lock(1936220540, hashtext(format('%s %s %s %L %L', {literal}, of_period, drawn_lane, of_kind, of_tenant))) then
+        insert into {schema}.shardids_counter as c (tenant, kind, period, lane, next_number)
+        values (of_tenant, of_kind, of_period, drawn_lane, drawn_lane + lanes)
+        on conflict do nothing returning c.lane into number;
+        if number is not null then
+          return number;
+        end if;
+      end if;
+    end loop;
+  end if;
+  -- Materialized: in a join each row of the one side would lock another of the other.
+  with free as materialized (
+    select f.lane from {schema}.shardids_counter f
+    where f.tenant = of_tenant and f.kind = of_kind and f.period = of_period
+      and (own < next_lane_number.lanes / 2 or f.xmin = pg_current_xact_id()::xid)
+    order by f.next_number limit 1 for update skip locked)
+  update {schema}.shardids_counter c
+  set next_number = c.next_number + next_lane_number.lanes, is_whole = begun = next_lane_number.lanes
+  from free
+  where c.tenant = of_tenant and c.kind = of_kind and c.period = of_period and c.lane = free.lane
+  returning c.next_number - next_lane_number.lanes into number;
+  if number is null then
+    -- Others hold all lanes: it waits for one of them.
+    drawn_lane := 1 + pg_backend_pid() % lanes;
+    insert into {schema}.shardids_counter as c (tenant, kind, period, lane, next_number)
+    values (of_tenant, of_kind, of_period, drawn_lane, drawn_lane + lanes)
+    on conflict (tenant, kind, period, lane) do update set next_number = c.next_number + next_lane_number.lanes
+    returning c.next_number - next_lane_number.lanes into number;
+  end if;
+  return number;
+end
+$$;
+create function {schema}.next_number(tenant text, kind text, moment timestamptz default statement_timestamp()) returns text
+language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  this record;
+  of_tenant constant text := tenant;
+  of_kind constant text := kind;
+  now_in date;
+  number bigint;
+begin
+  select k.*, shardids.period_of(k.per, moment at time zone coalesce(z.zone, k.zone)) as period into this
+  from {schema}.shardids_counter_kind k left join {schema}.shardids_counter_zone z on z.tenant = of_tenant
+  where k.kind = of_kind;
+  if this.kind is null or coalesce(of_tenant, '') = '' or moment is null then
+    perform shardids.refuse_number({literal}, 'SI007',
+      case when this.kind is null then format('there are no numbers of kind %L', of_kind)
+           when moment is null then format('a number of kind %L needs a time', of_kind)
+           else format('a number of kind %L needs a tenant', of_kind) end,
+      'The kinds: shardids counter define --help');
+  end if;
+  now_in := this.period;
+  if this.lanes = 1 then
+    insert into {schema}.shardids_counter as c (tenant, kind, period, lane, next_number)
+    values (of_tenant, of_kind, now_in, 1, 2)
+    on conflict (tenant, kind, period, lane) do update set next_number = c.next_number + 1
+    returning c.next_number - 1 into number;
+  else
+    -- A transaction that has written may hold lanes already.
+    if pg_current_xact_id_if_assigned() is null then
+      with free as materialized (
+        select f.lane from {schema}.shardids_counter f
+        where f.tenant = of_tenant and f.kind = of_kind and f.period = now_in
+        order by f.next_number limit 1 for update skip locked)
+      update {schema}.shardids_counter c set next_number = c.next_number + this.lanes
+      from free
+      where c.tenant = of_tenant and c.kind = of_kind and c.period = now_in and c.lane = free.lane and c.is_whole
+      returning c.next_number - this.lanes into number;
+    end if;
+    if number is null then
+      number := {schema}.next_lane_number(of_tenant, of_kind, now_in, this.lanes);
+    end if;
+  end if;
+  -- The first of a row: the period is new, or it was pruned, and would begin anew.
+  if number <= this.lanes then
+    if exists (select from {schema}.shardids_counter c
+               where c.tenant = of_tenant and c.kind = of_kind and c.period - this.keep_days > now_in) then
+      perform shardids.refuse_number({literal}, 'SI007',
+        format('the numbers of kind %L of tenant %L of %s are not kept any more', of_kind, of_tenant, now_in),
+        format('They are kept for %s days before the newest. If a wrong clock has begun later periods, delete their rows of {schema}.shardids_counter, and set the present counter above its rows.', this.keep_days));
+    end if;
+    if now_in - this.keep_days > statement_timestamp()::date then
+      perform shardids.refuse_number({literal}, 'SI007',
+        format('a number of kind %L of tenant %L of %s is more than %s days ahead', of_kind, of_tenant, now_in, this.keep_days),
+        'It would end the periods before it. Look at the time that was given.');
+    end if;
+    -- Kept before the newest of the others: one draw by a clock that is years ahead prunes nothing.
+    delete from {schema}.shardids_counter c
+    where c.tenant = of_tenant and c.kind = of_kind
+      and c.period < (select max(o.period) from {schema}.shardids_counter o
+                      where o.tenant = of_tenant and o.kind = of_kind and o.period < now_in) - this.keep_days;
+  end if;
+  if this.padding > 0 and length(number::text) > this.padding then
+    perform shardids.refuse_number({literal}, 'SI011',
+      format('number %s of kind %L of tenant %L needs more than %s digits', number, of_kind, of_tenant, this.padding),
+      'Define the kind again, with more padding.');
+  end if;
+  return replace(replace(this.prefix, '{period}', case this.per
+           when 'day' then to_char(now_in, 'YYYY-MM-DD') when 'month' then to_char(now_in, 'YYYY-MM')
+           when 'year' then to_char(now_in, 'YYYY') else '' end), '{tenant}', of_tenant)
+         || lpad(number::text, greatest(this.padding, length(number::text)), '0');
+end
+$$
+$create$, '{schema}', quote_ident(schema)), '{literal}', quote_literal(schema));
+  execute format('revoke execute on function %I.next_lane_number(text, text, date, integer) from public', schema);
+  execute format('comment on function %I.next_lane_number(text, text, date, integer) is ''What next_number() calls where a lane has to be begun''', schema);
+  execute format('comment on function %I.next_number(text, text, timestamptz) is ''The next number of a kind for a tenant''', schema);
+  execute format('revoke execute on function %I.next_number(text, text, timestamptz) from public', schema);
+  if owner <> current_user then
+    foreach name in array array['kind', 'zone', 'change'] loop
+      execute format('alter table %I.%I owner to %I', schema, 'shardids_counter_' || name, owner);
+    end loop;
+    execute format('alter table %I.shardids_counter owner to %I', schema, owner);
+    execute format('alter function %I.next_lane_number(text, text, date, integer) owner to %I', schema, owner);
+    execute format('alter function %I.next_number(text, text, timestamptz) owner to %I', schema, owner);
+  end if;
+  -- Whoever may draw IDs may draw numbers.
+  for name in
+    select distinct a.grantee::regrole
+    from pg_proc p, aclexplode(p.proacl) a
+    where p.oid = to_regprocedure(format('%I.next_id()', schema)) and a.grantee not in (0, p.proowner)
+  loop
+    execute format('grant execute on function %I.next_number(text, text, timestamptz) to %s', schema, name);
+  end loop;
+end
+$_$;
+
+
+--
+-- Name: FUNCTION create_counters(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.create_counters(shard integer) IS 'Makes the tables of a shard''s counters, and its next_number()';
+
+
+--
 -- Name: create_subscription(name, text, text); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -1019,6 +1385,59 @@ $_$;
 --
 
 COMMENT ON FUNCTION shardids.create_subscription(name name, conninfo text, options text) IS 'CREATE SUBSCRIPTION, without a trace of the password when it fails';
+
+
+--
+-- Name: define_counter(integer, text, text, text, text, integer, integer, integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.define_counter(shard integer, kind text, per text, zone text DEFAULT 'UTC'::text, prefix text DEFAULT NULL::text, padding integer DEFAULT 4, lanes integer DEFAULT 1, keep_days integer DEFAULT 400) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+declare
+  schema constant text := shardids.schema_of(shard);
+  form constant text := coalesce(prefix, case per when 'never' then '{tenant}-' else '{tenant}-{period}-' end);
+  what text;
+  defined record;
+begin
+  what := case
+    when coalesce(kind, '') = '' or length(kind) > 100 then 'the name of a kind of numbers has 1 to 100 characters'
+    when (per in ('day', 'month', 'year', 'never')) is not true then format('a kind of numbers begins anew per day, month, year or never, not per %L', per)
+    when (padding between 0 and 18) is not true then format('numbers are padded to 0 to 18 digits, not to %s', padding)
+    when (lanes between 1 and 1024) is not true then format('a kind of numbers has 1 to 1024 lanes, not %s', lanes)
+    when (keep_days between 1 and 100000) is not true then format('counters are kept for 1 to 100000 days, not %s', keep_days)
+    when form ~ '[{}]' and replace(replace(form, '{tenant}', ''), '{period}', '') ~ '[{}]'
+      then format('prefix %L has another placeholder than {tenant} and {period}', form)
+    when per = 'never' and strpos(form, '{period}') > 0 then format('prefix %L has a {period}, and numbers that never begin anew have none', form)
+    end;
+  if what is not null then
+    perform shardids.refuse_number(schema, 'SI007', what, 'Nothing was defined.');
+  end if;
+  perform shardids.require_zone(shardids.schema_of(shard), zone);
+  perform shardids.create_counters(shard);
+  execute format('select k.per, k.lanes from %I.shardids_counter_kind k where k.kind = $1', schema) into defined using kind;
+  if (defined.per, defined.lanes) <> (per, lanes) then
+    perform shardids.refuse_number(schema, 'SI007',
+      format('numbers of kind %L are defined already, per %s and with %s lanes: that can''t be changed to per %s and %s lanes',
+             kind, defined.per, defined.lanes, per, lanes),
+      'Define another kind.');
+  end if;
+  execute format(
+    'insert into %I.shardids_counter_kind as k (kind, per, zone, prefix, padding, lanes, keep_days) '
+    'values ($1, $2, $3, $4, $5, $6, $7) on conflict (kind) do update '
+    'set zone = excluded.zone, prefix = excluded.prefix, padding = excluded.padding, keep_days = excluded.keep_days '
+    'where k is distinct from excluded', schema)
+  using kind, per, zone, form, padding, lanes, keep_days;
+end
+$_$;
+
+
+--
+-- Name: FUNCTION define_counter(shard integer, kind text, per text, zone text, prefix text, padding integer, lanes integer, keep_days integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.define_counter(shard integer, kind text, per text, zone text, prefix text, padding integer, lanes integer, keep_days integer) IS 'Defines a kind of numbers in a shard: when it begins anew, how it is written, and whether numbers may be missing';
 
 
 --
@@ -1400,6 +1819,29 @@ COMMENT ON FUNCTION shardids.drop_copy(shard integer) IS 'Drops a shard that was
 
 
 --
+-- Name: drop_route(regclass, name, text); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.drop_route(part regclass, route name, adoption text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  if part in (select shardids.routed(route, adoption)) then
+    execute format('alter table %s drop column %I', part, route);
+  end if;
+end
+$$;
+
+
+--
+-- Name: FUNCTION drop_route(part regclass, route name, adoption text); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.drop_route(part regclass, route name, adoption text) IS 'Drops the column of add_route';
+
+
+--
 -- Name: drop_staging(text); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -1570,6 +2012,31 @@ COMMENT ON FUNCTION shardids.follow(name name, conninfo text) IS 'Subscribes to 
 
 
 --
+-- Name: follow_writer(name, text, name); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.follow_writer(name name, conninfo text, publication name) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+begin
+  -- A COMMIT is on disk before the writer hears of it, so that nobody waits for the next flush.
+  execute format('create subscription %1$I connection %2$L publication %3$I'
+                 ' with (create_slot = false, slot_name = %1$I, copy_data = false, synchronous_commit = on)', name, conninfo, publication);
+exception when others then
+  raise exception using errcode = sqlstate, message = sqlerrm;
+end
+$_$;
+
+
+--
+-- Name: FUNCTION follow_writer(name name, conninfo text, publication name); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.follow_writer(name name, conninfo text, publication name) IS 'Subscribes to the writer of reference tables, from where its slot is';
+
+
+--
 -- Name: grant_usage(integer, name); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -1582,7 +2049,7 @@ declare
 begin
   -- Two sessions that change the grants of one schema at once would fail.
   perform shardids.wait_for_installer();
-  execute format('grant usage on schema shardids, %I to %I', schema, role);
+  execute format('grant usage on schema shardids, shardids_ref, %I to %I', schema, role);
   execute format('grant select on shardids.node, shardids.shard to %I', role);
   -- Needed where functions are not everybody's by default.
   execute (
@@ -1591,9 +2058,12 @@ begin
     where p.pronamespace = 'shardids'::regnamespace
       and p.proname in ('epoch_ms', 'time_bits', 'shard_bits', 'sequence_bits', 'schema_prefix', 'schema_of', 'id_of', 'shard_of',
                         'sequence_of', 'time_of', 'ms_of', 'clamped_ms', 'min_id', 'max_id', 'server', 'offset_base',
-                        'is_current', 'is_ahead', 'is_unchanged', 'is_in_time', 'drawn_id', 'catch_up', 'next_id', 'offset_ms', 'refuse',
-                        'reserve', 'decide'));
+                        'is_current', 'is_nearly_current', 'is_ahead', 'is_unchanged', 'is_in_time', 'drawn_id', 'catch_up', 'next_id', 'lagging_id',
+                        'offset_ms', 'refuse', 'reserve', 'decide', 'await_references'));
   execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer) to %2$I', schema, role);
+  if to_regprocedure(format('%I.next_number(text, text, timestamptz)', schema)) is not null then
+    execute format('grant execute on function %I.next_number(text, text, timestamptz) to %I', schema, role);
+  end if;
   execute format('grant usage on sequence %I.id_counter to %I', schema, role);
   execute format('grant select on sequence %I.id_offset to %I', schema, role);
 end
@@ -1605,6 +2075,128 @@ $_$;
 --
 
 COMMENT ON FUNCTION shardids.grant_usage(shard integer, role name) IS 'Lets a role draw IDs from a shard';
+
+
+--
+-- Name: guard_part(regclass, boolean); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.guard_part(part regclass, logs_all boolean) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  if exists (select from pg_trigger t where t.tgrelid = part and t.tgname in ('shardids_back', 'shardids_back_full')) then
+    return;
+  end if;
+  execute format('create trigger %I before truncate on %s for each statement execute function shardids.refuse_with(%L, %L)',
+                 case when logs_all then 'shardids_back_full' else 'shardids_back' end, part,
+                 'table %s can''t be truncated as long as its changes are sent to the adopted database',
+                 'DELETE is sent. To end the way back: shardids adopt finish');
+  if logs_all then
+    execute format('alter table %s replica identity full', part);
+  end if;
+end
+$$;
+
+
+--
+-- Name: FUNCTION guard_part(part regclass, logs_all boolean); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.guard_part(part regclass, logs_all boolean) IS 'Refuses TRUNCATE of a table whose changes are sent back, and lets it log whole rows where the other side needs them';
+
+
+--
+-- Name: guard_reference(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.guard_reference() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  if current_setting('shardids.reference_work', true) = 'on'
+     and pg_has_role(current_user, (select n.nspowner from pg_namespace n where n.nspname = 'shardids'), 'usage') then
+    return null;
+  elsif tg_argv[1] = 'reader' then
+    raise exception using
+      errcode = 'SI013',
+      message = format('reference table %I is written to on node "%s" alone', tg_table_name, tg_argv[0]),
+      hint = 'Connect to that node; in Python: cluster.reference_session().';
+  elsif tg_op = 'TRUNCATE' then
+    raise exception using
+      errcode = 'SI013',
+      message = format('reference table %I can''t be truncated: rows on other nodes may refer to its rows', tg_table_name),
+      hint = format('To delete a row that no node refers to: shardids reference delete %I KEY', tg_table_name);
+  end if;
+  raise exception using
+    errcode = 'SI013',
+    message = format('DELETE on reference table %I: rows on other nodes may refer to the row', tg_table_name),
+    hint = format('This asks all nodes first: shardids reference delete %I KEY', tg_table_name);
+end
+$$;
+
+
+--
+-- Name: FUNCTION guard_reference(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.guard_reference() IS 'Refuses writes to a reference table elsewhere than on its writer, and DELETE and TRUNCATE there';
+
+
+--
+-- Name: guard_reference_table(regclass, text, boolean); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.guard_reference_table(name regclass, writer text, is_writer boolean) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  execute format(
+    'create or replace trigger shardids_reference before %sdelete or truncate on %s '
+    'for each statement execute function shardids.guard_reference(%L, %L)',
+    case when not is_writer then 'insert or update or ' end, name, writer, case when is_writer then 'writer' else 'reader' end);
+  if is_writer then
+    execute format(
+      'create or replace trigger shardids_reference_key after update on %s '
+      'for each row execute function shardids.keep_reference_key()', name);
+  else
+    execute format('drop trigger if exists shardids_reference_key on %s', name);
+  end if;
+end
+$$;
+
+
+--
+-- Name: FUNCTION guard_reference_table(name regclass, writer text, is_writer boolean); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.guard_reference_table(name regclass, writer text, is_writer boolean) IS 'Lets writes to a reference table pass on its writer alone';
+
+
+--
+-- Name: guarded(integer[]); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.guarded(shards integer[]) RETURNS SETOF regclass
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    BEGIN ATOMIC
+ SELECT (t.tgrelid)::regclass AS tgrelid
+    FROM pg_trigger t
+   WHERE ((t.tgname = ANY (ARRAY['shardids_back'::name, 'shardids_back_full'::name])) AND (t.tgrelid IN ( SELECT name.name
+            FROM unnest(guarded.shards) shard(shard),
+             LATERAL unnest(shardids.tables_of(shard.shard)) name(name))));
+END;
+
+
+--
+-- Name: FUNCTION guarded(shards integer[]); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.guarded(shards integer[]) IS 'The tables of these shards that guard_part has changed';
 
 
 --
@@ -1679,12 +2271,12 @@ CREATE FUNCTION shardids.is_bound(counter regclass, id_offset regclass, shard in
 
 
 --
--- Name: is_current(bigint, bigint, integer); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: is_current(bigint, bigint); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.is_current(seen bigint, drawn bigint, reach integer) RETURNS boolean
+CREATE FUNCTION shardids.is_current(seen bigint, drawn bigint) RETURNS boolean
     LANGUAGE sql PARALLEL SAFE
-    RETURN (abs((((date_part('epoch'::text, clock_timestamp()) * (1000)::double precision) - ((((seen + (drawn >> shardids.sequence_bits())) & (~ ((1)::bigint << shardids.time_bits()))) + ((shardids.epoch_ms() - shardids.offset_base()) - 60000)))::double precision) - (reach)::double precision)) < (reach)::double precision);
+    RETURN (abs(((date_part('epoch'::text, clock_timestamp()) * (1000)::double precision) - ((((seen + (drawn >> shardids.sequence_bits())) & (~ ((1)::bigint << shardids.time_bits()))) + ((shardids.epoch_ms() - shardids.offset_base()) - 29999)))::double precision)) < (30001)::double precision);
 
 
 --
@@ -1731,12 +2323,60 @@ CREATE FUNCTION shardids.is_near(seen bigint, target bigint) RETURNS boolean
 
 
 --
+-- Name: is_nearly_current(bigint, bigint); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.is_nearly_current(seen bigint, drawn bigint) RETURNS boolean
+    LANGUAGE sql PARALLEL SAFE
+    RETURN (abs(((date_part('epoch'::text, clock_timestamp()) * (1000)::double precision) - ((((seen + (drawn >> shardids.sequence_bits())) & (~ ((1)::bigint << shardids.time_bits()))) + ((shardids.epoch_ms() - shardids.offset_base()) - 29950)))::double precision)) < (30050)::double precision);
+
+
+--
 -- Name: is_unchanged(bigint, regclass); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
 CREATE FUNCTION shardids.is_unchanged(seen bigint, id_offset regclass) RETURNS boolean
     LANGUAGE sql PARALLEL SAFE
     RETURN (pg_sequence_last_value(id_offset) = seen);
+
+
+--
+-- Name: keep_reference_key(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.keep_reference_key() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET extra_float_digits TO '3'
+    AS $$
+declare
+  before constant jsonb := to_jsonb(old);
+  after constant jsonb := to_jsonb(new);
+  changed text;
+begin
+  select string_agg(format('%I', a.attname), ', ' order by a.attnum) into changed
+  from pg_attribute a
+  where a.attrelid = tg_relid and before -> a.attname::text is distinct from after -> a.attname::text
+    and exists (select from pg_index i
+                where i.indrelid = tg_relid and i.indisunique and i.indimmediate and i.indpred is null and i.indexprs is null
+                  and a.attnum = any (i.indkey));
+  if changed is not null then
+    raise exception using
+      errcode = 'SI013',
+      message = format('UPDATE of %s of reference table %I: rows on other nodes may refer to it', changed, tg_table_name),
+      hint = format('Insert the new row, let rows refer to it, then: shardids reference delete %I KEY. A unique column that no'
+                    ' foreign key needs can have a deferrable constraint.', tg_table_name);
+  end if;
+  return null;
+end
+$$;
+
+
+--
+-- Name: FUNCTION keep_reference_key(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.keep_reference_key() IS 'Refuses changes of what foreign keys on other nodes can refer to';
 
 
 --
@@ -1853,6 +2493,73 @@ COMMENT ON FUNCTION shardids.min_id(at timestamp with time zone) IS 'The lowest 
 
 
 --
+-- Name: number_rows(regclass, name, name, text, text, text, text, integer, integer, integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.number_rows(numbered regclass, number name, tenant name, kind text, per text, zone text DEFAULT 'UTC'::text, prefix text DEFAULT NULL::text, padding integer DEFAULT 4, lanes integer DEFAULT 1, keep_days integer DEFAULT 400) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+declare
+  shard integer;
+  schema name;
+  table_name name;
+  trigger_name text;
+  other regclass;
+  missing text;
+begin
+  select s.id, s.schema, c.relname into shard, schema, table_name
+  from pg_class c join pg_namespace n on n.oid = c.relnamespace join shardids.shard s on s.schema = n.nspname
+  where c.oid = numbered;
+  if shard is null then
+    perform shardids.refuse_number(null, 'SI007', format('table %s is not in a shard', numbered), 'Name a table of a shard.');
+  end if;
+  select string_agg(quote_ident(w), ' and ') into missing
+  from unnest(array[number, tenant]) w
+  where not exists (select from pg_attribute a where a.attrelid = numbered and a.attname = w and a.attnum > 0 and not a.attisdropped);
+  if missing is not null then
+    perform shardids.refuse_number(schema, 'SI007', format('table %s has no column %s', numbered, missing),
+      'Numbers need a column of text, and one with the tenant.');
+  end if;
+  if not exists (select from pg_attribute a where a.attrelid = numbered and a.attname = number
+                 and a.atttypid in ('text'::regtype, 'varchar'::regtype)) then
+    perform shardids.refuse_number(schema, 'SI007', format('column %I of table %s is not of type text or varchar', number, numbered),
+      'A number for people is text.');
+  end if;
+  trigger_name := format('shardids_number_%s.%s', table_name, number);
+  if octet_length(trigger_name) > 63 then
+    perform shardids.refuse_number(schema, 'SI007', format('the names of table %s and column %I are longer than 46 bytes together', numbered, number),
+      'The name of the trigger is made of them.');
+  end if;
+  perform shardids.define_counter(shard, kind, per, zone, prefix, padding, lanes, keep_days);
+  -- A table that has been renamed takes its function along; a partition has a trigger of its parent's.
+  select t.tgrelid into other from pg_trigger t
+  where t.tgfoid = to_regprocedure(format('%I.%I()', schema, trigger_name)) and t.tgrelid <> numbered and t.tgparentid = 0 limit 1;
+  if other is not null then
+    perform shardids.refuse_number(schema, 'SI007', format('function %I.%I() numbers table %s already', schema, trigger_name, other),
+      format('If that table was renamed: DROP FUNCTION %I.%I() CASCADE, and call number_rows() for both. Otherwise name the column differently.',
+             schema, trigger_name));
+  end if;
+  execute format(
+    'create or replace function %1$I.%2$I() returns trigger '
+    'language plpgsql volatile set search_path = pg_catalog, pg_temp as '
+    '$f$begin new.%3$I := %1$I.next_number(new.%4$I::text, %5$L); return new; end$f$', schema, trigger_name, number, tenant, kind);
+  execute format('revoke execute on function %I.%I() from public', schema, trigger_name);
+  execute format(
+    'create or replace trigger %2$I before insert on %1$s for each row when (new.%3$I is null) execute function %4$I.%2$I()',
+    numbered, trigger_name, number, schema);
+end
+$_$;
+
+
+--
+-- Name: FUNCTION number_rows(numbered regclass, number name, tenant name, kind text, per text, zone text, prefix text, padding integer, lanes integer, keep_days integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.number_rows(numbered regclass, number name, tenant name, kind text, per text, zone text, prefix text, padding integer, lanes integer, keep_days integer) IS 'Defines a kind of numbers, and lets a column of a table draw them where an INSERT gives none';
+
+
+--
 -- Name: offset_ms(bigint); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -1914,6 +2621,22 @@ $$;
 
 
 --
+-- Name: period_of(text, timestamp without time zone); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.period_of(per text, moment timestamp without time zone) RETURNS date
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN CASE WHEN (per = 'never'::text) THEN '0001-01-01'::date ELSE (date_trunc(per, moment))::date END;
+
+
+--
+-- Name: FUNCTION period_of(per text, moment timestamp without time zone); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.period_of(per text, moment timestamp without time zone) IS 'The first day of the day, month or year in which a time lies';
+
+
+--
 -- Name: publish(integer, name); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -1947,6 +2670,50 @@ COMMENT ON FUNCTION shardids.publish(shard integer, name name) IS 'Publishes the
 CREATE FUNCTION shardids.raised(seen bigint, target bigint, id_offset regclass) RETURNS bigint
     LANGUAGE sql
     RETURN CASE WHEN shardids.is_near(seen, target) THEN nextval(id_offset) ELSE setval(id_offset, target) END;
+
+
+--
+-- Name: reference_digest(name[]); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.reference_digest(names name[]) RETURNS TABLE(name name, rows bigint, digest numeric, definition text)
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET "TimeZone" TO 'UTC'
+    SET "IntervalStyle" TO 'postgres'
+    SET bytea_output TO 'hex'
+    SET extra_float_digits TO '1'
+    SET xmlbinary TO 'base64'
+    AS $$
+declare
+  this oid;
+begin
+  foreach name in array names loop
+    this := to_regclass(format('shardids_ref.%I', name));
+    rows := null;
+    digest := null;
+    definition := null;
+    if this is not null then
+      execute format('select count(*), coalesce(sum(hashtextextended(to_jsonb(t)::text, 0)::numeric), 0) from only shardids_ref.%I t', name)
+      into rows, digest;
+      select string_agg(format('%I %s%s%s%s', a.attname, format_type(a.atttypid, a.atttypmod), case when a.attnotnull then ' not null' end,
+                               case when a.attgenerated <> '' then ' generated' end,
+                               case when exists (select from pg_index i where i.indrelid = this and i.indisprimary and a.attnum = any (i.indkey))
+                                 then ' primary key' end), ', ' order by a.attname)
+      into definition
+      from pg_attribute a where a.attrelid = this and a.attnum > 0 and not a.attisdropped;
+    end if;
+    return next;
+  end loop;
+end
+$$;
+
+
+--
+-- Name: FUNCTION reference_digest(names name[]); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.reference_digest(names name[]) IS 'The number of rows of reference tables, a hash of them in any order, and their columns; nulls for tables that are not here';
 
 
 --
@@ -2010,6 +2777,54 @@ $$;
 
 
 --
+-- Name: refuse_number(name, text, text, text); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.refuse_number(schema name, reason text, what text, next text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  raise exception using
+    errcode = reason, hint = next,
+    message = format('%s [%snode "%s"]', what, 'shard ' || (select s.id from shardids.shard s where s.schema = refuse_number.schema) || ', ',
+                     (select n.name from shardids.node n));
+end
+$$;
+
+
+--
+-- Name: FUNCTION refuse_number(schema name, reason text, what text, next text); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.refuse_number(schema name, reason text, what text, next text) IS 'Raises an error of the functions for numbers';
+
+
+--
+-- Name: refuse_with(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.refuse_with() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  raise exception using
+    errcode = 'SI002',
+    message = format(tg_argv[0], format('%I.%I', tg_table_schema, tg_table_name)),
+    hint = tg_argv[1];
+end
+$$;
+
+
+--
+-- Name: FUNCTION refuse_with(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.refuse_with() IS 'Refuses a statement with the message and the hint that its trigger names';
+
+
+--
 -- Name: refuse_writes(); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -2057,6 +2872,23 @@ COMMENT ON FUNCTION shardids.release(shard integer) IS 'Draws an ID from a shard
 
 
 --
+-- Name: require_zone(name, text); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.require_zone(schema name, zone text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  if not exists (select from pg_timezone_names z where z.name = zone) then
+    perform shardids.refuse_number(schema, 'SI007', format('there is no time zone %L', zone),
+      'The names are in pg_timezone_names, such as Europe/Berlin.');
+  end if;
+end
+$$;
+
+
+--
 -- Name: reserve(integer, integer); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -2101,6 +2933,9 @@ declare
 begin
   perform shardids.wait_for_installer();
   execute format('revoke execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer) from %2$I', schema, role);
+  if to_regprocedure(format('%I.next_number(text, text, timestamptz)', schema)) is not null then
+    execute format('revoke execute on function %I.next_number(text, text, timestamptz) from %I', schema, role);
+  end if;
   execute format('revoke all on sequence %1$I.id_counter, %1$I.id_offset from %2$I', schema, role);
 end
 $_$;
@@ -2111,6 +2946,29 @@ $_$;
 --
 
 COMMENT ON FUNCTION shardids.revoke_usage(shard integer, role name) IS 'Takes back what grant_usage gave on a shard';
+
+
+--
+-- Name: routed(name, text); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.routed(route name, adoption text) RETURNS SETOF regclass
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    BEGIN ATOMIC
+ SELECT a.attrelid
+    FROM (pg_attribute a
+      JOIN pg_class c ON (((c.oid = a.attrelid) AND (c.relkind = 'r'::"char"))))
+   WHERE ((a.attname = routed.route) AND (NOT a.attisdropped) AND (col_description(a.attrelid, (a.attnum)::integer) = routed.adoption))
+   ORDER BY a.attrelid;
+END;
+
+
+--
+-- Name: FUNCTION routed(route name, adoption text); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.routed(route name, adoption text) IS 'The tables of shards that add_route has given a column';
 
 
 --
@@ -2329,6 +3187,104 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids.set_copy_aside(shard integer) IS 'Renames the schema of an incomplete copy of a shard, and forgets the shard';
+
+
+--
+-- Name: set_counter_zone(integer, text, text); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.set_counter_zone(shard integer, tenant text, zone text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+begin
+  perform shardids.require_zone(shardids.schema_of(shard), zone);
+  perform shardids.create_counters(shard);
+  execute format(
+    'insert into %I.shardids_counter_zone (tenant, zone) values ($1, $2) on conflict (tenant) do update set zone = excluded.zone',
+    shardids.schema_of(shard)) using tenant, zone;
+end
+$_$;
+
+
+--
+-- Name: FUNCTION set_counter_zone(shard integer, tenant text, zone text); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.set_counter_zone(shard integer, tenant text, zone text) IS 'Gives a tenant a time zone of its own';
+
+
+--
+-- Name: set_number(integer, text, text, bigint, text, boolean, date, boolean); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.set_number(shard integer, tenant text, kind text, next bigint, reason text, again boolean DEFAULT false, period date DEFAULT NULL::date, skip boolean DEFAULT false, OUT highest_before bigint, OUT next_number bigint, OUT set_period date) RETURNS record
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+declare
+  schema constant text := shardids.schema_of(shard);
+  lanes integer;
+  per text;
+  keep_days integer;
+  newest date;
+  what text;
+begin
+  if to_regclass(format('%I.shardids_counter', schema)) is null then
+    perform shardids.refuse_number(schema, 'SI007', 'the shard has no counters', 'To define a kind: shardids counter define');
+  end if;
+  execute format(
+    'select k.lanes, k.per, shardids.period_of(k.per, coalesce($3::timestamp, statement_timestamp() at time zone coalesce(z.zone, k.zone))), '
+    'k.keep_days, (select max(c.period) from %1$I.shardids_counter c where c.tenant = $1 and c.kind = $2) '
+    'from %1$I.shardids_counter_kind k left join %1$I.shardids_counter_zone z on z.tenant = $1 where k.kind = $2', schema)
+  into lanes, per, set_period, keep_days, newest using tenant, kind, period;
+  what := case
+    when lanes is null then format('there are no numbers of kind %L', kind)
+    when coalesce(tenant, '') = '' then format('a number of kind %L needs a tenant', kind)
+    when (next between 1 and 999999999999999999) is not true then format('a counter can''t be set to %s', coalesce(next::text, 'null'))
+    when coalesce(reason, '') = '' then 'who sets a counter says why'
+    -- As next_number() has it: such a draw would end the periods before it.
+    when set_period - keep_days > statement_timestamp()::date
+      then format('%s is more than the %s days ahead that counters of kind %L are kept', set_period, keep_days, kind)
+    end;
+  if what is not null then
+    perform shardids.refuse_number(schema, 'SI007', what, 'Nothing was changed.');
+  end if;
+  if newest - keep_days > set_period and not coalesce(again, false) then
+    perform shardids.refuse_number(schema, 'SI007',
+      format('the numbers of kind %L of tenant %L of %s are not kept any more, and may have been issued', kind, tenant, set_period),
+      'If none of them is in use any more, say so: again => true, or shardids counter set --again.');
+  end if;
+  -- All lanes, begun or not: with their rows locked nobody draws.
+  execute format(
+    'insert into %I.shardids_counter as c (tenant, kind, period, lane, next_number) '
+    'select $1, $2, $3, l, l from generate_series(1, $4) l order by l '
+    'on conflict (tenant, kind, period, lane) do update set next_number = c.next_number', schema)
+  using tenant, kind, set_period, lanes;
+  execute format('select max(c.next_number) - $4 from %I.shardids_counter c where (c.tenant, c.kind, c.period) = ($1, $2, $3)', schema)
+  into highest_before using tenant, kind, set_period, lanes;
+  highest_before := greatest(highest_before, 0);
+  next_number := case when skip then highest_before + 1 + next else next end;
+  if next_number <= highest_before and not coalesce(again, false) then
+    perform shardids.refuse_number(schema, 'SI007',
+      format('numbers %s to %s of kind %L of tenant %L of %s may have been issued, and would be again', next_number, highest_before, kind, tenant, set_period),
+      'If none of them is in use any more, say so: again => true, or shardids counter set --again.');
+  end if;
+  execute format(
+    'update %I.shardids_counter c set is_whole = true, next_number = $5 + ((c.lane - $5) %% $4 + $4) %% $4 '
+    'where (c.tenant, c.kind, c.period) = ($1, $2, $3)', schema) using tenant, kind, set_period, lanes::bigint, next_number;
+  execute format(
+    'insert into %I.shardids_counter_change (tenant, kind, period, highest_before, next_number, reason) '
+    'values ($1, $2, $3, $4, $5, $6)', schema) using tenant, kind, set_period, highest_before, next_number, reason;
+end
+$_$;
+
+
+--
+-- Name: FUNCTION set_number(shard integer, tenant text, kind text, next bigint, reason text, again boolean, period date, skip boolean, OUT highest_before bigint, OUT next_number bigint, OUT set_period date); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.set_number(shard integer, tenant text, kind text, next bigint, reason text, again boolean, period date, skip boolean, OUT highest_before bigint, OUT next_number bigint, OUT set_period date) IS 'Sets the next number of a counter, or skips so many, and records who did and why';
 
 
 --
@@ -2575,6 +3531,31 @@ COMMENT ON FUNCTION shardids.try_subscribing(conninfo text) IS 'Tests whether th
 
 
 --
+-- Name: unguard_part(regclass); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.unguard_part(part regclass) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  if exists (select from pg_trigger t where t.tgrelid = part and t.tgname = 'shardids_back_full') then
+    execute format('alter table %s replica identity default', part);
+  end if;
+  execute format('drop trigger if exists shardids_back on %s', part);
+  execute format('drop trigger if exists shardids_back_full on %s', part);
+end
+$$;
+
+
+--
+-- Name: FUNCTION unguard_part(part regclass); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.unguard_part(part regclass) IS 'Undoes guard_part';
+
+
+--
 -- Name: unstage_shard(regclass, regclass); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -2733,7 +3714,8 @@ begin
   execute format('grant usage on schema shardids_catalog to %I', role);
   execute format(
     'grant select on shardids_catalog.cluster, shardids_catalog.node, shardids_catalog.placement,'
-    ' shardids_catalog.query_node, shardids_catalog.old_id_rule, shardids_catalog.old_id_directory to %I', role);
+    ' shardids_catalog.query_node, shardids_catalog.old_id_rule, shardids_catalog.old_id_directory,'
+    ' shardids_catalog.lookup, shardids_catalog.reference_writer to %I', role);
 end
 $$;
 
@@ -2743,6 +3725,36 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids_catalog.grant_usage(role name) IS 'Lets a role read the catalog';
+
+
+--
+-- Name: refuse_during_deletion(); Type: FUNCTION; Schema: shardids_catalog; Owner: -
+--
+
+CREATE FUNCTION shardids_catalog.refuse_during_deletion() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  this shardids_catalog.reference_deletion;
+begin
+  select d.* into this from shardids_catalog.reference_deletion d order by d.started_at limit 1;
+  if found then
+    raise exception using
+      errcode = 'SI013',
+      message = format('row %s of reference table %I is being deleted on all nodes', this.key, this.table_name),
+      hint = 'Wait until it is done. If it was interrupted: repeat shardids reference delete, or undo it with shardids reference repair.';
+  end if;
+  return null;
+end
+$$;
+
+
+--
+-- Name: FUNCTION refuse_during_deletion(); Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON FUNCTION shardids_catalog.refuse_during_deletion() IS 'Refuses moves and adoptions while a row of a reference table is being deleted';
 
 
 --
@@ -3101,6 +4113,47 @@ COMMENT ON COLUMN shardids_catalog.cluster.version IS 'Grows with every change o
 
 
 --
+-- Name: lookup; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.lookup (
+    table_name text NOT NULL,
+    column_name text NOT NULL,
+    claims text NOT NULL,
+    is_ready boolean DEFAULT false NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+
+--
+-- Name: TABLE lookup; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.lookup IS 'Columns whose values are unique over all shards, and find the shard of their row';
+
+
+--
+-- Name: COLUMN lookup.table_name; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.lookup.table_name IS 'The table, as it is named in every shard';
+
+
+--
+-- Name: COLUMN lookup.claims; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.lookup.claims IS 'The table with the claims, as it is named in every shard';
+
+
+--
+-- Name: COLUMN lookup.is_ready; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.lookup.is_ready IS 'Every row has a claim, so a value without a claim has no row';
+
+
+--
 -- Name: move; Type: TABLE; Schema: shardids_catalog; Owner: -
 --
 
@@ -3326,6 +4379,67 @@ COMMENT ON COLUMN shardids_catalog.query_node.reference IS 'Tables that have the
 
 
 --
+-- Name: reference_deletion; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.reference_deletion (
+    table_name name NOT NULL,
+    key jsonb NOT NULL,
+    started_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+
+--
+-- Name: TABLE reference_deletion; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.reference_deletion IS 'Rows that are being deleted: each node may or may not have them';
+
+
+--
+-- Name: reference_table; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.reference_table (
+    name name NOT NULL,
+    state text DEFAULT 'creating'::text NOT NULL,
+    CONSTRAINT reference_table_state_check CHECK ((state = ANY (ARRAY['creating'::text, 'active'::text, 'dropping'::text])))
+);
+
+
+--
+-- Name: TABLE reference_table; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.reference_table IS 'The tables of schema shardids_ref of every node';
+
+
+--
+-- Name: COLUMN reference_table.state; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.reference_table.state IS 'creating, dropping: under way or interrupted; the command completes it when it is repeated';
+
+
+--
+-- Name: reference_writer; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.reference_writer (
+    only_row boolean DEFAULT true NOT NULL,
+    node text NOT NULL,
+    CONSTRAINT reference_writer_only_row_check CHECK (only_row)
+);
+
+
+--
+-- Name: TABLE reference_writer; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.reference_writer IS 'The node on which reference tables are written to';
+
+
+--
 -- Name: shardids_version; Type: TABLE; Schema: shardids_catalog; Owner: -
 --
 
@@ -3374,9 +4488,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382865564114092034);
-INSERT INTO shard_0000.kept VALUES (382865564114092035);
-INSERT INTO shard_0000.kept VALUES (382865564114092036);
+INSERT INTO shard_0000.kept VALUES (382983279743074306);
+INSERT INTO shard_0000.kept VALUES (382983279743074307);
+INSERT INTO shard_0000.kept VALUES (382983279743074308);
 
 
 --
@@ -3404,8 +4518,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7710967227154747743/5/16605', 1, 9218595758343716864, '755', '2026-11-22 12:11:03.75243+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7710967227154747743/5/16605', 1, 9218595758343716864, '756', '2026-11-22 12:11:03.76598+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711087763665428409/5/16668', 1, 7291732416991854592, '755', '2026-11-22 19:58:49.312894+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711087763665428409/5/16668', 1, 7291732416991854592, '756', '2026-11-22 19:58:49.335579+00', NULL);
 
 
 --
@@ -3425,7 +4539,13 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 12:11:03.593117+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 19:58:49.009688+00');
+
+
+--
+-- Data for Name: lookup; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
 
 
 --
@@ -3438,7 +4558,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 12:11:03.773249+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 19:58:49.348564+00');
 
 
 --
@@ -3468,6 +4588,24 @@ INSERT INTO shardids_catalog.placement VALUES (1, 'a', 'active');
 
 
 --
+-- Data for Name: reference_deletion; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
+
+
+--
+-- Data for Name: reference_table; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
+
+
+--
+-- Data for Name: reference_writer; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
+
+
+--
 -- Data for Name: shardids_version; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
@@ -3491,7 +4629,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 9218595849625980647, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 7291732508302183968, true);
 
 
 --
@@ -3505,7 +4643,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 9218595849625980629, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 7291732508302183927, true);
 
 
 --
@@ -3595,6 +4733,22 @@ ALTER TABLE ONLY shardids_catalog.cluster
 
 
 --
+-- Name: lookup lookup_claims; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.lookup
+    ADD CONSTRAINT lookup_claims UNIQUE (claims);
+
+
+--
+-- Name: lookup lookup_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.lookup
+    ADD CONSTRAINT lookup_pkey PRIMARY KEY (table_name, column_name);
+
+
+--
 -- Name: move move_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
 --
 
@@ -3643,6 +4797,30 @@ ALTER TABLE ONLY shardids_catalog.query_node
 
 
 --
+-- Name: reference_deletion reference_deletion_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.reference_deletion
+    ADD CONSTRAINT reference_deletion_pkey PRIMARY KEY (table_name, key);
+
+
+--
+-- Name: reference_table reference_table_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.reference_table
+    ADD CONSTRAINT reference_table_pkey PRIMARY KEY (name);
+
+
+--
+-- Name: reference_writer reference_writer_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.reference_writer
+    ADD CONSTRAINT reference_writer_pkey PRIMARY KEY (only_row);
+
+
+--
 -- Name: shardids_version shardids_version_pkc; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
 --
 
@@ -3680,6 +4858,13 @@ CREATE INDEX placement_node_idx ON shardids_catalog.placement USING btree (node)
 
 
 --
+-- Name: lookup changed; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE ON shardids_catalog.lookup FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.changed();
+
+
+--
 -- Name: node changed; Type: TRIGGER; Schema: shardids_catalog; Owner: -
 --
 
@@ -3698,6 +4883,28 @@ CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE ON shardids_catalog.old_
 --
 
 CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE ON shardids_catalog.placement FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.changed();
+
+
+--
+-- Name: adoption refuse_during_deletion; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER refuse_during_deletion BEFORE INSERT ON shardids_catalog.adoption FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_during_deletion();
+
+
+--
+-- Name: move refuse_during_deletion; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER refuse_during_deletion BEFORE INSERT ON shardids_catalog.move FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_during_deletion();
+
+
+--
+-- Name: reference_deletion deletion_of; Type: FK CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.reference_deletion
+    ADD CONSTRAINT deletion_of FOREIGN KEY (table_name) REFERENCES shardids_catalog.reference_table(name);
 
 
 --
@@ -3722,6 +4929,14 @@ ALTER TABLE ONLY shardids_catalog.placement
 
 ALTER TABLE ONLY shardids_catalog.query_node
     ADD CONSTRAINT query_node_node_fkey FOREIGN KEY (node) REFERENCES shardids_catalog.node(name) ON UPDATE CASCADE;
+
+
+--
+-- Name: reference_writer reference_writer_node_fkey; Type: FK CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.reference_writer
+    ADD CONSTRAINT reference_writer_node_fkey FOREIGN KEY (node) REFERENCES shardids_catalog.node(name) ON UPDATE CASCADE;
 
 
 --
@@ -3824,6 +5039,13 @@ REVOKE ALL ON FUNCTION shardids.add_barriers(shard integer) FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION add_route(part regclass, route name, shard integer, adoption text); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.add_route(part regclass, route name, shard integer, adoption text) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION advance(shard integer, id_offset regclass, ticks bigint, OUT seen bigint, OUT first_tick bigint, OUT last_tick bigint); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -3873,6 +5095,13 @@ REVOKE ALL ON FUNCTION shardids.clock_offset(counter regclass) FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION close_back(name regclass, message text, hint text); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.close_back(name regclass, message text, hint text) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION close_table(name regclass); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -3880,10 +5109,38 @@ REVOKE ALL ON FUNCTION shardids.close_table(name regclass) FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION counter_changes(shard integer, tenant text); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.counter_changes(shard integer, tenant text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION counters(shard integer, tenant text, kind text, whole boolean); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.counters(shard integer, tenant text, kind text, whole boolean) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION create_counters(shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.create_counters(shard integer) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION create_subscription(name name, conninfo text, options text); Type: ACL; Schema: shardids; Owner: -
 --
 
 REVOKE ALL ON FUNCTION shardids.create_subscription(name name, conninfo text, options text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION define_counter(shard integer, kind text, per text, zone text, prefix text, padding integer, lanes integer, keep_days integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.define_counter(shard integer, kind text, per text, zone text, prefix text, padding integer, lanes integer, keep_days integer) FROM PUBLIC;
 
 
 --
@@ -3922,6 +5179,13 @@ REVOKE ALL ON FUNCTION shardids.drop_copy(shard integer) FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION drop_route(part regclass, route name, adoption text); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.drop_route(part regclass, route name, adoption text) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION drop_staging(adoption text); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -3950,10 +5214,45 @@ REVOKE ALL ON FUNCTION shardids.follow(name name, conninfo text) FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION follow_writer(name name, conninfo text, publication name); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.follow_writer(name name, conninfo text, publication name) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION grant_usage(shard integer, role name); Type: ACL; Schema: shardids; Owner: -
 --
 
 REVOKE ALL ON FUNCTION shardids.grant_usage(shard integer, role name) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION guard_part(part regclass, logs_all boolean); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.guard_part(part regclass, logs_all boolean) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION guard_reference(); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.guard_reference() FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION guard_reference_table(name regclass, writer text, is_writer boolean); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.guard_reference_table(name regclass, writer text, is_writer boolean) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION guarded(shards integer[]); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.guarded(shards integer[]) FROM PUBLIC;
 
 
 --
@@ -3992,6 +5291,13 @@ REVOKE ALL ON FUNCTION shardids.is_near(seen bigint, target bigint) FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION keep_reference_key(); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.keep_reference_key() FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION late_id(id_offset regclass, shard integer); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -4013,6 +5319,13 @@ REVOKE ALL ON FUNCTION shardids.log_offset(id_offset regclass, base bigint, offs
 
 
 --
+-- Name: FUNCTION number_rows(numbered regclass, number name, tenant name, kind text, per text, zone text, prefix text, padding integer, lanes integer, keep_days integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.number_rows(numbered regclass, number name, tenant name, kind text, per text, zone text, prefix text, padding integer, lanes integer, keep_days integer) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION open_table(name regclass); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -4024,6 +5337,13 @@ REVOKE ALL ON FUNCTION shardids.open_table(name regclass) FROM PUBLIC;
 --
 
 REVOKE ALL ON FUNCTION shardids.pass_barrier() FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION period_of(per text, moment timestamp without time zone); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.period_of(per text, moment timestamp without time zone) FROM PUBLIC;
 
 
 --
@@ -4041,6 +5361,27 @@ REVOKE ALL ON FUNCTION shardids.raised(seen bigint, target bigint, id_offset reg
 
 
 --
+-- Name: FUNCTION reference_digest(names name[]); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.reference_digest(names name[]) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION refuse_number(schema name, reason text, what text, next text); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.refuse_number(schema name, reason text, what text, next text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION refuse_with(); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.refuse_with() FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION refuse_writes(); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -4055,10 +5396,24 @@ REVOKE ALL ON FUNCTION shardids.release(shard integer) FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION require_zone(schema name, zone text); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.require_zone(schema name, zone text) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION revoke_usage(shard integer, role name); Type: ACL; Schema: shardids; Owner: -
 --
 
 REVOKE ALL ON FUNCTION shardids.revoke_usage(shard integer, role name) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION routed(route name, adoption text); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.routed(route name, adoption text) FROM PUBLIC;
 
 
 --
@@ -4094,6 +5449,20 @@ REVOKE ALL ON FUNCTION shardids.set_aside(id_offset regclass, shard integer, n i
 --
 
 REVOKE ALL ON FUNCTION shardids.set_copy_aside(shard integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION set_counter_zone(shard integer, tenant text, zone text); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.set_counter_zone(shard integer, tenant text, zone text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION set_number(shard integer, tenant text, kind text, next bigint, reason text, again boolean, period date, skip boolean, OUT highest_before bigint, OUT next_number bigint, OUT set_period date); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.set_number(shard integer, tenant text, kind text, next bigint, reason text, again boolean, period date, skip boolean, OUT highest_before bigint, OUT next_number bigint, OUT set_period date) FROM PUBLIC;
 
 
 --
@@ -4143,6 +5512,13 @@ REVOKE ALL ON FUNCTION shardids.take_rows(shard integer) FROM PUBLIC;
 --
 
 REVOKE ALL ON FUNCTION shardids.try_subscribing(conninfo text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION unguard_part(part regclass); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.unguard_part(part regclass) FROM PUBLIC;
 
 
 --
