@@ -11,18 +11,24 @@ from pathlib import Path
 
 from benchmarks import (
     adopting,
+    coming_back,
     copying,
     doctor,
     draws,
     duplicates,
+    in_place,
     in_python,
+    lookups,
     memory,
     migrations,
     moving,
+    numbers,
     oltp,
     orm,
     provisioning,
     querying,
+    redis_numbers,
+    references,
     routing,
     rows,
     taking_in,
@@ -37,6 +43,8 @@ BENCHMARKS: dict[str, tuple[Callable[[int], Section], int]] = {
     "sessions": (draws.many_sessions, 7),
     "oltp": (oltp.run, 3),
     "rows": (rows.run, 5),
+    "numbers": (numbers.run, 5),
+    "redis-numbers": (redis_numbers.run, 3),
     "copy": (copying.run, 5),
     "duplicates": (duplicates.run, 3),
     "python": (in_python.run, 7),
@@ -44,6 +52,8 @@ BENCHMARKS: dict[str, tuple[Callable[[int], Section], int]] = {
     "orm": (orm.run, 15),
     "routing": (routing.run, 151),
     "twophase": (twophase.run, 15),
+    "lookups": (lookups.run, 15),
+    "references": (references.run, 11),
     "shards": (routing.many_shards, 1),
     "querying": (querying.run, 11),
     "provisioning": (provisioning.run, 3),
@@ -51,6 +61,9 @@ BENCHMARKS: dict[str, tuple[Callable[[int], Section], int]] = {
     "migrations": (migrations.run, 5),
     "adopting": (adopting.run, 3),
     "taking-in": (taking_in.run, 3),
+    "relay": (taking_in.run_via, 3),
+    "coming-back": (coming_back.run, 3),
+    "in-place": (in_place.run, 3),
     "moving": (moving.whole_move, 3),
     "pause": (moving.pause, 10),
 }
@@ -67,7 +80,12 @@ def main() -> None:
         choices=SUPPORTED,
         help="oltp: measure on this version's server, fetched if need be; may be repeated",
     )
-    parser.add_argument("--write", type=Path, metavar="FOLDER", help="write benchmarks.json and .md there")
+    parser.add_argument(
+        "--write",
+        type=Path,
+        metavar="FOLDER",
+        help="write benchmarks.json and .md there; keeps other sections",
+    )
     arguments = parser.parse_args()
     sections = []
     for name in arguments.names or BENCHMARKS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psycopg
 
-from benchmarks.report import Section, Table
+from benchmarks.report import Section, Table, figure
 from benchmarks.schemes import NEXT_ID, PUBLISHED, server_with_all, version_of
 
 SHARDS = 4096
@@ -21,10 +21,15 @@ def run(_rounds: int) -> Section:
             f"{PUBLISHED}, one in each shard": (_growth(server.url(), "published"),),
         }
         version = version_of(connection)
+        connection.close()
+        server.restart()
+        rows[f"{NEXT_ID}, the first of each shard after a restart"] = (_growth(server.url(), "next_id"),)
     return Section(
         title=f"Memory of a session that draws from {SHARDS:,} shards",
-        conditions=f"PostgreSQL {version}. What pg_backend_memory_contexts grew by, first shard to last.",
+        conditions=f"PostgreSQL {version}. What pg_backend_memory_contexts grew by, first shard to last."
+        " After a restart the first draw of a shard, in whichever session, calls the shard's own function.",
         table=Table(columns=("MB",), rows=rows),
+        ratios=(figure("next_id(), MB", rows[NEXT_ID][0], at_most=45),),
     )
 
 

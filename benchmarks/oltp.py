@@ -280,7 +280,7 @@ def _load(url: str, monitor: psycopg.Connection, folder: Path, case: _Case) -> I
     for number, script in enumerate(case.scripts()):
         files.append(folder / f"{case.name}-{number}.sql")
         files[-1].write_text(script, encoding="utf-8")
-    command = [_pgbench(), "--no-vacuum", "--protocol=prepared", f"--client={case.clients}", "--time=86400"]
+    command = [pgbench(), "--no-vacuum", "--protocol=prepared", f"--client={case.clients}", "--time=86400"]
     process = subprocess.Popen(
         [*command, *(f"--file={file}" for file in files), url],
         env=os.environ | {"PGAPPNAME": case.name},
@@ -301,7 +301,7 @@ def _set_fsync(monitor: psycopg.Connection, value: str) -> None:
         time.sleep(0.01)
 
 
-def _pgbench() -> str:
+def pgbench() -> str:
     """Returns the program: the folders that have only a server lack it."""
     for folder in (find_binaries(), *candidates()):
         if os.access(folder / "pgbench", os.X_OK):

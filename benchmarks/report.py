@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -134,9 +134,13 @@ def show(section: Section) -> None:
         console.print(f"{mark if wanted else ' '} {r.name}: {r.value:.2f}{wanted}")
 
 
-def write(sections: list[Section], machine: str, folder: Path) -> None:
-    """Writes ``benchmarks.json`` and ``benchmarks.md`` into a folder."""
+def write(measured: Sequence[Section], machine: str, folder: Path) -> None:
+    """Writes ``benchmarks.json`` and ``benchmarks.md`` into a folder.
+
+    Sections that are there under other titles stay as they are, and keep their places.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    sections = merged(_read(folder / "benchmarks.json"), measured)
     value = {"machine": machine, "sections": [asdict(section) for section in sections]}
     (folder / "benchmarks.json").write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
     lines = ["# Benchmarks", "", f"Made by `make bench`. {machine}", ""]
@@ -148,6 +152,28 @@ def write(sections: list[Section], machine: str, folder: Path) -> None:
             rows = [(r.name, f"{r.value:.2f}", r.promised) for r in section.ratios]
             lines += [*_markdown(("", "measured", "promised"), rows), ""]
     (folder / "benchmarks.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def merged(there: Sequence[Section], measured: Sequence[Section]) -> list[Section]:
+    """Returns the sections that are there, with those that were measured again in place of the old ones."""
+    new = {section.title: section for section in measured}
+    kept = [new.pop(section.title, section) for section in there]
+    return [*kept, *new.values()]
+
+
+def _read(file: Path) -> list[Section]:
+    if not file.exists():
+        return []
+    return [
+        Section(
+            title=section["title"],
+            conditions=section["conditions"],
+            measures=tuple(Measure(**measure) for measure in section["measures"]),
+            table=section["table"] and Table(**section["table"]),
+            ratios=tuple(Ratio(**ratio) for ratio in section["ratios"]),
+        )
+        for section in json.loads(file.read_text(encoding="utf-8"))["sections"]
+    ]
 
 
 Rows = list[tuple[str, ...]]

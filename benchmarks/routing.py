@@ -20,9 +20,9 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session
 
 from benchmarks.report import Measure, Ratio, Section, interleaved, ratio, seconds
 from shardids import Cluster, primary_key, sharding_key
-from shardids.catalog.connections import parse_url
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Node
+from shardids.catalog.urls import parse_url
 from shardids.client.routing.one_shard import refuse_statement
 from shardids.dev.embedded import temporary_servers
 from shardids.ids.layout import DEFAULT

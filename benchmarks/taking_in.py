@@ -6,14 +6,15 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import psycopg
+from sqlalchemy import make_url
 
 from benchmarks.report import Measure, Section, figure
 from shardids.adopt import adoption
 from shardids.adopt.events import Event, StepBegun
-from shardids.adopt.plan import Kind, OldIds, Plan, TablePlan
+from shardids.adopt.plan import Hop, Kind, OldIds, Plan, TablePlan
 from shardids.catalog.rows import Catalog
 from shardids.dev.devcluster import found
 from shardids.dev.embedded import EmbeddedServer, temporary_servers
@@ -32,13 +33,23 @@ _SHARD = """
     create table {s}.users (id bigint primary key default {s}.next_id(), name text not null);
     create table {s}.orders (
       id bigint primary key default {s}.next_id(), user_id bigint not null references {s}.users, what text)"""
+ITEMS, CHANGED = 500_000, 60_000
+_DERIVED = f"""
+    create table items (id bigserial primary key, order_id bigint not null references orders, what text);
+    insert into items (order_id, what)
+    select 1 + n % {ORDERS}, repeat('x', 40) from generate_series(1, {ITEMS}) n;
+    analyze items"""
+_DERIVED_SHARD = """;
+    create table {s}.items (
+      id bigint primary key default {s}.next_id(), order_id bigint not null references {s}.orders,
+      what text)"""
 
 
 def run(rounds: int) -> Section:
     """Adopts the database once a round, under writers, and switches."""
     rates, pauses_ms, waits_ms, ratios, missing = [], [], [], [], 0
     for _ in range(rounds):
-        with _shop() as (source, catalog), _Writers(source) as writers:
+        with shop() as (source, catalog), _Writers(source) as writers:
             time.sleep(3)
             before = writers.start_phase()
             begun: dict[str, float] = {}
@@ -47,11 +58,11 @@ def run(rounds: int) -> Section:
                 if isinstance(event, StepBegun):
                     begun[event.step] = time.monotonic()
 
-            adoption.run(catalog, _plan(source), on_event=note)
+            adoption.run(catalog, plan_of(source), on_event=note)
             during = writers.start_phase()
             copying_s = begun["compare"] - begun["subscribe"]
             rates.append((USERS + ORDERS) / copying_s)
-            ratios.append(_p99(during) / _p99(before))
+            ratios.append(p99(during) / p99(before))
             pauses_ms.append(adoption.switch(catalog).pause_ms or 0.0)
             waits_ms.append(max(writers.start_phase(), default=0.0) * 1000)
             missing += writers.missing(catalog)
@@ -60,7 +71,7 @@ def run(rounds: int) -> Section:
         conditions=f"Two tables, {SHARDS} shards on two nodes, three servers on one machine, fsync off;"
         f" {WRITERS} sessions that insert {WRITES_A_SECOND} rows a second; {rounds} rounds. The copy lasts"
         " until the nodes have caught up. The pause is from the lock at the source to open shards.",
-        measures=(_measure("rows copied", "rows/s", rates), _measure("no writes are taken", "ms", pauses_ms)),
+        measures=(measure("rows copied", "rows/s", rates), measure("no writes are taken", "ms", pauses_ms)),
         ratios=(
             figure("rows a second, median", _median(rates), at_least=100_000),
             figure("pause, worst, ms", max(pauses_ms), at_most=500),
@@ -71,7 +82,77 @@ def run(rounds: int) -> Section:
     )
 
 
-def _plan(source: EmbeddedServer) -> Plan:
+def run_via(rounds: int) -> Section:
+    """Adopts the database with a table that finds its key in another one, through a relay, once a round."""
+    rates, pauses_ms, changes, missing = [], [], [], 0
+    for _ in range(rounds):
+        with shop(is_derived=True) as (source, catalog), _Writers(source) as writers:
+            node = catalog.placement().nodes["a"].url
+            relay = make_url(node).set(database="relay").render_as_string(hide_password=False)
+            with psycopg.connect(node, autocommit=True) as connection:
+                connection.execute("create database relay")
+            begun: dict[str, float] = {}
+
+            def note(event: Event, begun: dict[str, float] = begun) -> None:
+                if isinstance(event, StepBegun):
+                    begun[event.step] = time.monotonic()
+
+            adoption.run(catalog, _plan_via(source, relay), on_event=note)
+            rates.append((USERS + ORDERS + ITEMS) / (begun["compare"] - begun["relay"]))
+            changes.append(_changes_a_second(source, catalog))
+            pauses_ms.append(adoption.switch(catalog).pause_ms or 0.0)
+            missing += writers.missing(catalog)
+    return Section(
+        title="Adopting a database of 1,500,000 rows through a relay",
+        conditions=f"As above, with {ITEMS:,} rows that find their key in another table; the relay is a"
+        f" database on a node's server. Changes: {CHANGED:,} of those rows inserted at once,"
+        " until the nodes have them."
+        f" {rounds} rounds.",
+        measures=(
+            measure("rows copied", "rows/s", rates),
+            measure("row changes", "rows/s", changes),
+            measure("no writes are taken", "ms", pauses_ms),
+        ),
+        ratios=(
+            figure("pause, worst, ms", max(pauses_ms), at_most=500),
+            figure("rows missing afterwards", float(missing), at_most=0),
+        ),
+    )
+
+
+def _changes_a_second(source: EmbeddedServer, catalog: Catalog) -> float:
+    begun = time.monotonic()
+    with psycopg.connect(source.url(), autocommit=True) as connection:
+        connection.execute(
+            "insert into items (order_id, what) select 1 + mod(n, %s), 'new' from generate_series(1, %s) n",
+            [ORDERS, CHANGED],
+        )
+    while True:
+        status = adoption.status(catalog)
+        if status is None or status.relay is None:
+            raise RuntimeError("nothing follows the source")
+        lags = [status.relay.lag_bytes, *status.lag_bytes.values()]
+        # The writers' few rows are always on their way.
+        if all(lag is not None and lag < 100_000 for lag in lags):
+            return CHANGED / (time.monotonic() - begun)
+
+
+def _plan_via(source: EmbeddedServer, relay: str) -> Plan:
+    plan = plan_of(source)
+    items = TablePlan(
+        name="public.items",
+        kind=Kind.DERIVED,
+        key="user_id",
+        path=(Hop(columns=("order_id",), table="public.orders", referenced=("id",)),),
+        id="id",
+        old_ids=OldIds.FAN_OUT,
+        rows=ITEMS,
+    )
+    return replace(plan, tables=(*plan.tables, items), via=relay)
+
+
+def plan_of(source: EmbeddedServer) -> Plan:
+    """Returns the plan of its tables."""
     return Plan(
         source=source.url(),
         server_version=180000,
@@ -92,18 +173,22 @@ def _plan(source: EmbeddedServer) -> Plan:
 
 
 @contextmanager
-def _shop() -> Iterator[tuple[EmbeddedServer, Catalog]]:
+def shop(*, is_derived: bool = False) -> Iterator[tuple[EmbeddedServer, Catalog]]:
+    """Yields a database with its rows, and an empty cluster with its tables."""
     with temporary_servers(3, settings={"shared_buffers": "256MB", "max_wal_size": "4GB"}) as servers:
         source, *nodes = servers
         catalog = Catalog(found(nodes, SHARDS))
         try:
             with psycopg.connect(source.url(), autocommit=True) as connection:
                 connection.execute(_SOURCE)
+                if is_derived:
+                    connection.execute(_DERIVED)
             for node in catalog.placement().nodes.values():
                 shards = catalog.placement().by_node()[node.name]
                 with psycopg.connect(node.url, autocommit=True) as connection:
                     for shard in shards:
-                        connection.execute(_SHARD.replace("{s}", f"shard_{shard:04}"))
+                        tables = _SHARD + (_DERIVED_SHARD if is_derived else "")
+                        connection.execute(tables.replace("{s}", f"shard_{shard:04}"))
             yield source, catalog
         finally:
             catalog.close()
@@ -167,7 +252,8 @@ class _Writers:
                 self.written.append(row[0] if row else -1)
 
 
-def _p99(values: list[float]) -> float:
+def p99(values: list[float]) -> float:
+    """Returns the 99th percentile."""
     return sorted(values)[int(len(values) * 0.99)] if values else 0.0
 
 
@@ -175,5 +261,6 @@ def _median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-def _measure(name: str, unit: str, values: list[float]) -> Measure:
+def measure(name: str, unit: str, values: list[float]) -> Measure:
+    """Returns a measure of several rounds."""
     return Measure(name=name, unit=unit, median=_median(values), lowest=min(values), highest=max(values))
