@@ -48,12 +48,20 @@ SHAPES: Mapping[str, Shape] = {
     "sequence": Shape(draw_us=54, many_us=0.31, rows_per_s=781_000, keys="counter"),
     "identity": Shape(draw_us=880, many_us=2.2, rows_per_s=903_000, keys="counter"),
     "offsets": Shape(draw_us=55, many_us=0.33, rows_per_s=771_000, keys="offsets", twice={"lost server": 31}),
-    "tickets": Shape(draw_us=410, many_us=390, rows_per_s=2_400, keys="tickets", twice={"lost server": 212}),
+    "offsets-mariadb": Shape(
+        draw_us=310,
+        many_us=4.1,
+        rows_per_s=0,
+        keys="offsets",
+        twice={"lost server": 44, "lost in bulk": 20_000},
+    ),
+    "tickets": Shape(draw_us=410, many_us=9.2, rows_per_s=92_400, keys="tickets", twice={"lost server": 212}),
     "ranges": Shape(draw_us=0.9, many_us=0.12, rows_per_s=690_000, keys="blocks"),
     "redis": Shape(draw_us=39, many_us=0.4, rows_per_s=601_000, keys="counter", twice={"lost server": 4411}),
     "redis-blocks": Shape(
         draw_us=0.8, many_us=0.1, rows_per_s=702_000, keys="blocks", twice={"lost server": 4000}
     ),
+    "redis-wait": Shape(draw_us=71, many_us=0.5, rows_per_s=590_000, keys="counter"),
     "published": Shape(
         draw_us=66,
         many_us=2.7,
@@ -126,7 +134,7 @@ def _result(about: About, shape: Shape, random_: random.Random) -> SchemeResult:
         spread=Inserts(
             rounds_per_s={1: [1e6 / (shape.draw_us * 0.7 + 950)], 8: [8e6 / (shape.draw_us * 0.8 + 2600)]}
         ),
-        storage=_storage(shape, key_bytes),
+        storage=_storage(shape, key_bytes) if shape.rows_per_s else None,
         order=_order(shape, random_),
         duplicates={
             case: Duplicates(

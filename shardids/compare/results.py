@@ -208,6 +208,7 @@ CASES: Mapping[str, str] = {
     "crash": "a server is killed, and comes back",
     "restart": "a server is stopped in order, and comes back",
     "lost server": "a server is lost, and replaced by a copy that lacks its last seconds",
+    "lost in bulk": "the same, when the last keys were drawn many at once",
     "added server": "a server, or for schemes without one a client, is added",
 }
 """The cases under which keys are counted, and what happens in each."""

@@ -10,7 +10,7 @@ from typing import Final
 
 from shardids.compare.measures.draws import measure_draws
 from shardids.compare.measures.duplicates import at_full_speed, measure_clocks
-from shardids.compare.measures.faults import ONE_SERVER, Faults, measure_faults
+from shardids.compare.measures.faults import FAULTS, ONE_SERVER, Faults, measure_faults
 from shardids.compare.measures.inserts import measure_inserts
 from shardids.compare.measures.measuring import FAILURES, Measuring, in_words
 from shardids.compare.measures.order import measure_order
@@ -38,6 +38,9 @@ from shardids.errors import UnsupportedServer
 _WRAPS: Final = (
     "its low bits of time come first and begin anew every 7 minutes: this run is too short to show what that"
     " does to order and index"
+)
+_ELSEWHERE: Final = (
+    "its rows are in MariaDB, whose files have another form than the tables that are compared here"
 )
 
 
@@ -115,7 +118,7 @@ def _install(
 
 def _check_servers(scheme: Scheme, stage: Stage) -> None:
     needs = scheme.about.needs
-    for kind, needed in (("MariaDB", needs.mariadb), ("Redis", needs.redis)):
+    for kind, needed in (("MariaDB", needs.mariadb), ("Redis", needs.redis or needs.redis_pair)):
         if needed and kind in stage.missing:
             raise UnsupportedServer(f"{kind} can't be started: {stage.missing[kind]}")
 
@@ -125,6 +128,9 @@ def _measure(run: Measuring, stage: Stage) -> _Findings:
     for what in ("order", "storage"):
         if "uuid1" in run.schemes:
             run.leave_out("uuid1", what, _WRAPS)
+    for name, scheme in run.schemes.items():
+        if scheme.keeps_rows:
+            run.leave_out(name, "storage", _ELSEWHERE)
     found.told = run.each("told", lambda name: _told(run.schemes[name], run.servers))
     # Measured first, while all counters are at their start: it shows how they drift apart by themselves.
     found.order = run.each("order", lambda name: measure_order(name, run))
@@ -156,16 +162,15 @@ def _told(scheme: Scheme, servers: Servers) -> Told:
 
 
 def _result(name: str, scheme: Scheme, run: Measuring, found: _Findings) -> SchemeResult:
-    needs = scheme.about.needs
     if scheme.about.central:
         run.leave_out(name, "added server", ONE_SERVER)
-    if not (needs.postgresql or needs.mariadb or needs.redis):
+    if not scheme.about.needs.any:
         run.leave_out(name, "outage", "no server is needed")
     left_out = dict(run.left_out.get(name, {}))
     if "faults" in left_out:
         why = left_out.pop("faults")
         left_out = {
-            **dict.fromkeys(("crash", "restart", "lost server", "added server", "outage"), why),
+            **dict.fromkeys((*FAULTS, "outage"), why),
             **left_out,
         }
     faults = found.faults.get(name, Faults())

@@ -7,7 +7,8 @@ from typing import Any, LiteralString, NoReturn
 import psycopg
 from psycopg import sql
 
-from shardids.catalog.connections import parse_url, statement_failed, translate
+from shardids.catalog.connections import statement_failed, translate
+from shardids.catalog.urls import parse_url
 
 
 class PostgreSqlSession:

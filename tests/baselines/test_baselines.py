@@ -25,7 +25,7 @@ BLOCK = 5000
 ONE_SERVER = [
     name
     for name, scheme in SCHEMES.items()
-    if scheme.about.needs.mariadb == scheme.about.needs.redis == () and scheme.about.needs.postgresql < 2
+    if scheme.about.needs.postgresql == 1 or not scheme.about.needs.any
 ]
 
 

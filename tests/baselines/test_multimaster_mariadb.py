@@ -14,7 +14,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from shardids.cli import app
-from shardids.compare.testbed.servers import MariaDbServer, temporary_mariadbs
+from shardids.compare.testbed.mariadb_servers import MariaDbServer, temporary_mariadbs
 from shardids.errors import BadArgument, ConnectionFailed, StatementFailed
 from shardids.multimaster import mariadb
 from shardids.multimaster.mariadb import MariaDbMaster

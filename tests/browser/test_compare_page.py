@@ -120,9 +120,9 @@ def test_colours_follow_the_system(browser: Browser, file: Path) -> None:
 @pytest.mark.parametrize(
     ("chart", "said"),
     [
-        ("inserts", ["UUID 4 (client)", "Rows/s, 1 client", "1,111", "Rows/s, 8 clients", "3,200"]),
+        ("inserts", ["UUIDv4 (client)", "Rows/s, 1 client", "1,111", "Rows/s, 8 clients", "3,200"]),
         ("index", ["shardids, next_id()", "Leaf pages full, %", "90.1", "Rows in the table", "1,000,000"]),
-        ("draws", ["UUID 4 (client)", "p99, µs", "A key of many at once, µs", "0.360"]),
+        ("draws", ["UUIDv4 (client)", "p99, µs", "A key of many at once, µs", "0.360"]),
     ],
 )
 def test_a_bar_tells_more_when_it_is_pointed_at(

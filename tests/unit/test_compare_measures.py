@@ -8,6 +8,7 @@ import random
 import pytest
 
 from shardids.compare.measures.duplicates import Tally
+from shardids.compare.measures.faults import FAULTS
 from shardids.compare.measures.order import Draw, order_of
 from shardids.compare.measures.sizes import FULL, QUICK
 from shardids.compare.results import CASES
@@ -110,5 +111,5 @@ def test_the_sizes_say_what_they_are() -> None:
     for sizes in (QUICK, FULL):
         words = sizes.in_words()
         assert {"all", "draws", "inserts", "spread", "storage", "order", "faults"} <= set(words)
-        assert set(CASES) - set(words) == {"crash", "restart", "lost server", "added server"}
+        assert set(CASES) - set(words) == set(FAULTS)
     assert "1,000,000 rows" in FULL.in_words()["storage"]

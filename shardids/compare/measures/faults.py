@@ -6,19 +6,20 @@ import contextlib
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from shardids.compare.measures.duplicates import Tally
 from shardids.compare.measures.measuring import FAILURES, Measuring
 from shardids.compare.results import Duplicates, Outage
 from shardids.compare.schemes import Key, Scheme, Servers, Source
 from shardids.compare.schemes.scheme import MOST_KEYS
-from shardids.compare.testbed.servers import PrivateServer
+from shardids.compare.testbed.private_server import PrivateServer
+from shardids.compare.testbed.redis_servers import RedisPair
 from shardids.compare.testbed.stage import POSTGRESQL_SETTINGS, Stage
-from shardids.dev.embedded import temporary_server
+from shardids.dev.embedded import EmbeddedServer, temporary_server
 from shardids.errors import ServerStartFailed, ShardidsError
 
 Result = TypeVar("Result")
@@ -26,8 +27,12 @@ Result = TypeVar("Result")
 ONE_SERVER: Final = "all keys come from one server, or a fixed pair: there is nothing to add"
 """The reason why no server is added for central schemes."""
 
+FAULTS: Final = ("crash", "restart", "lost server", "lost in bulk", "added server")
+"""The cases that are counted here."""
+
 _IN_HAND: Final = 100
 _DRAWN: Final = 300
+_MOST_ONE_BY_ONE: Final = 50_000
 _TRIED: Final = 2100
 """Draws while a server is down: more than a client can hold in memory, which is two ranges of 1,000."""
 
@@ -40,9 +45,31 @@ class Faults:
     outage: Outage | None = None
 
 
+class _Victim(Protocol):
+    """The first server of a kind, or the primary of a pair, to which all faults happen."""
+
+    def stop(self) -> None:
+        """Shuts it down."""
+
+    def start(self) -> None:
+        """Starts it again."""
+
+    def kill(self) -> None:
+        """Kills it, as in a crash."""
+
+    def keep_copy(self) -> None:
+        """Keeps what will be there after a loss; it does not run."""
+
+    def hold_up(self) -> None:
+        """Keeps what is issued from now on from what will be there after a loss."""
+
+    def lose(self) -> None:
+        """Kills it for good, and starts what takes its place."""
+
+
 @dataclass(frozen=True, slots=True)
-class _Server:
-    """Returns the first server of a kind, to which all faults happen."""
+class _Single:
+    """A server whose place a copy of its files takes: a standby that lagged, or a restored backup."""
 
     kind: str
     data: Path
@@ -51,8 +78,53 @@ class _Server:
     kill: Callable[[], None]
 
     @property
-    def copy(self) -> Path:
+    def _copy(self) -> Path:
         return self.data.with_name(f"{self.data.name}.copy")
+
+    def keep_copy(self) -> None:
+        self._copy_files(self.data, self._copy)
+
+    def hold_up(self) -> None:
+        return  # the copy lacks all since the beginning
+
+    def lose(self) -> None:
+        self.kill()
+        shutil.rmtree(self.data)
+        self._copy_files(self._copy, self.data)
+        self.start()
+
+    def _copy_files(self, source: Path, target: Path) -> None:
+        # cp -a keeps the owner, which is not always this process's.
+        copied = subprocess.run(  # noqa: S603  -- two paths of ours
+            ["/bin/cp", "-a", source, target], capture_output=True, text=True, check=False
+        )
+        if copied.returncode:
+            raise ServerStartFailed(f"{self.kind}'s files can't be copied: {copied.stderr.strip()}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Primary:
+    """A primary whose place its replica takes."""
+
+    pair: RedisPair
+
+    def stop(self) -> None:
+        self.pair.primary.stop()
+
+    def start(self) -> None:
+        self.pair.start()
+
+    def kill(self) -> None:
+        self.pair.primary.kill()
+
+    def keep_copy(self) -> None:
+        return  # the replica has it
+
+    def hold_up(self) -> None:
+        self.pair.hold_up()
+
+    def lose(self) -> None:
+        self.pair.fail_over()
 
 
 class _Player:
@@ -85,17 +157,21 @@ class _Player:
         return len(keys)
 
     def draw_for(self, case: str, seconds: float) -> None:
-        """Lets the first node's client draw for so long, unless it can set keys aside."""
-        source, end = self._clients[0], time.monotonic() + seconds
-        while not source.sets_aside and time.monotonic() < end:
+        """Lets the first node's client draw one key after the other for so long, or until it has many."""
+        source, end, drawn = self._clients[0], time.monotonic() + seconds, 0
+        while drawn < _MOST_ONE_BY_ONE and time.monotonic() < end:
             if self._draw(source, case, _IN_HAND) < _IN_HAND:
                 return  # refused
+            drawn += _IN_HAND
 
-    def lead(self, case: str, keys: int) -> None:
-        """Lets the first node's client set that many keys aside, if it can."""
+    def lead(self, case: str, aside: int, many: int) -> None:
+        """Lets the first node's client set keys aside; draw many at once where its scheme can't do that."""
         source = self._clients[0]
-        for left in range(keys if source.sets_aside else 0, 0, -MOST_KEYS):
-            self.tally.set_aside(case, source.set_aside(min(left, MOST_KEYS)))
+        if source.sets_aside:
+            for left in range(aside, 0, -MOST_KEYS):
+                self.tally.set_aside(case, source.set_aside(min(left, MOST_KEYS)))
+        else:
+            self.tally.add(case, source.draw_many(many))
 
     def close(self) -> None:
         """Ends the clients."""
@@ -133,14 +209,18 @@ class _Play:
         self.each(case, go_on)
         self._connected_at = time.monotonic()
 
-    def lose(self, victims: list[_Server]) -> None:
-        """Issues keys that the copy lacks, then loses the servers."""
-        case, sizes = "lost server", self.run.sizes
-        self.each(case, lambda player: player.draw_for(case, sizes.lead_s))
+    def lose(self, victims: Sequence[_Victim], case: str) -> None:
+        """Issues keys that the copies lack, then loses the servers."""
+        sizes = self.run.sizes
         # After a server's start, shardids leads the clock by its margin: first let the clock catch up.
         time.sleep(max(0.0, self._connected_at + sizes.settle_s - time.monotonic()))
-        self.each(case, lambda player: player.lead(case, sizes.lead_keys))
-        _each(victims, _replace_by_copy)
+        if case == "lost in bulk":
+            self.each(case, lambda player: player.lead(case, sizes.lead_keys, sizes.lead_many))
+        else:
+            self.each(case, lambda player: player.draw_for(case, sizes.lead_s))
+        _each(victims, lambda server: server.hold_up())
+        self.each(case, lambda player: player.draw(case, _IN_HAND))
+        _each(victims, lambda server: server.lose())
         # Clients survive it, with the keys they hold in memory.
         self.each(case, lambda player: player.draw(case, _IN_HAND))
         self.again(case)
@@ -184,12 +264,13 @@ def measure_faults(run: Measuring, stage: Stage) -> dict[str, Faults]:
         play = _Play(run, stage, stack)
         run.say("faults: a server of each kind is stopped in order, and started")
         _each(victims, lambda server: server.stop())
-        _each(victims, lambda server: _copy(server, server.data, server.copy))
+        _each(victims, lambda server: server.keep_copy())
         _each(victims, lambda server: server.start())
         play.again("restart")
-        for number in range(1, run.sizes.losses + 1):
-            run.say(f"faults: a server of each kind is lost and replaced, {number} of {run.sizes.losses}")
-            play.lose(victims)
+        for case in ("lost server", "lost in bulk"):
+            for number in range(1, run.sizes.losses + 1):
+                run.say(f"faults, {case}: a server of each kind is replaced, {number} of {run.sizes.losses}")
+                play.lose(victims, case)
 
         play.begin_anew()
         run.say("faults: a server of each kind is killed")
@@ -204,41 +285,27 @@ def measure_faults(run: Measuring, stage: Stage) -> dict[str, Faults]:
 
 def _faults(player: _Player, drawn: Mapping[int, int]) -> Faults:
     needs = player.scheme.about.needs
-    server = "MariaDB" if needs.mariadb else "Redis" if needs.redis else "PostgreSQL"
     cases = {case: found for case, found in player.tally.cases.items() if case != "before"}
-    if not (needs.postgresql or needs.mariadb or needs.redis):
+    if not needs.any:
         return Faults(cases=cases)
-    return Faults(cases=cases, outage=Outage(server=f"the first {server} server", keys=drawn, tried=_TRIED))
+    server = "MariaDB" if needs.mariadb else "Redis" if needs.redis else "PostgreSQL"
+    victim = "the Redis primary" if needs.redis_pair else f"the first {server} server"
+    return Faults(cases=cases, outage=Outage(server=victim, keys=drawn, tried=_TRIED))
 
 
-def _victims(stage: Stage) -> list[_Server]:
-    first = stage.postgresql[0]
-    victims = [
-        _Server(
-            "PostgreSQL", first.data_directory, lambda: first.start(attached=True), first.stop, first.kill
-        )
-    ]
+def _victims(stage: Stage) -> list[_Victim]:
+    first: EmbeddedServer = stage.postgresql[0]
     others: list[tuple[str, PrivateServer]] = [("MariaDB", server) for server in stage.mariadb[:1]]
     others += [("Redis", server) for server in stage.redis[:1]]
-    return victims + [_Server(kind, each.folder, each.start, each.stop, each.kill) for kind, each in others]
+    return [
+        _Single(
+            "PostgreSQL", first.data_directory, lambda: first.start(attached=True), first.stop, first.kill
+        ),
+        *(_Single(kind, each.folder, each.start, each.stop, each.kill) for kind, each in others),
+        *map(_Primary, stage.redis_pairs),
+    ]
 
 
-def _each(victims: list[_Server], action: Callable[[_Server], object]) -> None:
+def _each(victims: Sequence[_Victim], action: Callable[[_Victim], object]) -> None:
     for server in victims:
         action(server)
-
-
-def _copy(server: _Server, source: Path, target: Path) -> None:
-    # cp -a keeps the owner, which is not always this process's.
-    copied = subprocess.run(  # noqa: S603  -- two paths of ours
-        ["/bin/cp", "-a", source, target], capture_output=True, text=True, check=False
-    )
-    if copied.returncode:
-        raise ServerStartFailed(f"{server.kind}'s files can't be copied: {copied.stderr.strip()}")
-
-
-def _replace_by_copy(server: _Server) -> None:
-    server.kill()
-    shutil.rmtree(server.data)
-    _copy(server, server.copy, server.data)
-    server.start()

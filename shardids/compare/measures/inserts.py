@@ -13,9 +13,8 @@ from shardids.compare.measures.measuring import NODES, Measuring, connected
 from shardids.compare.measures.sizes import CLIENTS
 from shardids.compare.results import Inserts
 from shardids.compare.schemes import Scheme, Servers, scheme_of
+from shardids.compare.schemes.scheme import NOTE
 
-NOTE = "a row of a table that is not very wide"
-"""The text in each row."""
 _WARM_UP = 5
 
 
@@ -85,6 +84,9 @@ def _inserter(name: str, servers: Servers, node: int, seconds: float) -> Iterato
         query = sql.SQL("insert into {} {} returning id").format(_table(name), columns)
 
         def insert() -> int:
+            if scheme.keeps_rows and source is not None:
+                source.draw()
+                return 1
             try:
                 connection.execute(query, (NOTE,) if source is None else (NOTE, source.draw()))
             except psycopg.errors.UniqueViolation:

@@ -30,9 +30,11 @@ class Sizes:
         paced_s: how long clients draw at an even pace.
         rush_s, rush_keys: how long clients draw as fast as they can, and how many keys each draws at most.
         steps, clock_keys: how often the clocks step back, and how many keys each client draws meanwhile.
-        losses: how often the first servers are lost and replaced by a copy.
-        settle_s, lead_s, lead_keys: before each loss, how long a server runs at least, how long clients draw,
-            and how many keys are set aside instead where a scheme can do that at once.
+        losses: how often the first servers are lost and replaced, in each of the two cases.
+        settle_s: how long a server runs at least before a loss.
+        lead_s: how long a client draws one key after the other before a loss.
+        lead_keys, lead_many: how many keys a client sets aside before a loss in bulk, and how many it draws
+            at once where its scheme can't do that.
         disk_mb: how much free disk space the run needs.
     """
 
@@ -54,13 +56,14 @@ class Sizes:
     settle_s: float
     lead_s: float
     lead_keys: int
+    lead_many: int
     disk_mb: int
 
     def in_words(self) -> Mapping[str, str]:
         """Returns what a report says of each measure, by its name."""
         first, second = (PACED_CLIENTS.count(node) for node in (0, 1))
         rounds, fills, spreads = (_times(count) for count in (self.rounds, self.fills, self.spread_rounds))
-        losses = f"{self.losses} times" if self.losses > 1 else "Once"
+        losses = f"{self.losses} times" if self.losses > 1 else "once"
         words = {
             name: text.format(
                 sizes=self,
@@ -86,7 +89,8 @@ _WORDS: Final = {
     "all": """Servers and clients share the machine, its one clock and its disk, and talk over loopback.""",
     "draws": """One client draws {sizes.draws:,} keys one by one, and {sizes.many:,} at once, {rounds}.""",
     "inserts": """1 client, then {clients} on two nodes (on one for schemes of one server): draw, INSERT …
-        RETURNING and COMMIT, for {sizes.insert_s:g} s, {rounds}; the median.""",
+        RETURNING and COMMIT, for {sizes.insert_s:g} s, {rounds}; the median. Where a draw is a row
+        of MariaDB, nothing else is inserted.""",
     "spread": """1 client, then {clients}, all on the first node, which has {spread} shards with a table each:
         draw, INSERT … RETURNING and COMMIT, each row in another shard, with prepared statements, for
         {sizes.spread_s:g} s, {spreads}; the median. Where shards make keys, each makes its own; an identity
@@ -104,12 +108,15 @@ _WORDS: Final = {
     "clock back": """4 clients on two nodes draw up to {sizes.clock_keys:,} keys each while their clocks,
         simulated by libfaketime, step back {sizes.steps} times by 0.1 s; so do those of PostgreSQL and
         MariaDB, but not that of Redis, which can't run under it.""",
-    "faults": """The first server of each kind is stopped in order, copied and started. {losses} it is
-        lost: clients of two nodes draw 300 keys each, one of them sets {sizes.lead_keys:,} keys aside
-        besides, or draws for {sizes.lead_s:g} s where its scheme can't; then the server is killed and
-        replaced by the copy, which simulates a standby that lagged or a restored backup. After that, and
-        counted by itself, the first server of each kind is killed and stays down while clients try to draw
-        2,100 keys each: for seconds, less than leases last. A PostgreSQL server is added.""",
+    "faults": """The first server of each kind is stopped in order, copied and started. In each of
+        two cases it is lost {losses}: clients of two nodes draw 300 keys each; then one of them
+        draws one key after the other for {sizes.lead_s:g} s or, in bulk, sets {sizes.lead_keys:,}
+        keys aside ({sizes.lead_many:,} drawn at once where its scheme can't do that); then the
+        server is killed and replaced by the copy, which simulates a standby that lagged or a
+        restored backup. Where the scheme has a replica, that is cut off, clients try to draw on,
+        the primary is killed and the replica takes its place. After that, and counted by itself,
+        the first server of each kind is killed and stays down while clients try to draw 2,100 keys
+        each: for seconds, less than leases last. A PostgreSQL server is added.""",
 }
 
 
@@ -128,10 +135,11 @@ FULL: Final = Sizes(
     rush_keys=50_000,
     steps=20,
     clock_keys=200_000,
-    losses=5,
+    losses=2,
     settle_s=11,
     lead_s=0.5,
     lead_keys=8_000_000,
+    lead_many=20_000,
     disk_mb=5500,
 )
 """The whole run, which takes some minutes."""
@@ -155,6 +163,7 @@ QUICK: Final = Sizes(
     settle_s=0,
     lead_s=0.05,
     lead_keys=100_000,
+    lead_many=2_000,
     disk_mb=2500,
 )
 """The quick run, which takes less than a minute and whose figures are rough."""

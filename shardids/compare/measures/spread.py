@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 import psycopg
 from psycopg import sql
 
-from shardids.compare.measures.inserts import NOTE, inserts_of
+from shardids.compare.measures.inserts import inserts_of
 from shardids.compare.measures.measuring import Measuring, connected
 from shardids.compare.measures.sizes import CLIENTS
 from shardids.compare.results import SPREAD, Inserts
 from shardids.compare.schemes import Scheme, Servers, scheme_of
+from shardids.compare.schemes.scheme import NOTE
 
 
 def measure_spread(run: Measuring) -> dict[str, Inserts]:
@@ -81,6 +82,9 @@ def _inserter(name: str, servers: Servers, client: int, seconds: float) -> Itera
         ]
 
         def insert(shard: int) -> int:
+            if scheme.keeps_rows and source is not None:
+                source.draw_for(shard)
+                return 1
             values = (NOTE,) if source is None else (NOTE, source.draw_for(shard))
             try:
                 connection.execute(queries[shard], values)

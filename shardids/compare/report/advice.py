@@ -121,7 +121,7 @@ _WORDS = (
     ),
     _Words(
         need="128 bits are fine, and rows need not tell their shard",
-        choice="UUID 7, by PostgreSQL 18 or by a library in the client",
+        choice="UUIDv7, by PostgreSQL 18 or by a library in the client",
         reason=(
             "No setup at all, nothing to coordinate, ordered by time well enough for an index. Every "
             "key, and every foreign key, takes 16 bytes instead of 8. A ULID in a uuid column is the "
@@ -132,10 +132,10 @@ _WORDS = (
     ),
     _Words(
         need="Keys made offline, by clients you don't trust, or that must not tell when and where",
-        choice="UUID 4",
+        choice="UUIDv4",
         reason=(
             "It tells nothing, and nobody has to be asked. Random keys land all over the index and split its "
-            "pages. Use an ID of shardids inside, and a UUID 4 where outsiders see it, if you need both."
+            "pages. Use an ID of shardids inside, and a UUIDv4 where outsiders see it, if you need both."
         ),
         measures=(INDEX, WAL, BULK),
         schemes=("uuid4", "uuid4-client", "shardids"),
@@ -164,15 +164,15 @@ _WORDS = (
     ),
     _Words(
         need="No PostgreSQL in the writing path",
-        choice="Snowflake in the process, or UUID 7 in the client",
+        choice="Snowflake in the process, or UUIDv7 in the client",
         reason=(
             "A process makes its keys without asking anybody. A Snowflake needs a worker number that "
             "nobody else holds, here leased from a table, and a plan for clocks that step back; a "
-            "UUID 7 needs neither, and 16 bytes. A counter in Redis can repeat itself when its last "
-            "seconds are lost."
+            "UUIDv7 needs neither, and 16 bytes. A counter in Redis can repeat itself when its last "
+            "seconds are lost, unless each key waits for a replica."
         ),
         measures=(DRAW, TWICE),
-        schemes=("snowflake", "uuid7-client", "redis", "shardids"),
+        schemes=("snowflake", "uuid7-client", "redis", "redis-wait", "shardids"),
     ),
     _Words(
         need="A fixed handful of masters, and keys that need not sort by time",
@@ -183,7 +183,7 @@ _WORDS = (
             "then."
         ),
         measures=(BULK, DISORDER),
-        schemes=("offsets", "shardids"),
+        schemes=("offsets", "offsets-mariadb", "shardids"),
     ),
 )
 

@@ -53,6 +53,9 @@ def listed(words: list[str]) -> str:
 OWN = ("shardids", "shardids-blocks")
 """Returns the names of shardids' own forms among the schemes."""
 
+ONE_OWN = OWN[0]
+"""The form that is ranked: who uses one of them has its figures, not the better of both."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:

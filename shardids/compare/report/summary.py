@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shardids.compare.report.figures import OF_A_TABLE, OWN, RANKED, Measure, listed
+from shardids.compare.report.figures import OF_A_TABLE, ONE_OWN, OWN, RANKED, Measure, listed
 from shardids.compare.results import Comparison
 
 ROUGH = (
@@ -20,22 +20,20 @@ MISSING_TITLE = "Left out, and why"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
-    """The best at a measure, and the better of shardids' two forms.
+    """The best at a measure, and where shardids with ``next_id()`` stands.
 
     Attributes:
         label: the measure, with its unit.
         name: the best scheme; with "and n more" if others share the figure.
         text: its figure.
-        own_name: the better of shardids' forms.
-        own_text: its figure.
-        place: that form's rank: how many schemes are better, plus one.
+        own_text: shardids' figure.
+        place: its rank: how many schemes are better, plus one.
         of: how many schemes have the measure.
     """
 
     label: str
     name: str
     text: str
-    own_name: str
     own_text: str
     place: int
     of: int
@@ -55,12 +53,11 @@ def _best(comparison: Comparison, measure: Measure) -> Best | None:
         if (value := measure.value(result)) is not None
         and not (measure in OF_A_TABLE and result.storage and result.storage.rows < rows)
     ]
-    own = [(value, name) for value, name in found if name in OWN]
-    if not own or len(own) == len(found):
+    own_value = next((value for value, name in found if name == ONE_OWN), None)
+    if own_value is None or all(name in OWN for _, name in found):
         return None
     pick = max if measure.most else min
     value, name = pick(found, key=lambda pair: pair[0])
-    own_value, own_name = pick(own, key=lambda pair: pair[0])
     alike = sum(measure.text(other) == measure.text(value) for other, _ in found) - 1
     # Figures that read alike count as equal: they are not more exact than that.
     better = sum(
@@ -72,7 +69,6 @@ def _best(comparison: Comparison, measure: Measure) -> Best | None:
         label=measure.label,
         name=f"{name} and {alike} more" if alike else name,
         text=measure.text(value),
-        own_name=own_name,
         own_text=measure.text(own_value),
         place=better + 1,
         of=len(found),

@@ -109,9 +109,9 @@ def _page(comparison: Comparison) -> Iterator[str]:
         )
     yield "## The best at each measure"
     yield _rows(
-        ("measure", "best", "", "shardids", "", "place"),
+        ("measure", "best", "", "shardids", "place"),
         [
-            (best.label, best.name, best.text, best.own_name, best.own_text, f"{best.place} of {best.of}")
+            (best.label, best.name, best.text, best.own_text, f"{best.place} of {best.of}")
             for best in best_of(comparison)
         ],
     )

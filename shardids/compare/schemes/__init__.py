@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from shardids.compare.schemes.blocks import Ranges
+from shardids.compare.schemes.mariadb_offsets import MariaDbOffsets
 from shardids.compare.schemes.postgresql import Identity, Offsets, OneSequence
-from shardids.compare.schemes.redis_counter import RedisBlocks, RedisIncr
+from shardids.compare.schemes.redis_counter import RedisBlocks, RedisConfirmed, RedisIncr
 from shardids.compare.schemes.scheme import (
     About,
     Decoded,
@@ -58,10 +59,12 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType(
             OneSequence(),
             Identity(),
             Offsets(),
+            MariaDbOffsets(),
             Tickets(),
             Ranges(),
             RedisIncr(),
             RedisBlocks(),
+            RedisConfirmed(),
             Published(),
             Snowflake("wait"),
             Snowflake("offset"),

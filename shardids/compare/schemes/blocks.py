@@ -111,7 +111,7 @@ class Ranges(SqlScheme):
 
     about = About(
         name="ranges",
-        title="Range tickets, double-buffered",
+        title="Leaf segments, double-buffered",
         central=True,
         needs=Needs(postgresql=1),
         safe_under="any number of clients, clocks that jump, crashes of the server and of clients",

@@ -28,6 +28,9 @@ Key: TypeAlias = int | UUID
 MOST_KEYS = 1_000_000
 """The most keys that one call of :meth:`Source.draw_many` returns."""
 
+NOTE = "a row of a table that is not very wide"
+"""The text in each row that is inserted."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
@@ -38,12 +41,19 @@ class Needs:
         oldest_postgresql: their minimum major version.
         mariadb: the settings of each MariaDB server, as its option file has them.
         redis: the settings of each Redis server, as its configuration has them.
+        redis_pair: the settings of a Redis primary and of the replica that follows it.
     """
 
     postgresql: int = 0
     oldest_postgresql: int = OLDEST_SERVER
     mariadb: tuple[Mapping[str, str], ...] = ()
     redis: tuple[Mapping[str, str], ...] = ()
+    redis_pair: Mapping[str, str] | None = None
+
+    @property
+    def any(self) -> bool:
+        """Returns whether it needs a server at all."""
+        return bool(self.postgresql or self.mariadb or self.redis or self.redis_pair)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +63,7 @@ class Servers:
     postgresql: tuple[str, ...] = ()
     mariadb: tuple[Login, ...] = ()
     redis: tuple[Login, ...] = ()
+    redis_pair: tuple[Login, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +186,9 @@ class Scheme(ABC):
 
     about: About
 
+    keeps_rows: bool = False
+    """Whether a draw is a row with its COMMIT, in a database of the scheme's own: no table takes its keys."""
+
     def install(self, servers: Servers) -> None:
         """Creates what the scheme needs on the servers. Idempotent."""
         self.check(servers)
@@ -236,6 +250,7 @@ class Scheme(ABC):
             ("PostgreSQL", needs.postgresql, len(servers.postgresql)),
             ("MariaDB", len(needs.mariadb), len(servers.mariadb)),
             ("Redis", len(needs.redis), len(servers.redis)),
+            ("replicated Redis", 2 if needs.redis_pair else 0, len(servers.redis_pair)),
         ):
             if given < needed:
                 raise BadArgument(f"scheme {self.about.name} needs {needed} {title} servers, not {given}")

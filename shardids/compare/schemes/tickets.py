@@ -12,6 +12,7 @@ from shardids.multimaster.mariadb_session import Login, check_offset, connect, o
 
 _DATABASE = "shardids_baselines"
 _RETRY_S = 1.0
+_BATCH = 1000
 _DRAW = "REPLACE INTO Tickets64 (stub) VALUES ('a')"
 _TABLE = """
 create table if not exists Tickets64 (
@@ -24,7 +25,9 @@ create table if not exists Tickets64 (
 class TicketSource(Source):
     """Asks the servers in turn; one that does not answer is skipped for a second.
 
-    The answer to REPLACE carries LAST_INSERT_ID(), so a draw takes one round trip.
+    The answer to REPLACE carries LAST_INSERT_ID(), so a draw takes one round trip. Many keys are drawn in
+    batches: REPLACE of as many rows, of which LAST_INSERT_ID() is the first; the table's lock keeps them
+    together.
     """
 
     def __init__(self, logins: tuple[Login, ...]) -> None:
@@ -36,17 +39,26 @@ class TicketSource(Source):
         self.draw()
 
     def draw(self) -> Key:
+        return self._draw_batch(1)[0]
+
+    def _draw_many(self, count: int) -> list[Key]:
+        keys: list[Key] = []
+        while missing := count - len(keys):
+            keys += self._draw_batch(min(missing, _BATCH))
+        return keys
+
+    def _draw_batch(self, count: int) -> range:
         failures = []
         for _ in self._logins:
             number = self._turn
             self._turn = (number + 1) % len(self._logins)
             try:
-                return self._draw_from(number)
+                return self._draw_from(number, count)
             except (ConnectionFailed, self._errors) as error:
                 failures.append(str(error))
         raise ConnectionFailed("no ticket server answers: " + "; ".join(failures))
 
-    def _draw_from(self, number: int) -> Key:
+    def _draw_from(self, number: int, count: int) -> range:
         connection = self._connections[number]
         if connection is None:
             if time.monotonic() < self._not_before[number]:
@@ -55,14 +67,14 @@ class TicketSource(Source):
             connection = self._connections[number] = connect(self._logins[number], _DATABASE)
         try:
             with connection.cursor() as cursor:
-                cursor.execute(_DRAW)
-                key: int = cursor.lastrowid
+                cursor.execute(_DRAW + ", ('a')" * (count - 1))
+                first: int = cursor.lastrowid
         except self._errors:
             self._connections[number] = None
             with contextlib.suppress(self._errors):
                 connection.close()
             raise
-        return key
+        return range(first, first + count * len(self._logins), len(self._logins))
 
     def close(self) -> None:
         for connection in self._connections:
@@ -75,7 +87,7 @@ class Tickets(Scheme):
 
     about = About(
         name="tickets",
-        title="Ticket servers, odd and even",
+        title="Flickr's ticket servers",
         central=True,
         needs=Needs(mariadb=(offset_settings(1, 2), offset_settings(2, 2))),
         safe_under="any number of clients, clocks that jump, the loss of one server while it stays away",
@@ -83,7 +95,7 @@ class Tickets(Scheme):
         stops="nothing when one server is down; all keys when both are",
         tells="nothing: the two servers drift apart; odd or even tells the server",
         settings="MyISAM table with one row, REPLACE INTO; auto_increment_increment 2, offsets 1 and 2;"
-        " clients ask the servers in turn",
+        f" clients ask the servers in turn, for up to {_BATCH:,} keys by a REPLACE of as many rows",
         described_at="https://code.flickr.net/2010/02/08/ticket-servers-distributed-unique-primary-keys-on-the-cheap/",
     )
 

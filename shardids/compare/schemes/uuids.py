@@ -102,7 +102,7 @@ class Uuid1(_UuidOfLibrary):
     function = "uuid1"
     about = About(
         name="uuid1",
-        title="UUID 1",
+        title="UUIDv1",
         safe_under="any number of machines; the clock sequence is to catch a clock that steps back",
         unsafe_under="processes of one machine, or machines with one MAC address, whose clock sequences meet",
         stops="nothing: every process makes its own",
@@ -118,7 +118,7 @@ class Uuid4(_UuidOfServer):
     expression = "gen_random_uuid()"
     about = About(
         name="uuid4",
-        title="UUID 4 (server)",
+        title="UUIDv4 (server)",
         needs=Needs(postgresql=1),
         safe_under="everything that leaves its randomness random; no clock, no server to ask",
         unsafe_under=_RANDOM,
@@ -135,7 +135,7 @@ class Uuid4OfClient(_UuidOfLibrary):
     function = "uuid4"
     about = About(
         name="uuid4-client",
-        title="UUID 4 (client)",
+        title="UUIDv4 (client)",
         safe_under="everything that leaves its randomness random; no clock, no server to ask",
         unsafe_under=_RANDOM,
         stops="nothing: every process makes its own",
@@ -151,7 +151,7 @@ class Uuid6(_UuidOfLibrary):
     function = "uuid6"
     about = About(
         name="uuid6",
-        title="UUID 6",
+        title="UUIDv6",
         safe_under="any number of machines; the clock sequence is to catch a clock that steps back",
         unsafe_under="processes of one machine, or machines with one node number, whose clock sequences meet",
         stops="nothing: every process makes its own",
@@ -167,7 +167,7 @@ class Uuid7(_UuidOfServer):
     expression = "uuidv7()"
     about = About(
         name="uuid7",
-        title="UUID 7 (server)",
+        title="UUIDv7 (server)",
         needs=Needs(postgresql=1, oldest_postgresql=18),
         safe_under="everything that leaves its 62 random bits random; clocks may jump",
         unsafe_under=_RANDOM,
@@ -184,7 +184,7 @@ class Uuid7OfClient(_UuidOfLibrary):
     function = "uuid7"
     about = About(
         name="uuid7-client",
-        title="UUID 7 (client)",
+        title="UUIDv7 (client)",
         safe_under="everything that leaves its random bits random; clocks may jump",
         unsafe_under=_RANDOM,
         stops="nothing: every process makes its own",
@@ -255,7 +255,7 @@ class Flake128(Scheme):
 
     about = About(
         name="flake128",
-        title="128-bit time + node + sequence",
+        title="Flake (Boundary), 128 bits",
         safe_under="up to 65,536 keys a ms and process; a clock that steps back while the process runs",
         unsafe_under="two processes with one node number (random ones: 1 in 2^47 for each pair); a restart"
         " with the same node number after the clock stepped back",

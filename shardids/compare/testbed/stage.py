@@ -16,8 +16,13 @@ import psycopg
 
 from shardids.compare.results import ServerKind
 from shardids.compare.schemes import Scheme, Servers
-from shardids.compare.schemes.scheme import library
-from shardids.compare.testbed.servers import MariaDbServer, RedisServer, temporary_mariadbs, temporary_redis
+from shardids.compare.testbed.mariadb_servers import MariaDbServer, temporary_mariadbs
+from shardids.compare.testbed.redis_servers import (
+    RedisPair,
+    RedisServer,
+    temporary_redis,
+    temporary_redis_pair,
+)
 from shardids.dev.embedded import EmbeddedServer, temporary_servers
 from shardids.dev.embedded.binaries import server_account
 from shardids.dev.embedded.home import new_temporary_path
@@ -51,6 +56,7 @@ class Stage:
     postgresql: list[EmbeddedServer] = field(default_factory=list)
     mariadb: list[MariaDbServer] = field(default_factory=list)
     redis: list[RedisServer] = field(default_factory=list)
+    redis_pairs: list[RedisPair] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -60,6 +66,7 @@ class Stage:
             postgresql=tuple(server.url() for server in self.postgresql),
             mariadb=tuple(server.login for server in self.mariadb),
             redis=tuple(server.login for server in self.redis),
+            redis_pair=tuple(login for pair in self.redis_pairs for login in pair.logins),
         )
 
     def kinds(self) -> list[ServerKind]:
@@ -74,11 +81,14 @@ class Stage:
             ((version,),) = mariadb_session.rows(connection, "select version()")
             connection.close()
             kinds.append(_kind("MariaDB", version, len(self.mariadb), self.mariadb[0].settings))
-        if self.redis:
-            login = self.redis[0].login
-            with library("redis").Redis(login.host, login.port, password=login.password) as client:
+        redis = [
+            *self.redis,
+            *(server for pair in self.redis_pairs for server in (pair.primary, pair.replica)),
+        ]
+        if redis:
+            with redis[0].client() as client:
                 version = client.info("server")["redis_version"]
-            kinds.append(_kind("Redis", version, len(self.redis), self.redis[0].settings))
+            kinds.append(_kind("Redis", version, len(redis), redis[0].settings))
         return kinds
 
 
@@ -94,7 +104,8 @@ def stage_for(schemes: Sequence[Scheme], *, env: Mapping[str, str] = _NOTHING) -
     needs = [scheme.about.needs for scheme in schemes]
     mariadb = max((need.mariadb for need in needs), key=len, default=())
     redis = max((need.redis for need in needs), key=len, default=())
-    with contextlib.ExitStack() as stack, ThreadPoolExecutor(3) as pool:
+    pair = next((need.redis_pair for need in needs if need.redis_pair), None)
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(4) as pool:
         stage = Stage()
 
         def enter(manager: AbstractContextManager[list[Server]]) -> Future[list[Server]]:
@@ -107,9 +118,11 @@ def stage_for(schemes: Sequence[Scheme], *, env: Mapping[str, str] = _NOTHING) -
         settings = [{**_MARIADB_SETTINGS, **each} for each in mariadb]
         mariadbs = enter(temporary_mariadbs(settings, env=env)) if mariadb else None
         redises = enter(_one(temporary_redis(redis[0]))) if redis else None
+        pairs = enter(_one(temporary_redis_pair(pair))) if pair else None
         stage.postgresql = postgresql.result()
         stage.mariadb = _started("MariaDB", mariadbs, stage.missing)
         stage.redis = _started("Redis", redises, stage.missing)
+        stage.redis_pairs = _started("Redis", pairs, stage.missing)
         yield stage
 
 
@@ -131,7 +144,7 @@ def check_disk(needed_mb: int) -> Path:
 
 
 @contextlib.contextmanager
-def _one(manager: AbstractContextManager[RedisServer]) -> Iterator[list[RedisServer]]:
+def _one(manager: AbstractContextManager[Server]) -> Iterator[list[Server]]:
     with manager as server:
         yield [server]
 
