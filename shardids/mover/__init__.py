@@ -22,8 +22,8 @@ from shardids.mover.moves import (
     resume,
     resume_open,
 )
+from shardids.mover.options import MAX_PAUSE_S, Options
 from shardids.mover.purge import OldCopy, old_copies, purge
-from shardids.mover.steps import MAX_PAUSE_S, Options
 
 __all__ = [
     "MARGIN",

@@ -26,6 +26,7 @@ from shardids.mover.barrier import (
     release_offset,
     require_closed,
 )
+from shardids.mover.following import ReferencesOfTarget
 from shardids.mover.replication import PATIENCE_S
 from shardids.mover.sides import Sides, refuse_partial_copy
 
@@ -157,16 +158,20 @@ class Terms:
     Attributes:
         name: the replication slot; ``None`` if there is no replication, so that there is nothing to wait for.
         max_pause_s: how long writes may be stopped.
+        references: what the target has of reference tables.
         version: called before each attempt; returns the version of the shard's schema on the source, which
             the target's copy has too, or raises.
+        prepare: called before writers wait; opens a transaction on the target.
         take: called while writers still wait, before they are sent away from the source; prepares the target
-            for them in a transaction that stays open.
+            for them in that transaction, which stays open.
         give_back: called if the source goes on after all; ends that transaction.
     """
 
     name: str | None
     max_pause_s: float
+    references: ReferencesOfTarget
     version: Callable[[], str]
+    prepare: Callable[[], object]
     take: Callable[[Handover], None]
     give_back: Callable[[], None]
 
@@ -205,7 +210,12 @@ def _try_stop(sides: Sides, terms: Terms) -> Handover:
         if watching.execute(_IS_MOVED, {"shard": sides.shard}).scalar_one():
             handover = read_handover(watching, sides, time.monotonic())
         else:
-            handover = _fence(sides, (watching, target), terms, schema_version)
+            try:
+                terms.prepare()
+                handover = _fence(sides, (watching, target), terms, schema_version)
+            except BaseException:
+                terms.give_back()
+                raise
         try:
             # Until the fence's COMMIT a transaction that looked found the shard active here.
             require_closed(watching, sides, schema_version)
@@ -227,6 +237,7 @@ def _fence(
     # What is done for the first time takes longer: before the pause begins.
     flush(target)
     flush(watching)
+    terms.references.arrive(within_s=0)
     prepare_to_require(watching, sides)
     with sides.source.begin() as source:
         prepare_to_require(source, sides)
@@ -241,6 +252,9 @@ def _fence(
             watching, target, terms.name, wanted, seconds=remaining_s, poll_s=_POLL_IN_PAUSE_S
         ):
             raise PutOff("the target did not catch up in time")
+        # Offline, foreign keys are made when all rows are there, and check them.
+        if terms.name is not None and not terms.references.arrive(within_s=remaining_s):
+            raise PutOff("the target's reference tables did not catch up in time")
         # A second check: a transaction that wrote past the barrier since the first one has left traces.
         require_closed(source, sides, schema_version)
         source.execute(text("select shardids.fence(:shard, :target)"), shard | {"target": sides.target.name})
@@ -268,12 +282,8 @@ def read_handover(source: Connection, sides: Sides, since: float) -> Handover:
     )
 
 
-def begin_activation(sides: Sides, handover: Handover) -> Connection:
-    """Opens a transaction that lets the target take writes, and issue IDs above all that the source issued.
-
-    The caller commits it once the placement names the target, and not before. Until then nobody can write
-    there, whatever happens to the mover, so the source can be reopened without asking the target. Clients
-    that follow the new placement before the COMMIT wait for its locks.
+def open_activation(sides: Sides) -> Connection:
+    """Opens the transaction that :func:`complete_activation` completes.
 
     Raises:
         MoveRefused: the target lacks part of the copy because a standby of it was promoted.
@@ -281,16 +291,26 @@ def begin_activation(sides: Sides, handover: Handover) -> Connection:
     target = sides.target.engine.connect()
     try:
         refuse_partial_copy(target, sides)
-        for values in handover.sequences:
-            target.execute(text("select setval(cast(:name as regclass), :last_value, :is_called)"), values)
-        target.execute(
-            text("select shardids.drop_barriers(:shard), shardids.activate(:shard, :tick)"),
-            {"shard": sides.shard, "tick": handover.high_water_tick},
-        )
+        target.execute(text("select shardids.tables_of(:shard)"), {"shard": sides.shard})
     except BaseException:
         target.close()
         raise
     return target
+
+
+def complete_activation(target: Connection, sides: Sides, handover: Handover) -> None:
+    """Lets the target take writes, and issue IDs above all that the source issued, in an open transaction.
+
+    The caller commits it once the placement names the target, and not before. Until then nobody can write
+    there, whatever happens to the mover, so the source can be reopened without asking the target. Clients
+    that follow the new placement before the COMMIT wait for its locks.
+    """
+    for values in handover.sequences:
+        target.execute(text("select setval(cast(:name as regclass), :last_value, :is_called)"), values)
+    target.execute(
+        text("select shardids.drop_barriers(:shard), shardids.activate(:shard, :tick)"),
+        {"shard": sides.shard, "tick": handover.high_water_tick},
+    )
 
 
 def is_active(sides: Sides) -> bool:

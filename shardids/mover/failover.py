@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from sqlalchemy import text
 
 from shardids import views
-from shardids.catalog.connections import parse_url, shown_url
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.notation import named_shards, shown_shards
 from shardids.catalog.placing import point_node
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Node, Placement
+from shardids.catalog.urls import parse_url, shown_url
 from shardids.errors import ClusterConflict, ConnectionFailed, UnsupportedServer
 from shardids.mover import homes
 from shardids.mover.history import LOSS, all_moves, open_moves

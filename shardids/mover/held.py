@@ -87,6 +87,15 @@ class HeldLock:
             with self._connection.begin():
                 yield self._connection
 
+    def require(self) -> None:
+        """Requires that the lock is still held.
+
+        Raises:
+            ShardidsError: ``lost``, or that the catalog does not answer.
+        """
+        with self.transaction() as connection:
+            connection.execute(text("select 1"))
+
     def _beat(self) -> None:
         """Keeps the session alive: the catalog ends the session, and the lock, of a silent process.
 

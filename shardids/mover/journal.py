@@ -119,6 +119,14 @@ class Journal:
         self._set(Move(**row._asdict()))
         return self.move
 
+    def require_lock(self) -> None:
+        """Requires that no other process moves the shard.
+
+        Raises:
+            ConnectionFailed: the catalog has ended the session that holds the lock.
+        """
+        self._held.require()
+
     def begin_step(self, step: str) -> None:
         """Records the step that is taken next."""
         self._update("step = :step", step=step)

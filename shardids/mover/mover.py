@@ -8,15 +8,18 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Self
 
 from shardids import views
+from shardids.catalog.connections import on_connect
 from shardids.catalog.rows import Catalog
 from shardids.errors import CommitUncertain, ConnectionFailed, MoveFailed, ShardidsError
 from shardids.mover import cutover
 from shardids.mover.events import OnEvent, Result, StepBegun, StepDone
+from shardids.mover.following import ReferencesOfTarget
 from shardids.mover.history import ABORT, LAST_STEP, Outcome
 from shardids.mover.journal import Journal
+from shardids.mover.options import Options
 from shardids.mover.programs import Scripts
 from shardids.mover.sides import Directory, Sides, refuse_other_copy
-from shardids.mover.steps import LIVE, OFFLINE, Actions, Options, Step
+from shardids.mover.steps import LIVE, OFFLINE, Actions, Step
 
 
 class Mover:
@@ -59,9 +62,14 @@ class Mover:
         name = move.session_name(directory.cluster)
         with ExitStack() as kept:
             sides = kept.enter_context(directory.sides(move.shard, move.source, move.target, name=name))
+            # A process that slept, and lost the lock, finds its sessions ended. It is not to open others.
+            for side in (sides.source, sides.target):
+                on_connect(side.engine, lambda *_: journal.require_lock())
+            following = ReferencesOfTarget.opened(catalog, directory, move.target, name=name)
             actions = Actions(
                 journal=journal,
                 sides=sides,
+                references=kept.enter_context(following),
                 name=name,
                 options=options,
                 on_event=on_event,

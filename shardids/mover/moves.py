@@ -24,10 +24,10 @@ from shardids.mover.events import Event, OnEvent, Result
 from shardids.mover.history import ABORT, LOSS, all_moves, open_moves
 from shardids.mover.journal import Journal
 from shardids.mover.mover import Mover
-from shardids.mover.programs import Scripts, find_programs, schema_of_source
+from shardids.mover.options import DEFAULTS, Options
+from shardids.mover.programs import Programs, Scripts, find_programs, schema_of_source
 from shardids.mover.requirements import Refusal
 from shardids.mover.sides import Directory, Sides, server_major
-from shardids.mover.steps import DEFAULTS, Options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +226,12 @@ def _examine(
         raise unknown_node(target, directory.placement.nodes)
     if source == target:
         raise ClusterConflict(f'shard {shard} is on node "{target}" already')
-    with directory.sides(shard, source, target, name="shardids_move_check") as sides:
+    with (
+        directory.sides(shard, source, target, name="shardids_move_check") as sides,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        # pg_dump takes as long as the other checks together.
+        read = pool.submit(_read_schema, sides)
         notes: list[str] = []
         refusals = requirements.examine(sides, notes, offline=offline, replace_copy=back, parallel=parallel)
         _raise(sides, refusals + examine_contents(sides, offline=offline))
@@ -235,7 +240,7 @@ def _examine(
             sequences = connection.scalars(
                 text("select name from shardids.sequences_of(:shard)"), {"shard": shard}
             )
-            programs = find_programs(server_major(connection))
+            programs, scripts = read.result()
             plan = MovePlan(
                 shard=shard,
                 source=source,
@@ -247,10 +252,16 @@ def _examine(
                 sequences=tuple(sequences),
                 pg_dump=str(programs.folder / "pg_dump"),
                 notes=tuple(notes),
-                scripts=schema_of_source(sides),
+                scripts=scripts,
             )
         _raise(sides, requirements.target_takes_schema(sides, plan.scripts, subscribing=not offline))
     return plan
+
+
+def _read_schema(sides: Sides) -> tuple[Programs, Scripts]:
+    with sides.source.autocommit() as source:
+        programs = find_programs(server_major(source))
+    return programs, schema_of_source(sides)
 
 
 def _raise(sides: Sides, refusals: Sequence[Refusal]) -> None:

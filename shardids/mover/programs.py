@@ -74,6 +74,14 @@ class Programs:
                 tables=self._script(archive, toc, [*before, *keys]), rest=self._script(archive, toc, rest)
             )
 
+    def dump_table(self, source: Mapping[str, str], schema: str, table: str) -> str:
+        """Returns the definition of a table and what belongs to it; raises as :meth:`dump_schema` does."""
+        options = ["--schema-only", f"--lock-wait-timeout={_LOCK_WAIT_MS}", "--no-password", "--strict-names"]
+        printed = self._run(
+            "pg_dump", *options, f'--table="{schema}"."{table}"', "--no-publications", parameters=source
+        )
+        return for_any_server(printed)
+
     def copy_rows(
         self, source: Mapping[str, str], target: Mapping[str, str], schema: str, *, first: str, last: str
     ) -> None:

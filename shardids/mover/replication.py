@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 from psycopg.conninfo import make_conninfo
 from sqlalchemy import Connection, text
@@ -116,19 +117,18 @@ _TABLES_LEFT = text("""
 
 _COPIED = text("""
     select count(*) filter (where sr.srsubstate not in ('r', 's')) as tables_left,
-           coalesce(sum(pg_table_size(sr.srrelid)), 0)::bigint as bytes,
-           coalesce(sum(case when sr.srsubstate in ('i', 'd') then 0 else c.reltuples end)
-                      filter (where c.reltuples > 0), 0)::bigint
-             + coalesce((select sum(p.tuples_processed) from pg_stat_progress_copy p
-                         where p.relid = any (array_agg(sr.srrelid))), 0)::bigint as rows
+           coalesce(sum(case when sr.srsubstate in ('i', 'd')
+                             then pg_table_size(sr.srrelid) end), 0)::bigint as bytes,
+           coalesce((select sum(p.tuples_processed) from pg_stat_progress_copy p
+                     where p.relid = any (array_agg(sr.srrelid))), 0)::bigint as rows,
+           array_agg(c.relname::text) filter (where sr.srsubstate not in ('i', 'd')) as whole
     from pg_subscription s
     join pg_subscription_rel sr on sr.srsubid = s.oid
     join pg_class c on c.oid = sr.srrelid
     where s.subname = :name""")
 
-_SIZE = text("""
-    select coalesce(sum(pg_table_size(c.oid)), 0)::bigint as bytes,
-           coalesce(sum(c.reltuples) filter (where c.reltuples > 0), 0)::bigint as rows
+_SIZES = text("""
+    select c.relname::text as table, pg_table_size(c.oid) as bytes, greatest(c.reltuples, 0)::bigint as rows
     from pg_class c where c.oid = any (shardids.tables_of(:shard)) and c.relkind = 'r'""")
 
 
@@ -140,7 +140,7 @@ def await_rows(sides: Sides, name: str, on_progress: Callable[[Copying], None]) 
             replication slot.
     """
     with sides.source.autocommit() as source:
-        total = source.execute(_SIZE, {"shard": sides.shard}).one()
+        amount = _Amount(source.execute(_SIZES, {"shard": sides.shard}).all())
     started = time.monotonic()
     arrival = _Arrival(sides)
     looked = 0.0
@@ -157,18 +157,34 @@ def await_rows(sides: Sides, name: str, on_progress: Callable[[Copying], None]) 
             _check_workers(target, sides.target, name, failures_before)
             _check_slot(sides.source, name)
             state = target.execute(_COPIED, {"name": name}).one()
-            done = min(state.bytes, total.bytes)
-            arrival.watch(state.tables_left, done, state.rows)
+            done, rows = amount.done(state)
+            arrival.watch(state.tables_left, done, rows)
             on_progress(
                 Copying(
                     shard=sides.shard,
                     bytes_done=done,
-                    bytes_total=total.bytes,
-                    rows_done=min(state.rows, total.rows),
-                    rows_total=total.rows,
-                    seconds_left=elapsed / done * (total.bytes - done) if done and elapsed > 1 else None,
+                    bytes_total=amount.bytes,
+                    rows_done=rows,
+                    rows_total=amount.rows,
+                    seconds_left=elapsed / done * (amount.bytes - done) if done and elapsed > 1 else None,
                 )
             )
+
+
+class _Amount:
+    """How much there is to copy, by the sizes of the source."""
+
+    def __init__(self, tables: Sequence[Any]) -> None:
+        self._bytes = {table.table: table.bytes for table in tables}
+        self._rows = {table.table: table.rows for table in tables}
+        self.bytes, self.rows = sum(self._bytes.values()), sum(self._rows.values())
+
+    def done(self, state: Any) -> tuple[int, int]:
+        """Returns the bytes and rows that are there; a table that is copied counts as on the source."""
+        whole = state.whole or ()
+        size = state.bytes + sum(self._bytes.get(table, 0) for table in whole)
+        rows = state.rows + sum(self._rows.get(table, 0) for table in whole)
+        return min(size, self.bytes), min(rows, self.rows)
 
 
 class _Arrival:
@@ -186,7 +202,6 @@ class _Arrival:
     def watch(self, tables_left: int, bytes_done: int, rows: int) -> None:
         """Records the progress; ``bytes_done`` is at most what the source has."""
         if tables_left < self._tables_left:
-            # A finished table's rows are not counted until it is analyzed, so the number can fall.
             self._tables_left, self._bytes, self._rows = tables_left, bytes_done, rows
         elif bytes_done > self._bytes or rows > self._rows:
             self._bytes, self._rows = max(bytes_done, self._bytes), max(rows, self._rows)
@@ -243,7 +258,7 @@ def _check_workers(target: Connection, side: Side, name: str, before: int) -> No
 
 
 def make_rest(sides: Sides, scripts: Scripts) -> None:
-    """Creates indexes, foreign keys, triggers and the rest on the target, and gathers statistics there.
+    """Creates indexes, foreign keys, triggers and the rest on the target.
 
     Idempotent.
     """
@@ -252,8 +267,11 @@ def make_rest(sides: Sides, scripts: Scripts) -> None:
         if time.monotonic() > deadline:
             raise MoveFailed(f'node "{sides.target.name}": the tables of shard {sides.shard} stay locked')
         time.sleep(_POLL_S)
-    with sides.target.autocommit() as connection:
-        connection.execute(text("select shardids.analyze(:shard)"), {"shard": sides.shard})
+
+
+def analyze(target: Connection, shard: int) -> None:
+    """Gathers statistics of the copy, and fills its materialized views."""
+    target.execute(text("select shardids.analyze(:shard)"), {"shard": shard})
 
 
 def _try_rest(sides: Sides, scripts: Scripts) -> bool:
@@ -284,11 +302,16 @@ def unsubscribe(target_side: Side, name: str) -> None:
 def unpublish(source_side: Side, name: str) -> None:
     """Drops the slot and the publication if they exist; the subscription was dropped before."""
     with source_side.autocommit() as source:
-        _drop_slot(source, source_side, name)
+        drop_slot(source, source_side, name)
         play(source, f'drop publication if exists "{name}"')
 
 
-def _drop_slot(source: Connection, side: Side, name: str) -> None:
+def drop_slot(source: Connection, side: Side, name: str) -> None:
+    """Drops a slot if it exists, and ends who uses it.
+
+    Raises:
+        MoveFailed: it stays in use.
+    """
     there = text("select active_pid from pg_replication_slots where slot_name = :name")
     dropping = text("""
         select case when active_pid is null then pg_drop_replication_slot(slot_name)::text

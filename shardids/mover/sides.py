@@ -22,13 +22,18 @@ _CONNECTIONS = 6
 """Connections to one node that a move may have open at once."""
 SESSION = {
     "idle_in_transaction_session_timeout": "15s",
+    # What is repeated in the pause is planned before it.
+    "plan_cache_mode": "force_generic_plan",
     "client_connection_check_interval": "5s",
     "tcp_keepalives_idle": "10",
     "tcp_keepalives_interval": "3",
     "tcp_keepalives_count": "3",
     "tcp_user_timeout": "20s",
 }
-"""Settings with which the server ends a session, and frees its locks, once it can't reach the mover."""
+"""Settings with which the server ends a session, and frees its locks, once it can't reach the mover.
+
+Also with which it plans each statement of a function once.
+"""
 _PASSED_ON = ("host", "hostaddr", "port", "user", "dbname", "sslmode", "application_name")
 """Parameters that mean the same on another machine, unlike the paths of certificates and password files."""
 

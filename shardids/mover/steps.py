@@ -12,39 +12,24 @@ from sqlalchemy import Connection, text
 
 from shardids.errors import ClusterConflict, ConnectionFailed, StatementFailed
 from shardids.mover import barrier, cutover, programs, replication
+from shardids.mover.beside import Beside
 from shardids.mover.cutover import Handover, Terms
 from shardids.mover.events import Lagging, OnEvent, Waiting
+from shardids.mover.following import ReferencesOfTarget
 from shardids.mover.history import LAST_STEP
 from shardids.mover.journal import Journal
+from shardids.mover.options import Options
 from shardids.mover.programs import Scripts
 from shardids.mover.sides import RowComparison, Sides
 
-MAX_PAUSE_S: Final = 2.0
-"""How long writes to a shard may be stopped, unless the caller says otherwise."""
 _SCHEMA_FRESH_S: Final = 60.0
 """How long a schema that was read counts as current for making the copy."""
+_BRIEF_S: Final = 10.0
+"""The longest pause before which a transaction is opened on the target, to be idle until it is needed."""
 _ACTIVATION_S: Final = 20.0
 """How long the mover keeps trying to activate a target that is already the owner."""
 _NAMED: Final = 5
 """How many changed objects a message names at most."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """How a shard is moved.
-
-    Attributes:
-        offline: copy the shard by pg_dump, with writes stopped from start to end.
-        verify: compare all rows of both copies afterwards.
-        max_pause_s: how long writes may be stopped; ``offline`` moves ignore it.
-    """
-
-    offline: bool = False
-    verify: bool = False
-    max_pause_s: float = MAX_PAUSE_S
-
-
-DEFAULTS: Final = Options()
 
 
 class Actions:
@@ -63,6 +48,7 @@ class Actions:
         *,
         journal: Journal,
         sides: Sides,
+        references: ReferencesOfTarget,
         name: str,
         options: Options,
         on_event: OnEvent,
@@ -75,6 +61,7 @@ class Actions:
         self._move = journal.move
         self._journal = journal
         self._sides = sides
+        self._references = references
         self._name = name
         self._options = options
         self._on_event = on_event
@@ -84,6 +71,7 @@ class Actions:
         self._handover: Handover | None = None
         self._high_water_tick = -1
         self._activation: Connection | None = None
+        self._analysis: Beside | None = None
 
     def make_tables(self) -> None:
         """Creates the schema on the target, and keeps its definition in the journal."""
@@ -141,10 +129,19 @@ class Actions:
         replication.copy_offline(self._sides)
 
     def make_rest(self) -> None:
-        """Creates indexes, foreign keys and triggers on the target."""
+        """Creates indexes, foreign keys and triggers on the target, and begins to gather statistics."""
         scripts = self._scripts()
         self._refuse_other_schema(scripts)
         replication.make_rest(self._sides, scripts)
+        self._analysis = self._begin_analysis()
+        if self._move.offline:
+            self._analysis.wait()
+
+    def _begin_analysis(self) -> Beside:
+        shard = self._move.shard
+        analysis = Beside(self._sides.target, lambda target: replication.analyze(target, shard))
+        self._kept.callback(analysis.cancel)
+        return analysis
 
     def make_barrier(self) -> None:
         """Creates the write barrier on the source, open."""
@@ -156,17 +153,24 @@ class Actions:
 
     def catch_up(self) -> None:
         """Waits until the target is close enough to the source for a short cutover."""
+        analysis = self._analysis or self._begin_analysis()
         self._schema_version()
+        analysis.wait()
+        self._references.require()
         cutover.catch_up(self._sides, self._name, self._options.max_pause_s, self._on_lag)
 
     def cut_over(self) -> None:
         """Stops writes on the source, and waits until the target has all of them."""
         offline = self._move.offline
+        # A longer one would outlast the transaction, which the server ends when it is idle.
+        is_brief = not offline and self._options.max_pause_s <= _BRIEF_S
         terms = Terms(
             name=None if offline else self._name,
             max_pause_s=self._options.max_pause_s,
+            references=self._references,
             version=self._schema_version,
             # Offline the rows are still to come.
+            prepare=self._open_activation if is_brief else (lambda: None),
             take=(lambda _handover: None) if offline else self._begin_activation,
             give_back=self.end_activation,
         )
@@ -189,7 +193,12 @@ class Actions:
             with self._sides.source.autocommit() as source:
                 handover = cutover.read_handover(source, self._sides, time.monotonic())
         self._high_water_tick = handover.high_water_tick
-        self._activation = cutover.begin_activation(self._sides, handover)
+        activation = self._activation or self._open_activation()
+        cutover.complete_activation(activation, self._sides, handover)
+
+    def _open_activation(self) -> Connection:
+        self._activation = cutover.open_activation(self._sides)
+        return self._activation
 
     def end_activation(self) -> None:
         """Ends the open transaction that activates the target, and rolls it back unless it was committed."""

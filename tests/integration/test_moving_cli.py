@@ -58,7 +58,9 @@ def test_a_shard_goes_there_is_purged_and_comes_back(nodes: TwoNodes, run: Run) 
     assert f"shard {shard}: cutover" in moved.stderr
     assert_one_owner(nodes, shard)
     assert json.loads(run("shard", "purge", str(shard), "--dry-run", "--json").stdout)[0]["node"] == "a"
-    (purged,) = json.loads(run("shard", "purge", "all", "--json").stdout)
+    refused = run("shard", "purge", "all")
+    assert (refused.exit_code, "no terminal to ask at" in refused.stderr) == (2, True)
+    (purged,) = json.loads(run("shard", "purge", "all", "--yes", "--json").stdout)
     assert (purged["shard"], purged["node"]) == (shard, "a")
     assert_one_owner(nodes, shard)
     assert run("shard", "purge", str(shard)).stderr == "No old copy is left\n"

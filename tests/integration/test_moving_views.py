@@ -105,7 +105,7 @@ def test_a_view_that_can_not_be_refreshed_does_not_fail_the_move(nodes: TwoNodes
     assert shown(nodes)[0] == (0, 10)
     mend()
     add_photo(nodes, 0)
-    purged = run(nodes, "shard", "purge", "0")
+    purged = run(nodes, "shard", "purge", "0", "--yes")
     assert purged.exit_code == 0, purged.stderr
     assert shown(nodes)[0] == (0, 11)
 

@@ -32,7 +32,7 @@ def move_several(scene: Scene, chance: random.Random) -> None:
     shards = [shard for shard in scene.field.shards if scene.field.owner(shard) != to]
     chosen = sorted(map(str, chance.sample(shards, min(2, len(shards)))))
     if chosen:
-        scene.ran(LANE, scene.launcher.start("shard", "purge", *chosen))
+        scene.ran(LANE, scene.launcher.start("shard", "purge", "--yes", *chosen))
         words = ("shard", "move", *chosen, "--to", to, "--jobs", "2")
         ran = scene.ran(LANE, scene.launcher.start(*words))
         scene.log.count("moves of two" if ran.code == 0 else "moves refused or failed")
@@ -130,7 +130,7 @@ def drain(scene: Scene, chance: random.Random) -> None:
 
 
 def purge(scene: Scene, _chance: random.Random) -> None:
-    ran = scene.ran(LANE, scene.launcher.start("shard", "purge", "all"))
+    ran = scene.ran(LANE, scene.launcher.start("shard", "purge", "all", "--yes"))
     scene.log.count("purges" if ran.code == 0 else "purges refused or failed")
 
 
@@ -146,7 +146,7 @@ def a_move(scene: Scene, chance: random.Random) -> tuple[str, ...] | None:
     more = chance.choice([(), (), (), ("--verify",), ("--max-pause", "500ms"), ("--offline",)])
     if scene.field.former_node(shard) == target:
         return ("shard", "move", str(shard), "--back", *more)
-    scene.ran(LANE, scene.launcher.start("shard", "purge", str(shard)))
+    scene.ran(LANE, scene.launcher.start("shard", "purge", str(shard), "--yes"))
     return ("shard", "move", str(shard), "--to", target, *more)
 
 
