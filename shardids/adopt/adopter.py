@@ -7,11 +7,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Self
 
+from shardids.adopt.back_steps import BACK
 from shardids.adopt.events import OnEvent, Result, StepBegun, StepDone
-from shardids.adopt.journal import ABORT, Journal
+from shardids.adopt.journal import ABORT, KEPT, Journal, Outcome
 from shardids.adopt.replication import let_follow
-from shardids.adopt.sides import Sides, opened_sides, source_url
-from shardids.adopt.steps import AFTER, STEPS, Actions, Step
+from shardids.adopt.sides import Sides, opened_sides, relay_url, source_url
+from shardids.adopt.steps import SWITCH, Actions, Step, run_steps
+from shardids.catalog.connections import on_connect
 from shardids.catalog.rows import Catalog
 from shardids.errors import AdoptionFailed, CommitUncertain, ConnectionFailed
 
@@ -29,39 +31,53 @@ class Adopter:
     @classmethod
     @contextmanager
     def opened(
-        cls, catalog: Catalog, journal: Journal, source: str | None, max_pause_s: float, on_event: OnEvent
+        cls,
+        catalog: Catalog,
+        journal: Journal,
+        urls: tuple[str | None, str | None],
+        max_pause_s: float,
+        on_event: OnEvent,
     ) -> Iterator[Self]:
-        """Yields what takes the steps of the journal's adoption."""
-        adoption = journal.adoption
+        """Yields what takes the steps of the journal's adoption.
+
+        ``urls``: of the source and the relay, if they differ from the plan's, or to give passwords.
+        """
+        adoption, (source, via) = journal.adoption, urls
         name = adoption.session_name(catalog.describe().cluster)
         url = source_url(catalog, adoption.source, source)
-        with opened_sides(catalog, adoption.plan, url, name=name) as sides:
+        relay = relay_url(catalog, adoption.plan, via)
+        with opened_sides(catalog, adoption.plan, url, via=relay, name=name) as sides:
+            # A process that slept, and lost the lock, finds its sessions ended. It is not to open others.
+            for side in sides.all:
+                on_connect(side.engine, lambda *_: journal.require_lock())
             actions = Actions(
                 catalog=catalog, journal=journal, sides=sides, max_pause_s=max_pause_s, on_event=on_event
             )
             yield cls(journal, sides, actions, on_event)
 
-    def end_former_sessions(self) -> None:
+    def end_former_sessions(self, *, at_source: bool = True) -> None:
         """Ends sessions that a killed process may have left running."""
-        self._sides.end_sessions()
+        self._sides.end_sessions(at_source=at_source)
 
     def follow(self) -> None:
         """Lets the nodes go on after a pause."""
         if self._journal.adoption.is_paused:
-            for taker in self._sides.takers:
-                let_follow(taker, is_enabled=True)
+            for follower in self._sides.followers:
+                let_follow(follower, is_enabled=True)
             self._journal.pause(is_paused=False)
 
     def stop_following(self) -> Result:
         """Pauses the nodes."""
         self._journal.pause(is_paused=True)
-        for taker in self._sides.takers:
-            let_follow(taker, is_enabled=False)
+        for follower in self._sides.followers:
+            let_follow(follower, is_enabled=False)
         return self.result()
 
     def take(self, steps: Sequence[Step], *, then: str | None = None, outcome: str | None = None) -> Result:
         """Takes the steps from the one that the journal is at to the last."""
-        journal, names = self._journal, [step.name for step in steps]
+        journal = self._journal
+        steps = [step for step in steps if journal.adoption.keeps_back or not step.only_back]
+        names = [step.name for step in steps]
         first = names.index(journal.step) if journal.step in names else 0
         for step in steps[first:]:
             # The switch itself records the step after it, with what it decides.
@@ -81,15 +97,39 @@ class Adopter:
         return self.result(outcome)
 
     def undo(self) -> Result:
-        """Leaves the source as it was, and the shards empty."""
+        """Leaves the source as it was, and the shards empty; after a return, the source as it has become."""
+        outcome: Outcome = "aborted" if self._journal.adoption.switched_at is None else "returned"
         self._journal.begin_step(ABORT)
         self._on_event(StepBegun(step=ABORT))
-        for step in reversed(STEPS):
+        for step in reversed((*run_steps(self._journal.adoption.plan), *SWITCH)):
             if step.undo is not None:
                 step.undo(self._actions)
+        if outcome == "returned":
+            self._journal.forget_old_ids(self._actions.bare_names)
         self._on_event(StepDone(step=ABORT))
-        self._journal.end("aborted")
-        return self.result("aborted")
+        self._journal.end(outcome)
+        return self.result(outcome)
+
+    def keep_way_back(self, *, is_kept: bool) -> None:
+        """Lets the switch keep a way back, or not; drops what an attempt that was to keep one has made."""
+        if self._journal.adoption.keeps_back == is_kept:
+            return
+        # An interrupted attempt has taken the steps of the other way, and may have closed the source.
+        self._actions.reopen()
+        first = SWITCH[0].name
+        if not is_kept:
+            # Until the next entry it is to be made again.
+            self._journal.begin_step(first)
+            self._actions.back.drop()
+        self._journal.keep_back(first, is_kept=is_kept)
+
+    def stay(self) -> Result:
+        """Gives the return up before it was decided: the shards go on."""
+        for step in reversed(BACK):
+            if step.undo is not None:
+                step.undo(self._actions)
+        self._journal.begin_step(KEPT)
+        return self.result()
 
     def compare(self) -> Result:
         """Compares all rows."""
@@ -97,24 +137,25 @@ class Adopter:
         return self.result()
 
     def _recover(self, step: Step, error: BaseException) -> None:
-        """Lets the source take writes again if the failed step had stopped them."""
+        """Lets the side that took writes take them again if the failed step had stopped them."""
         if not step.stops_writes:
             return
         try:
-            if self._has_switched(error):
+            if self._is_over(step, error):
                 return
-            self._actions.reopen()
-            self._journal.begin_step("catch up")
+            if step.undo is not None:
+                step.undo(self._actions)
+            self._journal.begin_step(KEPT if step in BACK else "catch up")
         except ConnectionFailed as second:
             raise AdoptionFailed(
-                f"the switch failed ({error}); whether the source takes writes is unknown: {second.message}",
+                f"step {step.name!r} failed ({error}); who takes writes is unknown: {second.message}",
                 hint="When all servers answer again: shardids adopt resume, or shardids adopt abort.",
             ) from error
 
-    def _has_switched(self, error: BaseException) -> bool:
+    def _is_over(self, step: Step, error: BaseException) -> bool:
         if isinstance(error, CommitUncertain | ConnectionFailed):
-            return self._journal.settle()
-        return self._journal.step == AFTER[0].name
+            return self._journal.settle(step.name)
+        return self._journal.step != step.name
 
     def result(self, outcome: str | None = None) -> Result:
         """Returns how far the adoption is now."""
@@ -122,5 +163,5 @@ class Adopter:
             step=self._journal.step,
             outcome=outcome,
             seconds=time.monotonic() - self._started,
-            pause_ms=self._actions.pause_ms,
+            pause_ms=self._actions.pause_ms or self._actions.back.pause_ms,
         )

@@ -2,32 +2,38 @@
 
 The journal records each step before it is taken, and every step can be repeated. What :func:`resume` and
 :func:`abort` do follows from the journal and from what the servers really have. Until the switch the source
-takes the writes, and all can be undone; from then on the shards take them, and only the rest is left to do.
+takes the writes, and all can be undone; from then on the shards take them, and only the rest is left to do. A
+switch that keeps a way back lets the source follow the shards (:mod:`shardids.adopt.returning`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from shardids.adopt import barrier, requirements
+from shardids.adopt import relay_requirements, requirements
 from shardids.adopt.adopter import Adopter
-from shardids.adopt.events import OnEvent, Result, ignore
-from shardids.adopt.journal import ABORT, FOLLOW, Adoption, Journal, open_adoption
+from shardids.adopt.back_steps import AFTER_BACK, BACK, END
+from shardids.adopt.events import Noted, OnEvent, Result, ignore
+from shardids.adopt.journal import ABORT, FINISH, FOLLOW, KEPT, RETURNED, Journal
 from shardids.adopt.plan import Plan
-from shardids.adopt.replication import lags
-from shardids.adopt.sides import Sides, opened_sides, source_url
-from shardids.adopt.steps import AFTER, MAX_PAUSE_S, RUN, SWITCH
-from shardids.catalog.connections import parse_url, shown_url
+from shardids.adopt.progress import Status, status
+from shardids.adopt.returning import check_back, require_following
+from shardids.adopt.sides import Sides, opened_sides, relay_url, source_url
+from shardids.adopt.steps import AFTER, MAX_PAUSE_S, SWITCH, run_steps
 from shardids.catalog.rows import Catalog
-from shardids.errors import (
-    ClusterConflict,
-)
+from shardids.catalog.urls import parse_url, shown_url
+from shardids.errors import ClusterConflict
 from shardids.mover.requirements import Refusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """What an adoption would take in: nothing stands in its way."""
+    """What an adoption would take in: nothing stands in its way.
+
+    ``relay_bytes``: about how much the relay would hold, by the size at the source; 0 without one.
+    """
 
     split: int
     reference: int
@@ -36,15 +42,17 @@ class Check:
     size_bytes: int
     shards: int
     nodes: int
+    relay_bytes: int
 
 
-def check(catalog: Catalog, plan: Plan, *, source: str | None = None) -> Check:
+def check(catalog: Catalog, plan: Plan, *, source: str | None = None, via: str | None = None) -> Check:
     """Finds out whether a plan can be run; changes nothing.
 
     Args:
         catalog: the cluster that adopts.
         plan: the plan.
         source: the source's URL, if it differs from the plan's, or to give a password.
+        via: the relay's URL; by default the plan's, which has none if the nodes follow the source itself.
 
     Raises:
         AdoptionRefused: it can't; the message has every reason.
@@ -52,21 +60,29 @@ def check(catalog: Catalog, plan: Plan, *, source: str | None = None) -> Check:
     """
     with Journal.opened(catalog) as journal:
         journal.refuse_open()
-        url, plan = source_url(catalog, plan.source, source), _without_password(plan)
-        with opened_sides(catalog, plan, url, name="shardids_adopt_check") as sides:
+        with _checked_sides(catalog, plan, source, via) as sides:
             _examine(catalog, sides)
+            copied = (*sides.split, *sides.reference)
             return Check(
                 split=len(sides.split),
                 reference=len(sides.reference),
                 loose=len(plan.tables) - len(sides.names),
-                rows=sum(table.rows for table in (*sides.split, *sides.reference)),
-                size_bytes=sum(table.size_bytes for table in (*sides.split, *sides.reference)),
+                rows=sum(table.rows for table in copied),
+                size_bytes=sum(table.size_bytes for table in copied),
                 shards=sides.cluster.shard_count,
                 nodes=len(sides.takers),
+                relay_bytes=sum(table.size_bytes for table in copied) if sides.relay else 0,
             )
 
 
-def run(catalog: Catalog, plan: Plan, *, source: str | None = None, on_event: OnEvent = ignore) -> Result:
+def run(
+    catalog: Catalog,
+    plan: Plan,
+    *,
+    source: str | None = None,
+    via: str | None = None,
+    on_event: OnEvent = ignore,
+) -> Result:
     """Brings all rows into the shards, compares them, and lets the nodes follow the source.
 
     Takes the arguments of :func:`check`. Applications go on using the source.
@@ -77,17 +93,26 @@ def run(catalog: Catalog, plan: Plan, *, source: str | None = None, on_event: On
     """
     with Journal.opened(catalog) as journal:
         journal.refuse_open()
-        url, plan = source_url(catalog, plan.source, source), _without_password(plan)
-        with opened_sides(catalog, plan, url, name="shardids_adopt_check") as sides:
-            shapes = _examine(catalog, sides)
-        journal.enter(plan, plan.source, shapes, RUN[0].name)
-        with Adopter.opened(catalog, journal, source, MAX_PAUSE_S, on_event) as adopter:
-            return adopter.take(RUN, then=FOLLOW)
+        with _checked_sides(catalog, plan, source, via) as sides:
+            shapes, plan = _examine(catalog, sides), sides.plan
+        steps = run_steps(plan)
+        journal.enter(plan, plan.source, shapes, steps[0].name)
+        with Adopter.opened(catalog, journal, (source, via), MAX_PAUSE_S, on_event) as adopter:
+            return adopter.take(steps, then=FOLLOW)
 
 
-def _without_password(plan: Plan) -> Plan:
-    """Returns the plan as the catalog stores it, and messages show it."""
-    return replace(plan, source=shown_url(parse_url(plan.source)))
+@contextmanager
+def _checked_sides(catalog: Catalog, plan: Plan, source: str | None, via: str | None) -> Iterator[Sides]:
+    """Yields the sides of an adoption that may begin; its plan is as the catalog stores it."""
+    url, through = source_url(catalog, plan.source, source), via or plan.via
+    plan = replace(
+        plan,
+        source=shown_url(parse_url(plan.source)),
+        via=None if through is None else shown_url(parse_url(through)),
+    )
+    relay = relay_url(catalog, plan, through)
+    with opened_sides(catalog, plan, url, via=relay, name="shardids_adopt_check") as sides:
+        yield sides
 
 
 def _examine(catalog: Catalog, sides: Sides) -> dict[str, str]:
@@ -101,12 +126,18 @@ def _examine(catalog: Catalog, sides: Sides) -> dict[str, str]:
         ]
     there = sides.definitions()
     refusals += requirements.tables_are_fit(sides, there)
+    if sides.relay:
+        refusals += relay_requirements.relay_is_fit(sides, sides.relay)
+        refusals += relay_requirements.paths_are_fit(sides, there)
     requirements.refuse(plan, refusals)
     with sides.source.autocommit() as source:
         refusals += requirements.keys_are_fit(source, sides, there)
+    if sides.relay:
+        refusals += relay_requirements.relay_is_free(sides, sides.relay, there)
+    fed = relay_requirements.as_fed(sides, there)
     for taker in sides.takers:
-        refusals += requirements.node_is_fit(taker, sides, there)
-        refusals += requirements.node_reaches_source(taker, sides)
+        refusals += requirements.node_is_fit(taker, sides, fed)
+        refusals += requirements.node_reaches_feed(taker, sides)
     requirements.refuse(plan, refusals)
     return {name: definition.shape() for name, definition in there.items()}
 
@@ -115,29 +146,42 @@ def switch(
     catalog: Catalog,
     *,
     source: str | None = None,
+    via: str | None = None,
     max_pause_s: float = MAX_PAUSE_S,
+    keep_back: bool = False,
     on_event: OnEvent = ignore,
 ) -> Result:
     """Stops writes at the source and lets the shards take them.
 
+    With ``keep_back`` the source follows the shards from then on, until ``returning.back`` or ``finish``.
+
     Raises:
         ClusterConflict: no adoption is under way, or it is not ready.
+        AdoptionRefused: something that is written to the shards could not go back; nothing was touched.
         AdoptionFailed: it stopped. Before the shards have taken over the source takes writes again.
     """
     with Journal.opened(catalog) as journal:
-        ready = (FOLLOW, *(step.name for step in (*SWITCH, *AFTER)))
-        if journal.adoption.is_paused or journal.step not in ready:
-            raise ClusterConflict(
-                f"the adoption is {'paused' if journal.adoption.is_paused else f'at step {journal.step!r}'}:"
-                " the nodes do not follow the source yet",
-                hint="shardids adopt resume",
-            )
-        with Adopter.opened(catalog, journal, source, max_pause_s, on_event) as adopter:
+        require_following(journal, keep_back=keep_back)
+        is_open = journal.adoption.switched_at is None
+        if is_open and keep_back and not journal.adoption.keeps_back:
+            for note in check_back(catalog, journal, source):
+                on_event(Noted(note=note))
+        with Adopter.opened(catalog, journal, (source, via), max_pause_s, on_event) as adopter:
             adopter.end_former_sessions()
-            return adopter.take((*SWITCH, *AFTER), outcome="adopted")
+            if is_open:
+                adopter.keep_way_back(is_kept=keep_back)
+            return _take_over(adopter, journal)
 
 
-def resume(catalog: Catalog, *, source: str | None = None, on_event: OnEvent = ignore) -> Result:
+def _take_over(adopter: Adopter, journal: Journal) -> Result:
+    if journal.adoption.keeps_back:
+        return adopter.take((*SWITCH, *AFTER), then=KEPT)
+    return adopter.take((*SWITCH, *AFTER), outcome="adopted")
+
+
+def resume(
+    catalog: Catalog, *, source: str | None = None, via: str | None = None, on_event: OnEvent = ignore
+) -> Result:
     """Goes on with an adoption that was paused or interrupted, from the step that it was at.
 
     Raises:
@@ -146,19 +190,24 @@ def resume(catalog: Catalog, *, source: str | None = None, on_event: OnEvent = i
     """
     with Journal.opened(catalog) as journal:
         was = journal.step
-        with Adopter.opened(catalog, journal, source, MAX_PAUSE_S, on_event) as adopter:
-            adopter.end_former_sessions()
+        with Adopter.opened(catalog, journal, (source, via), MAX_PAUSE_S, on_event) as adopter:
+            adopter.end_former_sessions(at_source=was != FINISH)
             if was == ABORT:
                 return adopter.undo()
             adopter.follow()
-            if was == FOLLOW:
+            if was in (FOLLOW, KEPT, RETURNED):
                 return adopter.result()
-            if was in [step.name for step in RUN]:
-                return adopter.take(RUN, then=FOLLOW)
-            return adopter.take((*SWITCH, *AFTER), outcome="adopted")
+            steps = run_steps(journal.adoption.plan)
+            if was in [step.name for step in steps]:
+                return adopter.take(steps, then=FOLLOW)
+            if was in [step.name for step in (*BACK, *AFTER_BACK)]:
+                return adopter.take((*BACK, *AFTER_BACK), then=RETURNED)
+            if was == FINISH:
+                return adopter.take(END, outcome="adopted")
+            return _take_over(adopter, journal)
 
 
-def pause(catalog: Catalog, *, source: str | None = None) -> Result:
+def pause(catalog: Catalog, *, source: str | None = None, via: str | None = None) -> Result:
     """Stops the nodes from following the source; :func:`resume` lets them go on.
 
     Raises:
@@ -166,25 +215,34 @@ def pause(catalog: Catalog, *, source: str | None = None) -> Result:
     """
     with Journal.opened(catalog) as journal:
         _refuse_after_switch(journal)
-        with Adopter.opened(catalog, journal, source, MAX_PAUSE_S, ignore) as adopter:
+        with Adopter.opened(catalog, journal, (source, via), MAX_PAUSE_S, ignore) as adopter:
             adopter.end_former_sessions()
             return adopter.stop_following()
 
 
-def abort(catalog: Catalog, *, source: str | None = None, on_event: OnEvent = ignore) -> Result:
+def abort(
+    catalog: Catalog, *, source: str | None = None, via: str | None = None, on_event: OnEvent = ignore
+) -> Result:
     """Undoes an adoption: the source is left as it was, and the shards are empty again.
+
+    Of one that has come back it empties the shards. A return that was interrupted before the source had taken
+    over is given up, and the shards go on.
 
     Raises:
         ClusterConflict: none is under way, another process works at it, or the shards have taken over.
     """
     with Journal.opened(catalog) as journal:
-        _refuse_after_switch(journal)
-        with Adopter.opened(catalog, journal, source, MAX_PAUSE_S, on_event) as adopter:
+        gives_up_return = journal.adoption.switched_at and journal.step in [step.name for step in BACK]
+        if not gives_up_return and journal.step not in (RETURNED, ABORT):
+            _refuse_after_switch(journal)
+        with Adopter.opened(catalog, journal, (source, via), MAX_PAUSE_S, on_event) as adopter:
             adopter.end_former_sessions()
-            return adopter.undo()
+            return adopter.stay() if gives_up_return else adopter.undo()
 
 
-def compare(catalog: Catalog, *, source: str | None = None, on_event: OnEvent = ignore) -> Result:
+def compare(
+    catalog: Catalog, *, source: str | None = None, via: str | None = None, on_event: OnEvent = ignore
+) -> Result:
     """Compares every row of the source with those of the shards, while the nodes follow it.
 
     Raises:
@@ -192,45 +250,25 @@ def compare(catalog: Catalog, *, source: str | None = None, on_event: OnEvent = 
         AdoptionFailed: rows differ; the message names them.
     """
     with Journal.opened(catalog) as journal:
-        if journal.adoption.is_paused or journal.step != FOLLOW:
+        following = (FOLLOW, *(step.name for step in SWITCH))
+        if journal.adoption.is_paused or journal.step not in following:
             raise ClusterConflict(
                 "rows can be compared as long as the nodes follow the source",
                 hint="To see what the adoption is at: shardids adopt status",
             )
-        with Adopter.opened(catalog, journal, source, MAX_PAUSE_S, on_event) as adopter:
+        with Adopter.opened(catalog, journal, (source, via), MAX_PAUSE_S, on_event) as adopter:
             return adopter.compare()
 
 
 def _refuse_after_switch(journal: Journal) -> None:
+    if journal.step in [step.name for step in AFTER_BACK]:
+        raise ClusterConflict("the source takes over again", hint="To complete it: shardids adopt resume")
     if journal.adoption.switched_at is not None:
         raise ClusterConflict(
             "the shards have taken over: what applications write is there, and no longer in the source",
-            hint="To complete the adoption: shardids adopt resume",
+            hint="To return, if the switch kept a way back: shardids adopt back. To complete the adoption:"
+            " shardids adopt resume, or shardids adopt finish",
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """How far an adoption is. ``lag_bytes``: by node, what it has not confirmed; ``None`` without a slot."""
-
-    adoption: Adoption
-    lag_bytes: dict[str, int | None]
-    is_source_closed: bool
-
-
-def status(catalog: Catalog, *, source: str | None = None) -> Status | None:
-    """Returns how far the adoption is that is not over, or ``None``. Disturbs nobody who works at it.
-
-    Raises:
-        ConnectionFailed: the source does not answer.
-    """
-    adoption = open_adoption(catalog)
-    if adoption is None:
-        return None
-    url = source_url(catalog, adoption.source, source)
-    name = adoption.session_name(catalog.describe().cluster)
-    with opened_sides(catalog, adoption.plan, url, name=name) as sides:
-        return Status(adoption=adoption, lag_bytes=lags(sides), is_source_closed=barrier.is_closed(sides))
 
 
 __all__ = [

@@ -104,10 +104,12 @@ def close(
     max_pause_s: float,
     on_wait: OnWait,
     catch_up: Callable[[], None],
+    require: Callable[[], None],
 ) -> float:
     """Stops writes on the source once the nodes have all that was written before; returns since when.
 
     Retries until writers finish soon enough: live traffic waits at most 0.1 s for any attempt to lock.
+    ``require`` raises what keeps the shards from taking over, once nothing changes any more.
     Idempotent: a barrier that was closed by a process that died stays closed.
 
     Raises:
@@ -118,7 +120,8 @@ def close(
         attempt += 1
         try:
             with ExitStack() as kept:
-                return _try_close(sides, Drain(sides, kept), shapes, parts, max_pause_s)
+                drain = Drain(sides, kept)
+                return _try_close(drain, shapes, parts, max_pause_s, require)
         except PutOff as reason:
             on_wait(attempt, str(reason))
             if time.monotonic() > deadline:
@@ -132,15 +135,20 @@ def close(
 
 
 def _try_close(
-    sides: Sides, drain: Drain, shapes: Mapping[str, str], parts: Sequence[str], max_pause_s: float
+    drain: Drain,
+    shapes: Mapping[str, str],
+    parts: Sequence[str],
+    max_pause_s: float,
+    require: Callable[[], None],
 ) -> float:
-    with sides.source.autocommit() as watching, sides.source.begin() as source:
+    with drain.source.autocommit() as watching, drain.source.begin() as source:
         since = time.monotonic()
         _lock(source, watching, parts, max_pause_s)
         _require_stopped(source, parts, shapes)
         remaining_s = max(max_pause_s / 2 - (time.monotonic() - since), 0.05)
         if not drain.confirmed(drain.position(), seconds=remaining_s, on_lag=lambda _bytes: None):
             raise PutOff("the nodes did not catch up in time")
+        require()
         # A second look: a transaction that wrote past the barrier since the first one has left traces.
         _require_stopped(source, parts, shapes)
         # Not transactional, so whoever waits sees it; the message makes COMMIT wait for the disk.

@@ -17,7 +17,9 @@ from sqlalchemy import Connection, text
 
 from shardids.adopt.definitions import AS_IS, Definition
 from shardids.adopt.events import Compared, OnEvent
-from shardids.adopt.plan import TablePlan
+from shardids.adopt.placing import HOME, NO_SHARD, placed_rows
+from shardids.adopt.plan import Kind, TablePlan
+from shardids.adopt.relay import lost_rows
 from shardids.adopt.replication import await_confirmed
 from shardids.adopt.sides import Sides, Taker
 from shardids.catalog.queries import batches
@@ -30,7 +32,7 @@ _CHUNKS_READ: Final = 64
 _ROUNDS: Final = 20
 """How often rows are read again that were changed while they were read."""
 _NAMED: Final = 5
-_SETTINGS: Final = (
+SETTINGS: Final = (
     ("datestyle", "ISO, YMD"),
     ("intervalstyle", "postgres"),
     ("timezone", "UTC"),
@@ -43,10 +45,6 @@ _SETTINGS: Final = (
 )
 """What the text of a row depends on; a role that may not see all rows gets an error."""
 
-_NO_SHARD: Final = "0"
-_SHARD: Final = "shardids_home"
-"""The name of the column with a row's shard."""
-
 _Chunk = tuple[int, int]
 _Rows = Mapping[str, int]
 """Hashes of rows, by the text of their primary keys."""
@@ -54,11 +52,11 @@ _Rows = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Table:
-    """A table to compare; ``shard`` is an expression for the shard of a row of the source."""
+    """A table to compare; ``source_rows``: those of the source, each with its shard, for FROM."""
 
     plan: TablePlan
     definition: Definition
-    shard: str
+    source_rows: str
 
     @property
     def key(self) -> str:
@@ -88,15 +86,24 @@ def compare(sides: Sides, there: Mapping[str, Definition], on_event: OnEvent) ->
     rows = 0
     for plan in (*sides.split, *sides.reference):
         definition = there[plan.name]
-        is_split = plan in sides.split
-        shard = sides.hashed_shard(plan, definition) if is_split else _NO_SHARD
-        table = _Table(plan=plan, definition=definition, shard=shard)
+        table = _Table(plan=plan, definition=definition, source_rows=placed_rows(sides, plan, there))
+        if plan.kind is Kind.DERIVED:
+            _require_keys(sides, table)
         found = sum(_compare(sides, taker, table) for taker in sides.takers)
         on_event(Compared(table=plan.name, rows=found))
         rows += found
     for taker in sides.takers:
         _check_foreign_keys(sides, taker, there)
     return rows
+
+
+def _require_keys(sides: Sides, table: _Table) -> None:
+    """Requires that the rows of a derived table find a key: those that don't are on no node."""
+    lost = f"{table.source_rows} where {HOME} is null"
+    ((count,),) = _all(sides.source, f"select count(*) from {lost}")  # noqa: S608 -- quoted
+    if count:
+        with sides.source.engine.connect() as connection:
+            raise lost_rows(connection, table.plan, table.definition, lost, count)
 
 
 _FOREIGN_KEYS = text("""
@@ -138,8 +145,9 @@ def _compare(sides: Sides, taker: Taker, table: _Table) -> int:
     buckets = 1
     while buckets * _ROWS_A_CHUNK * max(1, sides.cluster.shard_count) < table.plan.rows:
         buckets *= 2
-    where = sides.row_filter(table.plan, table.definition, taker) if table.shard != _NO_SHARD else "true"
-    original = _digests(sides.source, _source_rows(table), table, buckets, where)
+    is_split = table.plan.kind is not Kind.REFERENCE
+    where = f"{HOME} in ({', '.join(map(str, taker.shards))})" if is_split else "true"
+    original = _digests(sides.source, table.source_rows, table, buckets, where)
     copy = _digests(taker.side, _node_rows(sides, taker, table), table, buckets, "true")
     odd = [chunk for chunk in original.keys() | copy.keys() if original.get(chunk) != copy.get(chunk)]
     for chunks in batches(sorted(odd), _CHUNKS_READ):
@@ -150,15 +158,14 @@ def _compare(sides: Sides, taker: Taker, table: _Table) -> int:
 def _settle(sides: Sides, taker: Taker, table: _Table, buckets: int, chunks: Sequence[_Chunk]) -> None:
     """Reads the rows of chunks until each was the same on both sides, or differs without being changed."""
     names = ", ".join(map(str, chunks))
-    chosen = f"({table.shard}, {table.bucket(buckets)}) in ({names})"
-    here = f"({_SHARD}, {table.bucket(buckets)}) in ({names})"
-    original = _hashes(sides.source, _source_rows(table), table, chosen)
+    chosen = f"({HOME}, {table.bucket(buckets)}) in ({names})"
+    original = _hashes(sides.source, table.source_rows, table, chosen)
     doubted: set[str] | None = None
     suspects: set[str] = set()
     for _round in range(_ROUNDS):
         await_confirmed(sides, lambda _bytes: None)
-        copy = _hashes(taker.side, _node_rows(sides, taker, table), table, here)
-        after = _hashes(sides.source, _source_rows(table), table, chosen)
+        copy = _hashes(taker.side, _node_rows(sides, taker, table), table, chosen)
+        after = _hashes(sides.source, table.source_rows, table, chosen)
         # The node has at least the changes from before ``original``, and at most those from before ``after``.
         odd = {
             key
@@ -195,19 +202,14 @@ def _where(key: str, copy: _Rows) -> str:
     return "only there" if key in copy else "missing there"
 
 
-def _source_rows(table: _Table) -> str:
-    """Returns the rows of a table at the source, for FROM."""
-    return f"(select {table.shard} as {_SHARD}, t.* from {table.definition.name} t) t"  # noqa: S608 -- quoted
-
-
 def _node_rows(sides: Sides, taker: Taker, table: _Table) -> str:
     """Returns the rows of a table in the shards of a node, each with its shard, for FROM."""
-    if table.shard == _NO_SHARD:
-        return f"(select 0 as {_SHARD}, t.* from {table.definition.name} t) t"  # noqa: S608 -- quoted
+    if table.plan.kind is Kind.REFERENCE:
+        return f"(select {NO_SHARD} as {HOME}, t.* from {table.definition.name} t) t"  # noqa: S608 -- quoted
     columns = ", ".join(map(_quoted, table.definition.columns))
     return "({}) t".format(
         " union all ".join(
-            f"select {shard} as {_SHARD}, {columns} from {sides.in_shard(table.definition, shard)}"  # noqa: S608 -- quoted
+            f"select {shard} as {HOME}, {columns} from {sides.in_shard(table.definition, shard)}"  # noqa: S608 -- quoted
             for shard in taker.shards
         )
     )
@@ -217,7 +219,7 @@ def _digests(side: Side, rows: str, table: _Table, buckets: int, where: str) -> 
     """Returns the number of rows and the sum of their hashes, by shard and bucket."""
     found = _all(
         side,
-        f"select {_SHARD}, {table.bucket(buckets)} as bucket, count(*), sum({table.digest}::numeric)"  # noqa: S608 -- quoted
+        f"select {HOME}, {table.bucket(buckets)} as bucket, count(*), sum({table.digest}::numeric)"  # noqa: S608 -- quoted
         f" from {rows} where {where} group by 1, 2",
     )
     return {(row[0], row[1]): (row[2], int(row[3])) for row in found}
@@ -237,7 +239,7 @@ def _all(side: Side, statement: str) -> Sequence[Any]:
 
 
 def _prepare(connection: Connection) -> None:
-    for name, value in _SETTINGS:
+    for name, value in SETTINGS:
         connection.exec_driver_sql("select set_config(%s, %s, true)", (name, value))
 
 

@@ -42,6 +42,7 @@ class Definition:
         parts: the table and its partitions, each by its name in SQL.
         identity: the columns that are logged of a row that is updated or deleted; ``None``: all.
         has_full_identity: all columns of the table, or of one of its partitions, are.
+        has_toast: large values may be stored apart; an update that leaves one as it is does not log it.
         primary_key: its columns, none if there is none.
     """
 
@@ -55,6 +56,7 @@ class Definition:
     parts: tuple[str, ...]
     identity: tuple[str, ...] | None
     has_full_identity: bool
+    has_toast: bool
     columns: Mapping[str, Column]
     primary_key: tuple[str, ...]
 

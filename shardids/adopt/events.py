@@ -52,7 +52,14 @@ class Compared:
     rows: int
 
 
-Event = StepBegun | StepDone | Copying | Lagging | Waiting | Compared
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noted:
+    """Something that may go wrong later."""
+
+    note: str
+
+
+Event = StepBegun | StepDone | Copying | Lagging | Waiting | Compared | Noted
 OnEvent = Callable[[Event], None]
 
 
@@ -65,7 +72,7 @@ class Result:
     """How far a command has brought an adoption.
 
     ``step`` is the step that it is at; ``outcome`` is ``None`` while it is not over. ``pause_ms`` is how long
-    no writes were taken, neither by the source nor by the shards, if this call has switched over.
+    no writes were taken, neither by the source nor by the shards, if this call has switched over, or back.
     """
 
     step: str

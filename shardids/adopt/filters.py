@@ -28,6 +28,8 @@ _FAMILIES: Final = {
     "character varying": "text",
     "uuid": "uuid",
 }
+ROUTE: Final = "shardids_shard"
+"""The column with the shard of a row that has no key of its own: on the relay, and where rows arrive."""
 KEY_TYPES: Final = tuple(_FAMILIES)
 """The types that a sharding key may have at the source, without their lengths."""
 
@@ -46,9 +48,12 @@ def family_of(type_name: str) -> str:
     return family
 
 
-def hashed_shard(column: str, family: str, shard_count: int) -> str:
-    """Returns an expression for the shard of a key: what ``shard_for_key`` returns for it."""
-    key = sql.Identifier(column).as_string()
+def hashed_shard(column: str, family: str, shard_count: int, *, of: str = "") -> str:
+    """Returns an expression for the shard of a key: what ``shard_for_key`` returns for it.
+
+    ``of``: the alias of the column's table, with a dot.
+    """
+    key = of + sql.Identifier(column).as_string()
     digest = f"sha256({_BYTES[family].format(key=key)})"
     # The hash is the digest's first eight bytes. Of a power of two the last of them tell.
     is_power = shard_count & (shard_count - 1) == 0
@@ -60,12 +65,14 @@ def hashed_shard(column: str, family: str, shard_count: int) -> str:
     return expression
 
 
-def staged_shard(column: str, family: str, shard_count: int, layout: Layout, lowest_new_id: int) -> str:
+def staged_shard(
+    column: str, family: str, shard_count: int, layout: Layout, lowest_new_id: int, *, of: str = ""
+) -> str:
     """Returns an expression for the shard of a row, old or new: a key that a shard has issued names it."""
-    hashed = hashed_shard(column, family, shard_count)
+    hashed = hashed_shard(column, family, shard_count, of=of)
     if family != "integer":
         return hashed
-    key = sql.Identifier(column).as_string()
+    key = of + sql.Identifier(column).as_string()
     mask = (1 << layout.shard_bits) - 1
     issued = f"int4(({key}::bigint >> {layout.sequence_bits}) & {mask})"
     return f"case when {key} < {lowest_new_id} then {hashed} else {issued} end"

@@ -10,9 +10,10 @@ from shardids.adopt.facts import Facts, column_name, find, quoted, some_names
 from shardids.adopt.key_findings import KEY_FINDERS
 from shardids.adopt.object_findings import OBJECT_FINDERS
 from shardids.adopt.plan import Finding, Kind, Severity
+from shardids.catalog.counters import COUNTER_TABLES
 
 _RESERVED: Final = frozenset(
-    {"shardids_version", "shardids_load", "id_counter", "id_offset", "alembic_version"}
+    {"shardids_version", "shardids_load", "id_counter", "id_offset", "alembic_version", *COUNTER_TABLES}
 )
 _LARGE_REFERENCE_ROWS: Final = 1_000_000
 

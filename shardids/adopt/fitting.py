@@ -8,7 +8,7 @@ from psycopg import sql
 from sqlalchemy import Connection
 
 from shardids.adopt.definitions import Column, Definition, has_rows, read_definitions
-from shardids.adopt.filters import KEY_TYPES, family_of
+from shardids.adopt.filters import KEY_TYPES, ROUTE, family_of
 from shardids.adopt.plan import Kind, TablePlan
 from shardids.adopt.sides import Sides, Taker
 from shardids.errors import BadArgument
@@ -26,8 +26,13 @@ _FULL_NEEDS_ALL = 180000
 """From this version on a table with replica identity FULL and a generated column refuses its updates."""
 
 
-def is_followable(table: TablePlan, there: Definition, version: int) -> Iterator[Refusal]:
-    """Requires that every change of a table is logged with what tells the shard of its row."""
+def is_followable(
+    table: TablePlan, there: Definition, version: int, *, is_filtered: bool
+) -> Iterator[Refusal]:
+    """Requires that every change of a table is logged with what tells the shard of its row.
+
+    ``is_filtered``: the source itself tells the shard, by a row filter.
+    """
     name = table.name
     if there.kind not in ("r", "p") or there.persistence != "p":
         yield Refusal(
@@ -56,11 +61,11 @@ def is_followable(table: TablePlan, there: Definition, version: int) -> Iterator
             reason=f"table {name} has replica identity FULL and a generated column: updates would fail",
             remedy=f"alter table {name} replica identity using index …, a unique one with the key",
         )
-    if table.kind is not Kind.REFERENCE:
-        yield from _has_key(table, there)
+    if table.kind in (Kind.ROOT, Kind.DIRECT):
+        yield from _has_key(table, there, is_filtered=is_filtered)
 
 
-def _has_key(table: TablePlan, there: Definition) -> Iterator[Refusal]:
+def _has_key(table: TablePlan, there: Definition, *, is_filtered: bool) -> Iterator[Refusal]:
     key = there.columns.get(table.key or "")
     if key is None:
         yield Refusal(reason=f"table {table.name} has no column {table.key}", remedy="Write the plan again.")
@@ -81,11 +86,19 @@ def _has_key(table: TablePlan, there: Definition) -> Iterator[Refusal]:
             reason=f"{table.name}.{key.name} may be NULL, and a row without key has no shard",
             remedy=f"alter table {table.name} alter column {_quoted(key.name)} set not null",
         )
-    if there.identity is not None and key.name not in there.identity:
+    if is_filtered and there.identity is not None and key.name not in there.identity:
         yield Refusal(
             reason=f"{table.name}.{key.name} is not logged when a row is updated or deleted: with the filter"
             " that the nodes need, every UPDATE and DELETE there would fail",
-            remedy=f"alter table {table.name} replica identity full; to go back: … replica identity default",
+            remedy=f"alter table {table.name} replica identity full; to go back: … replica identity default;"
+            " or bring the rows through a relay: --via URL",
+        )
+    elif is_filtered and table.kind is Kind.DIRECT and there.identity is not None and there.has_toast:
+        yield Refusal(
+            reason=f"{table.name} has columns whose large values are not logged by an UPDATE of others: a row"
+            " whose key changes would arrive on another node without them",
+            remedy=f"alter table {table.name} replica identity full; or bring the rows through a relay: --via"
+            " URL",
         )
 
 
@@ -103,6 +116,11 @@ def fits_shards(
         faults = (list(_fits(table, here.get(name), name, connection, is_part=True)) for name in names)
         for reason, remedy in next(filter(None, faults), ()):
             yield Refusal(reason=f"{node}: {reason}", remedy=remedy)
+        if any(ROUTE in here[name].columns for name in names if name in here):
+            yield Refusal(
+                reason=f"{node}: tables {table.table} of its shards have a column {ROUTE}",
+                remedy="Drop it by a revision of the application: shardids migrate",
+            )
         if len({_kinds(table, here[name]) for name in names if name in here}) > 1:
             yield Refusal(
                 reason=f"{node}: columns of {table.name} have another type or default in each shard",
@@ -149,6 +167,8 @@ def _fits(
             yield f"{name}.{column.name} is an identity column", f"{migrate}; a default does as well"
     if here.identity == ():
         yield f"{name} has no primary key, by which a changed row is found", migrate
+    elif not set(here.identity or ()) <= table.columns.keys():
+        yield f"{name} finds a changed row by columns that the source has not", migrate
     elif table.identity is not None and not set(here.identity or here.columns) <= set(table.identity):
         yield (
             f"{name} finds a changed row by columns that the source does not log",

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, Literal, Self
 from uuid import UUID
@@ -16,7 +16,7 @@ from sqlalchemy import Connection, text
 from shardids.adopt.plan import Plan
 from shardids.adopt.plan_file import parse_plan, plan_text
 from shardids.catalog.locks import AdvisoryLock
-from shardids.catalog.old_ids import OldIdRule, write_old_ids
+from shardids.catalog.old_ids import OldIdRule, forget_old_ids, write_old_ids
 from shardids.catalog.rows import Catalog
 from shardids.errors import AdoptionFailed, ClusterConflict, ConnectionFailed
 from shardids.mover.held import HeldLock, connected_alone
@@ -25,8 +25,14 @@ ABORT: Final = "abort"
 """What the journal records in place of a step while an adoption is being undone."""
 FOLLOW: Final = "follow"
 """The step at which an adoption stays until the switch: the nodes follow the source."""
-OPEN: Final = "open"
-"""The first step after the switch."""
+KEPT: Final = "kept"
+"""The step at which an adoption with a way back stays: the source follows the shards."""
+HANDED_BACK: Final = "sequences"
+"""The first step after the source has taken over again."""
+RETURNED: Final = "returned"
+"""The step at which it stays then: the shards are fenced, with their rows."""
+FINISH: Final = "finish"
+"""The step that gives the way back up."""
 _SETTLE_S: Final = 20.0
 
 Outcome = Literal["adopted", "aborted", "returned"]
@@ -140,6 +146,14 @@ class Journal:
                 hint="To go on with it: shardids adopt resume; to undo it: shardids adopt abort",
             )
 
+    def require_lock(self) -> None:
+        """Requires that no other process works at the adoption.
+
+        Raises:
+            ConnectionFailed: the catalog has ended the session that holds the lock.
+        """
+        self._held.require()
+
     def enter(self, plan: Plan, source: str, shapes: Mapping[str, str], first_step: str) -> Adoption:
         """Records a new adoption."""
         with self._held.transaction() as connection:
@@ -170,8 +184,17 @@ class Journal:
         """Records that all rows were found to be the same now."""
         self._update("compared_at = clock_timestamp()")
 
-    def switch(self, rules: Iterable[OldIdRule]) -> None:
-        """Records that the shards take over, and the rules for old IDs, in one transaction."""
+    def keep_back(self, step: str, *, is_kept: bool) -> None:
+        """Records whether the switch keeps a way back, and with it the step that is taken next."""
+        self._update("step = :step, keeps_back = :is_kept", step=step, is_kept=is_kept)
+        self._adoption = replace(self.adoption, keeps_back=is_kept)
+        self.step = step
+
+    def switch(self, rules: Iterable[OldIdRule], first: str) -> None:
+        """Records that the shards take over, and the rules for old IDs, in one transaction.
+
+        ``first`` is the step that is taken then.
+        """
         adoption = self.adoption
         with self._held.transaction() as connection:
             write_old_ids(connection, rules=rules)
@@ -179,12 +202,21 @@ class Journal:
                 text("""
                     update shardids_catalog.adoption set step = :step, switched_at = clock_timestamp()
                     where id = :id and ended_at is null"""),
-                {"step": OPEN, "id": adoption.id},
+                {"step": first, "id": adoption.id},
             )
-        self.step = OPEN
+        self.step = first
 
-    def settle(self) -> bool:
-        """Returns whether the shards have taken over, after :meth:`switch` got no answer.
+    def hand_back(self) -> None:
+        """Records that the source takes over again."""
+        self.begin_step(HANDED_BACK)
+
+    def forget_old_ids(self, tables: Iterable[str]) -> None:
+        """Deletes the rules of tables for old IDs."""
+        with self._held.transaction() as connection:
+            forget_old_ids(connection, tables)
+
+    def settle(self, undecided: str) -> bool:
+        """Returns whether the step ``undecided`` is over, after the journal's entry of its end got no answer.
 
         Ends the session that may still be committing first, and with it the lock.
 
@@ -197,10 +229,9 @@ class Journal:
                 with connected_alone(self._catalog) as connection:
                     ended = text("select pg_terminate_backend(:process, 5000)")
                     connection.execute(ended, {"process": self._held.process})
-                    found = text(
-                        "select switched_at is not null from shardids_catalog.adoption where id = :id"
-                    )
-                    return bool(connection.execute(found, {"id": self.adoption.id}).scalar_one())
+                    found = text("select step from shardids_catalog.adoption where id = :id")
+                    step = connection.execute(found, {"id": self.adoption.id}).scalar_one()
+                    return bool(step != undecided)
             except ConnectionFailed:
                 if time.monotonic() > deadline:
                     raise

@@ -13,6 +13,16 @@ from shardids.adopt.plan import Finding, Kind, Severity
 _ROWS: Final = {True: "", False: "in a sample: "}
 
 
+_SAME_KEY: Final = "have the same key"
+_CROSSING: Final = "they would cross shards"
+
+
+def is_crossing(finding: Finding) -> bool:
+    """Returns whether a finding is of a foreign key that may refer to rows of other shards."""
+    is_kept = finding.severity is not Severity.NOT_KEPT
+    return not is_kept and finding.reason.endswith((_SAME_KEY, _CROSSING))
+
+
 def _keys(facts: Facts) -> Iterator[Finding]:
     for table, way in facts.split():
         if way.kind is Kind.DERIVED:
@@ -20,8 +30,9 @@ def _keys(facts: Facts) -> Iterator[Finding]:
                 Severity.NEEDS_RELAY,
                 table.sql,
                 "its key is in another table, where a publication's row filter can't look",
-                f"Add a column with the key to {table.sql}, NOT NULL, kept by the application or a trigger;"
-                " then plan again, with --key if it has no foreign key.",
+                f"Plan again with --via, the URL of a relay. Or add a column with the key to {table.sql}, NOT"
+                " NULL, kept by the application or a trigger; then plan again, with --key if it has no"
+                " foreign key.",
             )
             continue
         column, name = table.columns[way.key], column_name(table.sql, way.key)
@@ -54,7 +65,8 @@ def _keys(facts: Facts) -> Iterator[Finding]:
                 "the key is not in the replica identity: with a row filter on it, the source would refuse to"
                 " update and delete rows",
                 f"ALTER TABLE {table.sql} REPLICA IDENTITY FULL; or REPLICA IDENTITY USING INDEX …, if one is"
-                " unique, and its columns are NOT NULL and contain the key",
+                " unique, and its columns are NOT NULL and contain the key. Or plan again with --via, the URL"
+                " of a relay.",
             )
 
 
@@ -149,7 +161,7 @@ def _further(facts: Facts, key: ForeignKey) -> Finding:
         return find(
             Severity.NOT_KEPT,
             name,
-            f"{why} whether the rows of {key.referenced_table} that it refers to have the same key",
+            f"{why} whether the rows of {key.referenced_table} that it refers to {_SAME_KEY}",
             remedy,
         )
     filled, crossing = checked.further[key.name]
@@ -166,7 +178,7 @@ def _further(facts: Facts, key: ForeignKey) -> Finding:
         Severity.NOT_KEPT,
         name,
         f"{said}{crossing:,} of {filled:,} rows refer to rows of {key.referenced_table} with another key:"
-        " they would cross shards",
+        f" {_CROSSING}",
         remedy,
     )
 

@@ -20,7 +20,7 @@ def _server(facts: Facts) -> Iterator[Finding]:
             Severity.NEEDS_RELAY,
             f"PostgreSQL {server.version // 10000}",
             "its publications can't filter rows",
-            "Upgrade the source to PostgreSQL 15 or later first.",
+            "Plan again with --via, the URL of a relay; or upgrade the source to PostgreSQL 15 or later.",
         )
     if server.is_of_cluster:
         yield find(
@@ -95,7 +95,8 @@ def _sequences(facts: Facts) -> Iterator[Finding]:
                 yield find(
                     Severity.NOT_KEPT,
                     column_name(table.sql, column.name),
-                    f"it is numbered by sequence {column.sequence}: each shard would number its own rows",
+                    f"it is numbered by sequence {column.sequence}: each shard numbers its own rows, after"
+                    " the source's last number",
                     "Take the ID instead, or number rows within their key.",
                 )
     if drawn:
@@ -150,15 +151,20 @@ _OTHERS: Final = {
         "materialized views",
         "Create them in the shards by a migration.",
     ),
-    "sequence": (Severity.NOT_KEPT, "sequences of no table", "Draw IDs by next_id() instead."),
+    "sequence": (
+        Severity.NOT_KEPT,
+        "sequences that no column owns",
+        "Draw IDs by next_id() instead; adopt prepare makes those that a default draws from, one in each"
+        " shard.",
+    ),
     "function": (Severity.NOT_KEPT, "functions", "Create them on every node, by a revision for nodes."),
     "event trigger": (
         Severity.NOT_KEPT,
         "event triggers",
         "Create them on every node, if they are needed there.",
     ),
-    "enum": (Severity.NOTE, "enums", "Create them on every node, or in the shards, before the tables."),
-    "domain": (Severity.NOTE, "domains", "Create them on every node, or in the shards, before the tables."),
+    "enum": (Severity.NOTE, "enums", "shardids adopt prepare makes those of columns, on every node."),
+    "domain": (Severity.NOTE, "domains", "shardids adopt prepare makes those of columns, on every node."),
     "range type": (Severity.NOTE, "range types", "Create them on every node before the tables."),
     "composite type": (Severity.NOTE, "composite types", "Create them on every node before the tables."),
     "extension": (Severity.NOTE, "extensions", "Install those that the tables need on every node."),

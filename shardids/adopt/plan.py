@@ -43,8 +43,7 @@ class Severity(StrEnum):
 
     Attributes:
         BLOCKS: it can't be run.
-        NEEDS_RELAY: the source's own publication can't do it. Only a server between could, and none is
-            offered yet: it blocks as well.
+        NEEDS_RELAY: the source's own publication can't do it, a relay can: without one it blocks.
         NOT_KEPT: the cluster will not have something that the source has.
         NOTE: something is to be known.
     """
@@ -113,6 +112,7 @@ class Plan:
         shard_count: into how many shards the rows are split; the cluster has as many.
         tables: every table, parents before children.
         findings: what was found; a plan with one that blocks is not run.
+        via: the URL of the relay, without its password; None if the nodes follow the source itself.
     """
 
     source: str
@@ -121,8 +121,9 @@ class Plan:
     shard_count: int
     tables: tuple[TablePlan, ...]
     findings: tuple[Finding, ...] = ()
+    via: str | None = None
 
-
-def is_blocking(finding: Finding) -> bool:
-    """Returns whether a finding keeps its plan from being run."""
-    return finding.severity in (Severity.BLOCKS, Severity.NEEDS_RELAY)
+    def is_blocked_by(self, finding: Finding) -> bool:
+        """Returns whether a finding keeps the plan from being run."""
+        without_relay = self.via is None and finding.severity is Severity.NEEDS_RELAY
+        return finding.severity is Severity.BLOCKS or without_relay

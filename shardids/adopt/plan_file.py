@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from enum import StrEnum
-from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import tomlkit
 
@@ -26,6 +26,7 @@ _HEAD = (
     "    shardids adopt run THIS-FILE",
 )
 _ABOUT = {
+    "via": "The relay: a database between the source and the nodes.",
     "shard_count": "Keys move to other shards when this changes: the cluster has to have as many.",
     "finding": "What was found. A plan with a finding that blocks is not run.",
 }
@@ -87,10 +88,12 @@ def _taken(path: Path) -> BadArgument:
 def plan_text(plan: Plan, comments: Mapping[str, Sequence[str]] = _NO_COMMENTS) -> str:
     """Returns the text of a plan's file."""
     lines = [*map(_comment, (*_HEAD, "", *comments.get("", ()))), "", _line("format", FORMAT)]
-    for name in ("source", "server_version", "root", "shard_count"):
+    for name in ("source", "server_version", "via", "root", "shard_count"):
+        if (value := getattr(plan, name)) is None:
+            continue
         if name in _ABOUT:
             lines.append(_comment(_ABOUT[name]))
-        lines.append(_line(name, getattr(plan, name)))
+        lines.append(_line(name, value))
     for table in plan.tables:
         lines += ["", "[[table]]", *map(_comment, comments.get(table.name, ())), *_table_lines(table)]
     if plan.findings:
@@ -116,8 +119,13 @@ def _line(name: str, value: object) -> str:
     return f"{name} = {_value(value)}"
 
 
-@lru_cache(maxsize=10_000)
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_ .,:;()-]*")
+
+
 def _value(value: object) -> str:
+    # Of thousands of tables tomlkit takes seconds.
+    if isinstance(value, str) and _PLAIN.fullmatch(value):
+        return f'"{value}"'
     return tomlkit.item(str(value) if isinstance(value, StrEnum) else value).as_string()
 
 
@@ -127,6 +135,8 @@ def _comment(line: str) -> str:
 
 def _shown(line: str) -> str:
     """Returns a line that can't end the comment that it stands in, whatever names are in it."""
+    if line.isprintable():
+        return line
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
 
 
@@ -163,7 +173,7 @@ class _Reader:
     def plan(self, document: dict[str, Any]) -> Plan:
         if (version := document.pop("format", None)) != FORMAT:
             raise self._error("", f"format is {version!r}; this version of shardids reads {FORMAT}")
-        names = ["source", "server_version", "root", "shard_count", "table", "finding"]
+        names = ["source", "server_version", "via", "root", "shard_count", "table", "finding"]
         values = self._known(document, "", names)
         tables = tuple(
             self._table(entry, f"table {number}")
@@ -174,6 +184,7 @@ class _Reader:
             server_version=self._number(values, "server_version", "", least=0),
             root=self._text(values, "root", ""),
             shard_count=self._number(values, "shard_count", "", least=1),
+            via=self._text(values, "via", "") if "via" in values else None,
             tables=tables,
             findings=tuple(
                 self._finding(entry, f"finding {number}")

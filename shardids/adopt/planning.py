@@ -12,14 +12,15 @@ from shardids.adopt.facts import Facts, id_column
 from shardids.adopt.findings import find_all
 from shardids.adopt.inventory import Table, read_inventory
 from shardids.adopt.paths import parents_first, sort_tables
-from shardids.adopt.plan import Hop, OldIds, Plan, TablePlan, is_blocking
+from shardids.adopt.plan import Hop, OldIds, Plan, TablePlan
 from shardids.adopt.reasons import reasons
 from shardids.adopt.source import Source
 from shardids.adopt.spread import Reader
 from shardids.adopt.statements import SAMPLE_ROWS
 from shardids.adopt.suggest import Forecast, forecast
 from shardids.adopt.wishes import read_wishes
-from shardids.catalog.connections import shown_url
+from shardids.catalog.urls import parse_url, shown_url
+from shardids.errors import StatementFailed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,7 @@ class Planned:
     @property
     def is_blocked(self) -> bool:
         """Returns whether a finding keeps the plan from being run."""
-        return any(is_blocking(finding) for finding in self.plan.findings)
+        return any(self.plan.is_blocked_by(finding) for finding in self.plan.findings)
 
 
 def make_plan(
@@ -45,11 +46,13 @@ def make_plan(
     loose: Sequence[str] = (),
     shard_count: int | None = None,
     sample_rows: int = SAMPLE_ROWS,
+    via: str | URL | None = None,
 ) -> Planned:
     """Reads a source as of one moment, in transactions that can't write, and returns a plan for it.
 
     ``root``, ``keys``, ``references`` and ``loose`` name tables and columns as SQL writes them: see
-    :func:`shardids.adopt.wishes.read_wishes`. ``sample_rows``: how many rows of a table are read.
+    :func:`shardids.adopt.wishes.read_wishes`. ``sample_rows``: how many rows of a table are read. ``via``:
+    the relay's URL; it is not connected to.
 
     Raises:
         BadArgument: a name is not found, or the root has no key that rows can be split by.
@@ -57,8 +60,11 @@ def make_plan(
         UnsupportedServer: it is older than PostgreSQL 14.
     """
     with Source(source) as opened:
-        with opened.transaction() as connection:
-            inventory = read_inventory(connection)
+        try:
+            with opened.transaction() as connection:
+                inventory = read_inventory(connection)
+        except StatementFailed as error:
+            raise opened.explained(error) from error
         wishes = read_wishes(inventory, root=root, keys=keys, references=references, loose=loose)
         tables = sort_tables(inventory, wishes)
         checked = check_rows(opened, inventory, tables, sample_rows)
@@ -73,6 +79,7 @@ def make_plan(
         shard_count=expected.shard_count,
         tables=tuple(_table_plan(facts, inventory.tables[name]) for name in order),
         findings=tuple(find_all(facts)),
+        via=None if via is None else shown_url(parse_url(via)),
     )
     comments = {name: [why] for name, why in reasons(facts).items()}
     return Planned(plan=plan, forecast=expected, comments=comments | {"": _about(facts, expected)})

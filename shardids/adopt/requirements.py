@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 
 from psycopg.conninfo import make_conninfo
 from sqlalchemy import Connection, text
 
 from shardids.adopt.definitions import AS_IS, Definition
 from shardids.adopt.fitting import fits_shards, is_followable
-from shardids.adopt.plan import Kind, Plan, Severity
+from shardids.adopt.plan import Kind, Plan
+from shardids.adopt.relay_requirements import lacks_relay, paths_are_known
 from shardids.adopt.sides import Sides, Taker
 from shardids.catalog.connections import keep_out_of_logs
 from shardids.catalog.rows import Catalog
@@ -20,6 +22,7 @@ from shardids.mover.requirements import CAPACITY, Refusal
 from shardids.mover.sides import server_major
 
 _FIRST_WITH_FILTERS = 15
+_CLOCKS_DIFFER = timedelta(days=1)
 _SYNC_WORKERS = 2
 """How many workers copy tables beside the one that applies changes: PostgreSQL's default."""
 
@@ -42,17 +45,16 @@ def refuse(plan: Plan, refusals: Sequence[Refusal]) -> None:
 
 
 def plan_is_runnable(plan: Plan) -> Iterator[Refusal]:
-    """Requires a plan that nothing blocks, of tables that are split by a column of their own."""
+    """Requires a plan that nothing blocks, and a relay for tables without a column for the key."""
     for finding in plan.findings:
-        if finding.severity in (Severity.BLOCKS, Severity.NEEDS_RELAY):
+        if plan.is_blocked_by(finding):
             yield Refusal(reason=f"{finding.subject}: {finding.reason}", remedy=finding.remedy)
+    if plan.via is not None:
+        yield from paths_are_known(plan)
     for table in plan.tables:
         if table.kind is Kind.DERIVED:
-            yield Refusal(
-                reason=f"table {table.name} has no column with the key: only its foreign keys lead to it",
-                remedy="Give the table such a column, NOT NULL, kept by the application or by a trigger, and"
-                " write the plan again.",
-            )
+            if plan.via is None:
+                yield lacks_relay(table)
         elif table.kind in (Kind.ROOT, Kind.DIRECT) and table.key is None:
             yield Refusal(reason=f"table {table.name} has no key", remedy="Name its column in the plan: key")
     if not any(table.kind is Kind.ROOT for table in plan.tables):
@@ -91,11 +93,11 @@ _SOURCE = text("""
 def source_is_fit(source: Connection, sides: Sides) -> Iterator[Refusal]:
     """Requires a server that filters rows, its settings, and rights of the role."""
     facts, there = source.execute(_SOURCE).one(), source.execute(CAPACITY).one()
-    needed = len(sides.takers) * (1 + _SYNC_WORKERS)
-    if (version := server_major(source)) < _FIRST_WITH_FILTERS:
+    needed = (1 if sides.relay else len(sides.takers)) * (1 + _SYNC_WORKERS)
+    if (version := server_major(source)) < _FIRST_WITH_FILTERS and sides.relay is None:
         yield Refusal(
             reason=f"the source runs PostgreSQL {version}, which can't publish some rows of a table",
-            remedy="Upgrade it to 15 or later, for example by pg_upgrade, and write the plan again.",
+            remedy="Bring the rows through a relay: --via URL, an empty database of PostgreSQL 15 or later.",
         )
     if facts.is_standby:
         yield Refusal(reason="the source is a standby", remedy="Write the plan with its primary's URL.")
@@ -143,7 +145,10 @@ def tables_are_fit(sides: Sides, there: Mapping[str, Definition]) -> Iterator[Re
                 remedy="Write the plan again: shardids adopt plan",
             )
         else:
-            yield from is_followable(table, there[table.name], sides.plan.server_version)
+            is_filtered = sides.relay is None
+            yield from is_followable(
+                table, there[table.name], sides.plan.server_version, is_filtered=is_filtered
+            )
     bare = Counter(there[table.name].table for table in sides.split if table.name in there)
     for name, number in bare.items():
         if number > 1:
@@ -160,8 +165,15 @@ def keys_are_fit(source: Connection, sides: Sides, there: Mapping[str, Definitio
         if column is None or column.type not in ("smallint", "integer", "bigint"):
             continue
         quoted = source.dialect.identifier_preparer.quote_identifier(column.name)
+        layout = sides.cluster.layout
+        # Those that the cluster can have issued came back with the rows of an earlier adoption.
+        own = (
+            f"where {quoted} >= {layout.min_id(datetime.now(UTC) + _CLOCKS_DIFFER)} or {quoted} >="
+            f" {sides.lowest_new_id} and ({quoted}::bigint >> {layout.sequence_bits}"
+            f" & {(1 << layout.shard_bits) - 1}) >= {sides.cluster.shard_count}"
+        )
         highest = source.exec_driver_sql(
-            f"select max({quoted}) from {table.name}",  # noqa: S608 -- quoted
+            f"select max({quoted}) from {table.name} {own if sides.has_returned else ''}",  # noqa: S608 -- quoted
             execution_options=AS_IS,
         ).scalar()
         if highest is not None and highest >= sides.lowest_new_id:
@@ -211,16 +223,17 @@ def node_is_fit(taker: Taker, sides: Sides, there: Mapping[str, Definition]) -> 
         yield from fits_shards(connection, taker, sides, there)
 
 
-def node_reaches_source(taker: Taker, sides: Sides) -> Iterator[Refusal]:
-    """Requires that a node can connect to the source: it tries, and rolls back."""
-    conninfo = make_conninfo("", **sides.source.parameters())
+def node_reaches_feed(taker: Taker, sides: Sides) -> Iterator[Refusal]:
+    """Requires that a node can connect to what it is to follow: it tries, and rolls back."""
+    feed = sides.feed.name
+    conninfo = make_conninfo("", **sides.feed.parameters())
     with taker.side.engine.connect() as connection, connection.begin() as transaction:
         keep_out_of_logs(connection)
         try:
             connection.execute(text("select shardids.try_subscribing(:conninfo)"), {"conninfo": conninfo})
         except ShardidsError as error:
             yield Refusal(
-                reason=f'node "{taker.side.name}" can\'t reach the source: {error.message}',
-                remedy="The source's URL must be good on the node too, and pg_hba.conf must let the role in.",
+                reason=f'node "{taker.side.name}" can\'t reach the {feed}: {error.message}',
+                remedy=f"The {feed}'s URL must be good on the node, and pg_hba.conf must let the role in.",
             )
         transaction.rollback()

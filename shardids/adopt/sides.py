@@ -1,39 +1,50 @@
-"""The source of an adoption and the nodes that take it in: connections, names, and where each table goes."""
+"""The source of an adoption, its relay and the nodes that take it in: connections, names, where tables go."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from sqlalchemy import text
 from sqlalchemy.engine import URL
 
-from shardids.adopt.definitions import Definition, qualified, read_definitions
-from shardids.adopt.filters import family_of, hashed_shard, row_filter, staged_shard
+from shardids.adopt.definitions import Column, Definition, qualified, read_definitions
+from shardids.adopt.filters import ROUTE, family_of, hashed_shard, row_filter, staged_shard
 from shardids.adopt.plan import Kind, Plan, TablePlan
-from shardids.catalog.connections import keep_commits, keep_settings, parse_url, with_password_of
+from shardids.catalog.connections import keep_commits, keep_settings
 from shardids.catalog.nodes import administrative_engine
 from shardids.catalog.old_ids import lowest_new_id
 from shardids.catalog.rows import Catalog, Description
 from shardids.catalog.topology import schema_name
+from shardids.catalog.urls import parse_url, with_password_of
 from shardids.mover.sides import SESSION, Side, move_nodes
 
 _CONNECTIONS: Final = 6
-_SPLIT: Final = (Kind.ROOT, Kind.DIRECT)
-"""How rows of tables are split that an adoption can take in."""
+_SPLIT: Final = (Kind.ROOT, Kind.DIRECT, Kind.DERIVED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taker:
     """A node that takes rows in, those of its shards.
 
-    ``name`` is that of its subscription, and of the publication and the slot on the source.
+    ``name`` is that of its subscription, and of the publication and the slot that feed it.
     """
 
     side: Side
     shards: tuple[int, ...]
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relay:
+    """A database that follows the source, and that the nodes follow.
+
+    ``name`` is that of its subscription, and of the publication and the slot on the source.
+    """
+
+    side: Side
     name: str
 
 
@@ -43,29 +54,54 @@ class Sides:
 
     Attributes:
         source: the database that is adopted.
+        relay: what is between it and the nodes, if anything is.
         takers: the nodes with shards, by name.
         cluster: the cluster's fixed properties.
         lowest_new_id: IDs below it are old: the cluster has not issued them.
         plan: what becomes of each table.
+        has_returned: an earlier adoption of the source has come back: it may have IDs of the cluster.
         name: of the sessions, with which other names begin.
     """
 
     source: Side
+    relay: Relay | None = None
     takers: tuple[Taker, ...]
     cluster: Description
     lowest_new_id: int
     plan: Plan
+    has_returned: bool
     name: str
 
     @property
+    def feed(self) -> Side:
+        """Returns the database that the nodes follow: the relay, or else the source."""
+        return self.relay.side if self.relay else self.source
+
+    @property
+    def all(self) -> tuple[Side, ...]:
+        """Returns all databases, each once."""
+        return tuple(dict.fromkeys((self.source, self.feed, *(taker.side for taker in self.takers))))
+
+    @property
+    def followers(self) -> tuple[Taker | Relay, ...]:
+        """Returns all that follow another database: the nodes, and the relay."""
+        return self.takers if self.relay is None else (self.relay, *self.takers)
+
+    @property
     def split(self) -> tuple[TablePlan, ...]:
-        """Returns the tables whose rows are split by a key of their own."""
+        """Returns the tables whose rows are split."""
         return tuple(table for table in self.plan.tables if table.kind in _SPLIT)
 
     @property
     def reference(self) -> tuple[TablePlan, ...]:
         """Returns the tables of which every node gets all rows."""
         return tuple(table for table in self.plan.tables if table.kind is Kind.REFERENCE)
+
+    @property
+    def derived(self) -> tuple[TablePlan, ...]:
+        """Returns the tables whose rows find their key in another table, what they refer to first."""
+        found = [table for table in self.plan.tables if table.kind is Kind.DERIVED]
+        return tuple(sorted(found, key=lambda table: len(table.path)))
 
     @property
     def names(self) -> list[str]:
@@ -82,55 +118,90 @@ class Sides:
         return qualified(schema_name(self.cluster.schema_prefix, shard), table.table)
 
     def hashed_shard(self, table: TablePlan, definition: Definition) -> str:
-        """Returns an expression for the shard of a row at the source."""
-        key = table.key or ""
-        return hashed_shard(key, family_of(definition.columns[key].type), self.cluster.shard_count)
+        """Returns an expression for the shard of a row where the nodes fetch it."""
+        if table.kind is Kind.DERIVED:
+            return ROUTE
+        return self.shard_of_key(definition.columns[table.key or ""])
+
+    def shard_of_key(self, key: Column, *, of: str = "") -> str:
+        """Returns an expression for the shard of a key at the source; ``of``: a table and a dot."""
+        family, count = family_of(key.type), self.cluster.shard_count
+        if self.has_returned:
+            return staged_shard(key.name, family, count, self.cluster.layout, self.lowest_new_id, of=of)
+        return hashed_shard(key.name, family, count, of=of)
 
     def staged_shard(self, table: TablePlan, definition: Definition) -> str:
         """Returns an expression for the shard of a row on a node, which may have come after the switch."""
+        if table.kind is Kind.DERIVED:
+            return ROUTE
         key = table.key or ""
         family = family_of(definition.columns[key].type)
         return staged_shard(key, family, self.cluster.shard_count, self.cluster.layout, self.lowest_new_id)
 
     def row_filter(self, table: TablePlan, definition: Definition, taker: Taker) -> str:
-        """Returns the condition that the rows of a node meet at the source."""
+        """Returns the condition that the rows of a node meet where it fetches them."""
         return row_filter(self.hashed_shard(table, definition), taker.shards)
 
-    def end_sessions(self) -> None:
+    def end_sessions(self, *, at_source: bool = True) -> None:
         """Ends the sessions that a process which worked at the adoption before may have left running."""
-        for side in (self.source, *(taker.side for taker in self.takers)):
-            side.end_sessions(self.name)
+        for side in self.all:
+            if at_source or side is not self.source:
+                side.end_sessions(self.name)
+
+
+_HAS_RETURNED: Final = text("""
+    select exists (select from shardids_catalog.adoption where outcome = 'returned' and source = :source)""")
 
 
 @contextmanager
-def opened_sides(catalog: Catalog, plan: Plan, source: URL, *, name: str) -> Iterator[Sides]:
-    """Yields the source and the nodes, not connected yet. Sessions are called ``name``."""
+def opened_sides(
+    catalog: Catalog, plan: Plan, source: URL, *, via: URL | None = None, name: str
+) -> Iterator[Sides]:
+    """Yields the source, the relay ``via`` and the nodes, not connected yet. Sessions are called ``name``."""
     description, placement = catalog.describe(), catalog.placement()
     with catalog.engine.connect() as connection:
         made_at = connection.scalar(text("select created_at from shardids_catalog.cluster"))
-    engine = administrative_engine(source, what="the source", application_name=name, connections=_CONNECTIONS)
+        has_returned = connection.scalar(_HAS_RETURNED, {"source": plan.source})
+    with ExitStack() as kept:
+        nodes = kept.enter_context(move_nodes(placement, catalog.url, name=name))
+        relay = None
+        if via is not None:
+            relay = Relay(side=kept.enter_context(_opened(via, "relay", name)), name=f"{name}_relay")
+        yield Sides(
+            source=kept.enter_context(_opened(source, "source", name)),
+            relay=relay,
+            takers=tuple(
+                Taker(
+                    side=Side(name=node, engine=nodes[node]),
+                    shards=tuple(shards),
+                    # A node's name may be too long for a slot, or have letters that a slot can't.
+                    name=f"{name}_{number}",
+                )
+                for number, (node, shards) in enumerate(placement.by_node().items())
+            ),
+            cluster=description,
+            lowest_new_id=lowest_new_id(description.layout, made_at),
+            plan=plan,
+            # A relay knows old IDs only.
+            has_returned=bool(has_returned) and via is None,
+            name=name,
+        )
+
+
+@contextmanager
+def _opened(url: URL, what: str, name: str) -> Iterator[Side]:
+    engine = administrative_engine(url, what=f"the {what}", application_name=name, connections=_CONNECTIONS)
     keep_commits(engine)
     keep_settings(engine, SESSION)
     try:
-        with move_nodes(placement, catalog.url, name=name) as nodes:
-            yield Sides(
-                source=Side(name="source", engine=engine),
-                takers=tuple(
-                    Taker(
-                        side=Side(name=node, engine=nodes[node]),
-                        shards=tuple(shards),
-                        # A node's name may be too long for a slot, or have letters that a slot can't.
-                        name=f"{name}_{number}",
-                    )
-                    for number, (node, shards) in enumerate(placement.by_node().items())
-                ),
-                cluster=description,
-                lowest_new_id=lowest_new_id(description.layout, made_at),
-                plan=plan,
-                name=name,
-            )
+        yield Side(name=what, engine=engine)
     finally:
         engine.dispose()
+
+
+def relay_url(catalog: Catalog, plan: Plan, given: str | None) -> URL | None:
+    """Returns the URL to reach the plan's relay by, as :func:`source_url` does; None if it has none."""
+    return None if plan.via is None else source_url(catalog, plan.via, given)
 
 
 def source_url(catalog: Catalog, stored: str, given: str | None) -> URL:

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Any, Final
 
 from sqlalchemy import Connection, text
 from sqlalchemy.engine import URL
 
-from shardids.catalog.connections import CONNECT_TIMEOUT_S, open_engine, parse_url
-from shardids.catalog.queries import prepare
+from shardids.catalog.connections import CONNECT_TIMEOUT_S, open_engine
+from shardids.catalog.queries import prepare, read
+from shardids.catalog.urls import parse_url
+from shardids.errors import StatementFailed
 
+_NO_LOCK: Final = "55P03"
+_MOST_HOLDERS: Final = 5
 _OPTIONS = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
 
 
@@ -50,6 +55,22 @@ class Source:
             self._holder.close()
         self._engine.dispose()
 
+    def explained(self, error: StatementFailed) -> StatementFailed:
+        """Returns an error that names who keeps a table locked, if that is why a statement failed."""
+        if error.sqlstate != _NO_LOCK:
+            return error
+        with self._engine.connect() as connection:
+            holders = read(connection, "adopt/lock_holders.v1", dict[str, Any])
+        if not holders:
+            return StatementFailed(
+                error.message, hint="The lock is gone by now: plan again.", sqlstate=error.sqlstate
+            )
+        return StatementFailed(
+            "tables of the source are locked: " + "; ".join(map(_holder, holders[:_MOST_HOLDERS])),
+            hint="Plan again when that has ended, or end it: select pg_terminate_backend(PROCESS)",
+            sqlstate=error.sqlstate,
+        )
+
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """Yields a connection in a transaction that sees the source as of the moment, and can't write."""
@@ -61,3 +82,13 @@ class Source:
                 # Names are compared, and read by people.
                 connection.exec_driver_sql("set local quote_all_identifiers = off")
                 yield connection
+
+
+def _holder(row: dict[str, Any]) -> str:
+    if row["gid"] is not None:
+        who = f"prepared transaction {row['gid']!r}"
+    else:
+        application = f" ({row['application']})" if row["application"] else ""
+        who = f"process {row['pid']}{application}"
+    what = "locked by" if row["is_granted"] else "waited for, to lock it, by"
+    return f"{row['table']} is {what} {who} of role {row['role']}"

@@ -13,6 +13,8 @@ from psycopg import sql
 from sqlalchemy import Connection, text
 
 from shardids.adopt.definitions import AS_IS, Definition, has_rows, qualified
+from shardids.adopt.filters import ROUTE
+from shardids.adopt.plan import Kind
 from shardids.adopt.sides import Sides, Taker
 from shardids.catalog.old_ids import OldIdRule
 from shardids.catalog.topology import schema_name
@@ -81,6 +83,8 @@ def stage(taker: Taker, sides: Sides, there: Mapping[str, Definition]) -> None:
         definition = there[table.name]
         with taker.side.begin() as connection:
             connection.execute(text("select set_config('lock_timeout', '10s', true)"))
+            if table.kind is Kind.DERIVED:
+                _add_routes(connection, taker, sides, definition)
             connection.execute(
                 text("select shardids.stage(:schema, :table, cast(:template as regclass), :home, :adoption)"),
                 {
@@ -103,6 +107,20 @@ def stage(taker: Taker, sides: Sides, there: Mapping[str, Definition]) -> None:
             )
 
 
+def _add_routes(connection: Connection, taker: Taker, sides: Sides, table: Definition) -> None:
+    connection.execute(
+        text("""
+            select shardids.add_route(part.name::regclass, :route, part.shard, :adoption)
+            from unnest(cast(:shards as integer[]), cast(:names as text[])) part (shard, name)"""),
+        {
+            "route": ROUTE,
+            "adoption": sides.name,
+            "shards": list(taker.shards),
+            "names": [sides.in_shard(table, shard) for shard in taker.shards],
+        },
+    )
+
+
 def unstage(taker: Taker, sides: Sides) -> None:
     """Leaves the shards' tables on their own, with their rows, and drops what took rows in. Idempotent.
 
@@ -120,6 +138,15 @@ def unstage(taker: Taker, sides: Sides) -> None:
             {"parent": parent, "part": part},
         )
     with_locks(taker.side, "select shardids.drop_staging(:adoption)", {"adoption": sides.name})
+    with taker.side.autocommit() as connection:
+        routes = {"route": ROUTE, "adoption": sides.name}
+        routed = connection.scalars(
+            text("select part::text from shardids.routed(:route, :adoption) part"), routes
+        )
+        parts = routed.all()
+    for part in parts:
+        drop = "select shardids.drop_route(cast(:part as regclass), :route, :adoption)"
+        with_locks(taker.side, drop, {**routes, "part": part})
 
 
 def give_back(taker: Taker, sides: Sides) -> None:
@@ -127,9 +154,7 @@ def give_back(taker: Taker, sides: Sides) -> None:
 
     A shard that is fenced in its row was closed when its tables were empty; no client has written since.
     """
-    with taker.side.autocommit() as connection:
-        # The source may have lost a table meanwhile.
-        bare = connection.scalars(_BARE, {"names": [table.name for table in sides.split]}).all()
+    bare = bare_names(sides)
     for shard in taker.shards:
         schema = schema_name(sides.cluster.schema_prefix, shard)
         names = ", ".join(qualified(schema, name) for name in bare)
@@ -148,6 +173,12 @@ def give_back(taker: Taker, sides: Sides) -> None:
                     f"delete from {table.name}",  # noqa: S608 -- quoted
                     execution_options=AS_IS,
                 )
+
+
+def bare_names(sides: Sides) -> list[str]:
+    """Returns the names of the tables in a shard; the source may have lost a table meanwhile."""
+    with sides.takers[0].side.autocommit() as connection:
+        return list(connection.scalars(_BARE, {"names": [table.name for table in sides.split]}))
 
 
 _STATE = text("select state from shardids.shard where id = :shard for update")

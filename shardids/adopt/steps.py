@@ -10,13 +10,16 @@ from typing import Final
 
 from sqlalchemy import text
 
-from shardids.adopt import barrier, comparing, replication, staging
+from shardids.adopt import barrier, comparing, relay, replication, staging
+from shardids.adopt.back_actions import BackActions
 from shardids.adopt.definitions import Definition
 from shardids.adopt.events import Lagging, OnEvent, Waiting
 from shardids.adopt.filters import family_of
-from shardids.adopt.journal import FOLLOW, OPEN, Journal
-from shardids.adopt.plan import OldIds
+from shardids.adopt.journal import FOLLOW, Journal
+from shardids.adopt.numbering import Numbering
+from shardids.adopt.plan import OldIds, Plan
 from shardids.adopt.sides import Sides, Taker
+from shardids.adopt.timelines import note_timelines, require_timelines
 from shardids.catalog.old_ids import (
     BY_DIRECTORY,
     BY_FAN_OUT,
@@ -43,12 +46,14 @@ class Actions:
 
     Attributes:
         pause_ms: how long no writes were taken, once the shards take them.
+        back: the same for the way back.
     """
 
     def __init__(
         self, *, catalog: Catalog, journal: Journal, sides: Sides, max_pause_s: float, on_event: OnEvent
     ) -> None:
         self.pause_ms: float | None = None
+        self.back = BackActions(journal=journal, sides=sides, max_pause_s=max_pause_s, on_event=on_event)
         self._catalog = catalog
         self._journal = journal
         self._sides = sides
@@ -71,6 +76,11 @@ class Actions:
             self._there = found
         return self._there
 
+    @property
+    def bare_names(self) -> list[str]:
+        """Returns the names of the tables that are split, as the shards have them."""
+        return staging.bare_names(self._sides)
+
     def close(self) -> None:
         """Lets no client write to the shards."""
         self._each(lambda taker: staging.close_shards(taker, self._sides, self.there))
@@ -87,15 +97,35 @@ class Actions:
         """Drops the tables in which rows arrive."""
         self._each(lambda taker: staging.unstage(taker, self._sides))
 
+    def make_relay(self) -> None:
+        """Lets the relay fetch all rows of the source."""
+        if self._sides.relay:
+            relay.make(self._sides, self._sides.relay, self.there)
+
+    def unmake_relay(self) -> None:
+        """Removes all from the relay, and what it needs from the source."""
+        if self._sides.relay:
+            relay.unmake(self._sides, self._sides.relay, self._on_event)
+
+    def await_relay(self) -> None:
+        """Waits until the relay has all rows."""
+        if self._sides.relay:
+            replication.await_copy(self._sides, self._sides.source, [self._sides.relay], self._on_event)
+
+    def place_rows(self) -> None:
+        """Gives rows without a key of their own their shards on the relay."""
+        if self._sides.relay:
+            relay.place_rows(self._sides, self._sides.relay, self.there)
+
     def publish(self) -> None:
-        """Publishes rows on the source, and keeps its log for the nodes from now on."""
+        """Publishes rows for the nodes, and keeps the log for them from now on."""
         for taker in self._sides.takers:
             replication.publish(self._sides, taker, self.there)
 
     def unpublish(self) -> None:
-        """Drops slots and publications on the source."""
+        """Drops the nodes' slots and publications."""
         for taker in self._sides.takers:
-            unpublish(self._sides.source, taker.name)
+            unpublish(self._sides.feed, taker.name)
 
     def subscribe(self) -> None:
         """Lets the nodes fetch the rows."""
@@ -108,7 +138,7 @@ class Actions:
 
     def await_copy(self) -> None:
         """Waits until the nodes have all rows, as of one moment."""
-        replication.await_copy(self._sides, self._on_event)
+        replication.await_copy(self._sides, self._sides.feed, self._sides.takers, self._on_event)
         replication.await_confirmed(self._sides, self._on_lag)
         for taker in self._sides.takers:
             self._analyze(taker)
@@ -122,6 +152,7 @@ class Actions:
     def compare(self) -> None:
         """Compares all rows."""
         comparing.compare(self._sides, self.there, self._on_event)
+        note_timelines(self._sides.followers)
         self._journal.note_comparison()
 
     def make_barrier(self) -> None:
@@ -134,11 +165,16 @@ class Actions:
 
     def catch_up(self) -> None:
         """Waits until the nodes are close enough to the source for a short pause."""
+        if self._journal.adoption.keeps_back:
+            self.back.draw_near()
         within_s = max(self._max_pause_s * _WORTH_TRYING, 0.05)
         replication.await_confirmed(self._sides, self._on_lag, within_s=within_s)
+        relay.require_placed(self._sides, self.there)
 
     def switch(self) -> None:
         """Stops writes at the source, waits until the nodes have them all, and lets the shards take over."""
+        require_timelines(self._sides.followers)
+        numbering = Numbering(self._sides, self.there)
         self._stopped = barrier.close(
             self._sides,
             self._journal.adoption.shapes,
@@ -146,9 +182,13 @@ class Actions:
             max_pause_s=self._max_pause_s,
             on_wait=self._on_wait,
             catch_up=self.catch_up,
+            require=lambda: relay.require_placed(self._sides, self.there),
         )
+        numbering.pass_on()
         # A list of IDs takes longer to write than writes may be stopped; until then every shard is asked.
-        self._journal.switch(self._rules(directory=BY_FAN_OUT))
+        keeps_back = self._journal.adoption.keeps_back
+        first = next(step.name for step in AFTER if keeps_back or not step.only_back)
+        self._journal.switch(self._rules(directory=BY_FAN_OUT), first)
 
     def reopen(self) -> None:
         """Lets the source take writes again."""
@@ -180,10 +220,12 @@ class Actions:
     def clean(self) -> None:
         """Drops what brought the rows; the barrier stays, so that nobody writes where nobody reads."""
         self.unsubscribe()
-        self.unstage()
+        if not self._journal.adoption.keeps_back:
+            self.unstage()
         self._each(lambda taker: staging.drop_barriers(taker, self._sides))
         # Last: the source may be gone by now.
         self.unpublish()
+        self.unmake_relay()
 
     def _rules(self, *, directory: str) -> list[OldIdRule]:
         rules = {**_RULES, OldIds.DIRECTORY: directory}
@@ -216,13 +258,16 @@ class Step:
         name: the step's name in the journal.
         act: takes the step.
         undo: removes whatever the step has done; ``None`` if undoing the other steps leaves nothing of it.
-        stops_writes: the source may take no writes during this step.
+        stops_writes: neither side may take writes during this step, which ends with the journal's entry that
+            the other side takes over.
+        only_back: it is for adoptions that keep a way back.
     """
 
     name: str
     act: Callable[[Actions], None]
     undo: Callable[[Actions], None] | None = None
     stops_writes: bool = False
+    only_back: bool = False
 
 
 RUN: Final = (
@@ -237,6 +282,12 @@ RUN: Final = (
 
 SWITCH: Final = (
     Step(name="barrier", act=Actions.make_barrier, undo=Actions.drop_barrier),
+    Step(
+        name="way back",
+        act=lambda actions: actions.back.prepare(),
+        undo=lambda actions: actions.back.drop(),
+        only_back=True,
+    ),
     Step(name="catch up", act=Actions.catch_up),
     # By the journal's entry the shards take over: the source takes writes before it, they do after it.
     Step(name="switch", act=Actions.switch, undo=Actions.reopen, stops_writes=True),
@@ -244,11 +295,40 @@ SWITCH: Final = (
 """What makes the shards take over."""
 
 AFTER: Final = (
-    Step(name=OPEN, act=Actions.open_shards),
+    # Repeated once a client has written to the shards, this would lose the write: it ends before they open.
+    Step(name="begin", act=lambda actions: actions.back.draw_near(), only_back=True),
+    Step(name="open", act=Actions.open_shards),
     Step(name="old ids", act=Actions.list_old_ids),
     Step(name="clean", act=Actions.clean),
+    Step(name="follow back", act=lambda actions: actions.back.follow(), only_back=True),
 )
-"""What is left once they have."""
+"""What is left once they have. With a way back the source then follows the shards: step ``kept``."""
+
+RUN_VIA: Final = (
+    *RUN[:2],
+    Step(name="relay", act=Actions.make_relay, undo=Actions.unmake_relay),
+    Step(name="copy to relay", act=Actions.await_relay),
+    Step(name="place", act=Actions.place_rows),
+    *RUN[2:],
+)
+"""What brings the rows through a relay."""
+
+
+def run_steps(plan: Plan) -> tuple[Step, ...]:
+    """Returns the steps that bring the rows."""
+    return RUN if plan.via is None else RUN_VIA
+
 
 STEPS: Final = (*RUN, *SWITCH, *AFTER)
-__all__ = ["AFTER", "FOLLOW", "MAX_PAUSE_S", "RUN", "STEPS", "SWITCH", "Actions", "Step"]
+__all__ = [
+    "AFTER",
+    "FOLLOW",
+    "MAX_PAUSE_S",
+    "RUN",
+    "RUN_VIA",
+    "STEPS",
+    "SWITCH",
+    "Actions",
+    "Step",
+    "run_steps",
+]

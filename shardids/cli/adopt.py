@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from shardids.cli import adopt_run
+from shardids.cli import adopt_back, adopt_function, adopt_prepare, adopt_run, adopt_table
 from shardids.cli.common import JsonOption, print_json
 from shardids.cli.output import err, out
 
@@ -51,6 +51,15 @@ def plan(
     sample: Annotated[
         int, typer.Option(min=1, metavar="ROWS", help="Read at most about as many rows of each table.")
     ] = 100_000,
+    via: Annotated[
+        str | None,
+        typer.Option(
+            envvar="SHARDIDS_RELAY",
+            metavar="RELAY",
+            help="The URL of a relay: an empty database of PostgreSQL 15 or later that gives rows their"
+            " shards where the source can't. It is written into the plan, without its password.",
+        ),
+    ] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write the plan.")
     ] = Path("adopt-plan.toml"),
@@ -75,6 +84,7 @@ def plan(
             loose=loose or (),
             shard_count=shards,
             sample_rows=sample,
+            via=via,
         )
     write_plan(planned.plan, output, comments=planned.comments, force=force)
     if as_json:
@@ -91,5 +101,8 @@ def plan(
         raise typer.Exit(BLOCKED)
 
 
-for _name, _command in adopt_run.COMMANDS.items():
+app.command()(adopt_prepare.prepare)
+for _name, _command in (adopt_run.COMMANDS | adopt_back.COMMANDS).items():
     app.command(_name)(_command)
+app.command()(adopt_table.table)
+app.command()(adopt_function.function)

@@ -11,7 +11,7 @@ from rich.filesize import decimal
 from rich.text import Text
 from rich.tree import Tree
 
-from shardids.adopt.plan import Finding, Kind, Plan, Severity, TablePlan, is_blocking
+from shardids.adopt.plan import Finding, Kind, Plan, Severity, TablePlan
 from shardids.adopt.planning import Planned
 from shardids.adopt.suggest import Forecast
 
@@ -27,7 +27,7 @@ _STYLES: Final = {
 }
 _HEADS: Final = {
     Severity.BLOCKS: "Blocks",
-    Severity.NEEDS_RELAY: "Blocks: no publication of the source can do it",
+    Severity.NEEDS_RELAY: "Needs a relay (--via): no publication of the source can do it",
     Severity.NOT_KEPT: "Not kept",
     Severity.NOTE: "To know",
 }
@@ -38,9 +38,12 @@ def plan_picture(planned: Planned) -> Group:
     plan = planned.plan
     parts: list[RenderableType] = [_tree(planned), *_others(plan), *_findings(plan.findings), Text("")]
     parts.append(_suggestion(planned.forecast))
-    count = sum(map(is_blocking, plan.findings))
-    if count:
-        parts.append(Text(f"\n{count} findings block this plan: mend them, and plan again.", "bold red"))
+    blocking = [finding.severity for finding in plan.findings if plan.is_blocked_by(finding)]
+    if blocking:
+        remedy = "name a relay (--via), or change that" if Severity.NEEDS_RELAY in blocking else "change that"
+        what = "1 finding blocks" if len(blocking) == 1 else f"{len(blocking)} findings block"
+        said = f"\n{what} this plan: {remedy}, and plan again."
+        parts.append(Text(said, "bold red"))
     return Group(*parts)
 
 

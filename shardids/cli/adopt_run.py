@@ -1,25 +1,32 @@
-"""``shardids adopt run``, ``status``, ``compare``, ``pause``, ``resume``, ``abort`` and ``switch``."""
+"""The commands of ``shardids adopt`` that work at an adoption: all but ``plan``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.filesize import decimal
-from rich.progress import BarColumn, Progress, TextColumn
 
-from shardids.adopt import adoption, events
+from shardids.adopt import adoption, returning
+from shardids.adopt.handing_back import HOW_TO_MEND
 from shardids.adopt.plan_file import read_plan
-from shardids.catalog.connections import shown_url
-from shardids.catalog.notation import parse_duration_ms
+from shardids.adopt.way_back import NodeBack
 from shardids.catalog.rows import Catalog
-from shardids.cli.common import CatalogOption, DryRunOption, JsonOption, opened, print_json
+from shardids.catalog.urls import shown_url
+from shardids.cli.adopt_shown import pause_seconds, print_done, shown
+from shardids.cli.common import (
+    CatalogOption,
+    DryRunOption,
+    JsonOption,
+    YesOption,
+    confirm,
+    opened,
+    print_json,
+)
 from shardids.cli.output import err, out
-from shardids.errors import BadArgument
 
 SourceOption = Annotated[
     str | None,
@@ -30,7 +37,16 @@ SourceOption = Annotated[
         help="The source, if it is not reached as the plan says, or needs a password. It is not stored.",
     ),
 ]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
+ViaOption = Annotated[
+    str | None,
+    typer.Option(
+        "--via",
+        envvar="SHARDIDS_RELAY",
+        metavar="RELAY",
+        help="The relay's URL: an empty database of PostgreSQL 15 or later between the source and the nodes;"
+        " by default as the plan says. Its password is not stored.",
+    ),
+]
 MaxPauseOption = Annotated[
     str, typer.Option(metavar="TIME", help="How long one attempt may stop writes: 500ms, 2s.")
 ]
@@ -40,6 +56,10 @@ def run(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="What shardids adopt plan has written.")],
     catalog: CatalogOption,
     source: SourceOption = None,
+    via: ViaOption = None,
+    direct: Annotated[
+        bool, typer.Option("--direct", help="Without the plan's relay: the nodes follow the source itself.")
+    ] = False,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -48,9 +68,11 @@ def run(
     Applications go on using the source. Everything is checked before anything is made.
     """
     wanted = read_plan(plan)
+    if direct:
+        via, wanted = None, replace(wanted, via=None)
     with opened(catalog) as there:
         if dry_run:
-            found = adoption.check(there, wanted, source=source)
+            found = adoption.check(there, wanted, source=source, via=via)
             if as_json:
                 print_json(asdict(found))
                 return
@@ -59,31 +81,38 @@ def run(
                 f" {found.reference} go to every node, {found.loose} stay at the source;"
                 f" about {found.rows:,} rows, {decimal(found.size_bytes)}"
             )
+            if found.relay_bytes:
+                out.print(
+                    f"The relay would hold all of it, about {decimal(found.relay_bytes)}, and for a"
+                    " while twice as much of tables that find their key in others"
+                )
             out.print("No obstacles found; nothing was changed")
             return
-        with _shown() as show:
-            done = adoption.run(there, wanted, source=source, on_event=show)
-    _print(done, as_json=as_json)
+        with shown() as show:
+            done = adoption.run(there, wanted, source=source, via=via, on_event=show)
+    print_done(done, as_json=as_json)
 
 
 def resume(
     catalog: CatalogOption,
     source: SourceOption = None,
+    via: ViaOption = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Go on with an adoption that was paused or interrupted, from the step that it was at."""
     if dry_run:
-        status(catalog, source, as_json)
+        status(catalog, source, via, as_json)
         return
-    with opened(catalog) as there, _shown() as show:
-        done = adoption.resume(there, source=source, on_event=show)
-    _print(done, as_json=as_json)
+    with opened(catalog) as there, shown() as show:
+        done = adoption.resume(there, source=source, via=via, on_event=show)
+    print_done(done, as_json=as_json)
 
 
 def pause(
     catalog: CatalogOption,
     source: SourceOption = None,
+    via: ViaOption = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -92,70 +121,92 @@ def pause(
     The source keeps its log for them meanwhile: look at the room on its disk.
     """
     if dry_run:
-        status(catalog, source, as_json)
+        status(catalog, source, via, as_json)
         return
     with opened(catalog) as there:
-        done = adoption.pause(there, source=source)
-    _print(done, as_json=as_json)
+        done = adoption.pause(there, source=source, via=via)
+    print_done(done, as_json=as_json)
 
 
-def compare(catalog: CatalogOption, source: SourceOption = None, as_json: JsonOption = False) -> None:
+def compare(
+    catalog: CatalogOption, source: SourceOption = None, via: ViaOption = None, as_json: JsonOption = False
+) -> None:
     """Compare every row of the source with those of the shards, while applications write."""
-    with opened(catalog) as there, _shown() as show:
-        done = adoption.compare(there, source=source, on_event=show)
-    _print(done, as_json=as_json)
+    with opened(catalog) as there, shown() as show:
+        done = adoption.compare(there, source=source, via=via, on_event=show)
+    print_done(done, as_json=as_json)
 
 
 def abort(
     catalog: CatalogOption,
     source: SourceOption = None,
+    via: ViaOption = None,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Undo an adoption: leave the source as it was, and empty the shards of the rows that were copied."""
+    """Undo an adoption: leave the source as it was, and empty the shards of the rows that were copied.
+
+    After "adopt back" it empties the shards; a return that was interrupted is given up.
+    """
     if dry_run:
-        status(catalog, source, as_json)
+        status(catalog, source, via, as_json)
         return
-    if not yes:
-        typer.confirm("Remove the rows that were copied into the shards?", abort=True, err=True)
-    with opened(catalog) as there, _shown() as show:
-        done = adoption.abort(there, source=source, on_event=show)
-    _print(done, as_json=as_json)
+    confirm("Remove the rows that were copied into the shards?", yes=yes)
+    with opened(catalog) as there, shown() as show:
+        done = adoption.abort(there, source=source, via=via, on_event=show)
+    print_done(done, as_json=as_json)
 
 
 def switch(
     catalog: CatalogOption,
     source: SourceOption = None,
+    via: ViaOption = None,
     max_pause: MaxPauseOption = "2s",
+    keep_back: Annotated[
+        bool, typer.Option("--keep-back", help="Send what is written to the shards back to the source.")
+    ] = False,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Stop writes at the source and let the shards take them. There is no way back.
+    """Stop writes at the source and let the shards take them.
 
-    Applications that still use the source get an error when they write, from the first moment on.
+    Applications that still use the source get an error when they write, from the first moment on. With
+    --keep-back the source follows the shards, and takes over again with "adopt back"; without it there is
+    no way back.
     """
-    milliseconds = parse_duration_ms(max_pause)
-    if not 50 <= milliseconds <= 600_000:
-        raise BadArgument(f"{max_pause!r} is not between 50ms and 10min", hint="For example: 500ms or 2s")
+    pause_s = pause_seconds(max_pause)
     if dry_run:
-        status(catalog, source, as_json)
+        if keep_back:
+            with opened(catalog) as there:
+                _print_notes(returning.check_switch(there, source=source))
+        status(catalog, source, via, as_json)
         return
-    if not yes:
-        typer.confirm("Stop writes at the source for good?", abort=True, err=True)
+    question = "Stop writes at the source?" if keep_back else "Stop writes at the source for good?"
+    confirm(question, yes=yes)
     with opened(catalog) as there:
-        with _shown() as show:
-            done = adoption.switch(there, source=source, max_pause_s=milliseconds / 1000, on_event=show)
-        _print(done, as_json=as_json)
+        with shown() as show:
+            done = adoption.switch(
+                there, source=source, via=via, max_pause_s=pause_s, keep_back=keep_back, on_event=show
+            )
+        print_done(done, as_json=as_json)
         if not as_json:
-            _print_changes(there)
+            _print_changes(there, is_kept=done.outcome is None)
 
 
-def status(catalog: CatalogOption, source: SourceOption = None, as_json: JsonOption = False) -> None:
+def _print_notes(notes: list[str]) -> None:
+    for note in notes:
+        err.print(f"note: {note}", markup=False)
+    err.print("No obstacles to a way back found; nothing was changed")
+
+
+def status(
+    catalog: CatalogOption, source: SourceOption = None, via: ViaOption = None, as_json: JsonOption = False
+) -> None:
     """Show how far the adoption is: its step, and how far each node is behind the source."""
     with opened(catalog) as there:
-        found = adoption.status(there, source=source)
+        found = adoption.status(there, source=source, via=via)
     if found is None:
         if as_json:
             print_json(None)
@@ -170,31 +221,74 @@ def status(catalog: CatalogOption, source: SourceOption = None, as_json: JsonOpt
         "started": its.started_at.isoformat(timespec="seconds"),
         "compared": its.compared_at and its.compared_at.isoformat(timespec="seconds"),
         "switched": its.switched_at and its.switched_at.isoformat(timespec="seconds"),
-        "source_takes_writes": not found.is_source_closed,
+        "source_takes_writes": None if found.is_source_closed is None else not found.is_source_closed,
+        "source_problem": found.source_problem or None,
         "lag_bytes": found.lag_bytes,
+        "relay": its.plan.via
+        and {
+            "url": its.plan.via,
+            "lag_bytes": found.relay and found.relay.lag_bytes,
+            "slot": found.relay and found.relay.name,
+            "source_keeps_bytes": found.relay and found.relay.kept_bytes,
+            "problem": found.relay_problem or None,
+        },
     }
     if as_json:
-        print_json(row)
+        print_json(row | {"way_back": {node: asdict(one) for node, one in (found.way_back or {}).items()}})
         return
     for name, value in row.items():
-        if name != "lag_bytes":
+        if name not in {"lag_bytes", "relay", "source_problem"}:
             out.print(f"{name.replace('_', ' ')}: {value}", markup=False)
+    if found.source_problem:
+        err.print(f"The source does not answer: {found.source_problem}", markup=False)
+    if found.way_back is not None:
+        _print_way_back(found.way_back, answers=not found.source_problem)
+        return
+    _print_relay(found)
+    if found.source_problem and found.adoption.plan.via is None:
+        return
     for node, lag in found.lag_bytes.items():
-        behind = "does not follow" if lag is None else f"{decimal(lag)} behind"
+        behind = (
+            "has no slot at the source, or one that was given up" if lag is None else f"{decimal(lag)} behind"
+        )
         out.print(f"node {node}: {behind}", markup=False)
 
 
-def _print(done: events.Result, *, as_json: bool) -> None:
-    if as_json:
-        print_json(asdict(done))
+def _print_relay(found: adoption.Status) -> None:
+    if found.adoption.plan.via is None:
         return
-    paused = "" if done.pause_ms is None else f"; no writes were taken for {done.pause_ms:.0f} ms"
-    out.print(f"{done.outcome or f'at step {done.step}'} after {done.seconds:.1f} s{paused}")
-    if done.outcome is None and done.step == "follow":
-        err.print("When applications are ready for the cluster: shardids adopt switch")
+    out.print(f"relay: {found.adoption.plan.via}", markup=False)
+    if found.relay is not None:
+        out.print(
+            f"relay: {decimal(found.relay.lag_bytes or 0)} behind the source, which keeps"
+            f" {decimal(found.relay.kept_bytes or 0)} of its log for it (slot {found.relay.name})",
+            markup=False,
+        )
+    if found.relay_problem:
+        err.print(
+            f"The relay does not answer, and the source keeps its log meanwhile: {found.relay_problem}",
+            markup=False,
+        )
 
 
-def _print_changes(there: Catalog) -> None:
+def _print_way_back(states: dict[str, NodeBack], *, answers: bool) -> None:
+    """Prints how the source follows the shards, and how to go on if it does not."""
+    for node, state in states.items():
+        out.print(f"way back from node {node}: {state.told()}", markup=False)
+    if any(state.is_lost for state in states.values()):
+        err.print("There is no way back any more: shardids adopt finish")
+    elif not answers:
+        err.print(
+            "The nodes keep their logs for the source meanwhile."
+            " If it is lost for good: shardids adopt finish"
+        )
+    elif any(state.is_stopped for state in states.values()):
+        err.print(HOW_TO_MEND, markup=False)
+    else:
+        err.print("To return to the source: shardids adopt back; to stay: shardids adopt finish")
+
+
+def _print_changes(there: Catalog, *, is_kept: bool) -> None:
     """Prints what applications have to change."""
     out.print("The shards have taken over. Applications now:")
     for line in (
@@ -203,44 +297,12 @@ def _print_changes(there: Catalog) -> None:
         "leave new IDs to the default of the column: next_id() of the shard",
     ):
         out.print(f"- {line}", markup=False)
-    out.print("The source's tables refuse writes. Drop the old database when nobody reads it any more.")
-
-
-@contextmanager
-def _shown() -> Iterator[events.OnEvent]:
-    """Shows an adoption in progress: by a bar on a terminal, otherwise by a line for each step."""
-    columns = (TextColumn("{task.description}"), BarColumn())
-    with Progress(*columns, console=err, disable=not err.is_terminal, transient=True) as progress:
-        task = progress.add_task("", total=None)
-
-        def show(event: events.Event) -> None:
-            line, total, completed = _told(event)
-            if not err.is_terminal:
-                if isinstance(event, events.StepBegun | events.Waiting | events.Compared):
-                    err.print(line, markup=False)
-                return
-            progress.update(task, description=line, total=total, completed=completed)
-
-        yield show
-
-
-def _told(event: events.Event) -> tuple[str, float | None, float]:
-    """Returns a text for an event, with the total and the completed part of its bar."""
-    match event:
-        case events.StepBegun() | events.StepDone():
-            return event.step, None, 0
-        case events.Copying():
-            return (
-                f"copy · {event.rows_done:,} of about {event.rows_total:,} rows · {event.tables_left} to do",
-                event.rows_total,
-                event.rows_done,
-            )
-        case events.Lagging():
-            return f"follow · {decimal(event.lag_bytes)} behind", None, 0
-        case events.Waiting():
-            return f"put off ({event.attempt}): {event.reason}", None, 0
-        case events.Compared():
-            return f"compare · {event.table}: {event.rows:,} rows are the same", None, 0
+    if is_kept:
+        out.print(
+            "The source's tables refuse writes, and follow the shards until adopt back or adopt finish."
+        )
+    else:
+        out.print("The source's tables refuse writes. Drop the old database when nobody reads it any more.")
 
 
 COMMANDS: dict[str, Callable[..., None]] = {

@@ -39,6 +39,7 @@ select w.name,
                end
         from leaf l where l.root = w.oid) as identity,
        exists (select from leaf l where l.root = w.oid and l.relreplident = 'f') as has_full_identity,
+       exists (select from leaf l where l.root = w.oid and l.reltoastrelid <> 0) as has_toast,
        coalesce((
          select jsonb_agg(jsonb_build_object(
                   'name', a.attname, 'type', format_type(a.atttypid, a.atttypmod), 'not_null', a.attnotnull,

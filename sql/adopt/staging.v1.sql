@@ -1,6 +1,6 @@
 -- Purpose:    what takes rows of an adopted database in on a node: tables of the source's names, partitioned by shard, whose
 --             partitions are the tables of the shards; a barrier for tables of which every node has all rows.
--- Locks:      stage_shard: SHARE UPDATE EXCLUSIVE on the parent, ACCESS EXCLUSIVE on the shard's table. unstage_shard,
+-- Locks:      add_route, drop_route: ACCESS EXCLUSIVE. stage_shard: SHARE UPDATE EXCLUSIVE on the parent, ACCESS EXCLUSIVE on the shard's table. unstage_shard,
 --             drop_staging: ACCESS EXCLUSIVE. All until commit: set lock_timeout.
 -- Privileges: CREATE on the database and on schema shardids; ownership of the shards' tables.
 
@@ -28,6 +28,42 @@ $$;
 
 comment on function shardids.stage(name, name, regclass, text, text) is
   'Makes the table that takes in the rows of an adopted one, and gives them to the shards';
+
+-- A row that has no key of its own brings its shard along in this column; the rows that clients write there after the
+-- switch have the default. Both without writing a row again.
+create function shardids.add_route(part regclass, route name, shard integer, adoption text) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  if not exists (select from pg_attribute a where a.attrelid = part and a.attname = route and not a.attisdropped) then
+    execute format('alter table %s add column %I integer default %L::integer', part, route, shard);
+    execute format('comment on column %s.%I is %L', part, route, adoption);
+  end if;
+end
+$$;
+
+comment on function shardids.add_route(regclass, name, integer, text) is 'Gives a table of a shard the column by which rows without a key arrive';
+
+create function shardids.routed(route name, adoption text) returns setof regclass
+language sql stable set search_path = pg_catalog, pg_temp
+begin atomic
+  select a.attrelid from pg_attribute a
+  join pg_class c on c.oid = a.attrelid and c.relkind = 'r'
+  where a.attname = route and not a.attisdropped and col_description(a.attrelid, a.attnum) = adoption
+  order by 1;
+end;
+
+comment on function shardids.routed(name, text) is 'The tables of shards that add_route has given a column';
+
+create function shardids.drop_route(part regclass, route name, adoption text) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  if part in (select shardids.routed(route, adoption)) then
+    execute format('alter table %s drop column %I', part, route);
+  end if;
+end
+$$;
+
+comment on function shardids.drop_route(regclass, name, text) is 'Drops the column of add_route';
 
 create function shardids.stage_shard(parent regclass, shard integer, part regclass) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -142,7 +178,8 @@ $$;
 comment on function shardids.follow(name, text) is 'Subscribes to a publication of a database that is adopted';
 
 revoke execute on function
-  shardids.stage(name, name, regclass, text, text), shardids.stage_shard(regclass, integer, regclass), shardids.staged(text),
+  shardids.stage(name, name, regclass, text, text), shardids.add_route(regclass, name, integer, text),
+  shardids.routed(name, text), shardids.drop_route(regclass, name, text), shardids.stage_shard(regclass, integer, regclass), shardids.staged(text),
   shardids.unstage_shard(regclass, regclass), shardids.drop_staging(text), shardids.refuse_writes(),
   shardids.close_table(regclass), shardids.open_table(regclass), shardids.follow(name, text)
   from public;

@@ -6,6 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -22,7 +23,7 @@ from shardids.adopt.planning import Planned, make_plan
 from shardids.adopt.source import Source
 from shardids.catalog.topology import shard_for_key
 from shardids.cli import app
-from shardids.errors import BadArgument, ConnectionFailed, ShardidsError
+from shardids.errors import BadArgument, ConnectionFailed, ShardidsError, StatementFailed
 from tests.conftest import BlankDatabases, dsn
 from tests.support.shop import SHOP
 
@@ -160,8 +161,9 @@ def test_what_a_row_filter_can_not_do_needs_a_relay(planned: Planned):
     }
     assert "REPLICA IDENTITY FULL" in about(planned.plan, "public.orders.user_id").remedy
     assert not found(planned.plan, Severity.BLOCKS)
-    # There is no relay: these block, too.
     assert planned.is_blocked
+    via = replace(planned, plan=replace(planned.plan, via="postgresql://relay/"))
+    assert not via.is_blocked
 
 
 def test_what_is_to_be_known_is_named(planned: Planned):
@@ -689,12 +691,27 @@ def test_a_table_that_is_locked_ends_the_plan_and_nothing_is_written(
     make_source: Callable[[str], URL], tmp_path: Path
 ):
     url = make_source(USERS)
-    with psycopg.connect(dsn(url)) as db:
+    with psycopg.connect(dsn(url), application_name="a migration") as db:
         db.execute("lock table users in access exclusive mode")
         done = adopt(url, tmp_path, "--root", "users")
+        process, role = db.info.backend_pid, db.info.user
     assert done.exit_code == 1
-    assert "lock timeout" in done.stderr
+    who = f"process {process} (a migration) of role {role}"
+    assert f"tables of the source are locked: public.users is locked by {who}" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_prepared_transaction_that_locks_a_table_is_named(make_source: Callable[[str], URL]):
+    url = make_source(USERS)
+    with psycopg.connect(dsn(url), autocommit=True) as db:
+        db.execute("begin; lock table users in access exclusive mode; prepare transaction 'adopt plan'")
+        try:
+            with pytest.raises(
+                StatementFailed, match=r"public\.users is locked by prepared transaction 'adopt"
+            ):
+                make_plan(url, root="users")
+        finally:
+            db.execute("rollback prepared 'adopt plan'")
 
 
 def test_names_are_quoted_as_need_be_whatever_the_role_has_set(

@@ -115,7 +115,8 @@ def test_the_commands_say_what_they_do(shop: Shop, tmp_path: Path) -> None:
     assert "at step follow" in shardids("run", str(file))
     assert "step: follow" in shardids("status")
     assert '"step": "follow"' in shardids("compare", "--json")
-    assert "Aborted" in shardids("switch", exit_code=1)
+    assert "no terminal to ask at" in shardids("switch", exit_code=2)
+    assert "no terminal to ask at" in shardids("abort", exit_code=2)
     assert "is at step" in shardids("run", str(file), exit_code=1)
     said = shardids("switch", "--yes")
     assert "no writes were taken for" in said
@@ -128,6 +129,7 @@ BAD = """
     create table owners (id bigint primary key, name text);
     create table nullable (id bigint primary key, owner_id bigint);
     alter table nullable replica identity full;
+    create table large (id bigint, owner_id bigint not null, note text, primary key (id, owner_id));
     create table unseen (id bigint primary key, owner_id bigint not null);
     create table doubtful (id bigint primary key, owner_id float8 not null);
     alter table doubtful replica identity full;
@@ -146,7 +148,7 @@ def test_what_cannot_be_adopted_is_refused_before_anything_is_made(shop: Shop) -
         bad.execute(BAD)
     direct = [
         TablePlan(name=f"public.{name}", kind=Kind.DIRECT, key="owner_id", id="id")
-        for name in ("nullable", "unseen", "doubtful", "volatile", "parents", "nowhere")
+        for name in ("nullable", "large", "unseen", "doubtful", "volatile", "parents", "nowhere")
     ]
     root = TablePlan(name="public.owners", kind=Kind.ROOT, key="id", id="id")
     keyless = TablePlan(name="public.keyless", kind=Kind.REFERENCE)
@@ -156,6 +158,7 @@ def test_what_cannot_be_adopted_is_refused_before_anything_is_made(shop: Shop) -
     for reason in (
         "public.nullable.owner_id may be NULL",
         "public.unseen.owner_id is not logged",
+        "public.large has columns whose large values are not logged",
         "public.doubtful.owner_id can't be a key: it is double precision",
         "public.volatile is not an ordinary, logged table",
         "public.parents inherits, or is inherited",

@@ -17,6 +17,7 @@ from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import shard_for_key
 from shardids.dev.devcluster import found
 from shardids.dev.embedded import EmbeddedServer
+from shardids.ids.layout import Layout
 
 SHARDS = 6
 TABLES = ("users", '"Orders"', "lines")
@@ -38,6 +39,8 @@ SOURCE_TABLES = """
       what text, primary key (order_id, number, user_id)) partition by range (user_id);
     create table public.lines_low partition of lines for values from (minvalue) to (300);
     create table public.lines_high partition of lines for values from (300) to (maxvalue);
+    alter table lines_low replica identity full;
+    alter table lines_high replica identity full;
     create table public.notes (body text);
     insert into countries values ('at', 'Österreich'), ('de', 'Deutschland');
     insert into users (name, mood, country, "od:d %s")
@@ -141,8 +144,18 @@ def plan_of(source: EmbeddedServer, **changes: object) -> Plan:
     return Plan(**values | changes)  # type: ignore[arg-type]  # a test's own values
 
 
-def new_shop(servers: Sequence[EmbeddedServer], shard_count: int = SHARDS) -> Shop:
-    """A shop with rows, and an empty cluster with its tables."""
+def new_shop(
+    servers: Sequence[EmbeddedServer], shard_count: int = SHARDS, *, can_go_back: bool = False
+) -> Shop:
+    """A shop with rows, and an empty cluster with its tables.
+
+    ``can_go_back`` says that the source takes every row of the shards: bigint keys, and all their columns.
+    """
+    source_tables, shard_tables = SOURCE_TABLES, SHARD_TABLES
+    if can_go_back:
+        source_tables = source_tables.replace("id serial", "id bigserial")
+        source_tables = source_tables.replace("user_id integer", "user_id bigint")
+        shard_tables = shard_tables.replace(", seen_at timestamptz", "")
     source, *nodes = servers
     url = found(nodes, shard_count)
     catalog = Catalog(url)
@@ -154,13 +167,13 @@ def new_shop(servers: Sequence[EmbeddedServer], shard_count: int = SHARDS) -> Sh
     )
     with shop.connected("source") as connection:
         version = connection.info.server_version
-        connection.execute(SOURCE_TABLES)
+        connection.execute(source_tables)
     shop.plan = plan_of(source, shard_count=shard_count, server_version=version)
     for node, shards in catalog.placement().by_node().items():
         with shop.connected(node) as connection:
             connection.execute(NODE_TABLES)
             for shard in shards:
-                connection.execute(SHARD_TABLES.replace("{s}", schema(shard)))
+                connection.execute(shard_tables.replace("{s}", schema(shard)))
     return shop
 
 
@@ -257,14 +270,19 @@ class Clients:
             written.orders[order] = user
 
 
+def home_of(user: int) -> int:
+    """The shard of a user: an ID of the cluster names it."""
+    return shard_for_key(user, SHARDS) if user < 10**17 else Layout.preset("default").shard_of(user)
+
+
 def assert_in_shards(shop: Shop, clients: Clients | None = None) -> None:
     """Every row is in the shard of its key, once; acknowledged writes are there, deleted rows are not."""
     users = {(row[0], shard): row[1] for shard, rows in shop.rows("users").items() for row in rows}
     orders = {(row[0], shard): row[1] for shard, rows in shop.rows('"Orders"').items() for row in rows}
     for user, shard in users:
-        assert shard == shard_for_key(user, SHARDS)
+        assert shard == home_of(user)
     for (_order, shard), user in orders.items():
-        assert shard == shard_for_key(user, SHARDS)
+        assert shard == home_of(user)
     names, keys = {user: name for (user, _), name in users.items()}, {o: u for (o, _), u in orders.items()}
     assert (len(names), len(keys)) == (len(users), len(orders))
     for written in clients.written if clients else ():
@@ -288,7 +306,7 @@ def assert_as_before(shop: Shop) -> None:
 
 
 def begin_anew(shop: Shop) -> None:
-    """Forgets an adoption that is over, and empties the shards; the source takes writes again."""
+    """Forgets an adoption that is over, unless it came back; empties the shards, and opens the source."""
     with shop.connected("source") as connection:
         connection.execute("drop schema if exists shardids_adopt cascade")
     for node, shards in shop.catalog.placement().by_node().items():
@@ -297,4 +315,4 @@ def begin_anew(shop: Shop) -> None:
             connection.execute(f"truncate {', '.join(tables)}, public.countries")
     with shop.catalog.engine.begin() as catalog:
         forget_old_ids(catalog)
-        catalog.execute(text("delete from shardids_catalog.adoption where ended_at is not null"))
+        catalog.execute(text("delete from shardids_catalog.adoption where outcome <> 'returned'"))
