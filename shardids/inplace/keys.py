@@ -1,0 +1,213 @@
+"""The key of one table: from integers of a sequence to a bigint that a shard issues, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import sql
+
+from shardids.catalog.rows import Catalog
+from shardids.errors import AdoptionRefused, BadArgument, ClusterConflict
+from shardids.inplace import journal
+from shardids.inplace.inventory import Key, parse_key, read_document
+from shardids.inplace.journal import Change, State
+from shardids.inplace.node import opened_shard, unable_to_draw
+from shardids.inplace.statements import BACK, FORWARD
+from shardids.inplace.steps import be_quiet, prepare
+from shardids.inplace.swapping import How, Table, draw_at_once, drop, stay, swap, undraw
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """How far a table's key is. ``state``: None if nothing is under way.
+
+    ``columns``: those that are or get bigint, the key first. ``filled``: the share of each table, by name.
+    """
+
+    table: str
+    shard: int
+    state: str | None
+    columns: tuple[str, ...]
+    filled: dict[str, float]
+
+
+def change_key(
+    catalog: Catalog, table: str, shard: int, how: How | None = None, *, dry_run: bool = False
+) -> Status:
+    """Makes a table's key a bigint, with all that refers to it; it goes on coming from its sequence.
+
+    A key that is a bigint already only gets the shard's ``next_id()`` as its default. Repeating the call goes
+    on where it was interrupted.
+
+    Raises:
+        BadArgument: there is no such table.
+        AdoptionRefused: the table can't be changed. The message gives every reason; nothing was changed.
+        AdoptionFailed: a lock was not to be had, or rows are written past the trigger; the call can be
+            repeated.
+        ClusterConflict: another process works at the table, or it is on its way back.
+    """
+    how = how or How()
+    with _opened(catalog, table, shard, is_exclusive=not dry_run) as its:
+        change = its.change()
+        if change is None:
+            document = _checked(its)
+            key = parse_key(document)
+            if not dry_run and key.is_bigint:
+                draw_at_once(its, document, how)
+            elif not dry_run:
+                with its.shard.connection.begin():
+                    journal.begin(its.shard, its.relid, its.name, document, State.WIDENING)
+            change = its.change()
+            if change is None:
+                return _status(its, None, key)
+        if change.shard != shard or change.state is State.RETURNING:
+            why = "is on its way back" if change.shard == shard else f"was begun with shard {change.shard}"
+            raise ClusterConflict(f"the key of {its.name} {why}", hint="Go on with that: --status tells.")
+        if change.state is State.WIDENING and not dry_run:
+            prepare(its.work(change, FORWARD, how))
+            swap(its, change, FORWARD, how)
+            change = its.change()
+        return _status(its, change, None)
+
+
+def take_back(catalog: Catalog, table: str, shard: int, how: How | None = None) -> Status:
+    """Makes the table what it was before :func:`change_key`, from whatever step it is at.
+
+    Raises:
+        AdoptionRefused: rows have IDs that the old type can't hold; the table stays as it is.
+        ClusterConflict: nothing is under way, or another process works at the table.
+    """
+    how = how or How()
+    with _opened(catalog, table, shard) as its:
+        change = _required(its)
+        if change.state is State.DRAWING:
+            undraw(its, change, how)
+            return _status(its, None, change.key)
+        if change.state is State.SWAPPED:
+            with its.shard.connection.begin():
+                journal.write_state(its.shard, change, State.RETURNING)
+            change = _required(its)
+        if change.state is State.RETURNING:
+            try:
+                prepare(its.work(change, BACK, how))
+            except AdoptionRefused:
+                stay(its, change, how)
+                raise
+            swap(its, change, BACK, how)
+            change = _required(its)
+        drop(its, change, FORWARD, how, draw=False)
+        return _status(its, None, change.key)
+
+
+def finish(catalog: Catalog, table: str, shard: int, how: How | None = None) -> Status:
+    """Lets the key draw from the shard, and drops the integer columns. There is no way back from it.
+
+    Raises:
+        AdoptionRefused: there are keys that the shard would issue again, or roles that may not draw.
+        ClusterConflict: the table has not been swapped, or another process works at it.
+    """
+    how = how or How()
+    with _opened(catalog, table, shard) as its:
+        change = _required(its)
+        if change.state is State.DRAWING:
+            with its.shard.connection.begin():
+                journal.forget(its.shard, its.relid)
+            return _status(its, None, change.key)
+        if change.state is not State.SWAPPED:
+            raise ClusterConflict(f"{its.name} has not been swapped yet", hint="shardids adopt table TABLE")
+        with its.shard.connection.begin():
+            roles = read_document(its.shard, its.name)["inserters"]
+            _refuse(its, list(_obstacles(its, change.key, roles)))
+        drop(its, change, BACK, how, draw=True)
+        return _status(its, None, change.key)
+
+
+def status(catalog: Catalog, table: str, shard: int) -> Status:
+    """Returns how far a table's key is."""
+    with _opened(catalog, table, shard, is_exclusive=False) as its:
+        return _status(its, its.change(), None)
+
+
+@contextmanager
+def _opened(catalog: Catalog, table: str, shard: int, *, is_exclusive: bool = True) -> Iterator[Table]:
+    if "." not in table:
+        raise BadArgument(f"{table!r} has no schema", hint=f"For example: public.{table}")
+    with opened_shard(catalog, shard) as its:
+        with its.connection.begin():
+            row: Any = its.execute(
+                "select c.oid::bigint as relid, c.oid::regclass::text as name from pg_class c"
+                " where c.oid = to_regclass(:table) and c.relkind in ('r', 'p')",
+                table=table,
+            ).one_or_none()
+        if row is None:
+            raise BadArgument(
+                f"there is no table {table} on node {its.node!r}", hint="Quote names as in SQL."
+            )
+        found = Table(shard=its, relid=row.relid, name=row.name)
+        if not is_exclusive:
+            yield found
+            return
+        with journal.alone(its, row.relid):
+            yield found
+
+
+def _required(its: Table) -> Change:
+    change = its.change()
+    if change is None:
+        raise ClusterConflict(f"nothing is under way with the key of {its.name}")
+    return change
+
+
+def _checked(its: Table) -> dict[str, Any]:
+    """Reads the key, and refuses what is not known to be carried along."""
+    with its.shard.connection.begin():
+        document = read_document(its.shard, its.name)
+        problems = list(document["problems"])
+        if document["key_type"] == "uuid":
+            problems.append("its UUIDs stay: a bigint key beside them is made by fill_past_ids()")
+        if not problems:
+            key = parse_key(document)
+            if key.sequence and key.sequence.identity and key.sequence.has_privileges:
+                problems.append(f"sequence {key.sequence.name} has privileges of its own")
+            problems += _obstacles(its, key, document["inserters"])
+            if not key.is_bigint:
+                be_quiet(its.shard, key.tables)
+    _refuse(its, problems)
+    return document
+
+
+def _refuse(its: Table, problems: list[str]) -> None:
+    if problems:
+        raise AdoptionRefused(f"the key of {its.name} can't be changed: " + "; ".join(problems))
+
+
+def _obstacles(its: Table, key: Key, roles: list[int]) -> Iterator[str]:
+    """What is in the way of drawing: roles without the right, and keys that are not below the shard's."""
+    unable = unable_to_draw(its.shard, roles)
+    if unable:
+        names = ", ".join(f'"{name}"' for name in unable)
+        yield f"role {names} may insert, but not draw from the shard (shardids grant ROLE)"
+    its.shard.execute("set local statement_timeout = 0")
+    column, relation = sql.Identifier(key.key.column), key.key.relation
+    highest = its.shard.execute(sql.SQL("select max({}) from {}").format(column, relation)).scalar()
+    drawn = its.shard.execute(sql.SQL("select {}").format(its.shard.next_id)).scalar()
+    if highest is not None and highest >= drawn:
+        yield f"its highest key is {highest}, and the shard issues {drawn} now"
+
+
+def _status(its: Table, change: Change | None, key: Key | None) -> Status:
+    key = change.key if change else key
+    pairs = sorted(key.pairs, key=lambda pair: not pair.is_key) if key else []
+    filled = {}
+    for relid, (first, end) in (change.blocks if change else {}).items():
+        filled[next(p.table for p in pairs if p.relid == int(relid))] = first / end if end else 1.0
+    return Status(
+        table=its.name,
+        shard=its.shard.number,
+        state=str(change.state) if change else None,
+        columns=tuple(f"{pair.table}.{pair.column}" for pair in pairs),
+        filled=filled,
+    )
