@@ -1,0 +1,50 @@
+"""The shard that a block of code works on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from uuid import UUID
+
+from shardids.client.routing import Key
+from shardids.django.aliases import alias_for, get_cluster
+
+_chosen: ContextVar[int | None] = ContextVar("shardids_shard", default=None)
+
+
+def chosen_shard() -> int | None:
+    """Returns the shard of the innermost :func:`in_shard` block of this thread or task, or ``None``."""
+    return _chosen.get()
+
+
+@contextmanager
+def in_shard(
+    *,
+    key: Key | None = None,
+    id: int | UUID | None = None,  # noqa: A002 -- the field's word for it
+    of: str | None = None,
+    shard: int | None = None,
+) -> Iterator[str]:
+    """Chooses the shard of sharded models for a block: of a key, of an ID's origin, or by number::
+
+        with in_shard(key=user_name) as alias:
+            Question.objects.create(…)
+
+    Yields the shard's alias. Blocks nest; other threads and tasks are not affected. ``of`` names the table
+    of an ID that was issued before the cluster: see :meth:`shardids.Cluster.shard_of`. A queryset that is
+    made in the block and evaluated after it needs the block's alias: ``using(alias)``. So do
+    ``transaction.atomic`` and ``transaction.on_commit``, which otherwise mean ``default``. A generator that
+    yields in the block leaves the choice to its caller until it goes on.
+
+    Raises:
+        BadArgument: not exactly one of ``key``, ``id`` and ``shard``, or a value out of range.
+        UnknownId: an old ID that no row had.
+    """
+    number = get_cluster()._pick(key, id, shard, of)
+    alias = alias_for(number)
+    token = _chosen.set(number)
+    try:
+        yield alias
+    finally:
+        _chosen.reset(token)

@@ -1,0 +1,107 @@
+"""The primary key of a sharded model, and the SQL function that fills it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.core.exceptions import ValidationError
+from django.db import models
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models.expressions import Func
+
+from shardids.django.aliases import get_cluster
+from shardids.errors import WrongShard
+
+if TYPE_CHECKING:
+    from django.db.models.sql.compiler import SQLCompiler
+
+    _BigAutoField = models.BigAutoField[Any, Any]
+else:
+    _BigAutoField = models.BigAutoField
+
+
+class NextId(Func):
+    """The SQL expression ``next_id()``: an ID of the shard in use.
+
+    On a shard's alias it names the shard's schema: ``"shard_0005".next_id()``. Elsewhere it is bare and found
+    by ``search_path``, as in a migration that runs in the shard. It may be a field's ``db_default``.
+    """
+
+    arity = 0
+    allowed_default = True
+    output_field = models.BigIntegerField()
+
+    def as_sql(
+        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, *_: Any, **_context: Any
+    ) -> tuple[str, tuple[str | int, ...]]:
+        """Returns the call."""
+        return next_id_sql(connection), ()
+
+
+def next_id_sql(connection: BaseDatabaseWrapper) -> str:
+    """Returns the call of ``next_id()`` as a connection writes it."""
+    schema = getattr(connection, "schema", None)
+    return "next_id()" if schema is None else f'"{schema}".next_id()'
+
+
+class ShardIdField(_BigAutoField):
+    """The primary key of a sharded model::
+
+        class Question(models.Model):
+            id = ShardIdField()
+
+    A ``bigint`` whose default in the database is the shard's ``next_id()``: ``save()``, ``create()`` and
+    ``bulk_create()`` leave it to the shard and read it back. A model is sharded if its primary key is such a
+    field. Foreign keys to it are ``bigint``. It may be ``DEFAULT_AUTO_FIELD``.
+
+    A value is an ``int``, or its digits in a string; a ``float`` has lost digits, and is refused.
+    """
+
+    description = "ID of a shard"
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        options.setdefault("primary_key", True)
+        super().__init__(*args, **options)
+
+    def get_internal_type(self) -> str:
+        """Returns ``BigIntegerField``: without an identity of its own."""
+        return "BigIntegerField"
+
+    def db_type_suffix(self, connection: BaseDatabaseWrapper) -> str | None:
+        """Returns the column's default."""
+        return f"DEFAULT {next_id_sql(connection)}"
+
+    def to_python(self, value: Any) -> int | None:
+        """Returns the ID. Raises ValidationError for what is none, floats and booleans among it."""
+        if isinstance(value, float | bool):
+            raise ValidationError(self.error_messages["invalid"], code="invalid", params={"value": value})
+        found: int | None = super().to_python(value)
+        return found
+
+    def get_prep_value(self, value: Any) -> Any:
+        """Returns the parameter of a statement. Raises TypeError for floats and booleans."""
+        if isinstance(value, float | bool):
+            raise TypeError(f"Field '{self.name}' expected an ID, an int or its digits, but got {value!r}.")
+        return super().get_prep_value(value)
+
+    def get_db_prep_save(self, value: Any, connection: BaseDatabaseWrapper) -> Any:
+        """Returns the parameter of a statement that writes this key, or a foreign key to it.
+
+        IDs that were issued before the cluster tell no shard, and are not looked at.
+
+        Raises:
+            WrongShard: a shard would get an ID of another; nothing was written.
+            BadArgument: an ID of no shard of the cluster.
+        """
+        found = super().get_db_prep_save(value, connection)
+        shard: int | None = getattr(connection, "shard", None)
+        if self.primary_key and shard is not None and isinstance(found, int):
+            cluster = get_cluster()
+            is_old = cluster.old_ids is not None and cluster.old_ids.has(found)
+            if not is_old and (its := cluster.shard_of(found)) != shard:
+                raise WrongShard(
+                    f"{self.model._meta.label} {found} is of shard {its}: it can't be written or referred to"
+                    f" in shard {shard}",
+                    hint="Write it in its own shard: in_shard(id=…). A new object gets its ID when saved.",
+                )
+        return found

@@ -1,0 +1,124 @@
+"""A cluster for the tests of a Django project, made for the run and dropped after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from threading import Event
+from typing import Any, Final
+
+from django.test.runner import DiscoverRunner
+from django.test.utils import override_settings
+
+from shardids.catalog.rows import Catalog
+from shardids.catalog.urls import parse_url
+from shardids.django.aliases import alias_for, configuration, forget_cluster
+from shardids.django.migrating.history import History
+from shardids.django.migrating.run import ShardMigrations
+from shardids.errors import BadArgument, StatementFailed
+from shardids.ids.layout import Layout
+from shardids.migrate.runner import Observer, RunSettings
+from shardids.testing.clusters import Wishes, catalog_for_tests
+
+_DEFAULTS: Final = {"LAYOUT": "default", "SHARDS": 4, "NODES": 2, "SERVER": None}
+
+
+class _Run:
+    catalog: str | None = None
+
+
+def require_for_tests(alias: str) -> None:
+    """Refuses a shard unless :func:`shards_for_tests` made the cluster in use. Raises BadArgument."""
+    if _Run.catalog is None or configuration()["CATALOG"] != _Run.catalog:
+        raise BadArgument(
+            f"{alias} is a shard of the application's cluster, and not for tests",
+            hint='TEST_RUNNER = "shardids.django.testing.ShardTestRunner", or shards_for_tests()',
+        )
+
+
+@contextmanager
+def shards_for_tests() -> Iterator[list[str]]:
+    """Makes a cluster that has the tables of all sharded models, and uses it instead of the application's.
+
+    ``SHARDIDS["TEST"]`` says how: ``SHARDS`` (4), ``NODES`` (2), ``LAYOUT``, and ``SERVER``, the URL of a
+    server whose role may create databases; by default the server of ``CATALOG``. The databases are named
+    ``shardids_tests_…``, and are dropped at the end of the block. Yields the shards' aliases.
+
+    Raises:
+        BadArgument: ``TEST`` has another key or a size that is no number; a migration can't be turned into
+            SQL for shards.
+        ConnectionFailed, MissingPrivilege: as they say.
+    """
+    found = configuration()
+    asked = {**_DEFAULTS, **found.get("TEST", {})}
+    if unknown := sorted(set(asked) - set(_DEFAULTS)):
+        raise BadArgument(
+            f'SHARDIDS["TEST"] has no key {", ".join(unknown)}: it takes {", ".join(_DEFAULTS)}'
+        )
+    wishes = Wishes(
+        layout=Layout.parse(asked["LAYOUT"]),
+        shards=_size(asked, "SHARDS"),
+        nodes=_size(asked, "NODES"),
+        catalog=None,
+        server=parse_url(asked["SERVER"] or found["CATALOG"]),
+    )
+    # A test holds a connection for each shard, in the transaction that is rolled back after it.
+    pool = {**found.get("POOL", {}), "max_size": wishes.shards + 10}
+    with ExitStack() as stack:
+        url = stack.enter_context(catalog_for_tests(wishes))
+        _migrate(url)
+        forget_cluster()
+        used = {**found, "CATALOG": url, "POOL": pool}
+        stack.enter_context(override_settings(SHARDIDS=used))
+        _Run.catalog = url
+        try:
+            yield [alias_for(shard) for shard in range(wishes.shards)]
+        finally:
+            _Run.catalog = None
+            forget_cluster()
+
+
+def _size(asked: Mapping[str, Any], key: str) -> int:
+    try:
+        return int(asked[key])
+    except (TypeError, ValueError) as error:
+        raise BadArgument(f'SHARDIDS["TEST"]["{key}"] is {asked[key]!r}: it takes a number') from error
+
+
+def _migrate(url: str) -> None:
+    catalog = Catalog(url)
+    try:
+        with ShardMigrations(catalog, History()) as migrations:
+            prepared = migrations.prepare()
+            report = migrations.run(prepared, RunSettings(), Observer(), Event())
+    finally:
+        catalog.close()
+    for outcome in report.of("failed"):
+        raise StatementFailed(f"shard {outcome.shard} of the tests' cluster: {outcome.error}")
+
+
+class ShardTestRunner(DiscoverRunner):
+    """Django's test runner, with a cluster for the tests; for the setting ``TEST_RUNNER``.
+
+    Tests name the aliases that they use, as with several databases:
+    ``databases = {"default", "shard_0000"}``, or ``"__all__"``.
+    """
+
+    def setup_databases(self, **options: Any) -> Any:
+        """Makes the cluster, and then the databases of ``DATABASES``."""
+        if self.parallel > 1:
+            raise BadArgument("shards for tests are made once: --parallel is not there yet")
+        if self.keepdb:
+            raise BadArgument("shards for tests are made anew for each run: --keepdb is not there yet")
+        self._shards = ExitStack()
+        self._shards.enter_context(shards_for_tests())
+        try:
+            return super().setup_databases(**options)
+        except BaseException:
+            self._shards.close()
+            raise
+
+    def teardown_databases(self, old_config: Any, **options: Any) -> None:
+        """Drops both."""
+        with self._shards:
+            super().teardown_databases(old_config, **options)

@@ -1,0 +1,1 @@
+"""An application whose tables have been changed in every way that Django's migrations know."""
