@@ -1,0 +1,167 @@
+"""What a value that is unique over all shards costs, beside one that is so in its shard; and a look-up."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+from uuid import uuid4
+
+from sqlalchemy import select
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from benchmarks.report import Section, Timed, figure, interleaved, seconds
+from shardids import Cluster, lookup_key, lookups, primary_key, sharding_key
+from shardids.catalog.rows import Catalog
+from shardids.dev import devcluster
+from shardids.dev.embedded import temporary_servers
+
+SHARDS: Final = 64
+CLIENTS: Final = (1, 8)
+ROWS: Final = 50
+TOGETHER: Final = 1_000
+LEAST: Final = 0.45
+"""How much of the throughput without a look-up is to be left at 8 clients."""
+
+
+class _Base(DeclarativeBase):
+    pass
+
+
+class _Alone(_Base):
+    __tablename__ = "alone"
+
+    id: Mapped[int] = primary_key()
+    name: Mapped[str] = sharding_key()
+    email: Mapped[str] = mapped_column(unique=True)
+
+
+class _Claimed(_Base):
+    __tablename__ = "claimed"
+
+    id: Mapped[int] = primary_key()
+    name: Mapped[str] = sharding_key()
+    email: Mapped[str] = lookup_key(unique=True)
+
+
+_cluster: Cluster
+
+
+def run(rounds: int) -> Section:
+    """Measures processes that each insert one row and commit, and one that finds rows."""
+    with _clients() as (cluster, pools):
+        cases: dict[str, Timed] = {}
+        for clients, pool in pools.items():
+            for label, model in (("unique within the shard", _Alone), ("look-up key", _Claimed)):
+                cases[f"{label}, {clients} client{'s' * (clients > 1)}"] = _inserting(pool, clients, model)
+        cases[f"unique within the shard, {TOGETHER:,} rows a flush"] = _flushing(cluster, _Alone)
+        cases[f"look-up key, {TOGETHER:,} rows a flush"] = _flushing(cluster, _Claimed)
+        m = interleaved(cases, rounds=rounds, unit="ms a row")
+        email = _add(cluster, _Claimed, _name())
+        found = interleaved(
+            {
+                "find a shard: session(lookup=…)": _finding(
+                    lambda: cluster.session(lookup=_Claimed.email == email)
+                ),
+                f"find a row by its look-up key, {SHARDS} shards": _finding(
+                    lambda: _select(cluster, _Claimed, email)
+                ),
+                f"find a row by asking {SHARDS} shards": _finding(lambda: _select(cluster, _Alone, email)),
+            },
+            rounds=rounds,
+            unit="ms",
+        )
+        with cluster.connection(0) as connection:
+            version = str(connection.exec_driver_sql("show server_version").scalar()).split()[0]
+    alone, claimed, alone8, claimed8, alone_many, claimed_many = (one.median for one in m.values())
+    return Section(
+        title="A value that is unique over all shards",
+        conditions=f"PostgreSQL {version}, two servers of this machine, {SHARDS} shards, fsync on; each row"
+        f" in another shard with its COMMIT, by processes with cluster.session(key=…); {rounds} rounds.",
+        measures=(*m.values(), *found.values()),
+        ratios=(
+            figure("rows a second with a look-up key, of those without, 1 client", alone / claimed),
+            figure("the same, 8 clients", alone8 / claimed8, at_least=LEAST),
+            figure(f"the same, {TOGETHER:,} rows a flush", alone_many / claimed_many),
+            figure("ms to find a shard", next(iter(found.values())).median, at_most=1.0),
+        ),
+    )
+
+
+@contextmanager
+def _clients() -> Iterator[tuple[Cluster, dict[int, ProcessPoolExecutor]]]:
+    settings = {"fsync": "on", "synchronous_commit": "on", "max_locks_per_transaction": "512"}
+    with ExitStack() as stack:
+        servers = stack.enter_context(temporary_servers(2, settings=settings))
+        url = devcluster.found(servers, SHARDS)
+        cluster = stack.enter_context(Cluster.connect(url, listen=False))
+        for shard in range(SHARDS):
+            with cluster.shard_engine(shard).begin() as connection:
+                _Base.metadata.create_all(connection)
+        catalog = Catalog(url)
+        stack.callback(catalog.close)
+        lookups.create(catalog, "claimed.email")
+        lookups.backfill(catalog, "claimed.email")
+        cluster.refresh()
+        context = multiprocessing.get_context("spawn")
+        pools = {
+            clients: stack.enter_context(
+                ProcessPoolExecutor(clients, mp_context=context, initializer=_connect, initargs=(str(url),))
+            )
+            for clients in CLIENTS
+        }
+        yield cluster, pools
+
+
+def _connect(url: str) -> None:
+    global _cluster  # noqa: PLW0603 -- a process has one
+    _cluster = Cluster.connect(url, listen=False)
+
+
+def _inserting(pool: ProcessPoolExecutor, clients: int, model: type[Any]) -> Timed:
+    def insert() -> None:
+        for done in [pool.submit(_insert, model) for _ in range(clients)]:
+            done.result()
+
+    return lambda: seconds(insert) / (clients * ROWS) * 1000
+
+
+def _insert(model: type[Any]) -> None:
+    for _ in range(ROWS):
+        _add(_cluster, model, _name())
+
+
+def _add(cluster: Cluster, model: type[Any], name: str) -> str:
+    with cluster.session(key=name) as session:
+        session.add(model(name=name, email=f"{name}@example.com"))
+        session.commit()
+    return f"{name}@example.com"
+
+
+def _flushing(cluster: Cluster, model: type[Any]) -> Timed:
+    def flush() -> None:
+        with cluster.sharded_session() as session:
+            names = [_name() for _ in range(TOGETHER)]
+            session.add_all(model(name=name, email=f"{name}@example.com") for name in names)
+            session.commit()
+
+    return lambda: seconds(flush) / TOGETHER * 1000
+
+
+def _finding(find: Callable[[], object]) -> Timed:
+    def find_all() -> None:
+        for _ in range(ROWS):
+            find()
+
+    return lambda: seconds(find_all) / ROWS * 1000
+
+
+def _select(cluster: Cluster, model: type[Any], email: str) -> None:
+    with cluster.sharded_session() as session:
+        session.scalars(select(model).where(model.email == email)).all()
+
+
+def _name() -> str:
+    return uuid4().hex

@@ -1,0 +1,164 @@
+"""The statements by which values of look-up keys are claimed, found and taken over, for one shard each.
+
+Their order in a session is what makes values unique: ``docs/decisions/0035-unique-over-shards.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import lru_cache
+from typing import Final
+from uuid import UUID
+
+from psycopg import sql
+
+SQL_TYPES: Final = {"int": "bigint", "str": "text", "bytes": "bytea", "UUID": "uuid", "date": "date"}
+"""The type by which values are sent, by the name of their kind in Python."""
+
+# A claim must be on disk before the row is, whatever the server's default is.
+_DURABLE: Final = sql.SQL(
+    "case when pg_catalog.current_setting('synchronous_commit') in ('off', 'local')"
+    " then pg_catalog.set_config('synchronous_commit', 'on', true) end"
+)
+
+
+@lru_cache(10_000)
+def claim(schema: str, claims: str, type_: str) -> str:
+    """Claims values for shards, and returns those that no other shard has.
+
+    Parameters: the values, their shards.
+    """
+    return _text(_claim(schema, claims, type_))
+
+
+def claim_in(schemas: Collection[str], claims: str, type_: str) -> str:
+    """:func:`claim` in several shards of a node, in one transaction. Parameters: those of each in turn."""
+    if len(schemas) == 1:
+        return claim(next(iter(schemas)), claims, type_)
+    parts = [
+        sql.SQL("c{} as ({})").format(sql.Literal(n), _claim(s, claims, type_)) for n, s in enumerate(schemas)
+    ]
+    found = [sql.SQL("select value from c{}").format(sql.Literal(n)) for n in range(len(schemas))]
+    return _text(sql.SQL("with {} {}").format(sql.SQL(", ").join(parts), sql.SQL(" union all ").join(found)))
+
+
+def _claim(schema: str, claims: str, type_: str) -> sql.Composed:
+    # In one order, so that two who claim the same values don't wait for each other.
+    return sql.SQL(
+        "insert into {claims} as c (value, shard)"
+        " select g.value, g.shard"
+        " from unnest(%s::{type}[], %s::integer[]) g (value, shard) order by 1"
+        " on conflict (value) do update set stamp = default where c.shard = excluded.shard"
+        " returning value, {durable}"
+    ).format(claims=_named(schema, claims), type=sql.SQL(type_), durable=_DURABLE)
+
+
+def find_in(schemas: Collection[str], claims: str, type_: str) -> str:
+    """Returns values with the shards that they are claimed for, and the claims' stamps.
+
+    Parameters: the values of each schema in turn.
+    """
+    one = sql.SQL("select value, shard, stamp from {} where value = any (%s::{}[])")
+    return _text(
+        sql.SQL(" union all ").join(one.format(_named(schema, claims), sql.SQL(type_)) for schema in schemas)
+    )
+
+
+def take(schema: str, claims: str, type_: str) -> str:
+    """Takes claims from shards that have no row, if nobody has claimed since they were read.
+
+    Parameters: the values, the stamps that were read, the shards that they are for.
+    """
+    return _text(
+        sql.SQL(
+            "update {claims} c set shard = g.shard, stamp = default"
+            " from unnest(%s::{type}[], %s::uuid[], %s::integer[]) g (value, stamp, shard)"
+            " where c.value = g.value and c.stamp = g.stamp returning c.value, {durable}"
+        ).format(claims=_named(schema, claims), type=sql.SQL(type_), durable=_DURABLE)
+    )
+
+
+def give_up(schema: str, claims: str, type_: str) -> str:
+    """Deletes claims of shards that have no row, if nobody has claimed since they were read.
+
+    Parameters: the values, the stamps that were read.
+    """
+    return _text(
+        sql.SQL(
+            "delete from {claims} c using unnest(%s::{type}[], %s::uuid[]) g (value, stamp)"
+            " where c.value = g.value and c.stamp = g.stamp returning c.value"
+        ).format(claims=_named(schema, claims), type=sql.SQL(type_))
+    )
+
+
+def wait_for_writers(schema: str, table: str, column: str, *, lock_ms: int) -> str:
+    """Waits, in a transaction, until everybody who has written to a table has committed or not.
+
+    The UPDATE changes nothing: the write barrier of a shard that has moved refuses it.
+    """
+    there = _named(schema, table)
+    return _text(
+        sql.SQL(
+            "begin isolation level read committed; set local row_security = off;"
+            " set local lock_timeout = {lock_ms};"
+            " lock table {there} in share mode; update {there} set {column} = {column} where false"
+        ).format(lock_ms=sql.Literal(f"{lock_ms}ms"), there=there, column=_named(column))
+    )
+
+
+def in_the_way(schema: str, table: str) -> str:
+    """Returns the process IDs of those whom :func:`wait_for_writers` waits for; NULL: prepared ones."""
+    return _text(
+        sql.SQL(
+            "select distinct pid from pg_catalog.pg_locks where granted"
+            " and mode not in ('AccessShareLock', 'RowShareLock', 'ShareLock')"
+            " and relation = pg_catalog.to_regclass({there}) and database = (select oid from"
+            " pg_catalog.pg_database where datname = pg_catalog.current_database()) order by 1"
+        ).format(there=sql.Literal(_named(schema, table).as_string()))
+    )
+
+
+def rows_in(schema: str, table: str, column: str, type_: str) -> str:
+    """Returns those of the values that rows have. Parameters: the values."""
+    return _text(
+        sql.SQL("select {column} from {there} where {column} = any (%s::{type}[])").format(
+            column=_named(column), there=_named(schema, table), type=sql.SQL(type_)
+        )
+    )
+
+
+def page_of_rows(schema: str, table: str, column: str, type_: str, *, after: bool) -> str:
+    """Returns the next values of a table's column. Parameters: the value ``after`` which, how many."""
+    return _text(
+        sql.SQL("select {column} from {there} {after} order by {column} limit %s").format(
+            column=_named(column), there=_named(schema, table), after=_after(column, type_, after=after)
+        )
+    )
+
+
+def page_of_claims(schema: str, claims: str, type_: str, *, after: bool) -> str:
+    """Returns the next claims: value, shard, stamp. Parameters: the value ``after`` which, how many."""
+    return _text(
+        sql.SQL("select value, shard, stamp from {there} {after} order by value limit %s").format(
+            there=_named(schema, claims), after=_after("value", type_, after=after)
+        )
+    )
+
+
+def _after(column: str, type_: str, *, after: bool) -> sql.Composable:
+    if not after:
+        return sql.SQL("")
+    return sql.SQL("where {} > %s::{}").format(_named(column), sql.SQL(type_))
+
+
+Stamped = tuple[int, UUID]
+"""The shard that a value is claimed for, and the claim's stamp."""
+
+
+def _named(*names: str) -> sql.Identifier:
+    # Of a statement with parameters, where a % in a name would begin one.
+    return sql.Identifier(*(name.replace("%", "%%") for name in names))
+
+
+def _text(composed: sql.Composable) -> str:
+    return composed.as_string()

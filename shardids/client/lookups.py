@@ -1,0 +1,334 @@
+"""Claims the values of look-up keys before their rows are committed, and finds rows by them.
+
+A session writes its rows, claims their values here, over connections of its own, and then commits. Why no two
+rows with one value can both be committed: ``docs/decisions/0035-unique-over-shards.md``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.util import await_only
+from sqlalchemy.util.concurrency import in_greenlet
+
+from shardids.catalog import claims
+from shardids.catalog.claims import SQL_TYPES, Stamped
+from shardids.catalog.lookups import Value, shard_of_claim
+from shardids.catalog.topology import Node, RegisteredLookup
+from shardids.client.listener import FollowedPlacement
+from shardids.client.retries import PATIENCE_S, Attempts
+from shardids.client.routing.claiming import shown, taken
+from shardids.errors import (
+    BadArgument,
+    ClusterConflict,
+    LookupBusy,
+    ShardidsError,
+    StatementFailed,
+)
+from shardids.models.lookups import Lookup
+
+T = TypeVar("T")
+
+_LOCK_MS: Final = 100
+"""How long writers of a table may queue behind one attempt to wait for those before them."""
+_LOCKS: Final = 20
+"""How many attempts to make; between two of them the server pauses as long."""
+_ROUNDS: Final = 50
+"""How often to begin again with a value that others claim, take over and give up at the same time."""
+_FRESH_S: Final = 1.0
+"""How long to wait for the placement, to be sure that the node that was asked is a shard's."""
+_LOCK_NOT_AVAILABLE: Final = "55P03"
+_TRANSIENT: Final = ("40001", "40P01")
+"""What a statement fails with because of others, and not a second time."""
+
+
+class Claims:
+    """The claims of a cluster; safe between threads. ``engine_of`` gives a node's engine, in autocommit mode.
+
+    Its connections are others than those of sessions, so that nobody waits for one while holding one.
+
+    Attributes:
+        asks_in_threads: whether questions come from an event loop: nodes are then asked in threads.
+    """
+
+    def __init__(
+        self,
+        followed: FollowedPlacement,
+        engine_of: Callable[[Node], Engine],
+        *,
+        shard_count: int,
+        schema_of: Callable[[int], str],
+    ) -> None:
+        self._followed = followed
+        self._engine_of = engine_of
+        self._shard_count = shard_count
+        self._schema_of = schema_of
+        self.asks_in_threads = False
+
+    def claim(self, lookup: Lookup, rows: Mapping[Value, int]) -> None:
+        """Claims values for the shards of rows that the caller has written, and not yet committed.
+
+        Raises:
+            IntegrityError: another shard has a row with one of the values.
+            LookupBusy: whether another shard will have one is not decided yet.
+            ClusterConflict: the look-up was not created.
+        """
+        for value in self._asked(lookup, lambda: list(self._claim(lookup, rows))):
+            raise taken(lookup, value)
+
+    def claim_committed(self, lookup: Lookup, shard: int, values: Sequence[Value]) -> list[Value]:
+        """Claims the values of committed rows of a shard; returns those that a row of another shard has, too.
+
+        Raises:
+            LookupBusy, ClusterConflict: as :meth:`claim` does.
+        """
+        taken = list(self._claim(lookup, dict.fromkeys(values, shard)))
+        return [value for value in taken if value in self._with_rows(lookup, shard, taken)] if taken else []
+
+    def shards_of(self, lookup: Lookup, values: Iterable[Value]) -> Mapping[Value, int] | None:
+        """Returns the shards whose rows can have the values; ``None`` if they are not known.
+
+        They are not known before all rows that were there have been claimed.
+        """
+        registered = self._registered(lookup)
+        if not registered.is_ready:
+            return None
+        wanted = list(values)
+        return self._asked(
+            lookup, lambda: {v: shard for v, (shard, _) in self._find(lookup, registered, wanted).items()}
+        )
+
+    def give_up(self, lookup: Lookup, found: Mapping[Value, Stamped]) -> list[Value]:
+        """Deletes claims for rows that are not there and won't be, as they were read; returns their values.
+
+        Raises:
+            LookupBusy: whether a row will be there is not decided yet.
+        """
+        by_shard: dict[int, list[Value]] = defaultdict(list)
+        for value, (shard, _) in found.items():
+            by_shard[shard].append(value)
+        rows = {v for shard, values in by_shard.items() for v in self._with_rows(lookup, shard, values)}
+        registered, type_ = self._registered(lookup), SQL_TYPES[lookup.kind.__name__]
+        given_up: list[Value] = []
+        for shard, values in self._by_claims(found.keys() - rows).items():
+            statement = claims.give_up(self._schema_of(shard), registered.claims, type_)
+            gone = self.ask(shard, statement, values, [found[value][1] for value in values])
+            given_up += [row[0] for row in gone]
+        return given_up
+
+    def ask(self, shard: int, statement: str, *given: Any) -> list[Any]:
+        """Runs a statement in a transaction of its own on the owner of a shard, and returns its rows."""
+        found: list[Any] = []
+        self._at_owners([shard], lambda node, _: found.extend(self._run(node, statement, given)))
+        return found
+
+    def refresh(self, lookup: Lookup) -> bool:
+        """Reads again whether rows can be looked up; returns whether it could."""
+        return self._asked(lookup, self._followed.try_refresh)
+
+    def claims_are_elsewhere(self, lookup: Lookup, value: Value) -> bool:
+        """Reads the placement again; returns whether the claim of a value is on another node now."""
+        return self._asked(lookup, lambda: self.is_elsewhere(self._by_claims([value])))
+
+    def find(self, lookup: Lookup, values: Sequence[Value]) -> dict[Value, Stamped]:
+        """Returns the claims of values, whether the look-up is ready or not."""
+        return self._find(lookup, self._registered(lookup), values)
+
+    def _asked(self, lookup: Lookup, ask: Callable[[], T]) -> T:
+        if not self.asks_in_threads:
+            return ask()
+        if in_greenlet():
+            return await_only(asyncio.to_thread(ask))
+        raise BadArgument(
+            f"the shard of a value of {lookup} is asked for, which has to be awaited",
+            hint="await cluster.run(…, lookup=…), or a statement of sharded_session(), does.",
+        )
+
+    def _registered(self, lookup: Lookup) -> RegisteredLookup:
+        name = (lookup.table, lookup.column)
+        found = self._followed.current.lookups.get(name)
+        if found is None and self._followed.try_refresh():
+            found = self._followed.current.lookups.get(name)
+        if found is None:
+            raise ClusterConflict(
+                f"{lookup} is a look-up key in the model, and the cluster has no such look-up",
+                hint=f"To create it: shardids lookup create {lookup}",
+            )
+        return found
+
+    def _claim(self, lookup: Lookup, rows: Mapping[Value, int]) -> Iterator[Value]:
+        """Claims values; yields those that rows of other shards have."""
+        registered, type_ = self._registered(lookup), SQL_TYPES[lookup.kind.__name__]
+        by_shard = self._by_claims(rows)
+        held: set[Value] = set()
+
+        def claim(node: Node, shards: Sequence[int]) -> None:
+            statement = claims.claim_in([self._schema_of(one) for one in shards], registered.claims, type_)
+            given = [part for one in shards for part in (by_shard[one], [rows[v] for v in by_shard[one]])]
+            held.update(row[0] for row in self._run(node, statement, given))
+
+        self._at_owners(by_shard, claim)
+        _require_same(lookup, rows, held)
+        for value in rows.keys() - held:
+            if not self._settle(lookup, registered, value, rows[value]):
+                yield value
+
+    def _settle(self, lookup: Lookup, registered: RegisteredLookup, value: Value, shard: int) -> bool:
+        """Claims a value that another shard had claimed: for a row that is there, or never came, or went.
+
+        Returns whether it could: whether there is no such row.
+        """
+        type_ = SQL_TYPES[lookup.kind.__name__]
+        mine = shard_of_claim(value, self._shard_count)
+        schema = self._schema_of(mine)
+        for _ in range(_ROUNDS):
+            # Read before the row is looked for: whoever claims after this gives it another stamp.
+            found = self._find(lookup, registered, [value]).get(value)
+            if found is None or found[0] == shard:
+                held = self.ask(mine, claims.claim(schema, registered.claims, type_), [value], [shard])
+                _require_same(lookup, [value], [row[0] for row in held])
+                if held:
+                    return True
+            elif self._with_rows(lookup, found[0], [value]):
+                return False
+            elif self.ask(mine, claims.take(schema, registered.claims, type_), [value], [found[1]], [shard]):
+                return True
+        raise LookupBusy(
+            f"{lookup}: others claim {shown(value)} and give it up again, {_ROUNDS} times",
+            hint="Run the transaction again.",
+        )
+
+    def _find(
+        self, lookup: Lookup, registered: RegisteredLookup, values: Sequence[Value]
+    ) -> dict[Value, Stamped]:
+        by_shard = self._by_claims(values)
+        found: dict[Value, Stamped] = {}
+
+        def ask(node: Node, shards: Sequence[int]) -> None:
+            schemas = [self._schema_of(shard) for shard in shards]
+            statement = claims.find_in(schemas, registered.claims, SQL_TYPES[lookup.kind.__name__])
+            given = [by_shard[shard] for shard in shards]
+            found.update((row[0], (row[1], row[2])) for row in self._run(node, statement, given))
+
+        self._at_owners(by_shard, ask)
+        return found
+
+    def _with_rows(self, lookup: Lookup, shard: int, values: Sequence[Value]) -> set[Value]:
+        """Returns the values that rows of a shard have, when all who had written to the table have ended."""
+        type_ = SQL_TYPES[lookup.kind.__name__]
+        statement = claims.rows_in(self._schema_of(shard), lookup.table, lookup.column, type_)
+        there = {row[0] for row in self.ask(shard, statement, list(values))}
+        # Where the shard was before it moved, a row can be that is not any more.
+        if there and self.is_elsewhere([shard]):
+            there = {row[0] for row in self.ask(shard, statement, list(values))}
+        rest = [value for value in values if value not in there]
+        return there | set(self.after_writers(lookup, shard, statement, rest)) if rest else there
+
+    def is_elsewhere(self, shards: Collection[int]) -> bool:
+        """Reads the placement again; returns whether one of the shards has another node than was known."""
+        known = self._followed.current.node_of
+        self._followed.try_refresh(_FRESH_S)
+        return any(known.get(one) != self._followed.current.node_of.get(one) for one in shards)
+
+    def after_writers(
+        self, lookup: Lookup, shard: int, statement: str = "select 1", *given: Sequence[Value]
+    ) -> list[Any]:
+        """Returns what a statement finds first when all who had written to the table in a shard have ended.
+
+        Raises:
+            LookupBusy: they have not, in 4 s.
+        """
+        schema, found = self._schema_of(shard), list[Any]()
+        wait = claims.wait_for_writers(schema, lookup.table, lookup.column, lock_ms=_LOCK_MS)
+
+        def look(node: Node, _: object) -> None:
+            found.extend(row[0] for row in self._run(node, statement, given, before=wait))
+
+        for _ in range(_LOCKS):
+            try:
+                self._at_owners([shard], look)
+            except (DBAPIError, StatementFailed) as error:
+                if _state(error) != _LOCK_NOT_AVAILABLE:
+                    raise
+                self.ask(shard, f"select pg_catalog.pg_sleep({_LOCK_MS / 1000})")
+            else:
+                return found
+        claimed = f"shard {shard} has claimed {shown(given[0][0])}" if given else f"shard {shard}"
+        pids = [row[0] for row in self.ask(shard, claims.in_the_way(schema, lookup.table))]
+        raise LookupBusy(
+            f"{lookup}: {claimed}, and transactions that have written to {lookup.table} there, or vacuum or"
+            f" alter it, have not ended for {2 * _LOCK_MS * _LOCKS / 1000:g} s (process IDs there:"
+            f" {', '.join('prepared' if pid is None else str(pid) for pid in pids) or 'none any more'})",
+            hint="Run it again when they have. If it is this transaction itself: a value leaves its shard in"
+            " one, and is written in another shard in the next.",
+        )
+
+    def _by_claims(self, values: Iterable[Value]) -> dict[int, list[Value]]:
+        by_shard: dict[int, list[Value]] = defaultdict(list)
+        for value in values:
+            by_shard[shard_of_claim(value, self._shard_count)].append(value)
+        return dict(sorted(by_shard.items()))
+
+    def _at_owners(self, shards: Iterable[int], ask: Callable[[Node, Sequence[int]], object]) -> None:
+        """Asks each node about those of the shards that it has; of one that has moved, the next owner."""
+        todo = list(shards)
+        tried: dict[int, Attempts] = {}
+        while todo:
+            attempts = tried.setdefault(todo[0], Attempts(self._followed, todo[0], PATIENCE_S))
+            node = attempts.next_node()
+            placement = self._followed.current
+            there = [shard for shard in todo if placement.node_of.get(shard) == node.name]
+            try:
+                ask(node, there or todo[:1])
+            except (ShardidsError, DBAPIError) as error:
+                attempts.wait(attempts.pause_after(error))
+            else:
+                todo = [shard for shard in todo if shard not in (there or todo[:1])]
+
+    def _run(
+        self, node: Node, statement: str, given: Sequence[Any] = (), *, before: str = ""
+    ) -> Sequence[Any]:
+        """Runs a statement in a transaction of its own; one that others made impossible, again."""
+        left = _ROUNDS
+        while True:
+            try:
+                with self._engine_of(node).connect() as connection, _after(connection, before):
+                    return connection.exec_driver_sql(statement, tuple(given)).all()
+            except (DBAPIError, StatementFailed) as error:
+                left -= 1
+                if not left or _state(error) not in _TRANSIENT:
+                    raise
+
+
+def _require_same(lookup: Lookup, wanted: Collection[Value], held: Iterable[Value]) -> None:
+    """Refuses what the column makes another value of, as ``varchar(n)`` does of text that ends in spaces."""
+    for value in held:
+        if value not in wanted:
+            raise BadArgument(
+                f"{lookup} stores {shown(repr(value))} for a value that is not equal to it",
+                hint="Give the value as the column stores it, without spaces at its end.",
+            )
+
+
+def _state(error: DBAPIError | StatementFailed) -> str | None:
+    return error.sqlstate if isinstance(error, StatementFailed) else getattr(error.orig, "sqlstate", None)
+
+
+@contextmanager
+def _after(connection: Connection, before: str) -> Iterator[None]:
+    """Runs what begins a transaction, and ends it after the block. The connection is in autocommit mode."""
+    if not before:
+        yield
+        return
+    try:
+        connection.exec_driver_sql(before)
+        yield
+    finally:
+        if not connection.invalidated:
+            connection.exec_driver_sql("rollback")

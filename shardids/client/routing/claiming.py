@@ -1,0 +1,295 @@
+"""Which values of look-up keys a session writes, and when it claims them: after the rows, before COMMIT."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import psycopg
+from sqlalchemy import AliasedReturnsRows, BindParameter, Connection, Insert, Update, inspect, text
+from sqlalchemy.dialects.postgresql.dml import OnConflictDoUpdate
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import InstanceState, Mapper, PassiveFlag, Session
+from sqlalchemy.orm.attributes import get_history
+from sqlalchemy.sql import visitors
+from sqlalchemy.util import LRUCache
+
+from shardids.client.routing.inserts import rows_in_values
+from shardids.client.routing.models import Claimant, Claimed
+from shardids.client.routing.stored import claimed_value
+from shardids.errors import BadArgument
+from shardids.models.lookups import Lookup, lookups_are_defined, lookups_of, lookups_of_mapper
+
+
+class Flushed:
+    """The claims as criteria of a session's statements see them: with those of what it has yet to flush."""
+
+    def __init__(self, session: Claiming) -> None:
+        self._session = session
+
+    def claim(self, lookup: Lookup, rows: Claimed) -> None:
+        """See :class:`Claimant`."""
+        self._session.claims.claim(lookup, rows)
+
+    def shards_of(self, lookup: Lookup, values: Iterable[Any]) -> Claimed | None:
+        """See :class:`Claimant`."""
+        self._session._autoflush()
+        return self._session.claims.shards_of(lookup, values)
+
+
+class Claiming(Session):
+    """A session that claims the values of look-up keys that it writes."""
+
+    claims: Claimant
+    _sent_to: int | None = None
+
+    def connection_to(self, shard: int) -> Connection:
+        """Returns the session's connection to the node that holds a shard."""
+        raise NotImplementedError
+
+    def _shard_written(self) -> int | None:
+        """Returns the shard that this statement was sent to; ``None`` if its rows are claimed already."""
+        return self._sent_to
+
+    def _execute_internal(self, statement: Any, params: Any = None, **options: Any) -> Any:
+        if options.get("_parent_execute_state") is not None:
+            return super()._execute_internal(statement, params, **options)
+        refuse_inside(statement)
+        written = written_by(statement, params)
+        # Executing one statement can execute others: what an autoflush calls, relationships that load.
+        outer, self._sent_to = self._sent_to, None
+        try:
+            result = super()._execute_internal(statement, params, **options)
+            shard = self._shard_written()
+        finally:
+            self._sent_to = outer
+        if written and shard is not None:
+            with self._lost_if_it_fails():
+                self._claim((lookup, value, shard) for lookup, value in written)
+        return result
+
+    @contextmanager
+    def _lost_if_it_fails(self) -> Iterator[None]:
+        """Rolls back to the last savepoint, as a failed flush does: what was written can't be committed."""
+        transaction = self._autobegin_t()._begin()
+        try:
+            yield
+        except BaseException:
+            transaction.rollback(_capture_exception=True)
+            raise
+        transaction.commit()
+
+    def claim_flushed(self, shard_of: Callable[[InstanceState[Any]], int]) -> None:
+        """Claims what a flush has written. Raises as :meth:`Claimant.claim` does."""
+        self._claim(_flushed(self, shard_of))
+
+    def claim_rows(
+        self, mapper: Mapper[Any], rows: Iterable[Mapping[str, Any]], shard: int, *, are_new: bool
+    ) -> None:
+        """Claims what a bulk operation has written into a shard."""
+        for key, lookup in lookups_of_mapper(mapper).items():
+            with self._lost_if_it_fails():
+                self._claim((lookup, row.get(key, _UNKNOWN), shard) for row in rows if are_new or key in row)
+
+    def claim_objects(self, objects: Iterable[object], shard: int) -> None:
+        """Claims what a bulk operation has written of objects into a shard."""
+        states: list[InstanceState[Any]] = [
+            state for state in map(inspect, objects) if lookups_of_mapper(state.mapper)
+        ]
+        if states:
+            with self._lost_if_it_fails():
+                self._claim(
+                    (lookup, value, shard)
+                    for state in states
+                    for lookup, value in _written_of(state, is_new=state.key is None)
+                )
+
+    def _claim(self, written: Iterable[tuple[Lookup, Any, int]]) -> None:
+        wanted: dict[Lookup, dict[Any, int]] = {}
+        for lookup, given, shard in written:
+            value, rows = claimed_value(lookup, given), wanted.setdefault(lookup, {})
+            if rows.setdefault(value, shard) != shard:
+                raise taken(lookup, value)
+        for shard in {shard for rows in wanted.values() for shard in rows.values()}:
+            if self.connection_to(shard).connection.autocommit:
+                raise BadArgument(
+                    f"the rows of {next(iter(wanted)).table} are written in AUTOCOMMIT: each is committed",
+                    hint="Values of look-up keys are claimed between the write and COMMIT.",
+                )
+        for lookup in sorted(wanted, key=str):
+            self.claims.claim(lookup, wanted[lookup])
+
+
+_UNKNOWN: Final = text("DEFAULT")
+"""Stands for what a default makes, of which the session is not told."""
+
+
+def _flushed(
+    session: Session, shard_of: Callable[[InstanceState[Any]], int]
+) -> Iterator[tuple[Lookup, Any, int]]:
+    for is_new, objects in ((True, session.new), (False, session.dirty)):
+        for one in objects:
+            state: InstanceState[Any] = inspect(one)
+            if lookups_of_mapper(state.mapper):
+                for lookup, value in _written_of(state, is_new=is_new):
+                    yield lookup, value, shard_of(state)
+
+
+def _written_of(state: InstanceState[Any], *, is_new: bool) -> Iterator[tuple[Lookup, Any]]:
+    for key, lookup in lookups_of_mapper(state.mapper).items():
+        if is_new:
+            yield lookup, state.dict.get(key, _UNKNOWN)
+        else:
+            added = get_history(state.obj(), key, PassiveFlag.PASSIVE_NO_INITIALIZE).added
+            yield from ((lookup, value) for value in added or ())
+
+
+def refuse_inside(statement: Any) -> None:
+    """Refuses an INSERT or UPDATE of a look-up key within another statement: its values would not be claimed.
+
+    Raises:
+        BadArgument: a CTE or ``from_statement()`` has one.
+    """
+    if not lookups_are_defined():
+        return
+    generate = getattr(statement, "_generate_cache_key", None)
+    key = None if generate is None else generate()
+    if key is not None and key.key in _FREE_OF_WRITES:
+        return
+    for part in _within(statement):
+        if part is not statement and isinstance(part, Insert | Update) and lookups_of(part.table):
+            raise BadArgument(
+                f"{lookups_of(part.table)[0]} is a look-up key, and an INSERT or UPDATE within another"
+                " statement writes it",
+                hint="Execute it by itself: a session claims what insert() and update() write.",
+            )
+    if key is not None:
+        _FREE_OF_WRITES[key.key] = True
+
+
+def _within(statement: Any) -> Iterator[Any]:
+    """Yields all parts of a statement, also CTEs that only its columns name."""
+    todo, seen = [statement], set()
+    while todo:
+        for part in visitors.iterate(todo.pop()):
+            yield part
+            source = getattr(part, "table", None)
+            if isinstance(source, AliasedReturnsRows) and source not in seen:
+                seen.add(source)
+                todo.append(source)
+
+
+_FREE_OF_WRITES: Final[LRUCache[Any, bool]] = LRUCache(500)
+"""Statements within which nothing writes look-up keys."""
+
+
+def written_by(statement: Any, given: Any) -> list[tuple[Lookup, Any]]:
+    """Returns the values of look-up keys that an INSERT or UPDATE writes, as far as it writes any.
+
+    Raises:
+        BadArgument: only the database knows them.
+    """
+    if not isinstance(statement, Insert | Update):
+        return []
+    lookups = lookups_of(statement.table)
+    return list(_written(statement, given, lookups)) if lookups else []
+
+
+def _written(statement: Any, given: Any, lookups: Sequence[Lookup]) -> Iterator[tuple[Lookup, Any]]:
+    names = _names(statement, lookups)
+    # Dialects know the values of an INSERT or UPDATE by these names; there are no public ones.
+    set_ = {**(statement._values or {}), **dict(getattr(statement, "_ordered_values", None) or ())}
+    own = {str(getattr(column, "key", column)): value for column, value in set_.items()}
+    given_rows = [given] if isinstance(given, Mapping) else list(given or ())
+    rows = [{**own, **row} for row in (rows_in_values(statement) or given_rows or [{}])]
+    _refuse_select(statement, lookups)
+    for row in rows:
+        for lookup in lookups:
+            key = next((name for name in names[lookup] if name in row), None)
+            if key is not None:
+                yield lookup, _literal(row[key], row)
+            elif isinstance(statement, Insert):
+                raise BadArgument(
+                    f"no value is given to {lookup}, a look-up key, in an INSERT",
+                    hint="Give it in the statement: values are claimed, and a default is not known before.",
+                )
+        yield from _conflicting(statement, row, names)
+
+
+def _names(statement: Any, lookups: Sequence[Lookup]) -> dict[Lookup, tuple[str, ...]]:
+    """Returns what the rows of a statement can call each look-up key: the attribute or the column."""
+    entity = inspect(statement.entity_description.get("entity"), raiseerr=False)
+    mapper = getattr(entity, "mapper", None)
+    attributes = lookups_of_mapper(mapper) if isinstance(mapper, Mapper) else {}
+    return {
+        lookup: (*(key for key, there in attributes.items() if there == lookup), lookup.key, lookup.column)
+        for lookup in lookups
+    }
+
+
+def _refuse_select(statement: Any, lookups: Sequence[Lookup]) -> None:
+    if getattr(statement, "select", None) is not None:
+        raise BadArgument(
+            f"INSERT … SELECT into {statement.table.name}, where {lookups[0]} is a look-up key: only the"
+            " database knows its values",
+            hint="Select the rows first, and insert them with their values, which are claimed.",
+        )
+
+
+def _literal(value: Any, row: Mapping[str, Any]) -> Any:
+    """Returns the value of a literal or a parameter."""
+    if isinstance(value, BindParameter):
+        return row.get(value.key, value.effective_value)
+    return value
+
+
+def _conflicting(
+    statement: Any, row: Mapping[str, Any], names: Mapping[Lookup, Sequence[str]]
+) -> Iterator[tuple[Lookup, Any]]:
+    """Yields what ON CONFLICT DO UPDATE sets; ``excluded`` has the value of the row itself."""
+    clause = getattr(statement, "_post_values_clause", None)
+    if not isinstance(clause, OnConflictDoUpdate):
+        return
+    for column, value in dict(clause.update_values_to_set).items():
+        key = str(getattr(column, "key", column))
+        for lookup, known in names.items():
+            if key in known:
+                is_own = getattr(getattr(value, "table", None), "name", None) == "excluded"
+                if not (is_own and value.name == lookup.column):
+                    yield lookup, _literal(value, row)
+
+
+def refuse_many(statement: Any, given: Any) -> None:
+    """Refuses an UPDATE over several shards that sets a look-up key: rows in two would have one value.
+
+    Raises:
+        BadArgument: it does.
+    """
+    for lookup, _ in written_by(statement, given):
+        raise BadArgument(
+            f"an UPDATE over several shards sets {lookup}, whose values are unique over all of them",
+            hint="Say whose row it is, by its ID or its sharding key.",
+        )
+
+
+def taken(lookup: Lookup, value: object) -> IntegrityError:
+    """Returns the error for a value that a row of another shard has, as PostgreSQL words its own."""
+    return IntegrityError(
+        None,
+        None,
+        ValueTaken(
+            f'duplicate key value violates look-up "{lookup}"\n'
+            f"DETAIL:  Key ({lookup.column})=({shown(value)}) already exists in another shard."
+        ),
+    )
+
+
+def shown(value: object) -> str:
+    """Returns a value for a message, of bounded length."""
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+class ValueTaken(psycopg.errors.UniqueViolation):
+    """What the ``IntegrityError`` of a value that another row has wraps: ``orig``."""

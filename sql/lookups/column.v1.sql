@@ -1,0 +1,35 @@
+-- Purpose:    what shardids lookup asks of a column in every shard of a node: whether its values can be claimed.
+-- Settings:   shardids.table and shardids.column; shardids.claims, the name of the claims' table
+-- Locks:      none beyond those of reading the server's catalogs.
+-- Privileges: USAGE on schema shardids, SELECT on its tables.
+
+select s.id as shard, s.schema,
+       c.oid is not null as has_table,
+       format_type(a.atttypid, a.atttypmod) as type,
+       case
+         when t.oid in ('text'::regtype, 'varchar'::regtype) then 'text'
+         when t.oid in ('int2'::regtype, 'int4'::regtype, 'int8'::regtype) then 'bigint'
+         when t.oid in ('uuid'::regtype, 'bytea'::regtype, 'date'::regtype) then t.typname::text
+       end as kind,
+       coalesce(l.collisdeterministic, true) as is_deterministic,
+       coalesce(a.attnotnull, false) as is_not_null,
+       coalesce(a.attidentity <> '' or a.atthasdef, false) as is_filled,
+       exists (
+         select from pg_index i
+         where i.indrelid = c.oid and i.indisunique and i.indisvalid and i.indimmediate and i.indpred is null
+           and i.indnkeyatts = 1 and i.indkey[0] = a.attnum
+           and i.indcollation[0] = a.attcollation) as is_unique,
+       claims.oid is not null as has_claims,
+       coalesce((v.atttypid, v.atttypmod, v.attcollation) = (a.atttypid, a.atttypmod, a.attcollation), false) as claims_fit,
+       coalesce(c.relrowsecurity, false) as is_row_secured,
+       exists (select from pg_attribute g where g.attrelid = c.oid and g.attacl is not null and not g.attisdropped) as has_column_grants
+from shardids.shard s
+join pg_namespace n on n.nspname = s.schema
+left join pg_class c on c.relnamespace = n.oid and c.relname = current_setting('shardids.table') and c.relkind in ('r', 'p')
+left join pg_attribute a on a.attrelid = c.oid and a.attname = current_setting('shardids.column') and not a.attisdropped
+left join pg_type t on t.oid = a.atttypid
+left join pg_collation l on l.oid = a.attcollation
+left join pg_class claims on claims.relnamespace = n.oid and claims.relname = current_setting('shardids.claims')
+left join pg_attribute v on v.attrelid = claims.oid and v.attname = 'value' and not v.attisdropped
+where s.state <> 'moved'
+order by s.id;
