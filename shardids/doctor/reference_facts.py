@@ -1,0 +1,119 @@
+"""What nodes say of reference tables, and of how they follow the writer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+from uuid import UUID
+
+from sqlalchemy import Connection, Engine, text
+
+from shardids.catalog.locks import AdvisoryLock
+from shardids.catalog.nodes import Nodes
+from shardids.catalog.queries import read
+from shardids.catalog.references import References, references_in, slots_of
+
+_BETWEEN_S: Final = 0.5
+"""How long rows that differ have to become the same before they are a finding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceOnNode:
+    """A reference table on a node; the last two are of the node's subscription, ``None`` if it has none."""
+
+    name: str
+    rows: int | None
+    digest: object
+    definition: str | None
+    is_guarded: bool
+    is_enabled: bool | None
+    is_working: bool | None
+
+    @property
+    def contents(self) -> tuple[object, ...]:
+        """Returns what is the same on all nodes."""
+        return (self.rows, self.digest, self.definition)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """The slot of a node that follows, on the writer."""
+
+    name: str
+    is_lost: bool
+    lag_bytes: int | None
+    kept_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceFacts:
+    """Reference tables, in the catalog and on the nodes that answered.
+
+    Attributes:
+        known: what the catalog says.
+        is_changing: whether a process is changing it.
+        slots: by node; ``None`` where the writer has none.
+        readings: of each node, two readings of its tables, half a second apart if the first ones differed.
+    """
+
+    known: References = field(default_factory=lambda: References(writer=None, states={}))
+    is_changing: bool = False
+    slots: Mapping[str, Slot | None] = field(default_factory=dict)
+    readings: Mapping[str, Sequence[Sequence[ReferenceOnNode]]] = field(default_factory=dict)
+
+
+def read_references(connection: Connection) -> tuple[References, bool]:
+    """Returns what the catalog says, and whether a process is changing it."""
+    is_changing = connection.scalar(
+        text("""
+            select exists (
+              select from pg_locks l
+              where l.locktype = 'advisory' and l.granted
+                and l.classid = :lock and l.objid = 0 and l.objsubid = 2
+                and l.database = (select oid from pg_database where datname = current_database()))"""),
+        {"lock": AdvisoryLock.REFERENCES},
+    )
+    return references_in(connection), bool(is_changing)
+
+
+def ask_references(nodes: Nodes, known: References, cluster: UUID, *, is_changing: bool) -> ReferenceFacts:
+    """Asks all nodes; those that don't answer are left out, for other checks to find."""
+    if known.writer is None or known.writer not in nodes:
+        return ReferenceFacts(known=known, is_changing=is_changing)
+    names = [name for name, state in known.states.items() if state == "active"]
+    slots = {node: slot for slot, node in slots_of(cluster, nodes, known.writer).items()}
+
+    def ask(node: str, engine: Engine) -> Sequence[ReferenceOnNode]:
+        with engine.connect() as connection:
+            return read(
+                connection,
+                "doctor/references.v1",
+                ReferenceOnNode,
+                names=_array(names),
+                subscription=slots.get(node, ""),
+            )
+
+    def followers(_node: str, engine: Engine) -> Sequence[Slot]:
+        with engine.connect() as connection:
+            return read(connection, "doctor/followers.v1", Slot, names=_array(list(slots.values())))
+
+    first = nodes.each(ask).results
+    second = first
+    if len({tuple(one.contents for one in tables) for tables in first.values()}) > 1:
+        time.sleep(_BETWEEN_S)
+        second = nodes.each(ask, first).results
+    there = nodes.each(followers, [known.writer]).results.get(known.writer)
+    by_name = {slot.name: slot for slot in there or ()}
+    return ReferenceFacts(
+        known=known,
+        is_changing=is_changing,
+        slots={} if there is None else {node: by_name.get(slot) for node, slot in slots.items()},
+        readings={node: (first[node], second[node]) for node in first if node in second},
+    )
+
+
+def _array(names: Sequence[str]) -> str:
+    """Returns an array as PostgreSQL reads it; these names need no quotes."""
+    return f"{{{','.join(names)}}}"

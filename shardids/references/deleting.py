@@ -1,0 +1,186 @@
+"""Deletes a row of a reference table once no row of any node refers to it.
+
+Each node deletes the row in an ordinary session, in which PostgreSQL checks its foreign keys, and takes no
+new reference from then on; the writer does so last. If one node refuses, the others get the row back. The
+deletion is in the catalog before the first node is asked: what was interrupted is completed or undone later.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from psycopg import sql
+from sqlalchemy import Connection, text
+
+from shardids.catalog.references import REFERENCE_SCHEMA, Deletion
+from shardids.catalog.rows import Catalog
+from shardids.errors import BadArgument, ClusterConflict, ReferencesBehind, StatementFailed
+from shardids.mover.replication import LOCK_FAILURES
+from shardids.mover.sides import Side
+from shardids.references.fitness import referrers
+from shardids.references.following import attach, referring, run
+from shardids.references.state import await_all
+from shardids.references.tables import active
+from shardids.references.work import Work, begun, let_through
+
+
+def delete_row(catalog: Catalog, name: str, key: Sequence[str], *, dry_run: bool = False) -> None:
+    """Deletes the row with a primary key, its values as text, on all nodes; or on none.
+
+    Tables whose foreign key to it has no index are read whole. Calling it again completes what was
+    interrupted. With ``dry_run`` every node deletes it and rolls back.
+
+    Raises:
+        BadArgument: the key has another number of columns.
+        ClusterConflict: there is no such table or row, rows of a node refer to it, or a shard is being moved
+            or a database adopted. The row is there as before.
+        ConnectionFailed: a node does not answer. If it did when the deletion began, that is open still.
+        ReferencesBehind: a node has not followed yet; nothing was deleted. A deletion that was interrupted
+            before is open still.
+    """
+    with begun(catalog) as work:
+        if name not in active(work):
+            raise ClusterConflict(f"there is no reference table {name}", hint="See: shardids reference list")
+        where, wanted = _found(work, name, key)
+        is_open = wanted in work.known.deletions
+        for side in work.sides:
+            if acting := [one for one in referrers(side, name) if one.acts]:
+                raise ClusterConflict(
+                    f'node "{side.name}": {acting[0].constraint} of {acting[0].table} would delete or change'
+                    f" rows that refer to {name}, and can't be undone on one node if another refuses",
+                    hint="Make it ON DELETE NO ACTION, by a migration of the shards.",
+                )
+        if not dry_run:
+            _begin(work, wanted)
+        try:
+            await_all(work, "the row is not deleted: earlier changes have not reached")
+        except ReferencesBehind:
+            if not dry_run and not is_open:
+                end_deletion(work, wanted)
+            raise
+        _delete(work, wanted, where, dry_run=dry_run, is_open=is_open)
+
+
+def _found(work: Work, name: str, key: Sequence[str]) -> tuple[sql.Composable, Deletion]:
+    """Returns the condition for a row, and the row as the catalog names it."""
+    with work.writer.autocommit() as connection:
+        columns = _key_columns(connection, name)
+        if len(columns) != len(key):
+            raise BadArgument(
+                f"the primary key of {name} has {len(columns)} columns: {', '.join(columns)}",
+                hint="Give a value for each, in this order.",
+            )
+        where = sql.SQL(" and ").join(
+            sql.SQL("{} = {}").format(sql.Identifier(column), sql.Literal(value))
+            for column, value in zip(columns, key, strict=True)
+        )
+        shown = sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(column)) for column in columns)
+        table = sql.Identifier(REFERENCE_SCHEMA, name)
+        row = run(connection, sql.SQL("select {} from {} where {}").format(shown, table, where)).one_or_none()
+    wanted = Deletion(table=name, key=dict(zip(columns, key if row is None else row, strict=True)))
+    if row is None and wanted not in work.known.deletions:
+        raise ClusterConflict(f"reference table {name} has no row {shown_key(wanted.key)}")
+    return where, wanted
+
+
+def _key_columns(connection: Connection, name: str) -> list[str]:
+    found = connection.scalars(
+        text("""
+            select a.attname::text
+            from pg_class c join pg_index i on i.indrelid = c.oid and i.indisprimary
+            cross join lateral unnest(i.indkey::smallint[]) with ordinality as k (attnum, place)
+            join pg_attribute a on a.attrelid = c.oid and a.attnum = k.attnum and k.place <= i.indnkeyatts
+            where c.relnamespace = to_regnamespace(:schema) and c.relname = :name
+            order by k.place"""),
+        {"schema": REFERENCE_SCHEMA, "name": name},
+    )
+    return list(found)
+
+
+def shown_key(key: Mapping[str, object]) -> str:
+    """Returns a primary key for a message."""
+    return ", ".join(f"{column} = {value}" for column, value in key.items())
+
+
+def _begin(work: Work, wanted: Deletion) -> None:
+    """Writes the deletion into the catalog; from then on no move or adoption begins."""
+    with work.held.transaction() as connection:
+        connection.execute(text("lock table shardids_catalog.move, shardids_catalog.adoption in share mode"))
+        busy = connection.scalar(
+            text("""
+                select coalesce(
+                  (select format('shard %s is being moved', m.shard) from shardids_catalog.move m
+                   where m.ended_at is null order by m.shard limit 1),
+                  (select 'a database is being adopted' from shardids_catalog.adoption a
+                   where a.ended_at is null))""")
+        )
+        if busy is not None:
+            raise ClusterConflict(
+                f"row {shown_key(wanted.key)} of {wanted.table} can't be deleted now: {busy}, and rows that"
+                " arrive that way are not checked against foreign keys",
+                hint="Wait until that has ended.",
+            )
+        connection.execute(
+            text("""insert into shardids_catalog.reference_deletion (table_name, key)
+                    values (:table, cast(:key as jsonb)) on conflict do nothing"""),
+            {"table": wanted.table, "key": json.dumps(wanted.key)},
+        )
+
+
+def end_deletion(work: Work, done: Deletion) -> None:
+    """Takes a deletion, carried out or undone on all nodes, out of the catalog."""
+    work.record(
+        """delete from shardids_catalog.reference_deletion
+           where table_name = :table and key = cast(:key as jsonb)""",
+        table=done.table,
+        key=json.dumps(done.key),
+    )
+
+
+def _delete(work: Work, wanted: Deletion, where: sql.Composable, *, dry_run: bool, is_open: bool) -> None:
+    table = sql.Identifier(REFERENCE_SCHEMA, wanted.table)
+    statement = sql.SQL("delete from {} where {}").format(table, where)
+    deleted: list[Side] = []
+    for side in (*work.readers.values(), work.writer):
+        try:
+            with side.engine.connect() as connection, connection.begin() as transaction:
+                let_through(connection)
+                work.held.require()
+                run(connection, statement)
+                if dry_run:
+                    # Deferred foreign keys are checked now, not at a COMMIT that never comes.
+                    connection.execute(text("set constraints all immediate"))
+                    transaction.rollback()
+                else:
+                    work.held.require()
+        except StatementFailed as error:
+            refused = _refused(side, wanted, error)
+            if not dry_run:
+                _undo(work, wanted, list(work.readers.values()) if is_open else deleted)
+            raise refused from error
+        deleted.append(side)
+    if not dry_run:
+        end_deletion(work, wanted)
+
+
+def _undo(work: Work, wanted: Deletion, readers: Sequence[Side]) -> None:
+    """Gives nodes the row back, as it is on the writer now."""
+    for reader in readers:
+        attach(work, reader, active(work))
+    end_deletion(work, wanted)
+
+
+def _refused(side: Side, wanted: Deletion, error: StatementFailed) -> ClusterConflict:
+    row = f"row {shown_key(wanted.key)} of reference table {wanted.table}"
+    if (table := referring(error)) is not None:
+        return ClusterConflict(
+            f'{row} stays: rows of {table} on node "{side.name}" refer to it',
+            hint="Let them refer to another row first.",
+        )
+    if error.sqlstate in LOCK_FAILURES:
+        return ClusterConflict(
+            f'{row} stays: a transaction on node "{side.name}" has not ended that refers to it or changes it',
+            hint="Wait until it has ended, then repeat the command.",
+        )
+    return ClusterConflict(f"{row} stays: {error.message}", hint=error.hint)

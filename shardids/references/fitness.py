@@ -1,0 +1,186 @@
+"""Checks what reference tables require. Each raises with all that is wrong, and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from sqlalchemy import Connection, text
+
+from shardids.catalog.references import REFERENCE_SCHEMA
+from shardids.errors import ClusterConflict
+from shardids.mover.requirements import CAPACITY
+from shardids.mover.sides import Side, server_major
+from shardids.references.work import Work
+
+_LARGEST_BYTES: Final = 256 << 20
+"""A node that begins to follow gets all rows at once, while writers wait."""
+
+_TABLE = text("""
+    select c.relkind, c.relpersistence, c.relrowsecurity, c.relreplident, c.relispartition, c.relhasrules,
+           exists (select from pg_inherits i where c.oid in (i.inhrelid, i.inhparent)) as inherits,
+           exists (select from pg_index i
+                   where i.indrelid = c.oid and i.indisprimary and i.indimmediate) as has_key,
+           pg_total_relation_size(c.oid) as bytes,
+           (select min(k.confrelid::regclass::text)
+            from pg_constraint k join pg_class t on t.oid = k.confrelid
+            where k.conrelid = c.oid and k.contype = 'f' and t.oid <> c.oid
+              and not (t.relnamespace = c.relnamespace
+                       and t.relname = any (cast(:tables as name[])))) as refers_to,
+           (select min(g.tgname::text) from pg_trigger g
+            where g.tgrelid = c.oid and not g.tgisinternal and g.tgenabled <> 'D'
+              and not starts_with(g.tgname::text, 'shardids_')) as trigger,
+           (select min(k.conname::text) from pg_constraint k
+            where k.conrelid = c.oid and k.contype = 'f'
+              and not (k.confdeltype in ('a', 'r') and k.confupdtype in ('a', 'r'))) as acting
+    from pg_class c where c.relnamespace = to_regnamespace(:schema) and c.relname = :name""")
+
+
+def require_fit(connection: Connection, name: str, work: Work) -> None:
+    """Refuses a table that can't be a reference table.
+
+    Raises:
+        ClusterConflict: the writer lacks it, or it has what can't be followed.
+    """
+    found = connection.execute(
+        _TABLE, {"schema": REFERENCE_SCHEMA, "name": name, "tables": list(work.known.states)}
+    ).one_or_none()
+    if found is None:
+        raise ClusterConflict(
+            f'node "{work.writer.name}" has no table {REFERENCE_SCHEMA}.{name}',
+            hint="Make it there by CREATE TABLE, by a revision for the node, or with --models.",
+        )
+    if reasons := list(_unfit(found)):
+        raise ClusterConflict(
+            f"{REFERENCE_SCHEMA}.{name} can't be a reference table: {'; '.join(reasons)}",
+            hint="Change the table, then repeat the command.",
+        )
+
+
+def _unfit(found: Any) -> Iterator[str]:
+    if found.relkind != "r" or found.relispartition or found.inherits:
+        yield "it is no plain table: partitions, children, views and foreign tables are not followed"
+    if found.relpersistence != "p":
+        yield "it is unlogged or temporary"
+    if not found.has_key:
+        yield "it has no primary key that is checked at once"
+    if found.relreplident != "d":
+        yield "its replica identity is not the primary key"
+    if found.relrowsecurity:
+        yield "it has row level security"
+    if found.relhasrules:
+        yield "it has rules"
+    if found.trigger is not None:
+        yield f"trigger {found.trigger} may change rows that a node is given, so that they differ"
+    if found.refers_to is not None:
+        yield f"it refers to {found.refers_to}, which is no reference table"
+    if found.acting is not None:
+        yield f"foreign key {found.acting} acts on rows (CASCADE, SET NULL), which no node would repeat"
+    if found.bytes > _LARGEST_BYTES:
+        yield f"it is {found.bytes >> 20} MiB, and may be {_LARGEST_BYTES >> 20}: shard it"
+
+
+def require_capacity(work: Work) -> None:
+    """Refuses servers whose settings or rights don't let nodes follow the writer.
+
+    Raises:
+        ClusterConflict: the message has every reason, and what to do.
+    """
+    following = _following(work)
+    new = [reader for reader in work.readers.values() if reader.name not in following]
+    reasons: list[str] = []
+    with work.writer.autocommit() as connection:
+        there = connection.execute(CAPACITY).one()
+        if there.wal_level != "logical":
+            reasons.append(
+                f'node "{work.writer.name}" has wal_level = {there.wal_level}: alter system set wal_level ='
+                " logical, and restart that server"
+            )
+        if not there.may_replicate:
+            reasons.append(
+                f'the role may not make replication slots on node "{work.writer.name}": alter role …'
+                " replication, or use a superuser's URL"
+            )
+        reasons += _too_few(
+            work.writer, len(new), max_replication_slots=there.slots, max_wal_senders=there.senders
+        )
+    for reader in new:
+        with reader.autocommit() as connection:
+            here = connection.execute(CAPACITY).one()
+            origins = (
+                "max_active_replication_origins"
+                if server_major(connection) >= 18
+                else "max_replication_slots"
+            )
+        reasons += _too_few(
+            reader,
+            1,
+            max_logical_replication_workers=here.workers,
+            max_worker_processes=here.processes,
+            **{origins: here.origins},
+        )
+        if not here.may_subscribe:
+            reasons.append(
+                f'the role may not subscribe on node "{reader.name}": use a superuser\'s URL, or from version'
+                " 16 on grant pg_create_subscription"
+            )
+    if reasons:
+        raise ClusterConflict(
+            f"nodes can't follow the writer of reference tables: {'; '.join(reasons)}",
+            hint="Then repeat the command. Nothing was changed.",
+        )
+
+
+def _too_few(side: Side, needed: int, **free: int) -> list[str]:
+    return [
+        f'node "{side.name}" has {max(there, 0)} free of {setting} and needs {needed}: raise it there and'
+        " restart that server"
+        for setting, there in free.items()
+        if there < needed
+    ]
+
+
+def _following(work: Work) -> set[str]:
+    slots = {work.slot(reader): name for name, reader in work.readers.items()}
+    with work.writer.autocommit() as connection:
+        found = connection.scalars(
+            text("select slot_name::text from pg_replication_slots where slot_name = any(:names)"),
+            {"names": list(slots)},
+        )
+        return {slots[slot] for slot in found}
+
+
+def require_unused_name(work: Work, name: str) -> None:
+    """Refuses to replace rows of a table that is no reference table yet.
+
+    Raises:
+        ClusterConflict: a node has such a table, with rows.
+    """
+    for reader in work.readers.values():
+        with reader.autocommit() as connection:
+            rows = connection.scalar(
+                text("select rows from shardids.reference_digest(cast(:names as name[]))"), {"names": [name]}
+            )
+        if rows:
+            raise ClusterConflict(
+                f'node "{reader.name}" has a table {REFERENCE_SCHEMA}.{name} with {rows} rows already',
+                hint="They would be replaced by the writer's. Save what you need, and empty it there first.",
+            )
+
+
+def referrers(side: Side, name: str) -> Sequence[Any]:
+    """Returns the foreign keys that refer to a reference table on a node.
+
+    Each has ``table``, ``constraint``, ``acts``, whether it deletes or changes rows that refer to a deleted
+    one, and ``is_own``, whether the table refers to itself.
+    """
+    with side.autocommit() as connection:
+        return connection.execute(
+            text("""
+                select k.conrelid::regclass::text as table, k.conname::text as constraint,
+                       not (k.confdeltype in ('a', 'r')) as acts, k.conrelid = k.confrelid as is_own
+                from pg_constraint k join pg_class c on c.oid = k.confrelid
+                where k.contype = 'f' and c.relnamespace = to_regnamespace(:schema) and c.relname = :name
+                order by 1, 2"""),
+            {"schema": REFERENCE_SCHEMA, "name": name},
+        ).all()

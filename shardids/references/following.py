@@ -1,0 +1,302 @@
+"""Lets a node follow the writer: first its rows as they are at one position of the log, then all changes.
+
+PostgreSQL's own initial copy would add rows to those that are there, and rows that shards refer to can't be
+emptied out first. So the rows are compared, and what differs is changed in an ordinary session, in which
+foreign keys are checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, Final, LiteralString
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+from sqlalchemy import Connection, CursorResult, text
+
+from shardids.catalog.connections import keep_out_of_logs
+from shardids.catalog.references import PUBLICATION, REFERENCE_SCHEMA
+from shardids.errors import ClusterConflict, StatementFailed
+from shardids.mover.cutover import flush
+from shardids.mover.replication import drop_slot, unsubscribe
+from shardids.mover.sides import Side, driver_connection
+from shardids.references.work import LOCK_TIMEOUT, Work, let_through
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Contents:
+    """The rows of a table on the writer, as COPY gives them."""
+
+    table: str
+    columns: tuple[str, ...]
+    key: tuple[str, ...]
+    rows: bytes
+
+
+def attach(work: Work, reader: Side, tables: Sequence[str]) -> None:
+    """Brings a node's reference tables to the writer's rows, and lets it follow from there on. Repeatable.
+
+    Writers of reference tables wait while they are read. What the node has and the writer lacks is deleted
+    there.
+
+    Raises:
+        ClusterConflict: the tables' definitions differ; or rows on the node refer to one that the writer
+            lacks.
+        StatementFailed: a session keeps a reference table locked.
+    """
+    name = work.slot(reader)
+    require_alike(work, reader, tables)
+    unsubscribe(reader, name)
+    with work.writer.autocommit() as connection:
+        drop_slot(connection, work.writer, name)
+    _make_slot(work.writer, name)
+    contents = _read(work.writer, name, tables)
+    with reader.begin() as connection:
+        let_through(connection)
+        _write(connection, reader, contents)
+    _subscribe(work, reader, name)
+
+
+def require_alike(work: Work, reader: Side, tables: Sequence[str]) -> None:
+    """Refuses tables whose columns differ: rows of the writer would not fit in.
+
+    Raises:
+        ClusterConflict: a table differs or is missing.
+    """
+    there, here = (definitions(side, tables) for side in (work.writer, reader))
+    for table in tables:
+        if there[table] == here[table]:
+            continue
+        what = f'node "{reader.name}" lacks reference table {table}'
+        if here[table] is not None:
+            what = (
+                f'reference table {table} differs: on node "{work.writer.name}" ({there[table]}),'
+                f' on "{reader.name}" ({here[table]})'
+            )
+        raise ClusterConflict(
+            what, hint="Run the revisions for the node (shardids migrate up), then: shardids reference repair"
+        )
+
+
+def definitions(side: Side, tables: Sequence[str]) -> Mapping[str, str | None]:
+    """Returns the columns of each table, as ``shardids.reference_digest`` tells them; ``None`` if missing."""
+    with side.autocommit() as connection:
+        rows = connection.execute(
+            text("select name::text, definition from shardids.reference_digest(cast(:tables as name[]))"),
+            {"tables": list(tables)},
+        )
+        return {row.name: row.definition for row in rows}
+
+
+def detach(work: Work, reader: Side) -> None:
+    """Ends that a node follows the writer. Idempotent."""
+    name = work.slot(reader)
+    unsubscribe(reader, name)
+    with work.writer.autocommit() as connection:
+        drop_slot(connection, work.writer, name)
+
+
+def _make_slot(writer: Side, name: str) -> None:
+    """Makes a slot: PostgreSQL waits for all transactions that are writing on that server."""
+    with writer.begin() as connection:
+        connection.execute(text("select set_config('statement_timeout', :t, true)"), {"t": _SLOT_TIMEOUT})
+        try:
+            connection.execute(
+                text("select pg_create_logical_replication_slot(:name, 'pgoutput')"), {"name": name}
+            )
+        except StatementFailed as error:
+            if error.sqlstate != "57014":
+                raise
+            raise ClusterConflict(
+                f'node "{writer.name}": transactions that were open when the replication slot was to be made'
+                f" have not ended within {_SLOT_TIMEOUT}",
+                hint="End them (pg_stat_activity, pg_prepared_xacts), then repeat the command.",
+            ) from error
+
+
+_SLOT_TIMEOUT: Final = "60s"
+
+_COLUMNS = text("""
+    select a.attname::text as name,
+           exists (select from pg_index i
+                   where i.indrelid = c.oid and i.indisprimary and a.attnum = any (i.indkey)) as is_key
+    from pg_class c join pg_attribute a on a.attrelid = c.oid
+    where c.relnamespace = to_regnamespace(:schema) and c.relname = :table
+      and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''
+    order by a.attnum""")
+
+
+def _read(writer: Side, slot: str, tables: Sequence[str]) -> list[_Contents]:
+    """Returns the rows, those that are referred to first, and sets the slot to the position that they are of.
+
+    Whoever writes to the tables has ended when they are locked, and is in the log before the position.
+    """
+    if not tables:
+        return []
+    with writer.begin() as connection, writer.autocommit() as other:
+        connection.execute(text("select set_config('lock_timeout', :t, true)"), {"t": LOCK_TIMEOUT})
+        names = sql.SQL(", ").join(sql.Identifier(REFERENCE_SCHEMA, table) for table in sorted(tables))
+        run(connection, sql.SQL("lock table {} in share mode").format(names))
+        position = flush(other)
+        other.execute(
+            text("select pg_replication_slot_advance(:slot, cast(:position as pg_lsn))"),
+            {"slot": slot, "position": position},
+        )
+        with _copying(writer):
+            return [_copied_out(connection, table) for table in in_order(connection, tables)]
+
+
+def _copied_out(connection: Connection, table: str) -> _Contents:
+    found = connection.execute(_COLUMNS, {"schema": REFERENCE_SCHEMA, "table": table}).all()
+    columns = tuple(row.name for row in found)
+    statement = sql.SQL("copy {} ({}) to stdout").format(
+        sql.Identifier(REFERENCE_SCHEMA, table), sql.SQL(", ").join(map(sql.Identifier, columns))
+    )
+    with driver_connection(connection).cursor().copy(statement) as copy:
+        rows = b"".join(bytes(part) for part in copy)
+    key = tuple(row.name for row in found if row.is_key)
+    return _Contents(table=table, columns=columns, key=key, rows=rows)
+
+
+def in_order(connection: Connection, tables: Sequence[str]) -> list[str]:
+    """Returns tables in an order in which each comes after those that it refers to.
+
+    Raises:
+        ClusterConflict: two refer to each other.
+    """
+    found = connection.execute(
+        text("""
+            select own.relname::text as own, target.relname::text as target
+            from pg_constraint k
+            join pg_class own on own.oid = k.conrelid join pg_class target on target.oid = k.confrelid
+            where k.contype = 'f' and own.oid <> target.oid
+              and own.relnamespace = to_regnamespace(:schema) and target.relnamespace = own.relnamespace"""),
+        {"schema": REFERENCE_SCHEMA},
+    )
+    graph: dict[str, set[str]] = {table: set() for table in sorted(tables)}
+    for row in found:
+        if row.own in graph and row.target in graph:
+            graph[row.own].add(row.target)
+    try:
+        return list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        raise ClusterConflict(
+            f"reference tables refer to each other in a circle: {', '.join(error.args[1])}",
+            hint="Drop one of the foreign keys.",
+        ) from None
+
+
+def _write(connection: Connection, reader: Side, contents: Sequence[_Contents]) -> None:
+    """Makes a node's tables equal.
+
+    Rows that the writer lacks go first: they may have values of a unique column that others get. If rows
+    refer to them that are to be changed, they go last.
+    """
+    driver = driver_connection(connection)
+    for number, one in enumerate(contents):
+        fresh, names = _fresh(number), _listed("{}", one.columns)
+        there = sql.Identifier(REFERENCE_SCHEMA, one.table)
+        run(connection, sql.SQL("create temporary table {} (like {}) on commit drop").format(fresh, there))
+        copying = sql.SQL("copy {} ({}) from stdin").format(fresh, names)
+        with _copying(reader), driver.cursor().copy(copying) as copy:
+            copy.write(one.rows)
+    with suppress(ClusterConflict), connection.begin_nested():
+        _delete_others(connection, reader, contents)
+    _upsert(connection, contents)
+    _delete_others(connection, reader, contents)
+
+
+def _upsert(connection: Connection, contents: Sequence[_Contents]) -> None:
+    """Inserts and changes rows, those that are referred to first."""
+    for number, one in enumerate(contents):
+        names = _listed("{}", one.columns)
+        statement = sql.SQL(
+            "insert into {} as old ({}) overriding system value select {} from {} on conflict ({}) do {}"
+        ).format(
+            sql.Identifier(REFERENCE_SCHEMA, one.table),
+            names,
+            names,
+            _fresh(number),
+            _listed("{}", one.key),
+            _change([column for column in one.columns if column not in one.key]),
+        )
+        run(connection, statement)
+
+
+def _change(columns: Sequence[str]) -> sql.Composable:
+    """Returns what to do with a row that is there: as text, for a type may lack an operator =."""
+    if not columns:
+        return sql.SQL("nothing")
+    return sql.SQL("update set {} where ({}) is distinct from ({})").format(
+        _listed("{0} = excluded.{0}", columns),
+        _listed("old.{}::text", columns),
+        _listed("excluded.{}::text", columns),
+    )
+
+
+def _listed(form: LiteralString, columns: Sequence[str]) -> sql.Composable:
+    return sql.SQL(", ").join(sql.SQL(form).format(sql.Identifier(column)) for column in columns)
+
+
+def _delete_others(connection: Connection, reader: Side, contents: Sequence[_Contents]) -> None:
+    """Deletes what the writer lacks, rows that are referred to last."""
+    for number, one in reversed(list(enumerate(contents))):
+        same = sql.SQL(" and ").join(
+            sql.SQL("old.{0} = fresh.{0}").format(sql.Identifier(name)) for name in one.key
+        )
+        statement = sql.SQL("delete from {} old where not exists (select from {} fresh where {})").format(
+            sql.Identifier(REFERENCE_SCHEMA, one.table), _fresh(number), same
+        )
+        try:
+            run(connection, statement)
+        except StatementFailed as error:
+            if (table := referring(error)) is None:
+                raise
+            raise ClusterConflict(
+                f'node "{reader.name}": rows of {table} refer to a row of reference table {one.table} that'
+                f" the writer lacks: {error.message}",
+                hint="Insert it on the writer again, or delete what refers to it. Then: shardids reference"
+                " repair",
+            ) from error
+
+
+def _fresh(number: int) -> sql.Identifier:
+    return sql.Identifier("pg_temp", f"shardids_fresh_{number}")
+
+
+def _subscribe(work: Work, reader: Side, name: str) -> None:
+    conninfo = make_conninfo("", **work.writer.parameters())
+    with reader.begin() as connection:
+        keep_out_of_logs(connection)
+        connection.execute(
+            text("select shardids.follow_writer(:name, :conninfo, :publication)"),
+            {"name": name, "conninfo": conninfo, "publication": PUBLICATION},
+        )
+
+
+def run(connection: Connection, statement: sql.Composable) -> CursorResult[Any]:
+    """Executes a statement that was put together; errors are shardids' own."""
+    written = statement.as_string(driver_connection(connection))
+    return connection.exec_driver_sql(written, execution_options={"no_parameters": True})
+
+
+def referring(error: StatementFailed) -> str | None:
+    """Returns the table whose rows refer to one that was to be deleted; ``None`` if it was another error."""
+    cause = error.__cause__
+    if not isinstance(cause, psycopg.errors.ForeignKeyViolation):
+        return None
+    return f"{cause.diag.schema_name}.{cause.diag.table_name}"
+
+
+@contextmanager
+def _copying(side: Side) -> Iterator[None]:
+    """Makes errors of COPY shardids' own."""
+    try:
+        yield
+    except psycopg.Error as error:
+        message = error.diag.message_primary or str(error)
+        raise StatementFailed(f'node "{side.name}": {message}', sqlstate=error.sqlstate) from error

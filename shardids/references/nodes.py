@@ -1,0 +1,132 @@
+"""What happens to reference tables when nodes come and go, and what repairs them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from psycopg import sql
+from sqlalchemy import text
+
+from shardids.catalog.references import REFERENCE_SCHEMA, references_of
+from shardids.catalog.rows import Catalog
+from shardids.errors import ClusterConflict, ShardidsError
+from shardids.references.deleting import end_deletion
+from shardids.references.fitness import referrers, require_capacity
+from shardids.references.following import attach, detach, run
+from shardids.references.state import differing
+from shardids.references.tables import copy_definitions, guard, published
+from shardids.references.work import begun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repaired:
+    """A node that was, or would be, repaired: what was wrong, and the error and hint if it still is."""
+
+    node: str
+    wrong: str
+    error: str = ""
+    hint: str = ""
+
+
+def repair(catalog: Catalog, *, anyway: Collection[str] = (), dry_run: bool = False) -> list[Repaired]:
+    """Brings nodes that don't follow the writer, or whose rows differ, to its rows, and lets them follow.
+
+    Nodes of ``anyway`` are brought there whatever they seem to be. Undoes interrupted deletions, once all
+    nodes have the writer's rows. Nodes that fail are in the answer; the others are repaired.
+
+    Raises:
+        ClusterConflict: the servers' settings don't allow it, or another process is at it.
+        ConnectionFailed: the writer, or a reader before anything was changed, does not answer.
+    """
+    if references_of(catalog).writer is None:
+        return []
+    with begun(catalog) as work:
+        tables = published(work)
+        wrong = {name: "it was replaced" for name in anyway if name in work.readers} | dict(
+            differing(work, tables)
+        )
+        done: list[Repaired] = []
+        if wrong and not dry_run:
+            require_capacity(work)
+            with work.writer.begin() as connection:
+                for table in tables:
+                    guard(connection, table, work, is_writer=True)
+        for name, reason in sorted(wrong.items()):
+            error, hint = "", ""
+            try:
+                if not dry_run:
+                    copy_definitions(work, work.readers[name], tables)
+                    attach(work, work.readers[name], tables)
+            except ShardidsError as failure:
+                error, hint = failure.message, failure.hint
+            done.append(Repaired(node=name, wrong=reason, error=error, hint=hint))
+        if not dry_run and not any(one.error for one in done):
+            for deletion in work.known.deletions:
+                end_deletion(work, deletion)
+    return done
+
+
+def add_node(catalog: Catalog, name: str) -> bool:
+    """Makes the reference tables on a new node and lets it follow; returns whether there are any. Repeatable.
+
+    Raises:
+        ClusterConflict: the node can't follow the writer; the message says why.
+    """
+    known = references_of(catalog)
+    if known.writer in (None, name):
+        return False
+    with begun(catalog) as work:
+        require_capacity(work)
+        tables = published(work)
+        copy_definitions(work, work.readers[name], tables)
+        attach(work, work.readers[name], tables)
+    return True
+
+
+def remove_node(catalog: Catalog, name: str, *, dry_run: bool = False) -> None:
+    """Takes reference tables away from a node that is to be removed. Call it when the node holds no shards.
+
+    Raises:
+        ClusterConflict: they are written to on this node, or a table of the node refers to one.
+    """
+    known = references_of(catalog)
+    if known.writer == name:
+        raise ClusterConflict(
+            f'reference tables are written to on node "{name}": {", ".join(known.states)}',
+            hint="Drop them first: shardids reference drop NAME",
+        )
+    if known.writer is None or dry_run:
+        return
+    own = {f"{REFERENCE_SCHEMA}.{table}" for table in known.states}
+    with begun(catalog) as work:
+        reader = work.readers[name]
+        for table in known.states:
+            if found := [one.table for one in referrers(reader, table) if one.table not in own]:
+                raise ClusterConflict(
+                    f'node "{name}": {found[0]} refers to reference table {table}',
+                    hint="Purge the old copies of shards there (shardids shard purge), or drop the table.",
+                )
+        detach(work, reader)
+        with reader.begin() as connection:
+            if known.states:
+                tables = sql.SQL(", ").join(sql.Identifier(REFERENCE_SCHEMA, table) for table in known.states)
+                connection.execute(text("select set_config('lock_timeout', '10s', true)"))
+                run(connection, sql.SQL("drop table if exists {}").format(tables))
+
+
+def follow(catalog: Catalog, *replaced: str) -> tuple[str, ...]:
+    """Repairs what a migration of nodes, or the replacement of some by their promoted standbys, has left.
+
+    A standby may lack changes that the old server had confirmed, and the writer's replication slots. Returns
+    what is left to do, a line each.
+    """
+    try:
+        done = repair(catalog, anyway=replaced)
+    except ShardidsError as error:
+        return (f"reference tables: {error.message}; then: shardids reference repair",)
+    return tuple(
+        f'reference tables of node "{one.node}": {one.error}; then: shardids reference repair'
+        for one in done
+        if one.error
+    )

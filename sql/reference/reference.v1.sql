@@ -1,0 +1,155 @@
+-- Purpose:    reference tables on a node: who may write to them, what they hold, and how far other nodes have followed.
+-- Locks:      guard_reference_table: SHARE ROW EXCLUSIVE on the table until commit. reference_digest: ACCESS SHARE.
+-- Privileges: CREATE on the database; to call guard_reference_table, ownership of the table.
+--
+-- The workers of logical replication apply changes as replicas: these triggers don't fire for them, and foreign keys are
+-- not checked. So the writer takes no change by which a row that refers to another could lose it on another node.
+
+create schema shardids_ref;
+
+comment on schema shardids_ref is 'Reference tables: the same rows on every node, written to on one of them';
+
+-- As the caller: only who acts for the owner of schema shardids passes, and only after having said so.
+create function shardids.guard_reference() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  if current_setting('shardids.reference_work', true) = 'on'
+     and pg_has_role(current_user, (select n.nspowner from pg_namespace n where n.nspname = 'shardids'), 'usage') then
+    return null;
+  elsif tg_argv[1] = 'reader' then
+    raise exception using
+      errcode = 'SI013',
+      message = format('reference table %I is written to on node "%s" alone', tg_table_name, tg_argv[0]),
+      hint = 'Connect to that node; in Python: cluster.reference_session().';
+  elsif tg_op = 'TRUNCATE' then
+    raise exception using
+      errcode = 'SI013',
+      message = format('reference table %I can''t be truncated: rows on other nodes may refer to its rows', tg_table_name),
+      hint = format('To delete a row that no node refers to: shardids reference delete %I KEY', tg_table_name);
+  end if;
+  raise exception using
+    errcode = 'SI013',
+    message = format('DELETE on reference table %I: rows on other nodes may refer to the row', tg_table_name),
+    hint = format('This asks all nodes first: shardids reference delete %I KEY', tg_table_name);
+end
+$$;
+
+comment on function shardids.guard_reference() is 'Refuses writes to a reference table elsewhere than on its writer, and DELETE and TRUNCATE there';
+
+-- Foreign keys can refer to the columns of any unique index that is neither deferrable, nor partial, nor of expressions.
+create function shardids.keep_reference_key() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp set extra_float_digits = 3 as $$
+declare
+  before constant jsonb := to_jsonb(old);
+  after constant jsonb := to_jsonb(new);
+  changed text;
+begin
+  select string_agg(format('%I', a.attname), ', ' order by a.attnum) into changed
+  from pg_attribute a
+  where a.attrelid = tg_relid and before -> a.attname::text is distinct from after -> a.attname::text
+    and exists (select from pg_index i
+                where i.indrelid = tg_relid and i.indisunique and i.indimmediate and i.indpred is null and i.indexprs is null
+                  and a.attnum = any (i.indkey));
+  if changed is not null then
+    raise exception using
+      errcode = 'SI013',
+      message = format('UPDATE of %s of reference table %I: rows on other nodes may refer to it', changed, tg_table_name),
+      hint = format('Insert the new row, let rows refer to it, then: shardids reference delete %I KEY. A unique column that no'
+                    ' foreign key needs can have a deferrable constraint.', tg_table_name);
+  end if;
+  return null;
+end
+$$;
+
+comment on function shardids.keep_reference_key() is 'Refuses changes of what foreign keys on other nodes can refer to';
+
+create function shardids.guard_reference_table(name regclass, writer text, is_writer boolean) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  execute format(
+    'create or replace trigger shardids_reference before %sdelete or truncate on %s '
+    'for each statement execute function shardids.guard_reference(%L, %L)',
+    case when not is_writer then 'insert or update or ' end, name, writer, case when is_writer then 'writer' else 'reader' end);
+  if is_writer then
+    execute format(
+      'create or replace trigger shardids_reference_key after update on %s '
+      'for each row execute function shardids.keep_reference_key()', name);
+  else
+    execute format('drop trigger if exists shardids_reference_key on %s', name);
+  end if;
+end
+$$;
+
+comment on function shardids.guard_reference_table(regclass, text, boolean) is
+  'Lets writes to a reference table pass on its writer alone';
+
+-- definition: what a row that arrives from the writer needs. By column names, for their order may differ.
+create function shardids.reference_digest(names name[]) returns table (name name, rows bigint, digest numeric, definition text)
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp set timezone = 'UTC' set intervalstyle = 'postgres' set bytea_output = 'hex'
+set extra_float_digits = 1 set xmlbinary = 'base64' as $$
+declare
+  this oid;
+begin
+  foreach name in array names loop
+    this := to_regclass(format('shardids_ref.%I', name));
+    rows := null;
+    digest := null;
+    definition := null;
+    if this is not null then
+      execute format('select count(*), coalesce(sum(hashtextextended(to_jsonb(t)::text, 0)::numeric), 0) from only shardids_ref.%I t', name)
+      into rows, digest;
+      select string_agg(format('%I %s%s%s%s', a.attname, format_type(a.atttypid, a.atttypmod), case when a.attnotnull then ' not null' end,
+                               case when a.attgenerated <> '' then ' generated' end,
+                               case when exists (select from pg_index i where i.indrelid = this and i.indisprimary and a.attnum = any (i.indkey))
+                                 then ' primary key' end), ', ' order by a.attname)
+      into definition
+      from pg_attribute a where a.attrelid = this and a.attnum > 0 and not a.attisdropped;
+    end if;
+    return next;
+  end loop;
+end
+$$;
+
+comment on function shardids.reference_digest(name[]) is
+  'The number of rows of reference tables, a hash of them in any order, and their columns; nulls for tables that are not here';
+
+-- The slot is there already. Errors are raised anew: the context of the original holds the password.
+create function shardids.follow_writer(name name, conninfo text, publication name) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  -- A COMMIT is on disk before the writer hears of it, so that nobody waits for the next flush.
+  execute format('create subscription %1$I connection %2$L publication %3$I'
+                 ' with (create_slot = false, slot_name = %1$I, copy_data = false, synchronous_commit = on)', name, conninfo, publication);
+exception when others then
+  raise exception using errcode = sqlstate, message = sqlerrm;
+end
+$$;
+
+comment on function shardids.follow_writer(name, text, name) is 'Subscribes to the writer of reference tables, from where its slot is';
+
+-- Slots are read from shared memory: each look sees them as they are.
+create function shardids.await_references(slots name[], wanted pg_lsn, patience_s float8) returns setof name
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  deadline constant timestamptz := clock_timestamp() + make_interval(secs => patience_s);
+  behind name[];
+begin
+  loop
+    behind := array(
+      select s.name from unnest(slots) s (name) left join pg_replication_slots r on r.slot_name = s.name
+      where (r.confirmed_flush_lsn >= wanted) is not true);
+    exit when behind = '{}' or clock_timestamp() > deadline;
+    perform pg_sleep(0.001);
+  end loop;
+  return query select unnest(behind);
+end
+$$;
+
+comment on function shardids.await_references(name[], pg_lsn, float8) is
+  'Waits until the followers of the slots have a position of the log on disk; returns those that have not in time';
+
+revoke execute on function
+  shardids.guard_reference(), shardids.keep_reference_key(), shardids.guard_reference_table(regclass, text, boolean),
+  shardids.reference_digest(name[]), shardids.follow_writer(name, text, name)
+  from public;

@@ -1,0 +1,133 @@
+"""Reference tables when servers are lost, promoted, or can't be reached."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from sqlalchemy.engine import make_url
+
+from shardids import references
+from shardids.catalog.topology import Node
+from shardids.dev.embedded import EmbeddedServer, temporary_servers
+from shardids.errors import ReferencesBehind, ShardidsError
+from shardids.references import state
+from tests.support.clusters import command
+from tests.support.proxy import Proxy
+from tests.support.referring import Country, Nodes, nodes_at
+from tests.support.replicas import deafen
+from tests.support.standbys import standby_of
+from tests.support.waiting import wait_for
+
+
+@pytest.fixture
+def servers() -> Iterator[dict[str, EmbeddedServer]]:
+    with temporary_servers(3) as servers:
+        yield dict(zip("abc", servers, strict=True))
+
+
+@pytest.fixture
+def nodes(servers: dict[str, EmbeddedServer]) -> Iterator[Nodes]:
+    urls = {name: make_url(server.url()).set(drivername="postgresql") for name, server in servers.items()}
+    with nodes_at(urls) as nodes:
+        yield nodes
+
+
+def test_a_reader_is_lost_and_its_standby_lacks_rows(
+    nodes: Nodes, servers: dict[str, EmbeddedServer]
+) -> None:
+    with standby_of(servers["c"]) as standby:
+        deafen(servers["c"], standby)
+        nodes.write(Country(code="IT", name="Italy"))
+        servers["c"].kill()
+        with (
+            pytest.raises(ReferencesBehind, match='node "c"'),
+            nodes.cluster.reference_session(wait=True, within_s=0.5) as session,
+            session.begin(),
+        ):
+            session.add(Country(code="ES", name="Spain"))
+        with pytest.raises(ShardidsError, match='"c"'):
+            references.delete_row(nodes.catalog, "countries", ["FR"])
+        assert "FR" in nodes.codes("a")
+        assert "FR" in nodes.codes("b")
+        with psycopg.connect(standby.url(), autocommit=True) as promoted:
+            promoted.execute("select pg_promote()")
+        done = command("node", "replace", "c", "--url", standby.url(), **nodes.environment)
+        assert (done.returncode, done.stderr) == (0, "")
+        nodes.urls["c"] = make_url(standby.url()).set(drivername="postgresql")
+        assert nodes.codes("c") == nodes.codes("a") == nodes.codes("b")
+        nodes.cluster.refresh()
+        nodes.write(Country(code="PT", name="Portugal"))
+        assert "PT" in nodes.codes("c")
+        references.delete_row(nodes.catalog, "countries", ["PT"])
+        assert references.repair(nodes.catalog) == []
+
+
+def test_the_writer_is_lost_and_its_standby_lacks_rows(servers: dict[str, EmbeddedServer]) -> None:
+    """What nobody refers to is given up; what rows refer to is named, and kept until it is decided."""
+    urls = {name: make_url(server.url()).set(drivername="postgresql") for name, server in servers.items()}
+    with standby_of(servers["a"]) as standby, nodes_at(urls) as nodes:
+        # The catalog is lost with the writer, and is on its standby.
+        with psycopg.connect(standby.url(), autocommit=True) as copy:
+            wait_for(
+                lambda: (
+                    copy.execute("select to_regclass('shardids_ref.countries')").fetchone()[0]
+                    and copy.execute("select count(*) from shardids_ref.countries").fetchone() == (2,)
+                ),
+                "the standby to have the tables",
+            )
+        deafen(servers["a"], standby)
+        nodes.write(Country(code="IT", name="Italy"), Country(code="ES", name="Spain"))
+        users = f"shard_{nodes.shard_on('b'):04}.users"
+        with nodes.connected("b") as connection:
+            connection.execute(f"insert into {users} (name, country_code) values ('ann', 'IT')")
+        servers["a"].kill()
+        with psycopg.connect(standby.url(), autocommit=True) as promoted:
+            promoted.execute("select pg_promote()")
+        done = command("node", "replace", "a", "--url", standby.url(), SHARDIDS_CATALOG=standby.url())
+        assert done.returncode == 0, done.stderr
+        assert f"rows of {users} refer to a row of reference table countries" in done.stderr
+        nodes.urls["a"] = make_url(standby.url()).set(drivername="postgresql")
+        assert nodes.codes("c") == nodes.codes("a") == ["DE", "FR"]
+        assert nodes.codes("b") == ["DE", "ES", "FR", "IT"]
+        with nodes.connected("a") as connection:
+            connection.execute("insert into shardids_ref.countries values ('IT', 'Italy')")
+        repaired = command("reference", "repair", SHARDIDS_CATALOG=standby.url())
+        assert repaired.returncode == 0, repaired.stderr
+        assert nodes.codes("a") == nodes.codes("b") == nodes.codes("c") == ["DE", "FR", "IT"]
+
+
+def test_a_node_that_falls_silent_stops_no_writer_and_follows_again(
+    nodes: Nodes, servers: dict[str, EmbeddedServer]
+) -> None:
+    with Proxy(servers["a"].port) as proxy:
+        # Node c follows through the proxy.
+        through = nodes.urls["a"].set(host="127.0.0.1", port=proxy.port)
+        nodes.catalog.point_node(Node(name="a", url=through.render_as_string(hide_password=False)))
+        with nodes.connected("c") as connection:
+            (name,) = connection.execute("select subname from pg_subscription").fetchone()
+            connection.execute(f"alter subscription {name} disable")
+        assert [one.node for one in references.repair(nodes.catalog)] == ["c"]
+        nodes.catalog.point_node(Node(name="a", url=nodes.urls["a"].render_as_string(hide_password=False)))
+        nodes.write(Country(code="IT", name="Italy"))
+        proxy.swallow()
+        with (
+            pytest.raises(ReferencesBehind, match='node "c"'),
+            nodes.cluster.reference_session(wait=True, within_s=0.5) as session,
+            session.begin(),
+        ):
+            session.add(Country(code="ES", name="Spain"))
+        assert "ES" in nodes.codes("a")
+        wait_for(lambda: "ES" in nodes.codes("b"), "the other node to have it")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(state.await_all, "__defaults__", (1.0,))
+            with pytest.raises(ReferencesBehind):
+                references.delete_row(nodes.catalog, "countries", ["ES"])
+        assert "ES" in nodes.codes("b")
+        proxy.forward()
+        wait_for(lambda: "ES" in nodes.codes("c"), "the silent node to follow again")
+        shown = command("reference", "status", "--json", **nodes.environment)
+        assert [one["node"] for one in json.loads(shown.stdout)] == ["a", "b", "c"]
+        assert references.repair(nodes.catalog) == []

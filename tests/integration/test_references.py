@@ -1,0 +1,661 @@
+"""Reference tables: the same rows on every node, what refuses to break that, and what restores it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import BigInteger, ForeignKey, Integer, String, func, insert, select
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, selectinload
+
+from shardids import (
+    AsyncCluster,
+    Cluster,
+    doctor,
+    mover,
+    primary_key,
+    reference_table,
+    references,
+    sharding_key,
+)
+from shardids.catalog.references import references_of
+from shardids.catalog.rows import Catalog
+from shardids.dev.embedded import EmbeddedServer, temporary_server
+from shardids.errors import (
+    BadArgument,
+    ClusterConflict,
+    MoveFailed,
+    ReferenceRefused,
+    ReferencesBehind,
+    StatementFailed,
+)
+from shardids.mover import following
+from shardids.references import state
+from tests.conftest import dsn, found_cluster
+from tests.support.clusters import command
+from tests.support.migrations import App
+from tests.support.referring import Country, Currency, Nodes, User, database, nodes_at
+from tests.support.waiting import wait_for
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedServer]:
+    with temporary_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def nodes(server: EmbeddedServer) -> Iterator[Nodes]:
+    with nodes_at({name: database(server, f"node_{name}") for name in "abc"}) as nodes:
+        yield nodes
+
+
+# Written on one node, there on all.
+
+
+def test_a_change_is_on_all_nodes_when_commit_returns(nodes: Nodes) -> None:
+    for number in range(20):
+        with nodes.cluster.reference_session(wait=True) as session, session.begin():
+            session.merge(Country(code="IT", name=f"Italy {number}"))
+        for node in "abc":
+            with nodes.connected(node) as connection:
+                query = "select name from shardids_ref.countries where code = 'IT'"
+                assert connection.execute(query).fetchone() == (f"Italy {number}",)
+
+
+def test_plain_sql_on_the_writer_arrives(nodes: Nodes) -> None:
+    with nodes.connected("a") as connection:
+        connection.execute("insert into shardids_ref.currencies values ('JPY')")
+    for node in "bc":
+        wait_for(lambda node=node: "JPY" in nodes.codes(node, "currencies"), "the row to arrive")
+
+
+def test_an_async_session_waits_too(nodes: Nodes) -> None:
+    async def write() -> str:
+        cluster = await AsyncCluster.connect(dsn(nodes.urls["a"]))
+        async with cluster, await cluster.reference_session(wait=True) as session, session.begin():
+            session.add(Country(code="ES", name="Spain"))
+        async with (
+            await AsyncCluster.connect(dsn(nodes.urls["a"])) as cluster,
+            cluster.session(shard=nodes.shard_on("c")) as session,
+        ):
+            return (await session.get_one(Country, "ES")).name
+
+    assert asyncio.run(write()) == "Spain"
+
+
+def test_a_node_that_does_not_follow_is_named(nodes: Nodes) -> None:
+    with nodes.connected("c") as connection:
+        (name,) = connection.execute(
+            "select subname from pg_subscription where subdbid = shardids.database()"
+        ).fetchone()
+        connection.execute(f"alter subscription {name} disable")
+        with (
+            pytest.raises(ReferencesBehind, match=r'committed, and has not reached node "c" within 0\.5 s'),
+            nodes.cluster.reference_session(wait=True, within_s=0.5) as session,
+            session.begin(),
+        ):
+            session.add(Currency(code="GBP"))
+        assert "GBP" in nodes.codes("a", "currencies")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(state.await_all, "__defaults__", (0.1,))
+            with pytest.raises(ReferencesBehind, match=r'not deleted: earlier changes .* node "c" within'):
+                references.delete_row(nodes.catalog, "currencies", ["GBP"])
+        assert references_of(nodes.catalog).deletions == ()
+        shown = command("reference", "status", "--json", **nodes.environment)
+        assert shown.returncode == 3, shown.stderr
+        assert {one["node"]: one["state"] for one in json.loads(shown.stdout)} == {
+            "a": "is written to",
+            "b": "follows",
+            "c": "its subscription is disabled",
+        }
+    done = command("reference", "repair", **nodes.environment)
+    assert done.stdout == 'Node "c" repaired: its subscription is disabled\n', done.stderr
+    assert "GBP" in nodes.codes("c", "currencies")
+    again = command("reference", "repair", **nodes.environment)
+    assert again.stdout == "All nodes follow the writer, with the same rows\n", again.stderr
+
+
+# Read in any session.
+
+
+def test_objects_are_loaded_in_any_session(nodes: Nodes) -> None:
+    names = [f"user {number}" for number in range(12)]
+    with nodes.cluster.sharded_session() as session:
+        session.add_all([User(name=name, country_code="DE") for name in names])
+        session.commit()
+        session.expunge_all()
+        assert session.get_one(Country, "DE").name == "Germany"
+        assert session.scalars(select(Country).where(Country.code == "FR")).one().name == "France"
+        assert session.scalars(select(func.count()).select_from(Country)).one() >= 2
+        users = session.scalars(select(User).where(User.name.in_(names)).options(selectinload(User.country)))
+        assert {user.country.name for user in users} == {"Germany"}
+        joined = select(User.name, Country.name).join(Country).where(Country.code == "DE")
+        assert sorted(session.execute(joined).all()) == [(name, "Germany") for name in sorted(names)]
+        counted = select(func.count()).select_from(User).outerjoin(User.country)
+        assert session.scalars(counted).one() == session.scalars(select(func.count(User.id))).one()
+    with nodes.cluster.session(key=names[0]) as session:
+        user = session.scalars(select(User).where(User.name == names[0])).one()
+        assert user.country.name == "Germany"
+
+
+def test_reference_rows_are_counted_once(nodes: Nodes) -> None:
+    with nodes.connected("a") as connection:
+        (count,) = connection.execute("select count(*) from shardids_ref.countries").fetchone()
+        (users,) = connection.execute(
+            "select count(*) from shardids_ref.countries where code = 'DE'"
+        ).fetchone()
+    assert users == 1
+    with nodes.cluster.sharded_session() as session:
+        assert len(session.scalars(select(Country)).all()) == count
+        assert len(session.scalars(select(Country).union_all(select(Country))).all()) == 2 * count
+        # Which shards' users a country has is asked of all shards.
+        with pytest.raises(Exception, match="users"):
+            session.execute(
+                select(Country.code, User.name).outerjoin(User, User.country_code == Country.code)
+            ).all()
+
+
+def test_a_session_on_shards_writes_no_reference_rows(nodes: Nodes) -> None:
+    for session in (nodes.cluster.session(shard=0), nodes.cluster.sharded_session()):
+        with session:
+            session.add(Country(code="XX", name="Nowhere"))
+            with pytest.raises(BadArgument, match="countries is not written to in a session on shards"):
+                session.commit()
+    with nodes.cluster.sharded_session() as session, pytest.raises(BadArgument, match="reference_session"):
+        session.execute(insert(Country).values(code="XX", name="Nowhere"))
+
+
+# Refused on the server.
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "insert into shardids_ref.countries values ('XX', 'x')",
+        "update shardids_ref.countries set name = 'x'",
+        "delete from shardids_ref.countries",
+        "truncate shardids_ref.countries cascade",
+    ],
+)
+def test_another_node_takes_no_writes(nodes: Nodes, statement: str) -> None:
+    with (
+        nodes.connected("b") as connection,
+        pytest.raises(psycopg.Error, match='written to on node "a" alone') as caught,
+    ):
+        connection.execute(statement)
+    assert caught.value.sqlstate == "SI013"
+
+
+@pytest.mark.parametrize(
+    ("statement", "why"),
+    [
+        ("delete from shardids_ref.countries where code = 'DE'", "DELETE on reference table countries"),
+        ("truncate shardids_ref.countries cascade", "countries can't be truncated"),
+        (
+            "update shardids_ref.countries set code = 'F' where code = 'FR'",
+            "UPDATE of code of reference table",
+        ),
+    ],
+)
+def test_the_writer_keeps_what_may_be_referred_to(nodes: Nodes, statement: str, why: str) -> None:
+    with nodes.connected("a") as connection, pytest.raises(psycopg.Error, match=why) as caught:
+        connection.execute(statement)
+    assert caught.value.sqlstate == "SI013"
+
+
+def test_the_orm_sees_the_refusal(nodes: Nodes) -> None:
+    with nodes.cluster.reference_session() as session:
+        session.delete(session.get_one(Country, "FR"))
+        with pytest.raises(ReferenceRefused, match="shardids reference delete countries KEY"):
+            session.commit()
+
+
+def test_the_guard_is_passed_by_the_owner_alone(nodes: Nodes, server: EmbeddedServer) -> None:
+    with nodes.connected("b") as connection:
+        connection.execute("drop role if exists reader")
+        connection.execute("create role reader")
+        connection.execute("grant usage on schema shardids_ref to reader")
+        connection.execute("grant all on shardids_ref.countries to reader")
+        connection.execute("set role reader")
+        connection.execute("set shardids.reference_work = 'on'")
+        with pytest.raises(psycopg.Error, match="alone"):
+            connection.execute("insert into shardids_ref.countries values ('XX', 'x')")
+        connection.execute("reset role")
+        connection.execute("revoke all on shardids_ref.countries from reader")
+        connection.execute("revoke usage on schema shardids_ref from reader")
+        connection.execute("drop role reader")
+
+
+# Deleting.
+
+
+def test_a_row_is_deleted_on_all_nodes(nodes: Nodes) -> None:
+    nodes.write(Country(code="YU", name="Yugoslavia"))
+    planned = command("reference", "delete", "countries", "YU", "--dry-run", **nodes.environment)
+    assert planned.stdout == "Would delete row YU of countries\n", planned.stderr
+    assert all("YU" in nodes.codes(node) for node in "abc")
+    done = command("reference", "delete", "countries", "YU", "--yes", **nodes.environment)
+    assert done.returncode == 0, done.stderr
+    assert not any("YU" in nodes.codes(node) for node in "abc")
+    nodes.write(Country(code="YU", name="again"))
+    assert all("YU" in nodes.codes(node) for node in "abc")
+
+
+@pytest.mark.parametrize("node", ["a", "b", "c"])
+def test_a_row_that_a_node_refers_to_stays_on_all(nodes: Nodes, node: str) -> None:
+    nodes.write(Country(code="CH", name="Switzerland"))
+    shard = nodes.shard_on(node)
+    with nodes.connected(node) as connection:
+        connection.execute(f"insert into shard_{shard:04}.users (name, country_code) values ('u', 'CH')")
+        with pytest.raises(
+            ClusterConflict, match=f'stays: rows of shard_{shard:04}.users on node "{node}" refer to it'
+        ):
+            references.delete_row(nodes.catalog, "countries", ["CH"])
+        assert all("CH" in nodes.codes(one) for one in "abc")
+        connection.execute(f"delete from shard_{shard:04}.users where country_code = 'CH'")
+    assert references.status(nodes.catalog)[0].state == "is written to"
+    # The nodes that had deleted it follow again.
+    nodes.write(Country(code="CH", name="Suisse"))
+    for one in "abc":
+        with nodes.connected(one) as connection:
+            query = "select name from shardids_ref.countries where code = 'CH'"
+            assert connection.execute(query).fetchone() == ("Suisse",)
+
+
+def test_no_reference_comes_between_while_a_row_is_deleted(nodes: Nodes) -> None:
+    """Writers on every node refer to rows that are deleted: each is refused, or keeps the row."""
+    stop = threading.Event()
+
+    def refer(node: str) -> None:
+        shard = nodes.shard_on(node)
+        with nodes.connected(node) as connection:
+            while not stop.is_set():
+                try:
+                    connection.execute(
+                        f"insert into shard_{shard:04}.users (name, country_code) values ('u', 'ZZ')"
+                    )
+                    connection.execute(f"delete from shard_{shard:04}.users where country_code = 'ZZ'")
+                except psycopg.errors.ForeignKeyViolation:
+                    continue
+
+    threads = [threading.Thread(target=refer, args=(node,)) for node in "abc"]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(4):
+            nodes.write(Country(code="ZZ", name=f"round {number}"))
+            try:
+                references.delete_row(nodes.catalog, "countries", ["ZZ"])
+            except ClusterConflict as error:
+                assert "stays" in error.message  # noqa: PT017 -- it may be deleted, too
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert nodes.dangling() == []
+
+
+def test_no_move_begins_during_a_deletion_nor_the_other_way(nodes: Nodes) -> None:
+    nodes.write(Country(code="SU", name="Soviet Union"))
+    with nodes.connected("a") as catalog:
+        catalog.execute(
+            """insert into shardids_catalog.reference_deletion (table_name, key)
+               values ('countries', '{"code": "SU"}')"""
+        )
+        with pytest.raises(
+            ReferenceRefused, match=r'row \{"code": "SU"\} of reference table countries is being deleted'
+        ):
+            mover.move(nodes.catalog, nodes.shard_on("b"), "c")
+        done = command("reference", "repair", **nodes.environment)
+        assert done.returncode == 0, done.stderr
+        assert catalog.execute("select count(*) from shardids_catalog.reference_deletion").fetchone() == (0,)
+        catalog.execute(
+            """insert into shardids_catalog.move (shard, source, target, offline, step)
+               values (0, 'a', 'b', false, 'copy')"""
+        )
+        with pytest.raises(
+            ClusterConflict, match="shard 0 is being moved, and rows that arrive that way are not checked"
+        ):
+            references.delete_row(nodes.catalog, "countries", ["SU"])
+        catalog.execute("delete from shardids_catalog.move where step = 'copy' and ended_at is null")
+    assert all("SU" in nodes.codes(node) for node in "abc")
+
+
+def test_cascades_are_refused(nodes: Nodes) -> None:
+    shard = nodes.shard_on("b")
+    with nodes.connected("b") as connection:
+        connection.execute(
+            f"""create table shard_{shard:04}.visits (
+                  code text references shardids_ref.countries on delete cascade)"""
+        )
+        with pytest.raises(ClusterConflict, match=r"visits_code_fkey of .* would delete or change rows"):
+            references.delete_row(nodes.catalog, "countries", ["FR"])
+        connection.execute(f"drop table shard_{shard:04}.visits")
+
+
+# Moves, nodes.
+
+
+def test_a_shard_moves_with_its_references(nodes: Nodes) -> None:
+    shard = nodes.shard_on("b")
+    with nodes.connected("b") as connection:
+        connection.execute(f"insert into shard_{shard:04}.users (name, country_code) values ('mover', 'DE')")
+    mover.move(nodes.catalog, shard, "c")
+    with nodes.connected("c") as connection:
+        assert connection.execute(
+            f"select country_code from shard_{shard:04}.users where name = 'mover'"
+        ).fetchone() == ("DE",)
+        with pytest.raises(psycopg.errors.ForeignKeyViolation):
+            connection.execute(f"insert into shard_{shard:04}.users (name, country_code) values ('x', '??')")
+    mover.purge(nodes.catalog, [shard])
+    mover.move(nodes.catalog, shard, "b")
+    mover.purge(nodes.catalog, [shard])
+
+
+def test_a_shard_is_not_moved_to_a_node_that_does_not_follow(nodes: Nodes) -> None:
+    shard = nodes.shard_on("b")
+    with nodes.connected("c") as connection:
+        (name,) = connection.execute(
+            "select subname from pg_subscription where subdbid = shardids.database()"
+        ).fetchone()
+        connection.execute(f"alter subscription {name} disable")
+    with nodes.connected("a") as connection:
+        connection.execute("insert into shardids_ref.countries values ('NO', 'Norway')")
+    with nodes.connected("b") as connection:
+        wait_for(lambda: "NO" in nodes.codes("b"), "the row to arrive")
+        connection.execute(f"insert into shard_{shard:04}.users (name, country_code) values ('no', null)")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(following, "WITHIN_S", 0.2)
+        with pytest.raises(MoveFailed, match='node "c" has not followed the writer of reference tables'):
+            mover.move(nodes.catalog, shard, "c")
+    with nodes.connected("b") as connection:
+        connection.execute(f"update shard_{shard:04}.users set country_code = 'NO' where name = 'no'")
+    references.repair(nodes.catalog)
+    mover.resume(nodes.catalog, shard)
+    assert nodes.dangling() == []
+    mover.purge(nodes.catalog, [shard])
+    mover.move(nodes.catalog, shard, "b")
+    mover.purge(nodes.catalog, [shard])
+
+
+def test_a_new_node_has_them_and_a_removed_one_leaves_nothing(nodes: Nodes, server: EmbeddedServer) -> None:
+    url = database(server, "node_d")
+    added = command("node", "add", "d", "--url", dsn(url), **nodes.environment)
+    assert added.returncode == 0, added.stderr
+    nodes.urls["d"] = url
+    assert nodes.codes("d") == nodes.codes("a")
+    with Cluster.connect(dsn(nodes.urls["a"])) as cluster, cluster.reference_session(wait=True) as session:
+        session.add(Country(code="PT", name="Portugal"))
+        session.commit()
+    assert "PT" in nodes.codes("d")
+    refused = command("node", "remove", "a", **nodes.environment)
+    assert refused.returncode == 1
+    removed = command("node", "remove", "d", **nodes.environment)
+    assert removed.returncode == 0, removed.stderr
+    with nodes.connected("a") as connection:
+        (slots,) = connection.execute("select count(*) from pg_replication_slots").fetchone()
+    assert slots == 2
+
+
+# Making and dropping.
+
+
+@pytest.mark.parametrize(
+    ("definition", "why"),
+    [
+        ("create table {t} (n int)", "no primary key"),
+        ("create unlogged table {t} (n int primary key)", "unlogged"),
+        ("create table {t} (n int primary key) partition by range (n)", "no plain table"),
+        ("create table {t} (n bigint primary key references shard_0000.users)", "refers to shard_0000.users"),
+        (
+            "create table {t} (n int primary key); alter table {t} enable row level security",
+            "row level security",
+        ),
+        ("create table {t} (n int primary key, m int references {t} on delete cascade)", "acts on rows"),
+        (
+            "create table {t} (n int primary key); create trigger stamp before update on {t}"
+            " for each row execute function suppress_redundant_updates_trigger()",
+            "trigger stamp may change rows",
+        ),
+    ],
+)
+def test_unfit_tables_are_refused(nodes: Nodes, definition: str, why: str) -> None:
+    with nodes.connected("a") as connection:
+        connection.execute(definition.replace("{t}", "shardids_ref.odd"))
+        with pytest.raises(ClusterConflict, match=why):
+            references.create_table(nodes.catalog, "odd")
+        connection.execute("drop table shardids_ref.odd")
+    assert "odd" not in {table.name for table in references.tables(nodes.catalog)}
+
+
+def test_a_table_is_made_by_sql_and_dropped_again(nodes: Nodes) -> None:
+    with nodes.connected("a") as connection:
+        connection.execute("""
+            create type shardids_ref.mood as enum ('low');
+            drop type shardids_ref.mood;
+            create table shardids_ref.units (
+              id integer generated always as identity primary key, "Name" text not null unique deferrable,
+              doubled integer generated always as (id * 2) stored,
+              extra jsonb, raw bytea, at timestamptz default now());
+            create index units_extra on shardids_ref.units using gin (extra);
+            insert into shardids_ref.units ("Name", extra, raw)
+            values ('metre', '{"a": 1.0}', '\\x00ff'), ('second', null, null)""")
+    planned = command("reference", "create", "units", "--dry-run", **nodes.environment)
+    assert planned.returncode == 0, planned.stderr
+    for _ in range(2):
+        done = command("reference", "create", "units", **nodes.environment)
+        assert done.stdout == 'Reference table units is on all nodes, and written to on node "a"\n', (
+            done.stderr
+        )
+    with nodes.connected("a") as connection:
+        connection.execute("""update shardids_ref.units set "Name" = 'Meter' where id = 1""")
+        connection.execute("""insert into shardids_ref.units ("Name") values ('litre')""")
+        everything = "select u.* from shardids_ref.units u order by id"
+        there = connection.execute(everything).fetchall()
+    for node in "bc":
+        with nodes.connected(node) as connection:
+            wait_for(lambda c=connection: c.execute(everything).fetchall() == there, "the rows to arrive")
+    listed = command("reference", "list", "--json", **nodes.environment)
+    assert [one["name"] for one in json.loads(listed.stdout)] == ["countries", "currencies", "units"]
+    refused = command("reference", "drop", "countries", "--yes", **nodes.environment)
+    assert "users refers to reference table countries" in refused.stderr
+    dropped = command("reference", "drop", "units", "--yes", **nodes.environment)
+    assert dropped.returncode == 0, dropped.stderr
+    for node in "abc":
+        with nodes.connected(node) as connection:
+            assert connection.execute("select to_regclass('shardids_ref.units')").fetchone() == (None,)
+
+
+def test_rows_that_only_a_reader_has_are_not_lost_unnoticed(nodes: Nodes) -> None:
+    """As after the promotion of a writer's standby that had not received them."""
+    shard = nodes.shard_on("b")
+    with nodes.connected("b") as connection:
+        connection.execute("set session_replication_role = replica")
+        connection.execute("insert into shardids_ref.countries values ('LO', 'lost'), ('UN', 'unused')")
+        connection.execute("reset session_replication_role")
+        connection.execute(f"insert into shard_{shard:04}.users (name, country_code) values ('u', 'LO')")
+        failed = command("reference", "repair", **nodes.environment)
+        assert failed.returncode == 1
+        assert f"rows of shard_{shard:04}.users refer to a row of reference table countries" in failed.stderr
+        assert {"LO", "UN"} <= set(nodes.codes("b"))
+        connection.execute(f"delete from shard_{shard:04}.users where country_code = 'LO'")
+    done = command("reference", "repair", **nodes.environment)
+    assert done.returncode == 0, done.stderr
+    assert nodes.codes("b") == nodes.codes("a")
+
+
+def test_a_value_of_a_unique_column_that_another_row_has_is_repaired(nodes: Nodes) -> None:
+    with nodes.connected("a") as connection:
+        connection.execute(
+            "create table shardids_ref.units (id int primary key, code text unique, more json)"
+        )
+        connection.execute("insert into shardids_ref.units values (2, 'm', '{}')")
+    references.create_table(nodes.catalog, "units")
+    with nodes.connected("b") as connection:
+        connection.execute("set session_replication_role = replica")
+        connection.execute("update shardids_ref.units set id = 1")
+    assert [(one.node, one.error) for one in references.repair(nodes.catalog)] == [("b", "")]
+    with nodes.connected("b") as connection:
+        assert connection.execute("select id from shardids_ref.units").fetchall() == [(2,)]
+    references.drop_table(nodes.catalog, "units")
+
+
+def test_a_table_that_a_node_can_not_have_stops_no_other(nodes: Nodes) -> None:
+    with nodes.connected("a") as connection:
+        connection.execute("create type public.mood as enum ('low')")
+        connection.execute("create table shardids_ref.moods (code public.mood primary key)")
+        with pytest.raises(StatementFailed, match="mood"):
+            references.create_table(nodes.catalog, "moods")
+        connection.execute("insert into shardids_ref.moods values ('low')")
+        nodes.write(Currency(code="SEK"))
+        assert "SEK" in nodes.codes("c", "currencies")
+        references.drop_table(nodes.catalog, "moods")
+        connection.execute("drop type public.mood")
+
+
+def test_a_table_with_an_interrupted_deletion_is_not_dropped(nodes: Nodes) -> None:
+    with nodes.connected("a") as connection:
+        connection.execute("create table shardids_ref.units (code text primary key)")
+        references.create_table(nodes.catalog, "units")
+        connection.execute(
+            "insert into shardids_catalog.reference_deletion (table_name, key)"
+            " values ('units', '{\"code\": \"m\"}')"
+        )
+    with pytest.raises(ClusterConflict, match="deletion of a row of reference table units"):
+        references.drop_table(nodes.catalog, "units")
+    references.repair(nodes.catalog)
+    references.drop_table(nodes.catalog, "units")
+
+
+# Migrations, doctor.
+
+
+def test_a_revision_for_the_node_changes_a_table_on_the_writer_last(
+    nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARDIDS_CATALOG", dsn(nodes.urls["a"]))
+    monkeypatch.setenv("SHARDIDS_MIGRATIONS", str(tmp_path / "migrations"))
+    for node in "abc":
+        with nodes.connected(node) as connection:
+            # As from version 15 on.
+            connection.execute("revoke create on schema public from public")
+    app = App(tmp_path / "migrations", nodes.urls["a"], capsys)
+    app.add(
+        "n_one",
+        """
+        op.add_column("countries", sa.Column("iso3", sa.Text), schema="shardids_ref")
+        lot = sa.Column("lot", sa.Float, server_default=sa.text("random()"))
+        op.add_column("countries", lot, schema="shardids_ref")
+        """,
+        more='branch_labels = ("node",)\n',
+    )
+    app.add(
+        "s_one",
+        """
+        key = sa.ForeignKey("shardids_ref.countries.code")
+        op.create_table("notes", key_column(), sa.Column("country", sa.String, key))
+        """,
+    )
+    planned = app("up", "--dry-run", "--json").json
+    of_nodes = [row["shards"] for row in planned if str(row["shards"]).startswith("node")]
+    assert of_nodes == ["node b", "node c", "node a"]
+    ran = app("up")
+    assert ran.code == 0, ran.err
+    # Each node made random numbers of its own.
+    assert references.repair(nodes.catalog) == []
+    with nodes.connected("a") as connection:
+        connection.execute("update shardids_ref.countries set iso3 = 'DEU' where code = 'DE'")
+    query = "select iso3, lot::text from shardids_ref.countries where code = 'DE'"
+    with nodes.connected("a") as connection:
+        there = connection.execute(query).fetchone()
+    for node in "bc":
+        with nodes.connected(node) as connection:
+            wait_for(lambda c=connection: c.execute(query).fetchone() == there, "the column to arrive")
+
+
+def test_the_doctor_finds_what_differs(nodes: Nodes) -> None:
+    def found() -> list[tuple[str, tuple[str, ...]]]:
+        report = doctor.examine(nodes.catalog)
+        about = ("reference-", "leftover-", "foreign-")
+        return [(one.check, one.nodes) for one in report.findings if one.check.startswith(about)]
+
+    assert found() == []
+    with nodes.connected("b") as connection:
+        connection.execute("set session_replication_role = replica")
+        connection.execute("insert into shardids_ref.currencies values ('XXX')")
+        connection.execute("alter table shardids_ref.currencies disable trigger shardids_reference")
+    with nodes.connected("c") as connection:
+        (name,) = connection.execute(
+            "select subname from pg_subscription where subdbid = shardids.database()"
+        ).fetchone()
+        connection.execute(f"alter subscription {name} disable")
+    assert sorted(found()) == [
+        ("reference-differs", ("b",)),
+        ("reference-not-followed", ("c",)),
+        ("reference-unguarded", ("b",)),
+    ]
+    with nodes.connected("a") as connection:
+        connection.execute("alter table shardids_ref.countries disable trigger shardids_reference_key")
+    assert ("reference-unguarded", ("a",)) in found()
+    references.create_table(nodes.catalog, "countries")
+    references.create_table(nodes.catalog, "currencies")
+    wait_for(lambda: found() == [], "the doctor to be content")
+
+
+# Definitions.
+
+
+def test_a_model_with_something_of_a_shard_is_refused() -> None:
+    def define(**columns: Any) -> None:
+        base = type("Base", (DeclarativeBase,), {})
+        type("Odd", (base,), {"__tablename__": "odd", "__table_args__": reference_table(), **columns})
+
+    with pytest.raises(
+        BadArgument, match=r"foreign key from column user_id to users\.id, which is a shard's"
+    ):
+        define(
+            code=mapped_column(Integer, primary_key=True),
+            user_id=mapped_column(BigInteger, ForeignKey("users.id")),
+        )
+    with pytest.raises(BadArgument, match="has IDs of a shard in column id"):
+        define(id=primary_key())
+    with pytest.raises(BadArgument, match="has the sharding key name"):
+        define(code=mapped_column(Integer, primary_key=True), name=sharding_key(String))
+
+
+def test_create_all_does_not_make_them(nodes: Nodes) -> None:
+    class Other(DeclarativeBase):
+        pass
+
+    class Planet(Other):
+        __tablename__ = "planets"
+        __table_args__ = reference_table()
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+    with (
+        nodes.cluster.shard_engine(0).begin() as connection,
+        pytest.raises(BadArgument, match="planets is not made with the tables of a shard"),
+    ):
+        Other.metadata.create_all(connection)
+
+
+def test_a_server_without_logical_replication_is_refused() -> None:
+    with temporary_server(settings={"wal_level": "replica"}) as server:
+        urls = {name: database(server, f"node_{name}") for name in "ab"}
+        found_cluster(urls["a"], urls, 2)
+        catalog = Catalog(dsn(urls["a"]))
+        with psycopg.connect(dsn(urls["a"]), autocommit=True) as connection:
+            connection.execute("create table shardids_ref.t (n int primary key)")
+        with pytest.raises(
+            ClusterConflict, match="wal_level = replica: alter system set wal_level = logical"
+        ):
+            references.create_table(catalog, "t", writer="a")
+        assert references.tables(catalog) == []
+        catalog.close()
