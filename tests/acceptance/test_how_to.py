@@ -53,8 +53,11 @@ ANSWERS = """
         ("ids-in-json", CALLS, ANSWERS),
         ("load-rows", "", "3,000 rows\nrow 2, shard 5\n"),
         ("moved-shards", "", "ann\n"),
+        ("numbers-for-people", "", ""),
         ("paginate", "", ""),
+        ("pandas", "", ""),
         ("route-queries", "", ""),
+        ("sqlmodel", "", ""),
     ],
 )
 def test_the_examples_of_a_page(cluster_url: URL, tmp_path: Path, page: str, more: str, printed: str) -> None:

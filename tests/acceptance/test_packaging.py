@@ -55,6 +55,14 @@ def test_sql_and_migrations_are_in_the_wheel(installed: Path, tmp_path: Path) ->
     assert "create sequence %I.id_counter" in sql
 
 
+def test_pytest_finds_the_plugin_of_the_wheel(installed: Path, tmp_path: Path) -> None:
+    listing = (
+        "from importlib.metadata import entry_points;"
+        "print(*(found.value for found in entry_points(group='pytest11')))"
+    )
+    assert run(installed / "python", "-c", listing, cwd=tmp_path) == "shardids.testing.plugin\n"
+
+
 def test_the_template_of_the_comparison_report_is_in_the_wheel(installed: Path, tmp_path: Path) -> None:
     here = ROOT / "shardids" / "compare" / "report" / "template"
     listing = (

@@ -1,4 +1,4 @@
-"""The tutorial, as a reader would type it."""
+"""The tutorials, as a reader would type them."""
 
 from __future__ import annotations
 
@@ -9,54 +9,70 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from markdown_it import MarkdownIt
 
-TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
+from shardids.dev.embedded import EmbeddedServer
+
+ROOT = Path(__file__).parents[2]
 INSTALLATION = re.compile(r"python3 -m venv|\. \.venv/bin/activate|pip install")
+EXPORTS = re.compile(r"^export (\w+)=")
 
 
-def test_the_tutorial_shows_what_a_reader_sees(tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", ["tutorial", "tutorial-adopt", "tutorial-operate"])
+def test_a_tutorial_shows_what_a_reader_sees(tmp_path: Path, page: str) -> None:
+    (tmp_path / "shardids").symlink_to(ROOT)
     reader = Reader(tmp_path)
     try:
         text = ""
-        for token in MarkdownIt().parse(TUTORIAL.read_text(encoding="utf-8")):
+        for token in MarkdownIt().parse((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")):
             if token.type == "inline":
                 text = token.content
             elif token.type == "fence" and token.info == "python":
-                (name,) = re.findall(r"`(\w+\.py)`", text)
+                (name,) = re.findall(r"`([\w/]+\.py)`", text)
                 (tmp_path / name).write_text(token.content, encoding="utf-8")
             elif token.type == "fence" and token.info == "console":
                 for step in re.split(r"^\$ ", token.content, flags=re.MULTILINE)[1:]:
                     reader.type(*step.split("\n", 1))
         assert reader.commands > 6
     finally:
-        reader.type("shardids dev down --remove || true", "...\n")
+        (tmp_path / "stop").touch()
+        if (tmp_path / "standby" / "server.json").exists():
+            EmbeddedServer.open(tmp_path / "standby").remove()
+        for folder in (".shardids", "old"):
+            reader.type(f"shardids dev down --remove --yes --dir {folder} || true", "...\n")
     assert not (tmp_path / ".shardids").exists()
+    assert not (tmp_path / "old").exists()
 
 
 class Reader:
-    """Types commands in a folder, and copies the export that one of them prints."""
+    """Types commands in a folder, and copies the exports that they print."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.environment = dict(os.environ, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-        self.environment |= {"PYTHONPATH": str(TUTORIAL.parents[1]), "PYTHONWARNINGS": "error"}
+        # Programs of a page may leave their pool of connections to the end of the process.
+        self.environment |= {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error,ignore::ResourceWarning"}
         self.commands = 0
 
     def type(self, command: str, expected: str) -> None:
         if INSTALLATION.match(command):
             return
+        exported = EXPORTS.match(command)
         ran = subprocess.run(
-            ["bash", "-o", "pipefail", "-c", command],
+            ["bash", "-o", "pipefail", "-c", f'{command}; echo "${exported[1]}"' if exported else command],
             cwd=self.folder,
             env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
-            timeout=60,
+            timeout=300,
         )
         self.commands += 1
+        if exported:
+            self.environment[exported[1]] = ran.stdout.strip()
+            return
         checker = doctest.OutputChecker()
         same = checker.check_output(expected, ran.stdout, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
         assert same, f"$ {command}\n{ran.stdout}\n-- instead of --\n{expected}"
