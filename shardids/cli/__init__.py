@@ -24,6 +24,10 @@ COMMANDS = {
         "doctor:examine",
         "Find what is wrong with the cluster, and say what to do. Changes nothing; exits 3 if something is.",
     ),
+    "validate-config": Entry(
+        "configuration:validate_config",
+        "Say whether catalog, layout, nodes, migrations and models can be used; exit 1 if not.",
+    ),
     "load": Entry(
         "load:load",
         "Load a CSV or Parquet file by COPY, each row into its shard; run again, it goes on where it ended.",
@@ -39,8 +43,8 @@ COMMANDS = {
         "dev:demo",
         "Run two servers with 64 shards, write 6,000 rows through SQLAlchemy, and show what their IDs say.",
     ),
-    "node": Entry("clusters:node_app", "The PostgreSQL databases that hold shards."),
-    "shard": Entry("clusters:shard_app", "The logical shards."),
+    "node": Entry("groups:node_app", "The PostgreSQL databases that hold shards."),
+    "shard": Entry("groups:shard_app", "The logical shards."),
     "migrate": Entry("migrate:app", "Change the tables of every shard, with Alembic."),
     "transaction": Entry("transactions:app", "Transactions on several nodes that were not ended."),
     "restore-point": Entry(
@@ -48,7 +52,13 @@ COMMANDS = {
         "Mark a moment on all servers to which they can be restored together.",
     ),
     "adopt": Entry("adopt:app", "Take an existing PostgreSQL database into shards."),
+    "reference": Entry(
+        "references:app",
+        "Small tables with the same rows on every node, which rows of all shards can refer to.",
+    ),
     "view": Entry("views:app", "A table of all shards as one view, by postgres_fdw."),
+    "counter": Entry("counters:app", "Numbers for people, which begin anew each day, month or year."),
+    "lookup": Entry("lookups:app", "Columns that are unique over all shards, and find a row's shard."),
     "id": Entry("ids:app", "Take IDs apart, put them together, draw them."),
     "sql": Entry("sql:app", "Read the SQL that shardids installs."),
     "dev": Entry("dev:app", "A cluster of embedded servers in a folder, to play with."),

@@ -37,7 +37,10 @@ LAYOUTS = f"{', '.join(PRESETS)}, or widths of time, shard and sequence"
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")]
 YesOption = Annotated[
-    bool, typer.Option("--yes", help="Do not ask, on a terminal, before data is destroyed.")
+    bool,
+    typer.Option(
+        "--yes", "-y", help="Do not ask first. Without a terminal nothing is destroyed unless it is given."
+    ),
 ]
 
 
@@ -89,13 +92,19 @@ def _of_system(error: OSError) -> tuple[str, str]:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Asks the person at the terminal before something is destroyed; scripts are not asked.
+    """Asks the person at the terminal before something is destroyed; scripts have to say ``--yes``.
 
     Raises:
         typer.Abort: the answer is no.
+        BadArgument: there is no terminal to ask at, and ``yes`` is not set.
     """
-    if not yes and sys.stdin.isatty() and sys.stderr.isatty():
-        typer.confirm(question, abort=True, err=True)
+    if yes:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise BadArgument(
+            f"{question} There is no terminal to ask at.", hint="To do it without a question: --yes"
+        )
+    typer.confirm(question, abort=True, err=True)
 
 
 def _print_error(message: str, hint: str = "") -> None:

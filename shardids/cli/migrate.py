@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from shardids.catalog.connections import parse_url, shown_url
 from shardids.catalog.notation import parse_duration_ms
+from shardids.catalog.urls import parse_url, shown_url
 from shardids.cli import migrate_read
 from shardids.cli.common import CatalogOption, DryRunOption, JsonOption
 from shardids.cli.migrate_options import (
@@ -255,6 +255,10 @@ def _carry_out(
         report = migration.run(prepared, settings, progress, interruption.stop)
     # The query node's views name the columns that the tables had.
     print_warnings(follow_tables(migration.catalog))
+    if prepared.nodes:
+        from shardids import references
+
+        print_warnings(references.follow(migration.catalog))
     print_report(report, prepared, words, as_json=as_json)
     if not report.succeeded or report.interrupted:
         raise typer.Exit(1)

@@ -1,8 +1,8 @@
 """Examines a cluster: :mod:`~shardids.doctor.ask` gathers facts from all nodes at once, checks judge them.
 
 Facts are plain records (:mod:`~shardids.doctor.facts`). Each check is a pure function of them, in the module
-of what it is about: placement, generators, tables, schemas, leftovers, access, contents. :func:`examine`
-changes nothing and installs nothing.
+of what it is about: placement, generators, tables, schemas, leftovers, access, contents, lookups.
+:func:`examine` changes nothing and installs nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,17 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from shardids.catalog.rows import Catalog
-from shardids.doctor import access, contents, generators, leftovers, placement, schemas, tables
+from shardids.doctor import (
+    access,
+    contents,
+    generators,
+    leftovers,
+    lookups,
+    placement,
+    references,
+    schemas,
+    tables,
+)
 from shardids.doctor.ask import Wishes, ask
 from shardids.doctor.facts import ClusterFacts
 from shardids.doctor.findings import Check, Finding, Severity
@@ -25,8 +35,10 @@ CHECKS: Sequence[Check] = (
     *tables.CHECKS,
     *schemas.CHECKS,
     *leftovers.CHECKS,
+    *references.CHECKS,
     *access.CHECKS,
     *contents.CHECKS,
+    *lookups.CHECKS,
 )
 """All checks, by what they are about."""
 

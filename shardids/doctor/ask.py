@@ -12,13 +12,13 @@ from typing import Any, Final
 from psycopg import sql
 from sqlalchemy import Connection, Engine, text
 
-from shardids.catalog.connections import parse_url, with_password_of
 from shardids.catalog.locks import AdvisoryLock
 from shardids.catalog.nodes import Nodes, administrative_engine
 from shardids.catalog.objects import read_objects
 from shardids.catalog.queries import batches, prepare, read
 from shardids.catalog.rows import Catalog, Description, describe_in
 from shardids.catalog.topology import Node
+from shardids.catalog.urls import parse_url, with_password_of
 from shardids.doctor.clock import LocalClock
 from shardids.doctor.engine import changed_functions
 from shardids.doctor.facts import (
@@ -43,8 +43,10 @@ from shardids.doctor.facts import (
     ViewFacts,
 )
 from shardids.doctor.old_ids import Adopted, adopted_in
+from shardids.doctor.reference_facts import ask_references, read_references
 from shardids.doctor.samples import ShardingKey, read_keys, sample_ids
 from shardids.errors import BadArgument, ClusterConflict, ShardidsError
+from shardids.lookups.comparing import compare_all
 from shardids.migrate.hashes import read_recorded
 from shardids.views.state import View, read_sources, views_in
 
@@ -97,6 +99,7 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[int, ClusterFacts]:
         moves = _read_moves(connection)
         is_migrating = _is_migrating(connection)
         views = views_in(connection)
+        references, is_changing = read_references(connection)
     adopted = adopted_in(catalog, catalog.placement().old_ids, description.shard_count)
     clock = LocalClock()
     with (
@@ -107,11 +110,14 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[int, ClusterFacts]:
         asked = nodes.each(
             lambda name, node: _ask_node(there[name], node, clock, wishes, description, adopted=adopted)
         )
+        followed = ask_references(nodes, references, description.cluster, is_changing=is_changing)
     with catalog.engine.connect() as connection, connection.begin():
         prepare(connection)
         moves = moves_meanwhile(moves, _read_moves(connection))
         is_migrating = is_migrating or _is_migrating(connection)
     answers = asked.all()
+    # A node that can't be read is a finding of its own.
+    lookups = compare_all(catalog, every_row=wishes.every_row) if _all_read(answers) else []
     return version, ClusterFacts(
         at=datetime.now(UTC),
         description=description,
@@ -120,8 +126,14 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[int, ClusterFacts]:
         moves=moves,
         views=[one.result() for one in viewed],
         nodes=answers,
+        lookups=lookups,
         is_migrating=is_migrating or any(node.in_flux for node in answers.values()),
+        references=followed,
     )
+
+
+def _all_read(answers: Mapping[str, NodeFacts]) -> bool:
+    return all(node.error is None for node in answers.values())
 
 
 def _read_moves(connection: Connection) -> list[Move]:

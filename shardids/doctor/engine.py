@@ -12,7 +12,8 @@ from shardids.doctor.facts import ChangedFunction, Installation
 from shardids.install import trees
 
 _STATEMENT = re.compile(
-    r"^(?:create (?:or replace )?function shardids\..*?(?:\n\$\$;|^return\b.*?;$|^begin atomic\b.*?\bend;$)"
+    r"^(?:create (?:or replace )?function shardids\..*?"
+    r"(?:as (?P<quote>\$\w*\$)$.*?^(?P=quote);$|^return\b.*?;$|^begin atomic\b.*?\bend;$)"
     r"|drop function (?:if exists )?shardids\.[^;]*;)",
     re.MULTILINE | re.DOTALL,
 )
@@ -22,7 +23,7 @@ _NAME = re.compile(r"\bfunction (?:if exists )?shardids\.")
 
 def reference_sql() -> str:
     """Returns SQL that creates the engine's functions in ``pg_temp``; they call the installed engine."""
-    statements = _STATEMENT.findall(trees.tree_sql("node"))
+    statements = (found[0] for found in _STATEMENT.finditer(trees.tree_sql("node")))
     return "\n".join(
         _NAME.sub(lambda name: name[0].replace("shardids.", "pg_temp."), statement, count=1)
         for statement in statements

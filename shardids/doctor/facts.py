@@ -12,7 +12,9 @@ from shardids.catalog.objects import SchemaObject
 from shardids.catalog.rows import Description
 from shardids.catalog.topology import Node
 from shardids.doctor.clock import ClockSample
+from shardids.doctor.reference_facts import ReferenceFacts
 from shardids.errors import ShardidsError
+from shardids.lookups.comparing import Compared
 from shardids.migrate.hashes import Recorded
 from shardids.views.state import View, ViewSource
 
@@ -330,7 +332,9 @@ class ClusterFacts:
     moves: Sequence[Move]
     views: Sequence[ViewFacts]
     nodes: Mapping[str, NodeFacts]
+    lookups: Sequence[Compared] = ()
     is_migrating: bool = False
+    references: ReferenceFacts = field(default_factory=ReferenceFacts)
 
     @property
     def moving(self) -> frozenset[int]:

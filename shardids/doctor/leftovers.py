@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Final
 from uuid import UUID
 
-from shardids.catalog.connections import parse_url, shown_url
 from shardids.catalog.gids import Gid
 from shardids.catalog.locks import AdvisoryLock
 from shardids.catalog.notation import named_nodes, named_shards, shown_shards
+from shardids.catalog.urls import parse_url, shown_url
 from shardids.doctor.facts import ClusterFacts, Leftover, LockHolder, Stray
 from shardids.doctor.findings import Found, Severity, check, grouped, in_shell, literal, on_node, quoted
 

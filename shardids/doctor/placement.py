@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardids.catalog.connections import parse_url, shown_url
 from shardids.catalog.notation import named_nodes, named_shards, shown_shards
+from shardids.catalog.urls import parse_url, shown_url
 from shardids.doctor.facts import DROPPED_MEANWHILE, ClusterFacts, Installation, LocalShard
 from shardids.doctor.findings import (
     Command,

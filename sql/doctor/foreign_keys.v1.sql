@@ -14,7 +14,7 @@ select c.relname::text as table_name,
        target.relname::text as target_table,
        target_column.attname::text as target_column,
        format_type(target_column.atttypid, null) as target_type,
-       case when target.relnamespace <> shard.namespace then target.relnamespace::regnamespace::text end as target_schema,
+       case when target.relnamespace <> shard.namespace and target.relnamespace is distinct from to_regnamespace('shardids_ref')::oid then target.relnamespace::regnamespace::text end as target_schema,
        array_agg(shard.id order by shard.id) as shards
 from shard
 join pg_class c on c.relnamespace = shard.namespace and not c.relispartition
@@ -23,7 +23,7 @@ join pg_class target on target.oid = k.confrelid
 cross join lateral unnest(k.conkey, k.confkey) as pair (own, theirs)
 join pg_attribute a on a.attrelid = c.oid and a.attnum = pair.own
 join pg_attribute target_column on target_column.attrelid = target.oid and target_column.attnum = pair.theirs
-where target.relnamespace <> shard.namespace
+where target.relnamespace <> shard.namespace and target.relnamespace is distinct from to_regnamespace('shardids_ref')::oid
    or a.atttypid in ('int4'::regtype, 'int2'::regtype) and target_column.atttypid = 'int8'::regtype
 group by 1, 2, 3, 4, 5, 6, 7
 order by 1, 2;

@@ -24,7 +24,7 @@ select c.relname::text as table_name,
        array_agg(c.relpages order by shard.id) as pages
 from shard
 join pg_class c on c.relnamespace = shard.namespace and c.relkind in ('r', 'p') and not c.relispartition
-  and c.relname not in ('shardids_version', 'shardids_load', 'alembic_version')
+  and c.relname not in ('shardids_version', 'shardids_load', 'alembic_version') and c.relname not like 'shardids\_lookup\_%'
 join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
 left join pg_attrdef d on d.adrelid = c.oid and d.adnum = a.attnum
 left join pg_constraint key on key.conrelid = c.oid and key.contype = 'p' and key.conkey = array[a.attnum]

@@ -38,7 +38,7 @@ from front f
 join pg_class c on c.relnamespace = f.oid and c.relkind in ('r', 'p', 'v', 'm', 'f')
 join pg_class own on own.relname = c.relname and own.relkind in ('r', 'p')
 join shard s on s.namespace = own.relnamespace
-where c.relname not in ('shardids_version', 'shardids_load', 'alembic_version')
+where c.relname not in ('shardids_version', 'shardids_load', 'alembic_version') and c.relname not like 'shardids\_lookup\_%'
 group by f.nspname, c.relname
 union all
 select 'function', format('%I.%s(%s)', f.nspname, p.proname, pg_get_function_identity_arguments(p.oid)), null, '', '{}'

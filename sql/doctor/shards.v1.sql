@@ -27,7 +27,8 @@ select there.id as shard,
        -- The functions as the server prints them; the caller's search_path must not hold the schemas.
        coalesce(pg_get_function_sqlbody(next_id.oid) = format(
          'RETURN COALESCE(shardids.next_id(pg_sequence_last_value(''%1$I.id_offset''::regclass), '
-         '''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s, 30001), %1$I.late_id(''%1$I.id_offset''::regclass))', there.schema, there.id)
+         '''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s), '
+         'shardids.lagging_id(''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s), %1$I.late_id(''%1$I.id_offset''::regclass))', there.schema, there.id)
          and late_id.prosrc = format('begin return shardids.late_id(id_offset, %s); end', there.id), false) as next_id_is_ours,
        -- The number of the shard is put out of the way only where it stands for the shard.
        replace(replace(pg_get_function_sqlbody(next_ids.oid), format('%I.', there.schema), 'SCHEMA.'),

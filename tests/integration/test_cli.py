@@ -19,10 +19,10 @@ from sqlalchemy.engine import URL
 
 import shardids
 from shardids import Layout
-from shardids.catalog.connections import parse_url
 from shardids.catalog.notation import parse_shards
 from shardids.catalog.sqlfiles import data_folder
 from shardids.catalog.topology import Node
+from shardids.catalog.urls import parse_url
 from shardids.cli import app
 from shardids.errors import BadArgument
 from shardids.ids.layout import DEFAULT
@@ -611,7 +611,20 @@ def test_the_commands_that_there_are() -> None:
 
 
 READING = {
-    *("compare", "doctor", "shard show", "id decode", "id encode", "id range", "id next", "sql show", "demo"),
+    "validate-config",
+    *(
+        "compare",
+        "counter changes",
+        "counter show",
+        "doctor",
+        "shard show",
+        "id decode",
+        "id encode",
+        "id range",
+        "id next",
+        "sql show",
+        "demo",
+    ),
     *(
         "adopt compare",
         "migrate check",

@@ -12,7 +12,8 @@ from psycopg.errors import UniqueViolation
 from sqlalchemy.engine import URL
 
 from shardids import Cluster, doctor
-from shardids.catalog.connections import open_engine, parse_url
+from shardids.catalog.connections import open_engine
+from shardids.catalog.urls import parse_url
 from shardids.dev import devcluster
 from shardids.dev.embedded import temporary_server
 from shardids.doctor.findings import Finding

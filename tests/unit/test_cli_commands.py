@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 
 import pytest
 
 from shardids.cli import COMMANDS
+from shardids.cli.groups import NODE_COMMANDS, SHARD_COMMANDS
+from shardids.cli.lazy import Entry
 
 SQL_STACK = (
     "sqlalchemy",
@@ -23,6 +26,7 @@ NOT_LOADED = {
     "id decode 1234567": SQL_STACK,
     "id encode --shard 5 --time 2026-11-21": (*SQL_STACK, "rich"),
     "--version": (*SQL_STACK, "rich"),
+    "shard move --help": ("alembic", "mako", "sqlalchemy.orm", "shardids.migrate", "shardids.install"),
     "--help": (*SQL_STACK, *(f"shardids.cli.{entry.where.split(':')[0]}" for entry in COMMANDS.values())),
 }
 """Modules that take longer to import than these commands to run."""
@@ -46,8 +50,12 @@ def test_a_command_loads_no_module_that_it_does_not_need(arguments: str) -> None
     assert not {*loaded} & {*NOT_LOADED[arguments]}
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_table_says_of_a_command_what_its_own_help_says(name: str) -> None:
-    command = COMMANDS[name].load(name)
+@pytest.mark.parametrize(
+    ("table", "name"),
+    [(table, name) for table in (COMMANDS, NODE_COMMANDS, SHARD_COMMANDS) for name in table],
+    ids=lambda part: part if isinstance(part, str) else "",
+)
+def test_the_table_says_of_a_command_what_its_own_help_says(table: Mapping[str, Entry], name: str) -> None:
+    command = table[name].load(name)
     assert command.name == name
-    assert COMMANDS[name].help == " ".join(command.help.split("\n\n")[0].split())
+    assert table[name].help == " ".join(command.help.split("\n\n")[0].split())
