@@ -1,4 +1,4 @@
-"""Connections to nodes and to the catalog: URLs, engines, and errors that name the server."""
+"""Connections to nodes and to the catalog: engines, and errors that name the server."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 import psycopg
 from sqlalchemy import Connection, Engine, create_engine, event, text
-from sqlalchemy.engine import URL, ExceptionContext, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.engine import URL, ExceptionContext
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry, Pool
 
 from shardids.catalog.forks import in_child
+from shardids.catalog.urls import role_of, shown_url
 from shardids.catalog.watching import connect_watched
 from shardids.errors import (
-    BadArgument,
     ClusterConflict,
     CommitUncertain,
     ConnectionFailed,
@@ -38,40 +38,6 @@ OLDEST_SERVER = 14
 
 CONNECT_TIMEOUT_S = 10
 """How long to try each address of a server that does not answer; psycopg's default is 130 s."""
-
-
-def parse_url(url: str | URL) -> URL:
-    """Parses a PostgreSQL URL for psycopg. ``postgres://`` and ``postgresql://`` are both accepted.
-
-    Raises:
-        BadArgument: it is malformed, or names another database or driver. The message never has its password.
-    """
-    try:
-        parsed = make_url(url)
-    except (ArgumentError, ValueError):
-        raise BadArgument(
-            "the database URL is malformed",
-            hint="It looks like this: postgresql://user@host:5432/database",
-        ) from None
-    if parsed.drivername not in ("postgres", "postgresql", "postgresql+psycopg"):
-        raise BadArgument(
-            f"the database URL starts with {parsed.drivername!r}; shardids needs PostgreSQL",
-            hint="It looks like this: postgresql://user@host:5432/database",
-        )
-    if "@" in (parsed.host or ""):
-        raise BadArgument(
-            "the database URL has more than one @", hint="In a user name or password, @ is written %40."
-        )
-    return parsed.set(drivername="postgresql+psycopg")
-
-
-def shown_url(url: URL) -> str:
-    """Returns the URL as a user types it, without driver or passwords, fit to be printed and stored."""
-    secrets = [name for name in url.query if "password" in name.lower()]
-    bare = url.difference_update_query(secrets)
-    return URL.create(
-        "postgresql", bare.username, None, bare.host, bare.port, bare.database, bare.query
-    ).render_as_string()
 
 
 def open_engine(
@@ -132,16 +98,24 @@ def open_engine(
             return statement_failed(error, what, url)
         return ours
 
-    @event.listens_for(engine, "connect")
-    def _check_version(connection: psycopg.Connection[Any], _record: object) -> None:
-        try:
-            check_version(connection.info.server_version, what=what)
-        except UnsupportedServer:
-            connection.close()
-            raise
-
+    on_connect(engine, lambda connection, _record: check_version(connection.info.server_version, what=what))
     in_child(engine, _leave_connections_to_the_parent)
     return engine
+
+
+def on_connect(engine: Engine, do: Callable[[psycopg.Connection[Any], ConnectionPoolEntry], object]) -> None:
+    """Calls ``do(connection, record)`` for each new connection of an engine.
+
+    A connection for which it raises is closed: SQLAlchemy would leave it open.
+    """
+
+    @event.listens_for(engine, "connect")
+    def _do(connection: psycopg.Connection[Any], record: ConnectionPoolEntry) -> None:
+        try:
+            do(connection, record)
+        except BaseException:
+            connection.close()
+            raise
 
 
 def _pin_search_path(engine: Engine) -> None:
@@ -152,7 +126,6 @@ def _pin_search_path(engine: Engine) -> None:
     qualify its names.
     """
 
-    @event.listens_for(engine, "connect")
     def _pin(connection: psycopg.Connection[Any], record: ConnectionPoolEntry) -> None:
         # A pooler tells the client a process number of its own.
         connection.autocommit = True
@@ -163,6 +136,8 @@ def _pin_search_path(engine: Engine) -> None:
         ).fetchone()
         connection.autocommit = False
         record.info[_IS_PINNED] = row is not None and row[0] is not None
+
+    on_connect(engine, _pin)
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
@@ -214,20 +189,22 @@ def keep_commits(engine: Engine) -> None:
     Only for direct connections: behind a pooler in transaction mode the setting reaches other sessions.
     """
 
-    @event.listens_for(engine, "connect")
     def _keep(connection: psycopg.Connection[Any], _record: object) -> None:
         connection.execute("set synchronous_commit = on")
         connection.commit()
+
+    on_connect(engine, _keep)
 
 
 def keep_settings(engine: Engine, settings: Mapping[str, str]) -> None:
     """Gives every session of an engine these settings; as :func:`keep_commits`, for sessions of their own."""
 
-    @event.listens_for(engine, "connect")
     def _keep(connection: psycopg.Connection[Any], _record: object) -> None:
         for name, value in settings.items():
             connection.execute("select set_config(%s, %s, false)", [name, value])
         connection.commit()
+
+    on_connect(engine, _keep)
 
 
 def keep_out_of_logs(connection: Connection) -> None:
@@ -299,12 +276,6 @@ def statement_failed(error: psycopg.Error, what: str, url: URL) -> ShardidsError
     return StatementFailed(f"{what}: {message}", hint=hint, sqlstate=error.sqlstate)
 
 
-def role_of(url: URL) -> str:
-    """Returns the role that a connection logs in as: the URL's, else libpq's default."""
-    default = next(d.val for d in psycopg.pq.Conninfo.get_defaults() if d.keyword == b"user")
-    return url.username or (default or b"?").decode()
-
-
 def _reason(error: psycopg.Error) -> str:
     """Returns what the server or libpq says went wrong, without context and the account of where it tried."""
     if error.diag.message_primary:
@@ -312,27 +283,6 @@ def _reason(error: psycopg.Error) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     failures = [line for line in lines if "failed: " in line] or lines or [type(error).__name__]
     return failures[-1].rpartition("failed: ")[2].removeprefix("FATAL:").strip()
-
-
-def with_password_of(url: URL, other: URL) -> URL:
-    """Returns ``url`` with the password of ``other`` if it has none itself and the user is the same.
-
-    The catalog stores no passwords. If all servers share one account, the password of the catalog's URL is
-    used; otherwise ``~/.pgpass`` or ``PGPASSWORD`` supplies it.
-    """
-    if url.password is None and other.password is not None and url.username == other.username:
-        return url.set(password=str(other.password))
-    return url
-
-
-def with_login_of(url: URL, other: URL) -> URL:
-    """Returns ``url`` with the user and password of ``other`` if that names a user.
-
-    An application logs in to the nodes as it does to the catalog, not as the DBA who added them.
-    """
-    if other.username is None or other.username == url.username:
-        return with_password_of(url, other)
-    return url.set(username=other.username, password=other.password and str(other.password))
 
 
 def require_create(connection: Connection, what: str) -> None:

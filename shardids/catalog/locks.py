@@ -29,7 +29,11 @@ class AdvisoryLock(IntEnum):
     """(class, 0) in the catalog: works at the adoption; as long as the process lives."""
     ADOPT_BARRIER = 1936220524
     """(class, 0) in a database that is adopted: shared by every writer; the switch waits for all."""
+    REFERENCES = 1936220527
+    """(class, 0) in the catalog: changes which reference tables there are, or who follows the writer."""
     MIGRATE = 1936220530
     """(class, shard) on a node: migrates the shard."""
     MIGRATE_RUN = 1936220531
     """Key, in the catalog: the one run that changes many shards; as long as its connection lives."""
+    COUNTER_LANE = 1936220540
+    """(class, hash) on a node: begins a lane of a counter; nobody waits; until the transaction ends."""

@@ -12,16 +12,10 @@ from typing import Generic, Self, TypeVar
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
-from shardids.catalog.connections import (
-    CONNECT_TIMEOUT_S,
-    keep_commits,
-    keep_settings,
-    open_engine,
-    parse_url,
-    with_password_of,
-)
+from shardids.catalog.connections import CONNECT_TIMEOUT_S, keep_commits, keep_settings, open_engine
 from shardids.catalog.rows import unknown_node
 from shardids.catalog.topology import Node
+from shardids.catalog.urls import parse_url, with_password_of
 from shardids.errors import ShardidsError
 
 T = TypeVar("T")

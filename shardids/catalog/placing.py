@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 from sqlalchemy import Connection, text
 
-from shardids.catalog.connections import parse_url, shown_url
 from shardids.catalog.topology import Node
+from shardids.catalog.urls import parse_url, shown_url
 from shardids.errors import ClusterConflict
 
 

@@ -10,8 +10,9 @@ from uuid import UUID
 from sqlalchemy import Connection, Engine, bindparam, text
 from sqlalchemy.engine import URL
 
-from shardids.catalog.connections import CONNECT_TIMEOUT_S, open_engine, parse_url, shown_url
-from shardids.catalog.topology import Node, OldIdRule, OldIdRules, Placement, lost_shard
+from shardids.catalog.connections import CONNECT_TIMEOUT_S, open_engine
+from shardids.catalog.topology import Node, OldIdRule, OldIdRules, Placement, RegisteredLookup, lost_shard
+from shardids.catalog.urls import parse_url, shown_url
 from shardids.errors import BadArgument, ClusterConflict, UnknownShard
 from shardids.ids.layout import Layout
 
@@ -83,7 +84,20 @@ class Catalog:
             node_of={row.shard: row.name for row in rows if row.state == "active"},
             lost={row.shard: row.name for row in rows if row.state == "lost"},
             old_ids=_old_ids(old),
+            lookups=self.lookups(),
         )
+
+    def lookups(self) -> dict[tuple[str, str], RegisteredLookup]:
+        """Returns the columns that are unique over all shards, by table and column."""
+        found = self._rows("""
+            select table_name, column_name, claims, is_ready from shardids_catalog.lookup
+            order by table_name, column_name""")
+        return {
+            (row.table_name, row.column_name): RegisteredLookup(
+                table=row.table_name, column=row.column_name, claims=row.claims, is_ready=row.is_ready
+            )
+            for row in found
+        }
 
     def nodes(self) -> dict[str, Node]:
         """Returns the nodes by name."""

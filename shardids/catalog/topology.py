@@ -135,12 +135,33 @@ class OldIdRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RegisteredLookup:
+    """A look-up that was created: a column that is unique over all shards.
+
+    Attributes:
+        table: the table's name, as it is in every shard.
+        column: the column.
+        claims: the table in every shard that holds the claims of some values.
+        is_ready: whether every row has a claim, so that a value without one has no row.
+    """
+
+    table: str
+    column: str
+    claims: str
+    is_ready: bool
+
+    def __str__(self) -> str:
+        return f"{self.table}.{self.column}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
     """Where every shard lives, as the catalog had it at ``version``.
 
     ``nodes`` holds nodes by name, ``node_of`` the name of the node of each shard. ``lost`` has the shards
     that live nowhere, with the name of the node that was replaced by a server without them. All are copied
     and can't be changed. ``old_ids`` has the rules for IDs that were issued before, if tables were adopted.
+    ``lookups`` has the columns that are unique over all shards, by table and column.
 
     Raises:
         BadArgument: a node under another name than its own, or a shard on a node not in ``nodes``.
@@ -151,6 +172,7 @@ class Placement:
     node_of: Mapping[int, str]
     lost: Mapping[int, str] = field(default_factory=dict)
     old_ids: OldIdRules | None = None
+    lookups: Mapping[tuple[str, str], RegisteredLookup] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, node in self.nodes.items():
@@ -162,6 +184,7 @@ class Placement:
         object.__setattr__(self, "nodes", MappingProxyType(dict(self.nodes)))
         object.__setattr__(self, "node_of", MappingProxyType(dict(self.node_of)))
         object.__setattr__(self, "lost", MappingProxyType(dict(self.lost)))
+        object.__setattr__(self, "lookups", MappingProxyType(dict(self.lookups)))
 
     def owners(self) -> dict[int, str]:
         """Returns the owner of each shard, and for a lost one the node that it was lost with."""

@@ -110,8 +110,12 @@ class _Probe(psycopg.Connection[Any]):
 def connect_watched(*arguments: Any, **options: Any) -> WatchedConnection:
     """Connects, and finds out who serves the connection. Options of the URL are used before TCP's of here."""
     connection = WatchedConnection.connect(*arguments, **{**_KEEPALIVES, **options})
-    row = connection.execute("select pg_catalog.pg_backend_pid()").fetchone()
-    connection.rollback()
+    try:
+        row = connection.execute("select pg_catalog.pg_backend_pid()").fetchone()
+        connection.rollback()
+    except BaseException:
+        connection.close()
+        raise
     if row is not None and row[0] == connection.info.backend_pid:
         connection.server_pid = row[0]
     return connection

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from threading import Event as ThreadEvent
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
 from sqlalchemy import Engine
@@ -16,6 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.util import greenlet_spawn
 
+from shardids.catalog.references import WITHIN_S
 from shardids.catalog.topology import Node, Placement
 from shardids.client import blocks
 from shardids.client.blocks import IdBlock
@@ -23,12 +24,15 @@ from shardids.client.cluster import Cluster
 from shardids.client.copying import ROWS_A_TRANSACTION, Copied, CopyReport, CopySettings, copy_rows, quietly
 from shardids.client.copying.from_asyncio import copied_in_thread, pulled
 from shardids.client.old_ids import KnownOldIds
+from shardids.client.options import AsyncSessionOptions
+from shardids.client.references import ReferenceSession
 from shardids.client.retries import PATIENCE_S, Attempts
 from shardids.client.routing import EngineChoice, FanOut, Key, RoutedSession, ShardSession, session_class
 from shardids.errors import ShardidsError
 from shardids.ids import DecodedId, Layout
 
 T = TypeVar("T")
+Theirs = TypeVar("Theirs", bound=AsyncSession)
 
 
 def _create_engine(url: URL, **options: Any) -> Engine:
@@ -71,6 +75,7 @@ class AsyncCluster:
     def __init__(self, sync_cluster: Cluster) -> None:
         self.sync_cluster = sync_cluster
         sync_cluster._old_ids.asks_in_threads = True
+        sync_cluster._claims.asks_in_threads = True
 
     @classmethod
     async def connect(cls, catalog_url: str | URL, *, listen: bool = True, **engine_options: Any) -> Self:
@@ -158,6 +163,20 @@ class AsyncCluster:
         """Returns the node's engine as seen from one shard: it shares the node's pool."""
         return AsyncEngine(self.sync_cluster.shard_engine(shard))
 
+    @overload
+    def session(
+        self,
+        *,
+        key: Key | None = None,
+        id: int | UUID | None = None,
+        of: Any = None,
+        shard: int | None = None,
+        lookup: Any = None,
+        **options: Unpack[AsyncSessionOptions],
+    ) -> AsyncSession: ...
+    @overload
+    def session(self, *, class_: type[Theirs], **options: Any) -> Theirs: ...
+
     def session(
         self,
         *,
@@ -165,15 +184,34 @@ class AsyncCluster:
         id: int | UUID | None = None,  # noqa: A002 -- the field's word for it
         of: Any = None,
         shard: int | None = None,
+        lookup: Any = None,
         **options: Any,
     ) -> AsyncSession:
         """Returns an ``AsyncSession`` on one shard, as :meth:`shardids.Cluster.session` does.
 
-        An old ID whose shard would have to be asked for is refused, but not by :meth:`run`. ``options`` go to
-        :class:`sqlalchemy.ext.asyncio.AsyncSession`.
+        An old ID or a ``lookup``, whose shard would have to be asked for, is refused, but not by
+        :meth:`run`. ``options`` go to :class:`sqlalchemy.ext.asyncio.AsyncSession`.
         """
-        number = self.sync_cluster._pick(key, id, shard, of)
+        number = self.sync_cluster._pick(key, id, shard, of, lookup)
         return self._session(number, self.node_of(number), options)
+
+    @overload
+    def sharded_session(
+        self,
+        *,
+        fan_out: FanOut = "allow",
+        engine: EngineChoice = "merge",
+        **options: Unpack[AsyncSessionOptions],
+    ) -> AsyncSession: ...
+    @overload
+    def sharded_session(
+        self,
+        *,
+        class_: type[Theirs],
+        fan_out: FanOut = "allow",
+        engine: EngineChoice = "merge",
+        **options: Any,
+    ) -> Theirs: ...
 
     def sharded_session(
         self, *, fan_out: FanOut = "allow", engine: EngineChoice = "merge", **options: Any
@@ -185,6 +223,18 @@ class AsyncCluster:
         return _async_session(
             RoutedSession, options, shards=self.sync_cluster, fan_out=fan_out, engine=engine
         )
+
+    async def reference_session(
+        self, *, wait: bool = False, within_s: float = WITHIN_S, **options: Unpack[AsyncSessionOptions]
+    ) -> AsyncSession:
+        """Returns an ``AsyncSession`` where reference tables are written to.
+
+        See :meth:`shardids.Cluster.reference_session`: ``async with await cluster.reference_session() as
+        session``.
+        """
+        engine = AsyncEngine(await to_thread(self.sync_cluster._reference_writer))
+        own = self.sync_cluster._waiting(wait, within_s)
+        return _async_session(ReferenceSession, dict(options), bind=engine, **own)
 
     def connection(self, shard: int) -> AsyncConnection:
         """Returns a Core connection on one shard, to be used with ``async with`` or ``await``."""
@@ -235,14 +285,38 @@ class AsyncCluster:
 
         return await copied_in_thread(copy, engines)
 
+    @overload
     async def run(
         self,
         fn: Callable[[AsyncSession], Awaitable[T]],
         *,
         key: Key | None = None,
+        id: int | UUID | None = None,
+        of: Any = None,
+        shard: int | None = None,
+        lookup: Any = None,
+        patience_s: float = PATIENCE_S,
+        **options: Unpack[AsyncSessionOptions],
+    ) -> T: ...
+    @overload
+    async def run(
+        self,
+        fn: Callable[[Theirs], Awaitable[T]],
+        *,
+        class_: type[Theirs],
+        patience_s: float = PATIENCE_S,
+        **options: Any,
+    ) -> T: ...
+
+    async def run(
+        self,
+        fn: Callable[[Any], Awaitable[T]],
+        *,
+        key: Key | None = None,
         id: int | UUID | None = None,  # noqa: A002 -- the field's word for it
         of: Any = None,
         shard: int | None = None,
+        lookup: Any = None,
         patience_s: float = PATIENCE_S,
         **options: Any,
     ) -> T:
@@ -252,7 +326,7 @@ class AsyncCluster:
         :meth:`shardids.Cluster.run`, also for the errors. ``options`` go to
         :class:`sqlalchemy.ext.asyncio.AsyncSession`; ``expire_on_commit`` is false unless they say otherwise.
         """
-        number = await greenlet_spawn(self.sync_cluster._pick, key, id, shard, of)
+        number = await greenlet_spawn(self.sync_cluster._pick, key, id, shard, of, lookup)
         attempts = Attempts(self.sync_cluster._followed, number, patience_s)
         while True:
             try:
@@ -270,5 +344,12 @@ class AsyncCluster:
 
     def _session(self, shard: int, node: Node, options: dict[str, Any]) -> AsyncSession:
         engine = AsyncEngine(self.sync_cluster._engines.of_shard(shard, node))
-        finder = self.sync_cluster._within(shard)
-        return _async_session(ShardSession, options, bind=engine, finder=finder, shard=shard)
+        cluster = self.sync_cluster
+        return _async_session(
+            ShardSession,
+            options,
+            bind=engine,
+            finder=cluster._within(shard),
+            claims=cluster.claims,
+            shard=shard,
+        )

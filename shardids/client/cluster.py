@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
 from sqlalchemy import Connection, Engine
@@ -19,18 +19,21 @@ from shardids.client import blocks
 from shardids.client.blocks import IdBlock
 from shardids.client.copying import ROWS_A_TRANSACTION, Copied, CopyReport, CopySettings, copy_rows, quietly
 from shardids.client.engines import NodeEngines
-from shardids.client.finding import ShardsOfCluster
 from shardids.client.listener import FollowedPlacement
+from shardids.client.lookups import Claims
 from shardids.client.old_ids import KnownOldIds
+from shardids.client.options import SessionOptions
+from shardids.client.references import WritesReferences
 from shardids.client.retries import PATIENCE_S, Attempts
 from shardids.client.routing import EngineChoice, FanOut, Key, RoutedSession, ShardSession, session_class
 from shardids.client.routing.twophase import Decisions
 from shardids.errors import ShardidsError
 
 T = TypeVar("T")
+Theirs = TypeVar("Theirs", bound=Session)
 
 
-class Cluster(ShardsOfCluster):
+class Cluster(WritesReferences):
     """A sharded cluster as its catalog describes it; safe to share between threads.
 
     Open one with :meth:`connect`. It holds one engine, so one connection pool, per node, whatever the
@@ -58,8 +61,9 @@ class Cluster(ShardsOfCluster):
             shard_count=description.shard_count,
             schema_of=schema_of,
         )
-        super().__init__(description, followed, old_ids)
-        self._catalog = catalog
+        self._claiming = self._engines.for_claims()
+        claims = Claims(followed, self._claiming.of, shard_count=description.shard_count, schema_of=schema_of)
+        super().__init__(description, followed, old_ids, claims, catalog=catalog, engines=self._engines)
         self.decisions = Decisions(description.cluster)
         self._query_node: QueryNode | None = None
 
@@ -91,6 +95,7 @@ class Cluster(ShardsOfCluster):
         self._catalog.close()
         self._engines.dispose()
         self._old_ids.close()
+        self._claiming.dispose()
 
     def __enter__(self) -> Self:
         return self
@@ -120,6 +125,20 @@ class Cluster(ShardsOfCluster):
         """Returns the engine, with its pool, of a node."""
         return self._engines.of(node)
 
+    @overload
+    def session(
+        self,
+        *,
+        key: Key | None = None,
+        id: int | UUID | None = None,
+        of: Any = None,
+        shard: int | None = None,
+        lookup: Any = None,
+        **options: Unpack[SessionOptions],
+    ) -> Session: ...
+    @overload
+    def session(self, *, class_: type[Theirs], **options: Any) -> Theirs: ...
+
     def session(
         self,
         *,
@@ -127,10 +146,12 @@ class Cluster(ShardsOfCluster):
         id: int | UUID | None = None,  # noqa: A002 -- the field's word for it
         of: Any = None,
         shard: int | None = None,
+        lookup: Any = None,
         **options: Any,
     ) -> Session:
         """Returns a plain SQLAlchemy session on one shard: of a key, of an ID's origin, or by number.
 
+        ``lookup`` is a criterion on a look-up key, ``User.email == "…"``: the shard is that of the row.
         ``of`` says whose ID it is, for those that were issued before the cluster: see :meth:`shard_of`.
 
         Models without a schema live in the shard's schema, through ``schema_translate_map``. ``options`` go
@@ -139,16 +160,31 @@ class Cluster(ShardsOfCluster):
         is written.
 
         Raises:
-            BadArgument: not exactly one of ``key``, ``id`` and ``shard``, or a value out of range.
+            BadArgument: not exactly one of ``key``, ``id``, ``shard`` and ``lookup``, or one out of range.
+            UnknownValue: no row has the value of a look-up key.
             UnknownId: an old ID that no row had.
             UnknownShard: no node holds the shard.
         """
-        number = self._pick(key, id, shard, of)
+        number = self._pick(key, id, shard, of, lookup)
         return self._session(number, self.node_of(number), options)
+
+    @overload
+    def sharded_session(
+        self, *, fan_out: FanOut = "allow", engine: EngineChoice = "merge", **options: Unpack[SessionOptions]
+    ) -> RoutedSession: ...
+    @overload
+    def sharded_session(
+        self,
+        *,
+        class_: type[Theirs],
+        fan_out: FanOut = "allow",
+        engine: EngineChoice = "merge",
+        **options: Any,
+    ) -> Theirs: ...
 
     def sharded_session(
         self, *, fan_out: FanOut = "allow", engine: EngineChoice = "merge", **options: Any
-    ) -> RoutedSession:
+    ) -> Session:
         """Returns a SQLAlchemy session over all shards, with one connection and one transaction a node.
 
         Objects are written where their sharding key, their ID or their parents say. Statements go to the
@@ -178,14 +214,38 @@ class Cluster(ShardsOfCluster):
             self.decisions.require_all_fit(self.placement.nodes.values(), self.engine)
         return session
 
+    @overload
     def run(
         self,
         fn: Callable[[Session], T],
         *,
         key: Key | None = None,
+        id: int | UUID | None = None,
+        of: Any = None,
+        shard: int | None = None,
+        lookup: Any = None,
+        patience_s: float = PATIENCE_S,
+        **options: Unpack[SessionOptions],
+    ) -> T: ...
+    @overload
+    def run(
+        self,
+        fn: Callable[[Theirs], T],
+        *,
+        class_: type[Theirs],
+        patience_s: float = PATIENCE_S,
+        **options: Any,
+    ) -> T: ...
+
+    def run(
+        self,
+        fn: Callable[[Any], T],
+        *,
+        key: Key | None = None,
         id: int | UUID | None = None,  # noqa: A002 -- the field's word for it
         of: Any = None,
         shard: int | None = None,
+        lookup: Any = None,
         patience_s: float = PATIENCE_S,
         **options: Any,
     ) -> T:
@@ -203,13 +263,13 @@ class Cluster(ShardsOfCluster):
         (``expire_on_commit=False``), so that ``fn`` can return them.
 
         Raises:
-            BadArgument, UnknownId, UnknownShard: see :meth:`session`.
+            BadArgument, UnknownId, UnknownValue, UnknownShard: see :meth:`session`.
             ConnectionFailed: the node cannot be reached, and the shard is still on it.
             ShardMoved: the catalog still shows the old node after ``patience_s``.
             ShardFenced: the shard is fenced and is not being moved.
             CommitUncertain: the connection was lost during COMMIT.
         """
-        number = self._pick(key, id, shard, of)
+        number = self._pick(key, id, shard, of, lookup)
         attempts = Attempts(self._followed, number, patience_s)
         while True:
             try:
@@ -288,7 +348,9 @@ class Cluster(ShardsOfCluster):
     def _session(self, shard: int, node: Node, options: dict[str, Any]) -> Session:
         made: Any = session_class(ShardSession, options.pop("class_", None))
         engine = self._engines.of_shard(shard, node)
-        session: Session = made(engine, finder=self._within(shard), shard=shard, **options)
+        session: Session = made(
+            engine, finder=self._within(shard), claims=self._claims, shard=shard, **options
+        )
         return session
 
     def _transaction(self, fn: Callable[[Session], T], shard: int, node: Node, options: dict[str, Any]) -> T:

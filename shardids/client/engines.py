@@ -9,9 +9,11 @@ from typing import Any
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
-from shardids.catalog.connections import open_engine, parse_url, with_login_of
+from shardids.catalog.connections import open_engine
 from shardids.catalog.forks import in_child
 from shardids.catalog.topology import Node
+from shardids.catalog.urls import parse_url, with_login_of
+from shardids.client.routing.replay import heed_stand_ins
 
 
 class NodeEngines:
@@ -34,7 +36,9 @@ class NodeEngines:
         with self._lock:
             if node not in self._of_nodes:
                 url = with_login_of(parse_url(node.url), self._login)
-                self._of_nodes[node] = open_engine(url, what=f'node "{node.name}"', **self._options)
+                engine = open_engine(url, what=f'node "{node.name}"', **self._options)
+                heed_stand_ins(engine)
+                self._of_nodes[node] = engine
             return self._of_nodes[node]
 
     def of_shard(self, shard: int, node: Node) -> Engine:
@@ -54,6 +58,18 @@ class NodeEngines:
         arguments = dict(self._options.get("connect_args", {}))
         options = {"connect_args": arguments, "pool_size": 1}
         return NodeEngines(self._login, options, schema_of=self._schema_of)
+
+    def for_claims(self) -> NodeEngines:
+        """Returns engines of psycopg's blocking mode, with the same logins, in autocommit mode.
+
+        Their connections are others than the sessions', so that nobody waits for one while holding one.
+        """
+        kept = ("connect_args", "max_overflow", "pool_pre_ping", "pool_recycle", "pool_size", "pool_timeout")
+        options = {name: self._options[name] for name in kept if name in self._options}
+        options["connect_args"] = dict(options.get("connect_args", {}))
+        return NodeEngines(
+            self._login, options | {"isolation_level": "AUTOCOMMIT"}, schema_of=self._schema_of
+        )
 
     def made(self) -> list[Engine]:
         """Returns the engines of nodes that have been asked for."""

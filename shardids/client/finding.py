@@ -5,24 +5,39 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
+from sqlalchemy import BindParameter
+from sqlalchemy.sql import operators
+
 from shardids.catalog.rows import Description
 from shardids.catalog.topology import Node, Placement, schema_name, shard_for_key
 from shardids.client.listener import FollowedPlacement
+from shardids.client.lookups import Claims
 from shardids.client.old_ids import KnownOldIds, WithinShard, how_ids_tell
 from shardids.client.routing import Key
+from shardids.client.routing.claiming import shown as shown_value
 from shardids.client.routing.models import ShardFinder, Tells
-from shardids.errors import BadArgument
+from shardids.client.routing.stored import claimed_value
+from shardids.errors import BadArgument, UnknownValue
 from shardids.ids import DecodedId, Layout
 from shardids.ids.text import as_integer, shown
+from shardids.models.lookups import lookup_of
 
 
 class ShardsOfCluster:
     """The part of :class:`shardids.Cluster` that finds shards; but for old IDs it asks no server."""
 
-    def __init__(self, description: Description, followed: FollowedPlacement, old_ids: KnownOldIds) -> None:
+    def __init__(
+        self, description: Description, followed: FollowedPlacement, old_ids: KnownOldIds, claims: Claims
+    ) -> None:
         self._description = description
         self._followed = followed
         self._old_ids = old_ids
+        self._claims = claims
+
+    @property
+    def claims(self) -> Claims:
+        """What claims the values of look-up keys, and finds the shards of those that are claimed."""
+        return self._claims
 
     @property
     def layout(self) -> Layout:
@@ -106,13 +121,18 @@ class ShardsOfCluster:
     def _within(self, shard: int) -> ShardFinder:
         return self if self._followed.old_ids is None else WithinShard(self, self._old_ids, shard)
 
-    def _pick(self, key: Key | None, id_: int | UUID | None, shard: int | None, of: Any) -> int:
-        if [key, id_, shard].count(None) != 2:
-            raise BadArgument("a session takes exactly one of key=, id= and shard=")
+    def _pick(
+        self, key: Key | None, id_: int | UUID | None, shard: int | None, of: Any, lookup: Any = None
+    ) -> int:
+        # A criterion has no truth value, so it is not compared.
+        if sum(one is not None for one in (key, id_, shard, lookup)) != 1:
+            raise BadArgument("a session takes exactly one of key=, id=, shard= and lookup=")
         if of is not None and id_ is None:
             raise BadArgument("of= says whose ID it is, and goes with id=")
         if key is not None:
             return self.shard_for(key)
+        if lookup is not None:
+            return shard_of_criterion(lookup, self._claims)
         if id_ is not None:
             return self.shard_of(id_, of=of)
         return self._checked(shard)
@@ -125,3 +145,35 @@ class ShardsOfCluster:
                 hint=f"Shards are numbered 0 to {self.shard_count - 1}.",
             )
         return number
+
+
+def shard_of_criterion(criterion: Any, claims: Claims) -> int:
+    """Returns the shard of the row that a criterion on a look-up key finds, ``User.email == "…"``.
+
+    Raises:
+        BadArgument: it is no such criterion, or the look-up is not ready.
+        UnknownValue: no row has the value.
+    """
+    sides = (getattr(criterion, "left", None), getattr(criterion, "right", None))
+    bases = getattr(sides[0], "base_columns", ())
+    lookup = lookup_of(next(iter(bases))) if len(bases) == 1 else None
+    is_equal = getattr(criterion, "operator", None) is operators.eq
+    if lookup is None or not is_equal or not isinstance(sides[1], BindParameter):
+        raise BadArgument(
+            f"lookup={criterion} is not a look-up key that equals a value",
+            hint='lookup=User.email == "…", where email was made by lookup_key().',
+        )
+    value = claimed_value(lookup, sides[1].effective_value, sides[1].type)
+    found = claims.shards_of(lookup, [value])
+    if found is None and claims.refresh(lookup):
+        found = claims.shards_of(lookup, [value])
+    if found is None:
+        raise BadArgument(
+            f"rows of {lookup} can't be looked up yet: not all that were there are claimed",
+            hint=f"To claim them: shardids lookup backfill {lookup}",
+        )
+    if value not in found and claims.claims_are_elsewhere(lookup, value):
+        found = claims.shards_of(lookup, [value]) or {}
+    if value not in found:
+        raise UnknownValue(f"no row has the {lookup} {shown_value(value)}")
+    return found[value]

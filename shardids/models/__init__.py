@@ -1,7 +1,9 @@
 """What goes into an application's models: columns, the type of an ID, pages of rows.
 
-``columns`` has the primary key and the sharding key, ``types`` the type of IDs in SQLAlchemy and pydantic,
-``pages`` reads lists by ID.
+``columns`` has the primary key and the sharding key, ``counters`` numbers for people, ``types`` the type of
+IDs in SQLAlchemy and pydantic, ``pages`` reads lists by ID.
+``columns`` has the primary key and the sharding key, ``lookups`` columns that are unique over all shards,
+``types`` the type of IDs in SQLAlchemy and pydantic, ``pages`` reads lists by ID.
 """
 
 from shardids.models.columns import (
@@ -11,16 +13,24 @@ from shardids.models.columns import (
     sharding_key,
     sharding_key_column,
 )
+from shardids.models.counters import RowNumber, counter
+from shardids.models.lookups import lookup_key, lookup_key_column
 from shardids.models.pages import Page, PageQuery
+from shardids.models.references import reference_table
 from shardids.models.types import ShardId
 
 __all__ = [
     "Page",
     "PageQuery",
+    "RowNumber",
     "ShardId",
+    "counter",
+    "lookup_key",
+    "lookup_key_column",
     "next_id",
     "primary_key",
     "primary_key_column",
+    "reference_table",
     "sharding_key",
     "sharding_key_column",
 ]

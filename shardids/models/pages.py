@@ -5,15 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
-from sqlalchemy import ColumnElement, Select
-from sqlalchemy.orm import InstrumentedAttribute
+from sqlalchemy import ColumnElement
+from sqlalchemy.orm import Mapped
 
 from shardids.errors import BadArgument
 from shardids.ids.text import checked_integer
 
 Row = TypeVar("Row")
+
+
+class _Select(Protocol):
+    """What a page needs of a SELECT, whose own types are others in SQLAlchemy 2.0, 2.1 and SQLModel."""
+
+    @property
+    def selected_columns(self) -> Any: ...
+    def where(self, *whereclause: Any) -> Self: ...
+    def order_by(self, *clauses: Any) -> Self: ...
+    def offset(self, offset: Any) -> Self: ...
+    def limit(self, limit: Any) -> Self: ...
+
+
+Statement = TypeVar("Statement", bound=_Select)
 
 MOST_ROWS: Final = 10_000
 """The highest ``limit`` of a page."""
@@ -34,7 +48,7 @@ class Page(Generic[Row]):
     before: int | None
 
 
-class PageQuery:
+class PageQuery(Generic[Statement]):
     """The query for one page of a list that is sorted by ID::
 
         query = PageQuery(select(Photo), Photo.id, limit=20, after=cursor)
@@ -58,8 +72,8 @@ class PageQuery:
 
     def __init__(
         self,
-        statement: Select[Any],
-        column: InstrumentedAttribute[int] | ColumnElement[int],
+        statement: Statement,
+        column: Mapped[int] | ColumnElement[int],
         *,
         limit: int,
         after: int | None = None,
@@ -71,7 +85,8 @@ class PageQuery:
         self._limit = checked_integer("limit", limit, 1, MOST_ROWS)
         self._is_first = after is None and before is None
         self._is_backwards = before is not None
-        self._key = str(column.key)
+        named: Any = column
+        self._key = str(named.key)
         rises = newest_first == self._is_backwards
         cursor = before if after is None else after
         if cursor is not None:
@@ -79,7 +94,9 @@ class PageQuery:
             statement = statement.where(column > bound if rises else column < bound)
         order = column.asc() if rises else column.desc()
         # One row more than the page tells whether there is another page.
-        self.statement = statement.order_by(None).order_by(order).offset(None).limit(self._limit + 1)
+        self.statement: Statement = (
+            statement.order_by(None).order_by(order).offset(None).limit(self._limit + 1)
+        )
 
     def page(self, rows: Iterable[Row]) -> Page[Row]:
         """Returns the page that the rows of :attr:`statement` make."""

@@ -12,7 +12,9 @@ def upgrade() -> None:
     run_sql(
         "catalog/catalog.v1.sql",
         "catalog/old_ids.v1.sql",
+        "catalog/lookups.v1.sql",
         "catalog/adoption.v1.sql",
+        "catalog/references.v1.sql",
         "views/view.v1.sql",
         "views/query_node.v1.sql",
     )

@@ -21,7 +21,7 @@ from shardids.client import blocks
 from shardids.client.copying import sources
 from shardids.client.copying.lanes import Block, BlockFailed, Copied, Lanes, of_driver
 from shardids.client.copying.sources import Row, Source
-from shardids.client.copying.target import Router, Target, target_of
+from shardids.client.copying.target import Router, Target, refuse_lookups, target_of
 from shardids.client.listener import FollowedPlacement
 from shardids.client.routing.models import ShardFinder
 from shardids.errors import CommitUncertain, CopyFailed, ShardidsError
@@ -96,6 +96,7 @@ def copy_rows(
     if not source.names:
         return CopyReport(by_shard=MappingProxyType({}))
     target = target_of(table, source.names, key=settings.key, id_=settings.id_, shard=settings.shard)
+    refuse_lookups(target, followed.current.lookups.values())
     lanes: Lanes[Row] = Lanes(
         followed=followed,
         engine_of=engine_of,

@@ -11,6 +11,7 @@ from psycopg import sql
 from sqlalchemy import Column, Dialect, Table, bindparam, inspect
 from sqlalchemy.orm import InstrumentedAttribute, Mapper
 
+from shardids.catalog.topology import RegisteredLookup
 from shardids.client.copying.sources import Row
 from shardids.client.routing.inserts import shard_told
 from shardids.client.routing.models import ShardFinder, Tells, default_key, how_it_tells
@@ -171,6 +172,20 @@ class _Known(dict[Any, int | None]):
     def forget(self) -> None:
         if len(self) > _MOST_REMEMBERED:
             self.clear()
+
+
+def refuse_lookups(target: Target, lookups: Iterable[RegisteredLookup]) -> None:
+    """Refuses a table with a look-up key: what is copied is not claimed.
+
+    Raises:
+        BadArgument: it has one.
+    """
+    for lookup in lookups:
+        if lookup.table == target.name:
+            raise BadArgument(
+                f"rows of {target.name} can't be copied: {lookup} is a look-up key, and COPY claims nothing",
+                hint="Insert them: session.execute(insert(…), rows) claims the values of all rows together.",
+            )
 
 
 def _table(table: Any, mapper: Any) -> Table:

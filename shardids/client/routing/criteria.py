@@ -13,10 +13,8 @@ from sqlalchemy.sql import operators, visitors
 from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList, False_, Grouping, UnaryExpression
 
 from shardids.client.routing.models import ShardFinder, Tells, how_it_tells
-from shardids.errors import ShardidsError, UnknownId
-
-Choice = frozenset[int] | None
-"""Shards outside of which no row fulfils a criterion; ``None`` if it could be any."""
+from shardids.client.routing.values import Choice, Values
+from shardids.models.lookups import lookup_of
 
 _UPPER = {operators.le: 0, operators.lt: -1}
 _LOWER = {operators.ge: 0, operators.gt: 1}
@@ -52,48 +50,6 @@ def shards_named(where: ColumnElement[bool] | None, parameters: Any, finder: Sha
     """
     reader = Reader()
     return reader.where(where).named(Values(reader.binds, parameters, finder))
-
-
-class Values:
-    """The values of one execution: those of the statement's literals, and those given beside it."""
-
-    __slots__ = ("binds", "finder", "given", "lists")
-
-    def __init__(self, binds: Sequence[BindParameter[Any]], parameters: Any, finder: ShardFinder) -> None:
-        self.binds = binds
-        self.given: Mapping[str, Any] = parameters if isinstance(parameters, Mapping) else {}
-        self.finder = finder
-        self.lists: dict[str, dict[int, list[Any]]] = {}
-
-    def value(self, slot: int) -> Any:
-        """Returns the value of a literal or a parameter; ``None`` if it is not known."""
-        bind = self.binds[slot]
-        return self.given.get(bind.key, bind.effective_value) if self.given else bind.effective_value
-
-    def shard(self, column: ColumnElement[Any], tells: Tells, value: Any, slot: int) -> int | None:
-        """Returns the shard that a value tells, ``None`` if no row has it; its error names the column."""
-        try:
-            # The parameter's type, not the column's, decides what is sent.
-            return tells.shard(value, self.finder, self.binds[slot].type)
-        except UnknownId:
-            return None
-        except ShardidsError as error:
-            raise type(error)(f"{column}: {error.message}", hint=error.hint) from None
-
-    def shards(
-        self, column: ColumnElement[Any], tells: Tells, given: Iterable[Any], slot: int
-    ) -> dict[int, list[Any]]:
-        """Returns the values that rows can have, by their shards; its error names the column."""
-        by_shard: dict[int, list[Any]] = defaultdict(list)
-        try:
-            told = tells.shards(
-                [value for value in given if value is not None], self.finder, self.binds[slot].type
-            )
-        except ShardidsError as error:
-            raise type(error)(f"{column}: {error.message}", hint=error.hint) from None
-        for value, shard in told:
-            by_shard[shard].append(value)
-        return dict(by_shard)
 
 
 Read = Callable[[Values], Choice]
@@ -185,8 +141,10 @@ class Reader:
 
     def _equal(self, column: ColumnElement[Any], other: object) -> Read | None:
         tells, slot = _tells(column), self.slot(other)
-        if tells is None or slot is None:
+        if slot is None:
             return None
+        if tells is None:
+            return _looked_up(column, slot, lambda value: [value])
 
         def read(values: Values) -> Choice:
             value = values.value(slot)
@@ -199,8 +157,10 @@ class Reader:
 
     def _listed(self, element: BinaryExpression[Any]) -> Read | None:
         column, tells, slot = element.left, _tells(element.left), self.slot(element.right)
-        if tells is None or slot is None:
+        if slot is None:
             return None
+        if tells is None:
+            return _looked_up(column, slot, _listed_values)
         is_split = isinstance(element.right, BindParameter)
 
         def read(values: Values) -> Choice:
@@ -244,6 +204,28 @@ class Reader:
                 slot = self.slot(bound)
                 if tells and tells.kind is None and slot is not None:
                     yield column, operator, slot
+
+
+def _looked_up(
+    column: ColumnElement[Any], slot: int, values_of: Callable[[Any], Iterable[Any] | None]
+) -> Read | None:
+    """Returns what tells the shards of rows with a value of a look-up key, or with one of several."""
+    bases = column.base_columns
+    lookup = lookup_of(next(iter(bases))) if len(bases) == 1 else None
+    if lookup is None:
+        return None
+
+    def read(values: Values) -> Choice:
+        given = values.value(slot)
+        wanted = None if given is None else values_of(given)
+        return None if wanted is None else values.looked_up(lookup, wanted, slot)
+
+    return read
+
+
+def _listed_values(given: Any) -> Iterable[Any] | None:
+    is_list = isinstance(given, Collection) and not isinstance(given, str | bytes)
+    return given if is_list else None
 
 
 def _never(_values: Values) -> Choice:

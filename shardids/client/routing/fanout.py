@@ -14,7 +14,7 @@ from sqlalchemy import ARRAY, Connection, Enum, TypeDecorator
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from shardids.client.routing.plans import KEY_NAME, MergePlan
-from shardids.client.routing.replay import STAND_IN, Capture, Replay, Row, prepare
+from shardids.client.routing.replay import STAND_IN, Capture, Replay, Row
 
 ANY_SHARD = "shardids_any_shard"
 """The schema that a statement is compiled with, to be replaced by each shard's."""
@@ -35,7 +35,6 @@ class Question(NamedTuple):
 
 def compiled(connection: Connection, statement: Any, parameters: Any) -> Capture:
     """Compiles a statement for any shard, with the engine's cache; nothing is sent."""
-    prepare(connection.engine)
     capture = Capture()
     options = {STAND_IN: capture, "schema_translate_map": {None: ANY_SHARD}}
     options |= {"stream_results": False, "yield_per": None}

@@ -9,13 +9,15 @@ from uuid import UUID
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import BigInteger, Column, DefaultClause, Integer
-from sqlalchemy.orm import Mapper, RelationshipProperty
+from sqlalchemy.orm import InstanceState, Mapper, RelationshipProperty, Session
 from sqlalchemy.types import TypeEngine
 
 from shardids.client.routing.stored import kind_of_key, stored_value
 from shardids.errors import BadArgument
 from shardids.ids.layout import Layout
 from shardids.models.columns import SHARDING_KEY, next_id
+from shardids.models.lookups import Lookup
+from shardids.models.references import is_reference
 
 Key = int | str | bytes | UUID
 """What a row can be sharded by."""
@@ -51,6 +53,20 @@ class ShardFinder(Protocol):
 
     def shard_for(self, key: Key) -> int:
         """Returns the shard of a sharding key."""
+
+
+Claimed = Mapping[Any, int]
+"""The shard of the row that has each value of a look-up key."""
+
+
+class Claimant(Protocol):
+    """Who claims values of look-up keys, and finds the shards of those that are claimed: the cluster."""
+
+    def claim(self, lookup: Lookup, rows: Claimed) -> None:
+        """Claims values for rows that were written and not committed. Raises IntegrityError if it can't."""
+
+    def shards_of(self, lookup: Lookup, values: Iterable[Any]) -> Claimed | None:
+        """Returns the shards whose rows can have the values; ``None`` if they are not known."""
 
 
 _PLAIN = {BigInteger, Integer}
@@ -124,6 +140,7 @@ class ModelFacts:
         streamed: those of them that are never in an object's ``__dict__`` (``write_only``, ``dynamic``).
         of_interest: all attributes that can say something of the shard.
         identity: how each part of the primary key tells the shard, if it does.
+        is_reference: whether its table has the same rows on every node.
     """
 
     name: str
@@ -134,11 +151,12 @@ class ModelFacts:
     streamed: tuple[str, ...]
     of_interest: frozenset[str]
     identity: tuple[Tells | None, ...]
+    is_reference: bool
 
     @property
     def located(self) -> bool:
-        """Whether the primary key alone tells the shard; it is then unique over all shards."""
-        return any(self.identity)
+        """Whether the primary key is unique over all shards: it tells the shard, or all have the same row."""
+        return self.is_reference or any(self.identity)
 
     def shard_of_identity(self, identity: Sequence[Any], finder: ShardFinder) -> int | None:
         """Returns the shard of the row with this primary key, or ``None`` if that does not tell.
@@ -208,7 +226,38 @@ def _read(mapper: Mapper[Any]) -> ModelFacts:
         streamed=tuple(prop.key for prop in relatives if prop.lazy in ("dynamic", "write_only")),
         of_interest=frozenset((*telling, *(prop.key for prop in relatives))),
         identity=tuple(map(how_it_tells, mapper.primary_key)),
+        is_reference=is_reference(mapper.local_table),
     )
+
+
+def refuse_reference_write(statement: Any) -> None:
+    """Refuses an INSERT, UPDATE or DELETE of a reference table.
+
+    Raises:
+        BadArgument: it is one.
+    """
+    table: Any = getattr(statement, "table", None)
+    if is_reference(table):
+        raise _reference_refused(table.name)
+
+
+def _reference_refused(name: str) -> BadArgument:
+    return BadArgument(
+        f"reference table {name} is not written to in a session on shards",
+        hint="Use cluster.reference_session(): it is on the node where reference tables are written to.",
+    )
+
+
+def refuse_reference(state: InstanceState[Any], session: Session) -> None:
+    """Refuses a row of a reference table that a flush would write.
+
+    Raises:
+        BadArgument: it is one.
+    """
+    if facts_of(state.mapper).is_reference and (
+        state.key is None or session.is_modified(state.obj(), include_collections=False)
+    ):
+        raise _reference_refused(str(state.mapper.local_table.description))
 
 
 def default_key(column: Column[Any]) -> Any:
@@ -272,6 +321,8 @@ def _referred(column: Column[Any]) -> Iterator[Column[Any]]:
 
 def _follows_foreign_key(prop: RelationshipProperty[Any]) -> bool:
     pairs = [*prop.synchronize_pairs, *(prop.secondary_synchronize_pairs or ())]
+    if is_reference(prop.parent.local_table) or is_reference(prop.mapper.local_table):
+        return False
     return not prop.viewonly and any(
         isinstance(here, Column) and isinstance(there, Column) and there.references(here)
         for here, there in pairs

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
-from sqlalchemy import Engine, UpdateBase, event, insert, inspect
+from sqlalchemy import Connection, Engine, UpdateBase, event, insert, inspect
 from sqlalchemy.orm import InstanceState, Mapper, Session
 
+from shardids.client.routing.claiming import Claiming
 from shardids.client.routing.inserts import rows_of, shard_of_row, with_default_key
-from shardids.client.routing.models import ShardFinder, facts_of
+from shardids.client.routing.models import Claimant, ShardFinder, facts_of, refuse_reference
 from shardids.client.routing.placing import Sign, described, new_relatives, set_default_key, signs_of
 from shardids.client.routing.readings import Read
 from shardids.errors import WrongShard
@@ -18,13 +19,23 @@ from shardids.errors import WrongShard
 State = InstanceState[Any]
 
 
-class ShardSession(Session):
+class ShardSession(Claiming):
     """A plain session on one shard, which refuses objects of others; see :meth:`shardids.Cluster.session`."""
 
-    def __init__(self, bind: Engine, *, finder: ShardFinder, shard: int, **options: Any) -> None:
+    def __init__(
+        self, bind: Engine, *, finder: ShardFinder, claims: Claimant, shard: int, **options: Any
+    ) -> None:
         super().__init__(bind, **options)
         self.finder = finder
+        self.claims = claims
         self.shard = shard
+
+    def connection_to(self, shard: int) -> Connection:
+        """Returns the session's connection."""
+        return self.connection()
+
+    def _shard_written(self) -> int:
+        return self.shard
 
     def bulk_save_objects(self, objects: Any, *arguments: Any, **options: Any) -> None:
         """As :meth:`sqlalchemy.orm.Session.bulk_save_objects`; objects of other shards are refused."""
@@ -34,18 +45,21 @@ class ShardSession(Session):
             set_default_key(state)
             refuse_others(state, signs_of(state, self.finder), self.shard)
         super().bulk_save_objects(objects, *arguments, **options)
+        self.claim_objects(objects, self.shard)
 
     def bulk_insert_mappings(self, mapper: Any, mappings: Any, *arguments: Any, **options: Any) -> None:
         """As :meth:`sqlalchemy.orm.Session.bulk_insert_mappings`; rows of other shards are refused."""
         mappings = list(mappings)
         refuse_rows(inspect(mapper).mapper, mappings, self.finder, self.shard)
         super().bulk_insert_mappings(mapper, mappings, *arguments, **options)
+        self.claim_rows(inspect(mapper).mapper, mappings, self.shard, are_new=True)
 
     def bulk_update_mappings(self, mapper: Any, mappings: Any) -> None:
         """As :meth:`sqlalchemy.orm.Session.bulk_update_mappings`; rows of other shards are refused."""
         mappings = list(mappings)
         refuse_rows(inspect(mapper).mapper, mappings, self.finder, self.shard)
         super().bulk_update_mappings(mapper, mappings)
+        self.claim_rows(inspect(mapper).mapper, mappings, self.shard, are_new=False)
 
     def _execute_internal(self, statement: Any, params: Any = None, **options: Any) -> Any:
         # What SQLAlchemy does for the event do_orm_execute would take several times as long as the check.
@@ -72,8 +86,10 @@ def refuse_objects(session: Session, finder: ShardFinder, only: int) -> None:
         mapper = state.mapper
         if mapper not in silent:
             facts = facts_of(mapper)
-            silent[mapper] = None if facts.streamed else facts.of_interest
+            silent[mapper] = None if facts.streamed or facts.is_reference else facts.of_interest
         names = silent[mapper]
+        if names is None:
+            refuse_reference(state, session)
         set_default_key(state)
         if state.key is None and names is not None and names.isdisjoint(state.dict):
             continue
@@ -140,3 +156,8 @@ def loads_more(statement: Any) -> bool:
 @event.listens_for(ShardSession, "before_flush")
 def _keep_to_shard(session: Any, *_: object) -> None:
     refuse_objects(session, session.finder, session.shard)
+
+
+@event.listens_for(ShardSession, "after_flush")
+def _claim(session: Any, *_: object) -> None:
+    session.claim_flushed(lambda _: session.shard)

@@ -10,7 +10,14 @@ from sqlalchemy.orm import InstanceState, PassiveFlag, Session
 from sqlalchemy.orm.attributes import get_history
 from sqlalchemy.sql.elements import ClauseElement
 
-from shardids.client.routing.models import ShardFinder, Tells, default_key, facts_of, require_located
+from shardids.client.routing.models import (
+    ShardFinder,
+    Tells,
+    default_key,
+    facts_of,
+    refuse_reference,
+    require_located,
+)
 from shardids.errors import BadArgument, ShardidsError, WrongShard
 
 State = InstanceState[Any]
@@ -41,6 +48,9 @@ def place(session: Session, finder: ShardFinder) -> dict[State, int]:
         UnsupportedKey: a sharding key that has no hash.
     """
     states: list[State] = [inspect(one) for one in (*session.new, *session.dirty)]
+    for state in states:
+        refuse_reference(state, session)
+    states = [state for state in states if not facts_of(state.mapper).is_reference]
     for state in states:
         require_located(state.mapper)
         set_default_key(state)

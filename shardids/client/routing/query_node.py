@@ -20,7 +20,7 @@ from sqlalchemy.util import await_only
 from shardids.catalog.topology import Node, Placement
 from shardids.client.routing.fanout import ANY_SHARD, compiled, fetched
 from shardids.client.routing.functions import kinds_on
-from shardids.client.routing.replay import STAND_IN, Replay, prepare
+from shardids.client.routing.replay import STAND_IN, Replay
 from shardids.client.routing.sent import as_sent
 from shardids.client.routing.two_steps import in_two_steps
 from shardids.errors import (
@@ -132,7 +132,6 @@ def by_views(router: Router, context: ORMExecuteState, refused: CannotCombine, s
         router.shards.refresh()
         raise explained from error
     # The shard's node is not asked: the statement is loaded from the rows that are there.
-    prepare(router.shards.engine(router.shards.node_of(shard)))
     _log.info("views: %s rows of the query node: %s", len(rows), context.statement)
     replay = Replay.of(rows, description)
     return context.invoke_statement(

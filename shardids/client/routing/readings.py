@@ -11,9 +11,10 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import Mapper
 from sqlalchemy.util import LRUCache
 
-from shardids.client.routing.criteria import Criteria, Named, Reader, Values
-from shardids.client.routing.models import ShardFinder, Tells, facts_of, how_it_tells
-from shardids.client.routing.shapes import check_in_one_shard
+from shardids.client.routing.criteria import Criteria, Named, Reader
+from shardids.client.routing.models import Claimant, ShardFinder, Tells, facts_of, how_it_tells
+from shardids.client.routing.shapes import check_in_one_shard, reads_references
+from shardids.client.routing.values import Values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,9 @@ class Read:
 
     __slots__ = ("_key", "reading", "values")
 
-    def __init__(self, statement: Any, parameters: Any, finder: ShardFinder) -> None:
+    def __init__(
+        self, statement: Any, parameters: Any, finder: ShardFinder, claims: Claimant | None = None
+    ) -> None:
         generate = getattr(statement, "_generate_cache_key", None)
         # What SQLAlchemy finds the compiled statement by; it keeps it, and will not make it again.
         key = None if generate is None else generate()
@@ -57,7 +60,7 @@ class Read:
             binds = reader.binds
         self._key = key
         self.reading = reading
-        self.values = Values(binds, parameters, finder)
+        self.values = Values(binds, parameters, finder, claims)
 
     def named(self) -> Named:
         """Returns what the criteria name. Raises as :func:`criteria.shards_named` does."""
@@ -77,6 +80,16 @@ class Read:
         if known is not None:
             _STAYS[known] = True
 
+    def of_references(self, statement: Any, dialect: Callable[[], Dialect]) -> bool:
+        """Returns whether it reads reference tables alone, which every node answers alike."""
+        known = None if self._key is None else _OF_REFERENCES.get(self._key.key)
+        if known is None:
+            is_free = getattr(statement, "is_select", False) and self.reading.criteria.read is None
+            known = bool(is_free) and reads_references(statement, dialect())
+            if self._key is not None:
+                _OF_REFERENCES[self._key.key] = known
+        return known
+
     def written(self) -> dict[str, Any]:
         """Returns the values of the statement itself that tell the shard of what it writes."""
         return {name: self.values.value(slot) for name, slot in self.reading.written.items()}
@@ -85,6 +98,8 @@ class Read:
 _KNOWN: Final[LRUCache[Any, Reading]] = LRUCache(500)
 _STAYS: Final[LRUCache[Any, bool]] = LRUCache(500)
 """Statements that were found to read one shard when their criteria name one."""
+
+_OF_REFERENCES: Final[LRUCache[Any, bool]] = LRUCache(500)
 
 
 def _read(statement: Any, reader: Reader) -> Reading:

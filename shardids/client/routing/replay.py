@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
-from weakref import WeakSet
 
 from sqlalchemy import ARRAY, Engine, Enum, TypeDecorator, event
 from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy, ResultFetchStrategy
@@ -85,15 +84,12 @@ class Replay:
         return True
 
 
-_PREPARED: WeakSet[Engine] = WeakSet()
+def heed_stand_ins(engine: Engine) -> None:
+    """Makes a new engine, and all that are derived from it, heed :data:`STAND_IN`.
 
-
-def prepare(engine: Engine) -> None:
-    """Makes an engine heed :data:`STAND_IN`."""
-    # Not event.contains(): it goes by id(), which an engine may have from another that is no more.
-    if engine not in _PREPARED:
-        event.listen(engine, "do_execute", _answer)
-        _PREPARED.add(engine)
+    Once, and before it is used: a listener must not be added while another thread goes through the listeners.
+    """
+    event.listen(engine, "do_execute", _answer)
 
 
 def _answer(_cursor: object, sql: str, parameters: Any, context: Any) -> bool:

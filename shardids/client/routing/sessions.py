@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from random import choice
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Engine, Result, event, inspect
@@ -12,15 +13,16 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.horizontal_shard import ShardedQuery, ShardedSession, set_shard_id
 from sqlalchemy.orm import Mapper, ORMExecuteState, Session
 
+from shardids.client.routing.claiming import Flushed, refuse_many
 from shardids.client.routing.connection import ShardConnection
 from shardids.client.routing.guards import Guarded, guard
 from shardids.client.routing.inserts import insert
-from shardids.client.routing.models import facts_of
+from shardids.client.routing.models import facts_of, refuse_reference_write
 from shardids.client.routing.one_shard import loads_more
 from shardids.client.routing.placing import State, place, shard_of_identity
 from shardids.client.routing.query_node import ENGINE, EngineChoice, by_views, validated
 from shardids.client.routing.readings import Read
-from shardids.client.routing.statements import FanOut, Shards, check_assignments, execute
+from shardids.client.routing.statements import FanOut, Shards, check_assignments, execute, named_beside
 from shardids.client.routing.twophase import Part, Whole
 from shardids.client.routing.writes import AssociationConnection, BulkWrites
 from shardids.errors import BadArgument, CannotCombine, UnknownId
@@ -45,6 +47,8 @@ class RoutedSession(BulkWrites, ShardedSession, Guarded):
         # Not ShardedSession's own, which binds each shard and listens again for each session.
         Session.__init__(self, **{"query_cls": ShardedQuery, **options})
         self.shards = shards
+        self.claims = shards.claims
+        self._flushed = Flushed(self)
         self.fan_out = fan_out
         self.engine = validated(engine)
         self.begun: list[Connection] = []
@@ -52,6 +56,7 @@ class RoutedSession(BulkWrites, ShardedSession, Guarded):
         self._placed: dict[State, int] | None = None
         self._inserting: int | None = None
         self._whole: tuple[object, Whole] | None = None
+        self._at_hand: int | None = None
 
     # IDs tell rows of different shards apart, so there is one identity, not one for each shard to look up.
     _identity_lookup = Session._identity_lookup  # type: ignore[assignment]  # it takes no further arguments
@@ -136,6 +141,8 @@ class RoutedSession(BulkWrites, ShardedSession, Guarded):
         """Returns the session's connection to the node that holds a shard, in its transaction."""
         return super().connection(bind_arguments={"bind": self.get_bind(shard_id=shard)})
 
+    connection_to = node_connection
+
     @contextmanager
     def inserting(self, shard: int) -> Iterator[None]:
         """While rows are inserted into one shard, not objects into any."""
@@ -194,7 +201,7 @@ class RoutedSession(BulkWrites, ShardedSession, Guarded):
 
     def execute_chooser(self, context: ORMExecuteState) -> list[int]:
         """Returns the shards that a statement asks; all of them if it names none."""
-        named = Read(context.statement, context.parameters, self.shards).named()
+        named = Read(context.statement, context.parameters, self.shards, self._flushed).named()
         return self.shards.placement.all_shards() if named.shards is None else sorted(named.shards)
 
     def _execute_internal(self, statement: Any, params: Any = None, **options: Any) -> Any:
@@ -237,7 +244,7 @@ class RoutedSession(BulkWrites, ShardedSession, Guarded):
         shard = (options.get("bind_arguments") or _EMPTY).get("shard_id")
         if shard is not None:
             return int(shard)
-        read = Read(statement, params, self.shards)
+        read = Read(statement, params, self.shards, self._flushed)
         named = read.named().shards
         if named is None or len(named) != 1:
             return None
@@ -266,18 +273,20 @@ class RoutedSession(BulkWrites, ShardedSession, Guarded):
     def _route(self, context: ORMExecuteState) -> Result[Any] | None:
         """Sends a statement into its shards; ``None`` if it goes on by itself, into its only one."""
         guard(context.bind_mapper)
-        shard = self._named(context)
+        shard = named_beside(context, self.shards, self._inserting)
         if context.is_select and shard is not None:
             self._go_on(context, shard)
             return None
+        refuse_reference_write(context.statement)
         if context.is_insert and self._inserting is None:
             return insert(self, context, shard)
         if context.is_update:
             check_assignments(context)
+        read = Read(context.statement, context.parameters, self.shards, self._flushed)
+        shard = self._shard_at_hand(context.statement, read) if shard is None else shard
         if shard is not None:
             self._go_on(context, shard)
             return None
-        read = Read(context.statement, context.parameters, self.shards)
         named = read.named()
         if named.shards is not None and len(named.shards) <= 1:
             # Criteria that contradict each other find nothing, wherever they are asked.
@@ -297,28 +306,21 @@ class RoutedSession(BulkWrites, ShardedSession, Guarded):
             return by_views(self, context, refused, only)
         if self._autoflushes(context):
             self.flush()
+        if context.is_update:
+            refuse_many(context.statement, context.parameters)
         return execute(self, context, named)
 
+    def _shard_at_hand(self, statement: Any, read: Read) -> int | None:
+        """Returns the shard whose node this session asks for what every node has; ``None`` for the rest."""
+        if self._at_hand is None:
+            self._at_hand = choice(self.shards.placement.all_shards())  # noqa: S311 -- to spread sessions
+        dialect = partial(self._dialect_of, self._at_hand)
+        return self._at_hand if read.of_references(statement, dialect) else None
+
     def _go_on(self, context: ORMExecuteState, shard: int) -> None:
+        self._sent_to = shard
         context.bind_arguments["shard_id"] = shard
         context.update_execution_options(_sa_shard_id=shard, **{ENGINE: "shard"}, **self.options_of(shard))
-
-    def _named(self, context: ORMExecuteState) -> int | None:
-        """Returns the shard that is named beside the statement, in one of SQLAlchemy's ways."""
-        named = context.bind_arguments.get("shard_id")
-        if named is None and context.is_column_load:
-            # Of joined inheritance, for one, whose statement SQLAlchemy makes of the table's columns.
-            state = context.load_options._refresh_state
-            named = None if state is None else shard_of_identity(state, self.shards)
-        if named is None:
-            # SQLAlchemy has no public way to see the options of its own extension.
-            options = context._non_compile_orm_options
-            named = next((option.shard_id for option in options if isinstance(option, set_shard_id)), None)
-        if named is None:
-            named = context.execution_options.get("_sa_shard_id")
-        if named is None and context.is_insert:
-            named = self._inserting
-        return None if named is None else int(named)
 
 
 _EMPTY: Final[dict[str, Any]] = {}
@@ -327,6 +329,8 @@ _EMPTY: Final[dict[str, Any]] = {}
 @event.listens_for(RoutedSession, "after_begin")
 def _join(session: Any, _transaction: object, connection: Connection) -> None:
     session.join(connection)
+    if connection not in session.begun:
+        session.begun.append(connection)
 
 
 @event.listens_for(RoutedSession, "before_flush")
@@ -336,13 +340,10 @@ def _place(session: Any, *_: object) -> None:
 
 @event.listens_for(RoutedSession, "after_flush")
 def _forget(session: Any, *_: object) -> None:
-    session.forget()
-
-
-@event.listens_for(RoutedSession, "after_begin")
-def _note(session: Any, _transaction: object, connection: Connection) -> None:
-    if connection not in session.begun:
-        session.begun.append(connection)
+    try:
+        session.claim_flushed(session._shard_of)
+    finally:
+        session.forget()
 
 
 @event.listens_for(RoutedSession, "after_transaction_end")

@@ -22,6 +22,7 @@ from shardids.client.routing.models import how_it_tells
 from shardids.client.routing.sent import Sent, as_sent
 from shardids.client.routing.sources import Scope, Source, Trait, unlocated
 from shardids.errors import CannotCombine
+from shardids.models.references import is_reference
 
 
 def check_select(statement: Any, dialect: Dialect, *, folded: bool, kind_of: KindOf, by_table: bool) -> bool:
@@ -71,6 +72,26 @@ def check_in_one_shard(statement: Any, dialect: Dialect, *, by_table: bool) -> N
             check.read(statement, Around(), top=True)
     else:
         check.change()
+
+
+def reads_references(statement: Any, dialect: Dialect) -> bool:
+    """Returns whether a SELECT reads reference tables and nothing else: every node has the same answer."""
+    parts = as_sent(statement, dialect).parts.values()
+    sources = [source for _, core, froms in parts for source in (froms if core is not None else [None])]
+    tables = [table for source in sources for table in _tables(source)]
+    return bool(tables) and all(map(is_reference, tables))
+
+
+def _tables(source: Any) -> Iterator[Any]:
+    """Yields the tables in an item of FROM, and what may be none; SELECTs in it are parts of their own."""
+    kind = getattr(source, "__visit_name__", None)
+    if kind == "join":
+        yield from _tables(source.left)
+        yield from _tables(source.right)
+    elif kind in ("alias", "grouping"):
+        yield from _tables(source.element)
+    elif not (kind in ("subquery", "cte") and getattr(source.element, "is_select", False)):
+        yield source
 
 
 class _Check(ExpressionCheck):
@@ -189,7 +210,10 @@ class _Check(ExpressionCheck):
             inner = inner.element
         if isinstance(inner, Table):
             located = inner.schema is None and any(how_it_tells(column) for column in inner.columns)
-            return scope.add(element, Source(name=inner.name, located=located, optional=optional))
+            everywhere = is_reference(inner)
+            return scope.add(
+                element, Source(name=inner.name, located=located, optional=optional, everywhere=everywhere)
+            )
         if inner.__visit_name__ in ("subquery", "cte") and not getattr(inner, "recursive", False):
             return scope.add(element, self._subquery_source(element, inner, optional=optional))
         refuse(inner)
@@ -204,7 +228,13 @@ class _Check(ExpressionCheck):
         if len(columns) == len(given):
             found = ((column, there.trait(one)) for column, one in zip(columns, given, strict=True))
             traits = {column: one[1] for column, one in found if one is not None}
-        return Source(name="a subquery", located=bool(there.located), traits=traits, optional=optional)
+        return Source(
+            name="a subquery",
+            located=bool(there.located),
+            traits=traits,
+            optional=optional,
+            everywhere=bool(there.sources) and all(one.everywhere for one in there.sources.values()),
+        )
 
 
 class _OneShardCheck(_Check):

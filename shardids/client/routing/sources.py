@@ -42,12 +42,14 @@ class Source:
             every shard may have the same ones.
         traits: of a subquery's columns; ``None`` for a table.
         optional: whether an outer join may leave its columns NULL.
+        everywhere: whether every shard has the same rows of it, as of reference tables.
     """
 
     name: str
     located: bool
     traits: Mapping[Any, Trait] | None = None
     optional: bool = False
+    everywhere: bool = False
 
     def trait(self, column: Any) -> Trait:
         """Returns what is known of one of its columns."""
@@ -134,7 +136,7 @@ class Scope:
         if not inner:
             roots = {self._root(source) for source in left if source.located}
             lonely = [s for s in right if s.located and self._root(s) not in roots]
-            lonely += [s for s in right if not s.located and s not in self._attached]
+            lonely += [s for s in right if not (s.located or s.everywhere or s in self._attached)]
             if join.full:
                 lonely += [source for source in (*left, *right) if not source.located]
                 lonely += left[1:] if len(roots) > 1 else []
@@ -159,7 +161,8 @@ class Scope:
             if self._root(source) is not self._root(located[0]):
                 raise _not_together(source)
         for source in self.sources.values():
-            if not source.located and source not in self._attached and (located or self.outer is not None):
+            known = source.located or source.everywhere or source in self._attached
+            if not known and (located or self.outer is not None):
                 raise _not_together(source)
 
     def _links(self, conditions: Iterable[Any]) -> Iterator[tuple[Source, Source, bool]]:

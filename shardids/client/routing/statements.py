@@ -11,13 +11,15 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, Result
 from sqlalchemy.engine.result import IteratorResult, SimpleResultMetaData
+from sqlalchemy.ext.horizontal_shard import set_shard_id
 from sqlalchemy.orm import Mapper, ORMExecuteState
 
 from shardids.catalog.topology import Node, Placement
 from shardids.client.routing.criteria import Named, narrowed
 from shardids.client.routing.fanout import Question, combined, compiled, gather
 from shardids.client.routing.functions import kinds_on
-from shardids.client.routing.models import ShardFinder, facts_of, is_sharding_key
+from shardids.client.routing.models import Claimant, ShardFinder, facts_of, is_sharding_key
+from shardids.client.routing.placing import shard_of_identity
 from shardids.client.routing.plans import MergePlan, plan, tables_of
 from shardids.client.routing.query_node import ENGINE, EngineChoice, by_views
 from shardids.client.routing.replay import STAND_IN, Capture
@@ -41,6 +43,10 @@ class Shards(ShardFinder, Protocol):
     @property
     def decisions(self) -> Decisions:
         """What sessions share that commit on several nodes."""
+
+    @property
+    def claims(self) -> Claimant:
+        """Who claims the values of look-up keys."""
 
     @property
     def placement(self) -> Placement:
@@ -266,3 +272,21 @@ def check_assignments(context: ORMExecuteState) -> None:
                 f"the sharding key {name} of {statement.table.name} is among what the UPDATE sets",
                 hint="A row can't leave its shard: insert another row, and delete this one.",
             )
+
+
+def named_beside(context: ORMExecuteState, finder: ShardFinder, inserting: int | None) -> int | None:
+    """Returns the shard that is named beside a statement in one of SQLAlchemy's ways, or ``inserting``."""
+    named = context.bind_arguments.get("shard_id")
+    if named is None and context.is_column_load:
+        # Of joined inheritance, for one, whose statement SQLAlchemy makes of the table's columns.
+        state = context.load_options._refresh_state
+        named = None if state is None else shard_of_identity(state, finder)
+    if named is None:
+        # SQLAlchemy has no public way to see the options of its own extension.
+        options = context._non_compile_orm_options
+        named = next((option.shard_id for option in options if isinstance(option, set_shard_id)), None)
+    if named is None:
+        named = context.execution_options.get("_sa_shard_id")
+    if named is None and context.is_insert:
+        named = inserting
+    return None if named is None else int(named)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any, Final
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import CHAR, Enum, Integer, LargeBinary, String, TypeDecorator, Uuid
-from sqlalchemy.dialects.postgresql import CITEXT
-from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+from sqlalchemy import ClauseElement, Enum, String, TypeDecorator, Uuid
 from sqlalchemy.types import TypeEngine
 
 from shardids.errors import BadArgument, UnsupportedKey
+from shardids.models.kinds import DIALECT, innermost, kind_of, variant
+from shardids.models.lookups import Lookup
 
-_DIALECT: Final = PGDialect_psycopg()  # type: ignore[no-untyped-call]  # SQLAlchemy's
-_BYTEWISE: Final = re.compile(r"C|POSIX|default|ucs_basic|(C|[a-z]{2,3}_[A-Z]{2})(\.\S+)?|.*-x-icu|pg_\S+")
-"""Names of PostgreSQL's own collations, by which text is equal only to itself."""
+_HASHED = (int, str, bytes, UUID)
 
 
 def kind_of_key(type_: TypeEngine[Any], what: str) -> type:
@@ -24,18 +21,12 @@ def kind_of_key(type_: TypeEngine[Any], what: str) -> type:
     Raises:
         UnsupportedKey: values of this type can be equal and differ as text, or have no stable hash.
     """
-    stored = _innermost(type_)
-    collation = getattr(stored, "collation", None)
-    is_bytewise = collation is None or _BYTEWISE.fullmatch(collation)
-    if isinstance(stored, Enum) or (
-        isinstance(stored, String) and not isinstance(stored, CITEXT | CHAR) and is_bytewise
-    ):
-        return str
-    for sort, kind in ((Uuid, UUID), (Integer, int), (LargeBinary, bytes)):
-        if isinstance(stored, sort):
-            return kind
+    kind = kind_of(type_)
+    if kind is not None and kind in _HASHED:
+        return kind
     raise UnsupportedKey(
-        f"{what} of type {stored!r} can't be a sharding key: it has no hash that equal values share",
+        f"{what} of type {innermost(type_)!r} can't be a sharding key:"
+        " it has no hash that equal values share",
         hint="Use an integer, text of a deterministic collation, bytes or a UUID; for text in any case, a"
         " type that stores it in lower case.",
     )
@@ -47,12 +38,13 @@ def stored_value(type_: TypeEngine[Any], value: Any, kind: type | None) -> Any:
     Raises:
         BadArgument: a value of another kind than the column's: PostgreSQL would turn it into one.
     """
-    type_ = _variant(type_)
+    type_ = variant(type_)
     while isinstance(type_, TypeDecorator):
-        value = type_.process_bind_param(value, _DIALECT)
-        type_ = _variant(type_.load_dialect_impl(_DIALECT))
+        if type(type_).process_bind_param is not TypeDecorator.process_bind_param:
+            value = type_.process_bind_param(value, DIALECT)
+        type_ = variant(type_.load_dialect_impl(DIALECT))
     if isinstance(type_, Enum):
-        process = type_.bind_processor(_DIALECT)  # type: ignore[no-untyped-call]  # SQLAlchemy's
+        process = type_.bind_processor(DIALECT)  # type: ignore[no-untyped-call]  # SQLAlchemy's
         value = process(value) if process is not None else value
     elif isinstance(type_, Uuid) and isinstance(value, str):
         try:
@@ -69,15 +61,21 @@ def stored_value(type_: TypeEngine[Any], value: Any, kind: type | None) -> Any:
     return value
 
 
-def _innermost(type_: TypeEngine[Any]) -> TypeEngine[Any]:
-    type_ = _variant(type_)
-    while isinstance(type_, TypeDecorator):
-        type_ = _variant(type_.load_dialect_impl(_DIALECT))
-    return type_
+def claimed_value(lookup: Lookup, given: Any, type_: TypeEngine[Any] | None = None) -> Any:
+    """Returns a value of a look-up key as the database stores it; ``type_`` is its own, if not the column's.
 
-
-def _variant(type_: TypeEngine[Any]) -> TypeEngine[Any]:
-    return getattr(type_, "_variant_mapping", {}).get(_DIALECT.name, type_)  # type: ignore[no-any-return]  # one
+    Raises:
+        BadArgument: it is not of the column's kind, or only the database knows it.
+    """
+    if isinstance(given, ClauseElement) or hasattr(given, "__clause_element__"):
+        raise BadArgument(
+            f"{lookup} is set to an SQL expression or a default, whose value is not known here",
+            hint="It is a look-up key, whose values are claimed: give the value.",
+        )
+    value = stored_value(lookup.type_ if type_ is None else type_, given, None)
+    if type(value) is not lookup.kind:
+        raise BadArgument(f"{lookup} takes {lookup.kind.__name__}, and {given!r} is stored as {value!r}")
+    return value
 
 
 def _named(kind: type) -> str:

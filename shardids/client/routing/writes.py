@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from sqlalchemy import Connection, Insert, insert, inspect
-from sqlalchemy.orm import Mapper, Session
+from sqlalchemy.orm import Mapper
 
+from shardids.client.routing.claiming import Claiming
 from shardids.client.routing.connection import ShardConnection
 from shardids.client.routing.inserts import shard_of_row, with_default_key
 from shardids.client.routing.models import ShardFinder, facts_of
@@ -83,7 +84,7 @@ class AssociationConnection:
         return next(iter(named))
 
 
-class BulkWrites(Session):
+class BulkWrites(Claiming):
     """Bulk operations of a session over all shards."""
 
     shards: Shards
@@ -94,18 +95,21 @@ class BulkWrites(Session):
         for shard, some in objects_by_shard(objects, self.shards).items():
             with self._writing_to(shard):
                 super().bulk_save_objects(some, *arguments, **options)
+            self.claim_objects(some, shard)
 
     def bulk_insert_mappings(self, mapper: Any, mappings: Any, *arguments: Any, **options: Any) -> None:
         """As :meth:`sqlalchemy.orm.Session.bulk_insert_mappings`, each row into its shard."""
         for shard, some in mappings_by_shard(inspect(mapper).mapper, mappings, self.shards).items():
             with self._writing_to(shard):
                 super().bulk_insert_mappings(mapper, some, *arguments, **options)
+            self.claim_rows(inspect(mapper).mapper, some, shard, are_new=True)
 
     def bulk_update_mappings(self, mapper: Any, mappings: Any) -> None:
         """As :meth:`sqlalchemy.orm.Session.bulk_update_mappings`, each row in its shard."""
         for shard, some in mappings_by_shard(inspect(mapper).mapper, mappings, self.shards).items():
             with self._writing_to(shard):
                 super().bulk_update_mappings(mapper, some)
+            self.claim_rows(inspect(mapper).mapper, some, shard, are_new=False)
 
     @contextmanager
     def _writing_to(self, shard: int) -> Iterator[None]:
