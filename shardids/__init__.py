@@ -23,7 +23,10 @@ if TYPE_CHECKING:
         sharding_key,
         sharding_key_column,
     )
+    from shardids.models.counters import counter
+    from shardids.models.lookups import lookup_key, lookup_key_column
     from shardids.models.pages import Page, PageQuery
+    from shardids.models.references import reference_table
     from shardids.models.types import ShardId
 
 __version__ = "0.1.0"
@@ -39,9 +42,13 @@ __all__ = [
     "PageQuery",
     "ShardId",
     "ShardidsError",
+    "counter",
+    "lookup_key",
+    "lookup_key_column",
     "next_id",
     "primary_key",
     "primary_key_column",
+    "reference_table",
     "sharding_key",
     "sharding_key_column",
 ]
@@ -55,13 +62,17 @@ __getattr__, __dir__ = lazy_names(
         "IdBlock": "shardids.client.blocks",
         "IdRange": "shardids.ids.decoded",
         "Layout": "shardids.ids.layout",
+        "lookup_key": "shardids.models.lookups",
+        "lookup_key_column": "shardids.models.lookups",
         "Page": "shardids.models.pages",
         "PageQuery": "shardids.models.pages",
         "ShardId": "shardids.models.types",
         "ShardidsError": "shardids.errors",
+        "counter": "shardids.models.counters",
         "next_id": "shardids.models.columns",
         "primary_key": "shardids.models.columns",
         "primary_key_column": "shardids.models.columns",
+        "reference_table": "shardids.models.references",
         "sharding_key": "shardids.models.columns",
         "sharding_key_column": "shardids.models.columns",
     },

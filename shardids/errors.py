@@ -108,6 +108,33 @@ class TransactionEnded(ShardidsError):
     sqlstate = "SI010"
 
 
+class NumbersExhausted(ShardidsError):
+    """A counter's next number has more digits than its kind is padded to. No number was drawn."""
+
+    sqlstate = "SI011"
+
+
+class LookupBusy(ShardidsError):
+    """Another shard has claimed a value, and whether it will have the row is not decided yet."""
+
+
+class UnknownValue(BadArgument):
+    """No row has the value of a look-up key. Nothing was written."""
+
+
+class ReferenceRefused(ShardidsError):
+    """A reference table is written to on another node than its writer, or would lose what rows may refer to.
+
+    Also: a move or an adoption can't begin while a row of one is being deleted on all nodes.
+    """
+
+    sqlstate = "SI013"
+
+
+class ReferencesBehind(ShardidsError):
+    """A change of reference tables is committed, and has not reached all nodes in time. It still will."""
+
+
 class ConnectionFailed(ShardidsError):
     """A server cannot be reached, or refuses the login. The message never holds a password."""
 

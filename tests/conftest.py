@@ -10,6 +10,7 @@ from itertools import count
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, settings
 from psycopg import sql
 from sqlalchemy.engine import URL
 
@@ -29,6 +30,9 @@ def pytest_configure() -> None:
     # A shell without job control lets its background jobs ignore SIGINT, and so do their children.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # No test is timed: a busy machine takes a second where an idle one takes a millisecond.
+    settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")
@@ -46,6 +50,13 @@ def dsn(url: URL) -> str:
 def admin(server_url: URL) -> Iterator[psycopg.Connection]:
     with psycopg.connect(dsn(server_url), autocommit=True) as connection:
         yield connection
+
+
+@pytest.fixture(scope="session")
+def needs_row_filters(admin: psycopg.Connection) -> None:
+    """Skips tests whose nodes publish some rows of a table: PostgreSQL 14 can't, and is refused."""
+    if admin.info.server_version < 150000:
+        pytest.skip("PostgreSQL 14 has no row filters, and is refused: test_adopt_run.py")
 
 
 @pytest.fixture(scope="session")
@@ -182,6 +193,8 @@ class BlankDatabases:
         """Empties a database, for the next who takes one."""
         self._end_sessions(url)
         with psycopg.connect(dsn(url), autocommit=True) as connection:
+            for (name,) in connection.execute("select pubname from pg_publication").fetchall():
+                connection.execute(sql.SQL("drop publication {}").format(sql.Identifier(name)))
             schemas = connection.execute(
                 "select nspname from pg_namespace where nspname !~ '^(pg_|information_schema$)'"
             ).fetchall()

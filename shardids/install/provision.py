@@ -10,10 +10,11 @@ from uuid import uuid4
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.engine import URL
 
-from shardids.catalog.connections import open_engine, parse_url, require_create, shown_url, with_password_of
+from shardids.catalog.connections import open_engine, require_create
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.rows import SCHEMA_PREFIX, Catalog, Description, describe_in
 from shardids.catalog.topology import Node, validate_node_name, validate_schema_prefix
+from shardids.catalog.urls import parse_url, shown_url, with_password_of
 from shardids.errors import BadArgument, ClusterConflict, MissingPrivilege, StatementFailed, UnknownShard
 from shardids.ids.layout import Layout
 from shardids.install import trees

@@ -20,9 +20,10 @@ from alembic.script.revision import RevisionError
 from alembic.util import CommandError
 from sqlalchemy import Connection, column, func, select, table, text
 
-from shardids.catalog.connections import CONNECT_TIMEOUT_S, open_engine, parse_url
+from shardids.catalog.connections import CONNECT_TIMEOUT_S, open_engine
 from shardids.catalog.sqlfiles import data_folder, read_sql
 from shardids.catalog.topology import validate_node_name, validate_schema_prefix
+from shardids.catalog.urls import parse_url
 from shardids.errors import BadArgument, ClusterConflict, ShardidsError
 from shardids.ids.layout import Layout
 from shardids.migrate.environment import ONE_AT_A_TIME

@@ -38,7 +38,7 @@ class ParquetFile:
         try:
             found = library.ParquetFile(file)
         except (ValueError, OSError) as error:
-            raise BadArgument(f"it is not a Parquet file: {error}") from None
+            raise BadArgument(f"{file.name}: not a Parquet file: {error}") from None
         return cls(names=list(found.schema_arrow.names), file=found)
 
     def records(self) -> Iterator[tuple[int, Row]]:

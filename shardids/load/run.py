@@ -16,7 +16,7 @@ from sqlalchemy.schema import BLANK_SCHEMA
 from shardids import Cluster
 from shardids.client.copying.copy import copy_failed
 from shardids.client.copying.lanes import ROWS_A_TRANSACTION, BlockFailed, Copied, Lanes
-from shardids.client.copying.target import Target, target_of
+from shardids.client.copying.target import Target, refuse_lookups, target_of
 from shardids.client.retries import PATIENCE_S
 from shardids.client.routing.inserts import shard_told
 from shardids.errors import BadArgument, ClusterConflict, ShardidsError
@@ -101,6 +101,7 @@ def load(
         found = CsvFile.read(file, settings.delimiter, settings.columns)
     table = _table(cluster, settings.table)
     target = target_of(table, found.names, key=settings.key, id_=settings.id_, shard=settings.shard)
+    refuse_lookups(target, cluster.placement.lookups.values())
     marks = read_marks(cluster, settings.name, source)
     rejects = Rejects(
         settings.rejects, {shard: mark.rows for shard, mark in marks.items()}, dry_run=settings.dry_run
@@ -266,7 +267,8 @@ def _table(cluster: Cluster, name: str) -> Table:
             found = Table(name, there, schema=schema, autoload_with=connection)
         except NoSuchTableError:
             raise BadArgument(
-                f'shard {shard} has no table {name} [node "{cluster.node_of(shard).name}"]'
+                f'shard {shard} has no table {name} [node "{cluster.node_of(shard).name}"]',
+                hint="Give the name without a schema. Tables are made by the application's migrations.",
             ) from None
     bare = MetaData()
     for table in there.tables.values():

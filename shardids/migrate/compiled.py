@@ -80,7 +80,7 @@ class Compiled:
 
     A shard at its start is sent the ``preface``, which creates the version table where there is none, then
     the ``stages``; ``sql`` is all of it as one text if ``way`` is ``sql``. ``reason`` says why the route
-    needs Alembic, if it does.
+    needs Alembic, if it does. ``remedy`` is the hint for a shard that is half way through something else.
     """
 
     route: Route
@@ -90,6 +90,10 @@ class Compiled:
     stages: tuple[Stage, ...] = ()
     sql: str = ""
     reason: str = ""
+    remedy: str = (
+        "Run just that revision as it was: shardids migrate up … (or down …); or repair the shard by hand,"
+        " and record where it is with: shardids migrate stamp"
+    )
 
 
 class NeedsConnection(Exception):
@@ -209,7 +213,7 @@ class _Recording:
             if "as_sql" in Path(str(step.revision.module.__file__)).read_text(encoding="utf-8"):
                 raise NeedsConnection("it asks whether the mode is offline (as_sql)")
             step.migration_fn()
-            if any(isinstance(one, str) and _TRANSACTION.search(one) for one in recorder.recorded):
+            if any(isinstance(one, str) and has_transaction(one) for one in recorder.recorded):
                 raise NeedsConnection("it has BEGIN or COMMIT in its SQL")
         except Exception as error:  # noqa: BLE001 -- a revision without a connection can raise anything
             message = str(error).strip().split("\n")[0]
@@ -218,6 +222,11 @@ class _Recording:
         finally:
             self._in_revision = False
         return ""
+
+
+def has_transaction(sql: str) -> bool:
+    """Returns whether SQL begins or ends a transaction, which would not be the shard's."""
+    return _TRANSACTION.search(sql) is not None
 
 
 def _record(migration: MigrationContext) -> None:

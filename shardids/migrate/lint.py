@@ -98,14 +98,15 @@ def require_own_schema(environment: Environment, compiled: Iterable[Compiled]) -
         )
 
 
-def node_wide(environment: Environment, compiled: Iterable[Compiled]) -> list[NodeWide]:
+def node_wide(environment: Environment | None, compiled: Iterable[Compiled]) -> list[NodeWide]:
     """Returns what revisions change for a whole node, as far as their SQL tells.
 
-    It reads the SQL that they compile to or, if a revision needs Alembic, the literals that it executes.
+    It reads the SQL that they compile to or, if a revision of ``environment`` needs Alembic, the literals
+    that it executes.
     """
     found: dict[tuple[str, str], NodeWide] = {}
     for stage in (stage for one in compiled for stage in one.stages):
-        literals = _executed_literals(environment, stage.revision) if stage.reason else ()
+        literals = _executed_literals(environment, stage.revision) if environment and stage.reason else ()
         for text in (*(part.sql for part in stage.parts), *literals):
             for statement in _statements(text):
                 for what, pattern in _NODE_WIDE.items():

@@ -12,6 +12,7 @@ from sqlalchemy import Engine
 
 from shardids.catalog.nodes import Answers, Nodes
 from shardids.catalog.notation import named_shards
+from shardids.catalog.references import references_of
 from shardids.catalog.rows import Catalog, unknown_node
 from shardids.catalog.topology import Placement, lost_shard
 from shardids.errors import BadArgument, ClusterConflict, ShardidsError, StatementFailed
@@ -218,14 +219,26 @@ class Migration:
             return {}
         heads = self.node_heads(names).all()
         pending = {name: pending_on_node(self.node_environment, heads[name]) for name in sorted(names)}
+        # A column that rows of the writer have must be on the nodes that follow it first.
+        writer = self._reference_writer()
+        pending |= {name: pending.pop(name) for name in (writer,) if name in pending}
         return {name: tuple(revisions) for name, revisions in pending.items() if revisions}
+
+    def _reference_writer(self) -> str | None:
+        return references_of(self.catalog).writer
 
     def _run_on_nodes(self, prepared: PreparedRun, limits: Limits) -> list[NodeOutcome]:
         outcomes = list[NodeOutcome]()
         if self.node_environment is None:
             return outcomes
+        writer = self._reference_writer()
         for name in prepared.nodes:
             try:
+                if name == writer and any(one.status == "failed" for one in outcomes):
+                    raise ClusterConflict(
+                        f'not run: node "{name}" is the writer of reference tables, and a node that follows'
+                        " it failed"
+                    )
                 outcomes.append(migrate_node(self.node_environment, name, self.nodes[name], limits))
             except ShardidsError as error:
                 message = f"{error.message}. {error.hint}" if error.hint else error.message
@@ -335,7 +348,9 @@ class Migration:
             compile_route=prepared.compiler.compile,
             route_from=prepared.route_from,
             check_free=self._moves.check_free,
-            player_on=lambda name: Player(self.nodes[name], self.environment, settings.limits),
+            player_on=lambda name: Player(
+                self.nodes[name], self.environment.version_table, settings.limits, self.environment
+            ),
             settings=settings,
             failed_nodes={o.node: StatementFailed(o.error) for o in nodes if o.status == "failed"},
             observer=observer,

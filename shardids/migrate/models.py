@@ -1,4 +1,4 @@
-"""The body of ``env.py``, what Alembic compares with a shard, and how it renders shardids' key."""
+"""The body of ``env.py``, what Alembic compares with a shard, and how it renders shardids' columns."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from alembic.util import CommandError
 from sqlalchemy import BigInteger, Column, Connection, MetaData
 from sqlalchemy.schema import DefaultClause
 
+from shardids.catalog.counters import COUNTER_TABLES
+from shardids.catalog.lookups import PREFIX
 from shardids.migrate.hashes import recorder
 from shardids.models.columns import next_id
+from shardids.models.counters import RowNumber
+from shardids.models.references import is_reference
 
 OWN_VERSION_TABLE = "shardids_version"
 """The version table of shardids' own revisions; applications have another."""
-OWN_NAMES = frozenset({OWN_VERSION_TABLE, "shardids_load", "id_counter", "id_offset"})
+OWN_NAMES = frozenset({OWN_VERSION_TABLE, "shardids_load", "id_counter", "id_offset", *COUNTER_TABLES})
 """The relations in a shard's schema that belong to shardids; Alembic does not look at functions."""
 _NEXT_ID = re.compile(r"""\s*("?\w+"?\.)?"?next_id"?\(\)\s*""")
 
@@ -76,7 +80,7 @@ def _recording(options: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[
 
 
 def comparison(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns options for ``context.configure`` that leave shardids' own objects out and render its key.
+    """Returns options for ``context.configure`` that leave shardids' own objects out and render its columns.
 
     The application's own options are asked first, and decide about all other objects.
     """
@@ -85,7 +89,8 @@ def comparison(options: Mapping[str, Any]) -> dict[str, Any]:
     compare = given.get("compare_server_default", True)
 
     def include_object(item: Any, name: str | None, type_: str, reflected: bool, compare_to: Any) -> bool:
-        if type_ == "table" and name in OWN_NAMES:
+        is_ours = name in OWN_NAMES or str(name).startswith(PREFIX)
+        if type_ == "table" and (is_ours or is_reference(item)):
             return False
         return include is None or bool(include(item, name, type_, reflected, compare_to))
 
@@ -95,6 +100,9 @@ def comparison(options: Mapping[str, Any]) -> dict[str, Any]:
         if type_ == "server_default" and is_next_id(item):
             autogen.imports.add("import shardids")
             return "shardids.next_id()"
+        if type_ == "server_default" and isinstance(item, RowNumber):
+            autogen.imports.add("import shardids.models")
+            return f"shardids.models.{item!r}"
         return False
 
     def compare_server_default(  # noqa: PLR0917 -- Alembic passes them by position

@@ -40,7 +40,8 @@ def migrator_of_new_shards(catalog: Catalog, environment: Environment) -> Iterat
             engine = migration.nodes[name]
             require_migrated(environment, name, engine)
             positions = read_node(name, engine, environment.version_table)
-            with closing(Player(engine, environment, Limits())) as player:
+            player_of_node = Player(engine, environment.version_table, Limits(), environment)
+            with closing(player_of_node) as player:
                 for shard in shards:
                     route = environment.route(positions[shard].heads, target, "up")
                     if not route.is_empty:

@@ -91,14 +91,18 @@ class Player:
 
     Args:
         engine: the node's engine, in autocommit mode.
-        environment: runs the routes that need Alembic.
+        version_table: name of the version table in each shard's schema.
         limits: apply to every statement except CONCURRENTLY ones, which block nobody while they wait.
+        environment: runs the routes that need Alembic, if there can be any.
     """
 
-    def __init__(self, engine: Engine, environment: Environment, limits: Limits) -> None:
+    def __init__(
+        self, engine: Engine, version_table: str, limits: Limits, environment: Environment | None = None
+    ) -> None:
         self._engine = engine
-        self._environment = environment
+        self._version_table = version_table
         self._limits = limits
+        self._environment = environment
         self._open: Connection | None = None
 
     def close(self) -> None:
@@ -134,7 +138,7 @@ class Player:
         """
         row = self._connection().execute(
             text("select revisions, unfinished from shardids.revisions(:table) where shard = :shard"),
-            {"table": self._environment.version_table, "shard": position.shard},
+            {"table": self._version_table, "shard": position.shard},
         ).one_or_none()  # fmt: skip
         if row is None:
             raise UnknownShard(
@@ -156,7 +160,7 @@ class Player:
         self._connection().execution_options(no_parameters=True).exec_driver_sql(statements)
 
     def _enter(self, shard: int, expected: Start) -> str:
-        return enter(shard, self._environment.version_table, expected, self._limits) + ";\n"
+        return enter(shard, self._version_table, expected, self._limits) + ";\n"
 
     @contextmanager
     def _locked(self, connection: Connection, position: Position) -> Iterator[None]:
@@ -206,7 +210,7 @@ class Player:
                 self._send(self._enter(shard, heads) + self._mark(direction, stage, number + 1))
 
     def _mark(self, direction: Direction, stage: Stage, count: int) -> str:
-        statements = mark(self._environment.version_table, direction, stage, count)
+        statements = mark(self._version_table, direction, stage, count)
         return "".join(f"\n{statement};" for statement in statements)
 
     def _play_outside(self, shard: int, part: Part, *, resumed: bool) -> None:
@@ -215,6 +219,9 @@ class Player:
 
     def _run_alembic(self, shard: int, heads: Start, compiled: Compiled, *, only_first: bool) -> None:
         """Has Alembic run the route from ``heads``, or only its first step; in one transaction if it can."""
+        environment = self._environment
+        if environment is None:
+            raise TypeError("a route that needs Alembic, and no environment to run it in")
         connection = self._connection()
         connection.exec_driver_sql(enter_session(shard, self._limits, waits=False))
         connection.commit()
@@ -224,11 +231,11 @@ class Player:
         opening = self._enter(shard, heads) + (compiled.preface if heads is None else "")
 
         def work(there: Heads, _context: object) -> list[RevisionStep]:
-            steps = self._environment.steps(there, compiled.route.target, compiled.direction)
+            steps = environment.steps(there, compiled.route.target, compiled.direction)
             return steps[:1] if only_first else steps
 
         try:
-            self._environment.run(
+            environment.run(
                 work,
                 connection=connection,
                 opening=lambda: connection.exec_driver_sql(opening),
@@ -257,8 +264,7 @@ def finished_parts(position: Position, compiled: Compiled) -> int | None:
         what = f"revision {revision} ({direction})"
     raise ClusterConflict(
         f'shard {position.shard} is half way through {what} [node "{position.node}"]',
-        hint=f"Run just that revision as it was: shardids migrate {direction} …; or repair the shard by"
-        " hand, and record where it is with: shardids migrate stamp",
+        hint=compiled.remedy,
     )
 
 

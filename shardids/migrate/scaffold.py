@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -91,6 +92,64 @@ def init(folder: Path, models: str, message: str = "the models") -> Path:
     with environment.given(None) as config:
         # "sql" is Alembic's word for an environment without a database.
         return _path(command.revision(config, message, sql=True, process_revision_directives=all_tables))
+
+
+def write_environment(folder: Path) -> None:
+    """Writes ``env.py`` and ``script.py.mako`` for revisions without models; connects to no database.
+
+    Raises:
+        BadArgument: the folder is not empty.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise BadArgument(f"{folder} is not empty", hint="Name a folder that does not exist yet.")
+    (folder / "versions").mkdir(parents=True)
+    (folder / "env.py").write_bytes((_TEMPLATES / "env_without_models.py.template").read_bytes())
+    (folder / "script.py.mako").write_bytes((_TEMPLATES / "script.py.mako").read_bytes())
+
+
+def write_revision(
+    environment: Environment, message: str, up: Iterable[str], down: Iterable[str], *, for_nodes: bool
+) -> Path:
+    """Writes a revision of SQL statements after the shards' newest, or with ``for_nodes`` after the node's.
+
+    Raises:
+        BadArgument: there are several heads.
+    """
+
+    def statements(_context: object, _revision: object, scripts: list[ops.MigrationScript]) -> None:
+        scripts[0].upgrade_ops_list[0].ops = [ops.ExecuteSQLOp(_Block(one)) for one in up]
+        scripts[0].downgrade_ops_list[0].ops = [ops.ExecuteSQLOp(_Block(one)) for one in down]
+
+    branch = environment.of_nodes() if for_nodes else environment
+    environment.config.set_main_option("revision_environment", "true")
+    with environment.given(None) as config:
+        return _path(
+            command.revision(
+                config,
+                message,
+                sql=True,
+                head=branch.head() if branch is not None and branch.heads else "base",
+                branch_label=NODE_BRANCH if branch is None else None,
+                process_revision_directives=statements,
+            )
+        )
+
+
+_TAKEN = re.compile(r"(?<![:\w\\]):(?=\w+(?![:\w]))|\\(?=:\w*(?![:\w]))")
+"""What SQLAlchemy takes for a parameter, or for one that is none: each needs a backslash before it."""
+
+
+class _Block(str):
+    """A statement, which Alembic writes into a revision line by line."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        lines = _TAKEN.sub(r"\\\g<0>", str(self)).splitlines(keepends=True)
+        if len(lines) == 1:
+            return repr(lines[0])
+        # Alembic indents the lines again: only what is between quotes stays as it is.
+        return "\n    " + "\n    ".join(map(repr, lines)) + "\n"
 
 
 def _made_by(metadata: MetaData) -> Iterator[ops.MigrateOperation]:

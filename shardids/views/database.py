@@ -10,12 +10,13 @@ import psycopg
 from psycopg import sql
 from sqlalchemy import Connection, text
 
-from shardids.catalog.connections import keep_out_of_logs, parse_url, role_of, with_password_of
+from shardids.catalog.connections import keep_out_of_logs
 from shardids.catalog.locks import AdvisoryLock
 from shardids.catalog.nodes import Nodes, administrative_engine
 from shardids.catalog.query_node import QueryNode
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Node, Placement
+from shardids.catalog.urls import parse_url, role_of, with_password_of
 from shardids.errors import BadArgument, ClusterConflict, ConnectionFailed, MissingPrivilege, StatementFailed
 from shardids.views import statements
 from shardids.views.state import View

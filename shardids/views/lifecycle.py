@@ -8,11 +8,11 @@ from typing import Final
 
 from sqlalchemy import text
 
-from shardids.catalog.connections import parse_url, shown_url
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.queries import prepare, rows
 from shardids.catalog.rows import Catalog, unknown_node
 from shardids.catalog.sqlfiles import read_sql
+from shardids.catalog.urls import parse_url, shown_url
 from shardids.errors import BadArgument, ClusterConflict, ConnectionFailed, ShardidsError
 from shardids.views import statements
 from shardids.views.database import (

@@ -9,11 +9,11 @@ from typing import Final
 from psycopg import sql
 from sqlalchemy import text
 
-from shardids.catalog.connections import parse_url, shown_url
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.queries import prepare
 from shardids.catalog.query_node import QueryNode, query_node_of
 from shardids.catalog.rows import Catalog, unknown_node
+from shardids.catalog.urls import parse_url, shown_url
 from shardids.errors import BadArgument, ClusterConflict, ShardidsError
 from shardids.views.database import connection_to, lock, run, unused_servers
 from shardids.views.query_refresh import Refreshed, bring_up_to_date, digest_in, shown_tables

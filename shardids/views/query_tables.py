@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from sqlalchemy import Engine
 
+from shardids.catalog.counters import COUNTER_TABLES
+from shardids.catalog.lookups import PREFIX
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.queries import read
 from shardids.catalog.topology import Placement
@@ -17,7 +19,7 @@ NODE_COLUMN: Final = "shardids_node"
 """The column that tells which node a row was read from, in schema ``shardids_nodes``."""
 SHARD_COLUMN: Final = "shardids_shard"
 """The column that tells which shard a row is in."""
-_OURS: Final = frozenset({"alembic_version", "shardids_version"})
+_OURS: Final = frozenset({"alembic_version", "shardids_version", *COUNTER_TABLES})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +119,7 @@ def choose_tables(
                 f' "{placement.node_of[shard]}"',
                 hint="Bring all shards to one revision, then: shardids view refresh",
             )
-        if name in _OURS:
+        if name in _OURS or name.startswith(PREFIX):
             continue
         if missing:
             reason = f"{len(missing)} shards don't have it, for example shard {min(missing)}"

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
 
-from shardids.catalog.connections import parse_url
 from shardids.catalog.queries import read
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Node
+from shardids.catalog.urls import parse_url
 from shardids.views.statements import server_name, server_options
 
 

@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy.engine import URL
 
 from shardids import Cluster
-from shardids.catalog.connections import parse_url
+from shardids.catalog.urls import parse_url
 from shardids.dev import devcluster
 from shardids.dev.embedded import temporary_servers
 from shardids.transactions import resolve

@@ -140,7 +140,7 @@ def test_a_shard_number_is_also_what_numpy_makes_of_it(shared: Cluster) -> None:
 
 def test_a_session_takes_exactly_one_thing(shared: Cluster) -> None:
     for wanted in ({}, {"key": "a", "id": 1}, {"key": 1, "shard": 0}, {"id": 0, "shard": 0}, {"key": None}):
-        with pytest.raises(BadArgument, match="exactly one of key=, id= and shard="):
+        with pytest.raises(BadArgument, match="exactly one of key=, id=, shard= and lookup="):
             shared.session(**wanted)
     for zero in ({"key": 0}, {"key": ""}, {"id": 0}, {"shard": 0}):
         with shared.session(**zero) as session:

@@ -94,7 +94,10 @@ def test_a_cluster_that_stays(folder: Path) -> None:
         assert (tried.returncode, tried.stdout.splitlines()) == (0, said)
     assert not (folder / "new").exists()
     assert all(server.is_running for server in devcluster.servers_in(home).values())
-    removed = command("dev", "down", "--dir", str(home), "--remove")
+    refused = command("dev", "down", "--dir", str(home), "--remove")
+    assert (refused.returncode, "no terminal to ask at" in refused.stderr) == (2, True)
+    assert all(server.is_running for server in devcluster.servers_in(home).values())
+    removed = command("dev", "down", "--dir", str(home), "--remove", "--yes")
     assert (removed.returncode, removed.stderr) == (0, "")
     assert removed.stdout.splitlines() == ['Removed node "a"', 'Removed node "b"']
     assert devcluster.down(home, remove=True) == []

@@ -47,7 +47,7 @@ view create --all --on b --store-password
 view list
 shard move 0 --to b --verify
 shard moves
-shard purge all
+shard purge all --yes
 shard move 3 --to a --offline
 rebalance --plan
 node drain a --dry-run
@@ -220,6 +220,7 @@ def test_no_function_runs_them(nodes: TwoNodes, path: str) -> None:
             "create table if not exists shard_0001.kept (id bigint default shard_0001.next_id(), at text)"
         )
         db.execute("set search_path = pg_catalog")
+        db.execute("select shardids.define_counter(1, 'shard_0001', 'day')")
         functions = db.execute(_CALLABLE.encode()).fetchall()
         names = Names(db)
     with nodes.connected("a") as db:
@@ -235,11 +236,18 @@ def test_no_function_runs_them(nodes: TwoNodes, path: str) -> None:
             statements.append(f"select * from {name}({', '.join(values)})")
         statements += [
             # What a draw does when the usual path does not do.
-            "select shardids.next_id(null, 'shard_0001.id_counter', 'shard_0001.id_offset', 1, 30001)",
-            "select shardids.next_id(1000000000000, 'shard_0001.id_counter', 'shard_0001.id_offset', 1, 2)",
+            "select shardids.next_id(null, 'shard_0001.id_counter', 'shard_0001.id_offset', 1)",
+            "select shardids.lagging_id('shard_0001.id_counter', 'shard_0001.id_offset', 1)",
             "select shard_0001.next_ids(5000)",
             "select shardids.reserve(1, 5)",
             "select shardids.activate(1)",
+            # Numbers for people.
+            "select shardids.define_counter(1, 'order', 'day', lanes => 4)",
+            "select shard_0001.next_number('x', 'shard_0001'), shard_0001.next_number('x', 'shard_0001')",
+            "select shardids.number_rows('shard_0001.kept', 'at', 'id', 'order', 'day', lanes => 4);"
+            " insert into shard_0001.kept default values; insert into shard_0001.kept default values",
+            "select shardids.set_number(1, 'x', 'shard_0001', 5, 'x'), shardids.counters(1)",
+            "select shardids.counter_changes(1), shardids.set_counter_zone(1, 'x', 'Europe/Berlin')",
         ]
         for statement in statements:
             error = None
@@ -269,6 +277,7 @@ def test_functions_that_are_parsed_when_they_run_set_a_safe_search_path(
     # Draws go through them, and a setting would slow each. Every name in them has a schema.
     assert sorted(name for (name,) in unsafe) == [
         "shardids.catch_up(bigint,regclass,regclass,integer)",
-        "shardids.next_id(bigint,regclass,regclass,integer,integer)",
+        "shardids.lagging_id(regclass,regclass,integer)",
+        "shardids.next_id(bigint,regclass,regclass,integer)",
         "shardids.reserve(integer,integer)",
     ]

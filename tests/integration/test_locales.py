@@ -60,7 +60,7 @@ def test_a_cluster_is_made_examined_and_removed(name: str, tmp_path: Path) -> No
             ran = command(*words, **locale, **named)
             assert (ran.returncode, ran.stderr) == (0, ""), words
     finally:
-        down = command("dev", "down", "--dir", folder, "--remove", **locale)
+        down = command("dev", "down", "--dir", folder, "--remove", "--yes", **locale)
     assert (down.returncode, down.stderr) == (0, "")
 
 

@@ -62,8 +62,8 @@ from tests.support.adopted import (
 from tests.support.clusters import catalog_at
 from tests.support.waiting import wait_for
 
-NEW = 382529960780272642
-"""A new ID, of another shard than 5."""
+NEW = 382529960780272642 + (1 << 61)
+"""A new ID, of another shard than 5, and of years to come: no cluster of today takes it for an old one."""
 
 
 @pytest.fixture(scope="module")

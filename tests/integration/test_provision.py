@@ -21,6 +21,7 @@ from shardids import Cluster, Layout
 from shardids.catalog import connections
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Node
+from shardids.catalog.urls import parse_url
 from shardids.errors import (
     BadArgument,
     ClusterConflict,
@@ -124,7 +125,7 @@ def test_the_catalog_has_no_password(made: Pair, catalog: Catalog) -> None:
     told = str(contents(made[0]))
     assert "postgresql://" in told
     assert made[0].password is None or str(made[0].password) not in told
-    assert all(connections.parse_url(node.url).password is None for node in catalog.nodes().values())
+    assert all(parse_url(node.url).password is None for node in catalog.nodes().values())
 
 
 def test_a_password_among_the_urls_parameters_is_not_kept_either(new: Catalog, own_database: URL) -> None:
@@ -735,6 +736,21 @@ def test_only_members_of_the_engines_owner_make_shards(
     engine.dispose()
     assert str(own_database.username) in caught.value.message
     assert objects(own_database) == before
+
+
+def test_a_connection_that_a_check_refuses_is_closed(own_database: URL) -> None:
+    opened: list[psycopg.Connection] = []
+
+    def refuse(connection: psycopg.Connection, _record: object) -> None:
+        opened.append(connection)
+        raise MissingPrivilege("not this one")
+
+    engine = connections.open_engine(own_database, what='node "a"', administrative=True)
+    connections.on_connect(engine, refuse)
+    with pytest.raises(MissingPrivilege), engine.connect():
+        pass
+    engine.dispose()
+    assert [connection.closed for connection in opened] == [True]
 
 
 def test_a_member_of_the_owner_makes_shards_for_all_members(

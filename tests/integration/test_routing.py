@@ -414,6 +414,14 @@ def test_rows_of_all_shards_are_merged(cluster: Cluster) -> None:
         assert users(-User.id) == by_id[::-1]
 
 
+def test_sessions_add_no_listener_while_others_use_the_engine(cluster: Cluster) -> None:
+    engines = [cluster.engine(node) for node in cluster.placement.nodes.values()]
+    listeners = [len(engine.dialect.dispatch.do_execute) for engine in engines]
+    with cluster.sharded_session() as session:
+        session.scalars(select(User)).all()
+    assert [len(engine.dialect.dispatch.do_execute) for engine in engines] == listeners == [1, 1]
+
+
 def test_nulls_are_sorted_as_in_postgresql(cluster: Cluster) -> None:
     with cluster.sharded_session() as session, session.begin():
         for shard in range(8):

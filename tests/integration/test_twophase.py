@@ -20,8 +20,8 @@ from sqlalchemy.orm import Session
 from typer.testing import CliRunner
 
 from shardids import AsyncCluster, Cluster
-from shardids.catalog.connections import parse_url
 from shardids.catalog.gids import Gid
+from shardids.catalog.urls import parse_url
 from shardids.cli import app
 from shardids.dev.embedded import temporary_server
 from shardids.errors import (

@@ -83,7 +83,10 @@ class Proxy:
     def _loses(self, link: _Link) -> bool:
         """Whether what a connection sends is swallowed."""
         if not self._swallows.is_set():
-            return False
+            if link.has_lost:
+                # What comes after a gap would be taken for what comes next.
+                link.cut()
+            return link.has_lost
         link.has_lost = True
         if not self._swallows.is_set():
             # Forwarding has begun meanwhile, and perhaps has not seen that this connection lost something.

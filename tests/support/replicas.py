@@ -25,7 +25,8 @@ def deafen(primary: Server, standby: Standby) -> None:
         psycopg.connect(primary.url(), autocommit=True) as speaking,
         psycopg.connect(standby.url(), autocommit=True) as hearing,
     ):
-        wait_for(lambda: has_all_of(hearing, speaking), "the standby has it all")
+        # One that has not begun to receive has what its files held, and would receive yet.
+        wait_for(lambda: is_receiving(hearing) and has_all_of(hearing, speaking), "the standby has it all")
         stop_receiving(hearing)
 
 

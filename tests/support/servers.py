@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sqlalchemy.engine import URL
 
-from shardids.catalog.connections import parse_url
+from shardids.catalog.urls import parse_url
 from shardids.dev.embedded import temporary_server
 from tests.matrix import SUPPORTED
 
