@@ -69,7 +69,7 @@ class Proxy:
                     threading.Thread(target=self._pass_on, args=(link, one, other), daemon=True).start()
 
     def _pass_on(self, link: _Link, one: socket.socket, other: socket.socket) -> None:
-        with suppress(OSError):
+        try:
             while data := one.recv(65536):
                 self._flows.wait()
                 if not self._loses(link):
@@ -77,6 +77,11 @@ class Proxy:
             self._flows.wait()
             if not self._loses(link):
                 other.shutdown(socket.SHUT_WR)
+        except OSError:
+            # One end was reset, as by a server that is killed before it has read all: the other must hear of it.
+            self._flows.wait()
+            if not self._loses(link):
+                link.cut()
         if link.has_ended():
             self._links.discard(link)
 
