@@ -102,6 +102,14 @@ class Claims:
             lookup, lambda: {v: shard for v, (shard, _) in self._find(lookup, registered, wanted).items()}
         )
 
+    def mark_of(self, lookup: Lookup, shard: int) -> str | None:
+        """Returns what triggers have written to setting ``shardids.claimed`` of a transaction that claimed.
+
+        ``None`` if, as far as is known, none claim.
+        """
+        registered = self._registered(lookup)
+        return f"{self._schema_of(shard)}.{registered.claims}" if registered.is_strict else None
+
     def give_up(self, lookup: Lookup, found: Mapping[Value, Stamped]) -> list[Value]:
         """Deletes claims for rows that are not there and won't be, as they were read; returns their values.
 

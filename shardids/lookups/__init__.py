@@ -2,11 +2,22 @@
 
 ``lifecycle`` creates, lists and drops them; ``filling`` claims the values of rows that are there,
 ``sweeping`` gives up claims of rows that are gone, ``comparing`` looks for both. Sessions claim what they
-write: :mod:`shardids.client.lookups`.
+write: :mod:`shardids.client.lookups`. ``places`` is what the triggers of strict look-ups need on each node.
 """
 
 from shardids.lookups.filling import Filled, backfill
 from shardids.lookups.lifecycle import create, drop, listed
+from shardids.lookups.places import follow_placement, refresh
 from shardids.lookups.sweeping import Swept, sweep
 
-__all__ = ["Filled", "Swept", "backfill", "create", "drop", "listed", "sweep"]
+__all__ = [
+    "Filled",
+    "Swept",
+    "backfill",
+    "create",
+    "drop",
+    "follow_placement",
+    "listed",
+    "refresh",
+    "sweep",
+]

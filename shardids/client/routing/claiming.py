@@ -52,6 +52,10 @@ class Flushed:
         self._isolations = isolations
         return any(isolation != "read committed" for isolation in isolations.values())
 
+    def mark_of(self, lookup: Lookup, shard: int) -> str | None:
+        """See :class:`Claimant`."""
+        return self._session.claims.mark_of(lookup, shard)
+
 
 class Claiming(Session):
     """A session that claims the values of look-up keys that it writes."""
@@ -136,7 +140,24 @@ class Claiming(Session):
                 hint="Values of look-up keys are claimed between the write and COMMIT.",
             )
         for lookup in sorted(wanted, key=str):
-            self.claims.claim(lookup, wanted[lookup])
+            rows = self._unclaimed(lookup, wanted[lookup], connections)
+            if rows:
+                self.claims.claim(lookup, rows)
+
+    def _unclaimed(
+        self, lookup: Lookup, rows: dict[Any, int], connections: Mapping[int, Connection]
+    ) -> dict[Any, int]:
+        """Returns the values that triggers have not claimed, in whatever state the look-up is known to be."""
+        marks = {shard: self.claims.mark_of(lookup, shard) for shard in set(rows.values())}
+        there: dict[int, list[str]] = {}
+        for connection in {connections[shard] for shard, mark in marks.items() if mark is not None}:
+            said = connection.exec_driver_sql("select current_setting('shardids.claimed', true)").scalar()
+            there[id(connection)] = (said or "").split(" ")
+        return {
+            value: shard
+            for value, shard in rows.items()
+            if marks[shard] is None or marks[shard] not in there[id(connections[shard])]
+        }
 
 
 _UNKNOWN: Final = text("DEFAULT")
