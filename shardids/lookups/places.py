@@ -24,7 +24,7 @@ SCHEMA: Final = "shardids_dblink"
 """Where dblink's functions are. Nobody else has USAGE: they would reach the connections of the triggers."""
 _PREFIX: Final = "lookups_"
 _SESSION: Final = {
-    "application_name": "shardids lookup",
+    "application_name": "shardids claims",
     "connect_timeout": "5",
     "tcp_user_timeout": "10000",
     "options": r"-c default_transaction_isolation=read\ committed -c lock_timeout=5s -c statement_timeout=10s"

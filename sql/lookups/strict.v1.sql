@@ -266,8 +266,8 @@ begin
           end if;
         end loop;
         exit;
-      exception when sqlstate 'SI002' or sqlstate 'SI003' then
-        -- A shard moves: the move tells this node when it has.
+      exception when sqlstate 'SI002' or sqlstate 'SI003' or object_not_in_prerequisite_state then
+        -- A shard moves, or has come here: the move tells this node where all are.
         if clock_timestamp() > deadline then
           raise;
         end if;

@@ -227,7 +227,7 @@ def test_a_connection_that_was_lost_is_made_again(cluster: Cluster, email: str) 
             with psql(cluster, shard) as node:
                 node.execute(
                     "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
-                    " where application_name = 'shardids lookup' and pid <> pg_backend_pid()"
+                    " where application_name = 'shardids claims' and pid <> pg_backend_pid()"
                 )
         one.execute(";".join(inserted(1, f"new-{n}-{email}") for n in range(8)))
 
