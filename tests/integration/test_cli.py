@@ -617,6 +617,7 @@ READING = {
         "counter changes",
         "counter show",
         "doctor",
+        "metrics serve",
         "shard show",
         "id decode",
         "id encode",
