@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ from shardids.cli.common import CatalogOption
 from shardids.cli.output import err, print_warnings
 from shardids.errors import BadArgument
 
-app = typer.Typer(help="What Prometheus asks for.", no_args_is_help=True)
+app = typer.Typer(help="What Prometheus asks for: metrics, alert rules, a dashboard.", no_args_is_help=True)
 
 
 @app.command()
@@ -65,3 +66,19 @@ def serve(
             )
     finally:
         collector.close()
+
+
+@app.command()
+def alerts() -> None:
+    """Print alert rules for these metrics, as Prometheus loads them."""
+    _print_file("alerts.yaml")
+
+
+@app.command()
+def dashboard() -> None:
+    """Print a dashboard of these metrics, as Grafana imports it."""
+    _print_file("dashboard.json")
+
+
+def _print_file(name: str) -> None:
+    typer.echo((files("shardids.metrics") / name).read_text(encoding="utf-8"), nl=False)

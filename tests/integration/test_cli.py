@@ -618,6 +618,8 @@ READING = {
         "counter show",
         "doctor",
         "metrics serve",
+        "metrics alerts",
+        "metrics dashboard",
         "shard show",
         "id decode",
         "id encode",

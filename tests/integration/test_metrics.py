@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
@@ -23,6 +23,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from psycopg import sql
 from sqlalchemy.engine import URL
 
+import shardids.metrics
 from shardids.catalog.gids import Gid
 from shardids.catalog.topology import Node
 from shardids.dev import devcluster
@@ -35,14 +36,13 @@ from shardids.metrics.samples import MOST_TOP
 from tests.conftest import MakeRole, dsn, found_cluster
 from tests.support.clusters import COMMAND, catalog_at, connected, environment
 from tests.support.proxy import Proxy
+from tests.support.series import collecting, read, scraped
 from tests.support.waiting import PATIENCE_S, wait_for
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "metrics.md").read_text("utf-8")
 
 Blank = Callable[[], URL]
 Pair = tuple[URL, URL]
-Series = dict[tuple[str, ...], float]
-"""Values by name of the metric and values of its labels."""
 
 
 @pytest.fixture
@@ -51,26 +51,6 @@ def pair(blank_database: Blank) -> Pair:
     urls = blank_database(), blank_database()
     found_cluster(urls[0], {"a": urls[0], "b": urls[1]}, 8)
     return urls
-
-
-@contextmanager
-def collecting(url: str | URL, **options: float) -> Iterator[ClusterCollector]:
-    with closing(ClusterCollector(url, **options)) as collector:
-        yield collector
-
-
-def read(collector: ClusterCollector) -> Series:
-    samples = collector.read()
-    series: Series = {(sample.name, *sample.labels): sample.value for sample in samples}
-    assert len(series) == len(samples)
-    for name, *labels in series:
-        assert len(METRICS[name].labels) == len(labels)
-    return series
-
-
-def scraped(url: str | URL, **options: float) -> Series:
-    with collecting(url, **options) as collector:
-        return read(collector)
 
 
 def run(url: URL, *statements: str) -> None:
@@ -471,3 +451,19 @@ def test_what_a_role_has_to_be_allowed(
     finally:
         for url in pair:
             run(url, f'drop owned by "{role.username}"')
+
+
+@pytest.mark.parametrize(("command", "name"), [("alerts", "alerts.yaml"), ("dashboard", "dashboard.json")])
+def test_files_are_printed_as_they_are(command: str, name: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", COMMAND, "metrics", command],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment(),
+        timeout=PATIENCE_S,
+    )
+    assert (ran.stdout, ran.stderr) == (
+        (Path(shardids.metrics.__file__).parent / name).read_text("utf-8"),
+        "",
+    )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+import yaml
 
+import shardids.metrics
 from shardids.errors import BadArgument
 from shardids.ids.layout import DEFAULT
 from shardids.metrics.facts import Shard
@@ -18,7 +21,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "metrics.md").read_text(
 
 
 def test_the_page_lists_every_metric_with_its_labels() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (.*) \| (.+) \|$", PAGE, re.MULTILINE)
+    rows = re.findall(r"^\| `(shardids_\w+)` \| (.*) \| (.+) \|$", PAGE, re.MULTILINE)
     assert rows == [
         (metric.name, ", ".join(f"`{label}`" for label in metric.labels), metric.says)
         for metric in METRICS.values()
@@ -82,3 +85,39 @@ def test_the_rates_of_a_node() -> None:
     assert (rates.total, rates.per_second) == (14, {3: 5.0})
     rates.look([], 106.0, DEFAULT)
     assert (rates.total, rates.per_second) == (14, {})
+
+
+def test_the_alerts_and_the_dashboard_ask_for_metrics_that_exist() -> None:
+    folder = Path(shardids.metrics.__file__).parent
+    rules = [
+        rule
+        for group in yaml.safe_load((folder / "alerts.yaml").read_text("utf-8"))["groups"]
+        for rule in group["rules"]
+    ]
+    dashboard = json.loads((folder / "dashboard.json").read_text("utf-8"))
+    targets = [target for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    assert len(rules) > 10
+    assert len(targets) > 20
+    asked = [rule["expr"] for rule in rules] + [target["expr"] for target in targets]
+    asked += [
+        variable["query"]["query"]
+        for variable in dashboard["templating"]["list"]
+        if variable["type"] == "query"
+    ]
+    asked += [note["expr"] for note in dashboard["annotations"]["list"]]
+    for expression in asked:
+        names = re.findall(r"\bshardids_\w+", expression)
+        assert names, expression
+        assert {*names} <= {*METRICS}, expression
+    for target in targets:
+        name = re.findall(r"\bshardids_\w+", target["expr"])[0]
+        shown = re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])
+        assert {*shown} <= {*METRICS[name].labels}, target
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(set(ids)) == len(ids)
+
+
+def test_the_page_lists_every_alert() -> None:
+    rules = yaml.safe_load((Path(shardids.metrics.__file__).parent / "alerts.yaml").read_text("utf-8"))
+    alerts = [rule["alert"] for group in rules["groups"] for rule in group["rules"]]
+    assert re.findall(r"^\| `(Shardids\w+)` \|", PAGE, re.MULTILINE) == alerts
