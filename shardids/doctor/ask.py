@@ -12,17 +12,16 @@ from typing import Any, Final
 from psycopg import sql
 from sqlalchemy import Connection, Engine, text
 
+from shardids.catalog.clock import LocalClock
 from shardids.catalog.locks import AdvisoryLock
 from shardids.catalog.nodes import Nodes, administrative_engine
 from shardids.catalog.objects import read_objects
-from shardids.catalog.queries import batches, prepare, read
+from shardids.catalog.queries import DROPPED_MEANWHILE, batches, prepare, read
 from shardids.catalog.rows import Catalog, Description, describe_in
 from shardids.catalog.topology import Node
 from shardids.catalog.urls import parse_url, with_password_of
-from shardids.doctor.clock import LocalClock
 from shardids.doctor.engine import changed_functions
 from shardids.doctor.facts import (
-    DROPPED_MEANWHILE,
     ClusterFacts,
     Draws,
     ForeignKey,

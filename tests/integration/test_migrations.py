@@ -48,6 +48,7 @@ ASKED = {
     "first_time",
     "end_time",
     "first_shard",
+    "count",
     "last_shard",
     "shards",
     "schema",
@@ -368,6 +369,7 @@ def test_every_file_runs_just_as_it_stands(blank_database: Blank) -> None:
                 "load/marks",
                 "lookups/claims",
                 "lookups/column",
+                "metrics/",
                 "migrate/hashes",
             )
         )
