@@ -5,10 +5,15 @@
 write: :mod:`shardids.client.lookups`. ``places`` is what the triggers of strict look-ups need on each node.
 """
 
-from shardids.lookups.filling import Filled, backfill
-from shardids.lookups.lifecycle import create, drop, listed
-from shardids.lookups.places import follow_placement, refresh
-from shardids.lookups.sweeping import Swept, sweep
+from typing import TYPE_CHECKING
+
+from shardids._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from shardids.lookups.filling import Filled, backfill
+    from shardids.lookups.lifecycle import create, drop, listed
+    from shardids.lookups.places import follow_placement, refresh
+    from shardids.lookups.sweeping import Swept, sweep
 
 __all__ = [
     "Filled",
@@ -21,3 +26,18 @@ __all__ = [
     "refresh",
     "sweep",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Filled": "shardids.lookups.filling",
+        "Swept": "shardids.lookups.sweeping",
+        "backfill": "shardids.lookups.filling",
+        "create": "shardids.lookups.lifecycle",
+        "drop": "shardids.lookups.lifecycle",
+        "follow_placement": "shardids.lookups.places",
+        "listed": "shardids.lookups.lifecycle",
+        "refresh": "shardids.lookups.places",
+        "sweep": "shardids.lookups.sweeping",
+    },
+)
