@@ -122,6 +122,8 @@ class NumbersExhausted(ShardidsError):
 class LookupBusy(ShardidsError):
     """Another shard has claimed a value, and whether it will have the row is not decided yet."""
 
+    sqlstate = "SI014"
+
 
 class UnknownValue(BadArgument):
     """No row has the value of a look-up key. Nothing was written."""

@@ -318,7 +318,11 @@ class ViewFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFacts:
-    """The catalog and all its nodes. ``is_migrating``: the application's migrations were running."""
+    """The catalog and all its nodes.
+
+    ``is_migrating``: the application's migrations were running. ``untold``: nodes whose strict look-ups look
+    for a shard elsewhere than where it is.
+    """
 
     at: datetime
     description: Description
@@ -328,6 +332,7 @@ class ClusterFacts:
     views: Sequence[ViewFacts]
     nodes: Mapping[str, NodeFacts]
     lookups: Sequence[Compared] = ()
+    untold: Sequence[str] = ()
     is_migrating: bool = False
     references: ReferenceFacts = field(default_factory=ReferenceFacts)
 
