@@ -22,6 +22,8 @@ NORMAL: Final = 1.4826
 """How many median absolute deviations are one standard deviation of a normal distribution."""
 _REPEATED: Final = 2
 _APART: Final = 3
+_LENGTHS: Final = (1, 6, 36)
+_BLUR: Final = 1.5
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -45,7 +47,7 @@ def find(
     """
     found = [
         *_hot(series, thresholds),
-        *_bursts(series, thresholds),
+        *_bursts_of_any_length(series, thresholds),
         *_silences(series, thresholds),
         *_of_all(series, thresholds),
     ]
@@ -80,6 +82,28 @@ def _hot(series: Series, bounds: Thresholds) -> Iterator[Anomaly]:
         )
 
 
+def _bursts_of_any_length(series: Series, bounds: Thresholds) -> list[Anomaly]:
+    """Looks at intervals of three lengths: a burst that is thin, or a long one, shows in longer ones."""
+    found: list[Anomaly] = []
+    for factor in _LENGTHS:
+        for burst in _bursts(series.coarser(factor), bounds):
+            same = [one for one in found if one.shard == burst.shard and _overlap(one, burst)]
+            # One of a longer interval is blurred: it counts where it holds more.
+            if sum(map(_excess, same)) * _BLUR < _excess(burst):
+                found = [one for one in found if one not in same] + [burst]
+    return found
+
+
+def _overlap(one: Anomaly, other: Anomaly) -> bool:
+    assert one.start and one.end and other.start and other.end
+    return one.start < other.end and other.start < one.end
+
+
+def _excess(burst: Anomaly) -> float:
+    assert burst.start and burst.end
+    return (burst.value - burst.expected) * (burst.end - burst.start).total_seconds()
+
+
 def _bursts(series: Series, bounds: Thresholds) -> Iterator[Anomaly]:
     """More of an interval's IDs than the shard's share, and more than in the intervals around it."""
     counts = series.counts.astype(np.float64)
@@ -98,7 +122,7 @@ def _bursts(series: Series, bounds: Thresholds) -> Iterator[Anomaly]:
     tail = binomial_tail(
         counts[rows, columns], np.broadcast_to(of_all, counts.shape)[rows, columns], share[rows, columns]
     )
-    is_rare = tail < math.log(bounds.chance / counts.size)
+    is_rare = tail < math.log(bounds.chance / counts.size / len(_LENGTHS))
     places: dict[int, list[int]] = {}
     for row, column in zip(rows[is_rare].tolist(), columns[is_rare].tolist(), strict=True):
         if counts[row, column] >= bounds.ratio * around(counts[row], column):

@@ -63,6 +63,17 @@ class Series:
         """How many intervals there are."""
         return int(self.counts.shape[1])
 
+    def coarser(self, factor: int) -> Series:
+        """Returns the same in intervals that are ``factor`` times as long; what is left at the end is dropped."""
+        whole = self.intervals // factor
+        counts = self.counts[:, : whole * factor].reshape(self.shards.size, whole, factor).sum(axis=2)
+        return Series(
+            shards=self.shards,
+            counts=counts,
+            start_ms=self.start_ms,
+            interval_ms=self.interval_ms * factor,
+        )
+
     def start_of(self, interval: int) -> int:
         """When an interval begins, in Unix milliseconds."""
         return self.start_ms + interval * self.interval_ms
