@@ -95,13 +95,17 @@ def _bursts_of_any_length(series: Series, bounds: Thresholds) -> list[Anomaly]:
 
 
 def _overlap(one: Anomaly, other: Anomaly) -> bool:
-    assert one.start and one.end and other.start and other.end
-    return one.start < other.end and other.start < one.end
+    (start, end), (other_start, other_end) = _seconds(one), _seconds(other)
+    return start < other_end and other_start < end
 
 
 def _excess(burst: Anomaly) -> float:
-    assert burst.start and burst.end
-    return (burst.value - burst.expected) * (burst.end - burst.start).total_seconds()
+    start, end = _seconds(burst)
+    return (burst.value - burst.expected) * (end - start)
+
+
+def _seconds(burst: Anomaly) -> tuple[float, float]:
+    return (burst.start.timestamp() if burst.start else 0.0), (burst.end.timestamp() if burst.end else 0.0)
 
 
 def _bursts(series: Series, bounds: Thresholds) -> Iterator[Anomaly]:

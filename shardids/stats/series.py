@@ -64,7 +64,7 @@ class Series:
         return int(self.counts.shape[1])
 
     def coarser(self, factor: int) -> Series:
-        """Returns the same in intervals that are ``factor`` times as long; what is left at the end is dropped."""
+        """Returns the same in intervals ``factor`` times as long; what is left at the end is dropped."""
         whole = self.intervals // factor
         counts = self.counts[:, : whole * factor].reshape(self.shards.size, whole, factor).sum(axis=2)
         return Series(
