@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 
 from psycopg import sql
@@ -11,7 +12,7 @@ from sqlalchemy import text
 from shardids.catalog.references import REFERENCE_SCHEMA, references_of
 from shardids.catalog.rows import Catalog
 from shardids.errors import ClusterConflict, ShardidsError
-from shardids.references.deleting import end_deletion
+from shardids.references.deleting import end_deletion, undo_deletion
 from shardids.references.fitness import referrers, require_capacity
 from shardids.references.following import attach, detach, run
 from shardids.references.state import differing
@@ -43,6 +44,10 @@ def repair(catalog: Catalog, *, anyway: Collection[str] = (), dry_run: bool = Fa
         return []
     with begun(catalog) as work:
         tables = published(work)
+        if not dry_run:
+            for deletion in work.known.deletions:
+                with suppress(ClusterConflict):  # The node that lacks the row differs, and is repaired below.
+                    undo_deletion(work, deletion)
         wrong = {name: "it was replaced" for name in anyway if name in work.readers} | dict(
             differing(work, tables)
         )

@@ -124,6 +124,11 @@ def wrong_slot(slot: Any) -> str | None:
     return "the writer has given up its replication slot" if slot.is_lost else None
 
 
+def has_arrived(work: Work, reader: Side) -> bool:
+    """Waits some seconds until a node has what the writer has committed; returns whether it has."""
+    return not followers_behind(work.writer.engine, {work.slot(reader): reader.name}, _CATCH_UP_S)
+
+
 def await_all(work: Work, what: str, within_s: float = WITHIN_S) -> None:
     """Waits until all nodes have what the writer has committed; ``what`` the message begins with.
 

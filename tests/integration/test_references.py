@@ -251,7 +251,7 @@ def test_a_row_is_deleted_on_all_nodes(nodes: Nodes) -> None:
 @pytest.mark.parametrize("node", ["a", "b", "c"])
 def test_a_row_that_a_node_refers_to_stays_on_all(nodes: Nodes, node: str) -> None:
     nodes.write(Country(code="CH", name="Switzerland"))
-    shard = nodes.shard_on(node)
+    shard, followed = nodes.shard_on(node), nodes.following()
     with nodes.connected(node) as connection:
         connection.execute(f"insert into shard_{shard:04}.users (name, country_code) values ('u', 'CH')")
         with pytest.raises(
@@ -261,12 +261,23 @@ def test_a_row_that_a_node_refers_to_stays_on_all(nodes: Nodes, node: str) -> No
         assert all("CH" in nodes.codes(one) for one in "abc")
         connection.execute(f"delete from shard_{shard:04}.users where country_code = 'CH'")
     assert references.status(nodes.catalog)[0].state == "is written to"
-    # The nodes that had deleted it follow again.
+    # The nodes that had deleted it follow as before.
+    assert nodes.following() == followed
     nodes.write(Country(code="CH", name="Suisse"))
     for one in "abc":
         with nodes.connected(one) as connection:
             query = "select name from shardids_ref.countries where code = 'CH'"
             assert connection.execute(query).fetchone() == ("Suisse",)
+
+
+def test_a_row_that_is_being_changed_stays(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardids.references.work.LOCK_TIMEOUT", "300ms")
+    with nodes.connected("a") as connection, connection.transaction():
+        connection.execute("update shardids_ref.countries set name = 'changing' where code = 'FR'")
+        with pytest.raises(ClusterConflict, match=r'FR .* stays: a transaction on node "a" has not ended'):
+            references.delete_row(nodes.catalog, "countries", ["FR"])
+    assert references_of(nodes.catalog).deletions == ()
+    assert all("FR" in nodes.codes(node) for node in "abc")
 
 
 def test_no_reference_comes_between_while_a_row_is_deleted(nodes: Nodes) -> None:
