@@ -114,7 +114,7 @@ $$;
 comment on function shardids.reference_digest(name[]) is
   'The number of rows of reference tables, a hash of them in any order, and their columns; nulls for tables that are not here';
 
--- The slot is there already. Errors are raised anew: the context of the original holds the password.
+-- The slot is there already. Errors are raised again: the context of the original holds the password.
 create function shardids.follow_writer(name name, conninfo text, publication name) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin

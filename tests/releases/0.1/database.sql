@@ -677,7 +677,7 @@ begin
       first_tick := (offset_ms << bits) + coalesce(pg_sequence_last_value(this.id_counter), 0) + 1;
       last_tick := (target_ms << bits) + c1;
       exit when last_tick - first_tick >= ticks - 1;
-      -- Others drew more than the spare meanwhile. What was set aside may be partly theirs: begin anew from
+      -- Others drew more than the spare meanwhile. What was set aside may be partly theirs: begin again from
       -- the offset that they see now.
       offset_ms := target_ms;
       spare_ticks := (spare_ticks + 1024) * 4;
@@ -1201,7 +1201,7 @@ begin
     'period date not null, highest_before bigint not null, next_number bigint not null, '
     'changed_by text not null default session_user, reason text not null, '
     'constraint shardids_counter_change_pkey primary key (tenant, kind, changed_at))', schema);
-  execute format('comment on table %I.shardids_counter_kind is ''The kinds of numbers: when each begins anew, and how it is written''', schema);
+  execute format('comment on table %I.shardids_counter_kind is ''The kinds of numbers: when each begins again, and how it is written''', schema);
   execute format('comment on table %I.shardids_counter_zone is ''The time zones of tenants that have another than that of the kind''', schema);
   execute format('comment on table %I.shardids_counter is ''The next number of each lane of each counter''', schema);
   execute format('comment on column %I.shardids_counter.is_whole is ''Whether all lanes of the counter are begun; of a few it may not be known yet''', schema);
@@ -1301,7 +1301,7 @@ begin
       number := {schema}.next_lane_number(of_tenant, of_kind, now_in, this.lanes);
     end if;
   end if;
-  -- The first of a row: the period is new, or it was pruned, and would begin anew.
+  -- The first of a row: the period is new, or it was pruned, and would begin again.
   if number <= this.lanes then
     if exists (select from {schema}.shardids_counter c
                where c.tenant = of_tenant and c.kind = of_kind and c.period - this.keep_days > now_in) then
@@ -1403,13 +1403,13 @@ declare
 begin
   what := case
     when coalesce(kind, '') = '' or length(kind) > 100 then 'the name of a kind of numbers has 1 to 100 characters'
-    when (per in ('day', 'month', 'year', 'never')) is not true then format('a kind of numbers begins anew per day, month, year or never, not per %L', per)
+    when (per in ('day', 'month', 'year', 'never')) is not true then format('a kind of numbers begins again per day, month, year or never, not per %L', per)
     when (padding between 0 and 18) is not true then format('numbers are padded to 0 to 18 digits, not to %s', padding)
     when (lanes between 1 and 1024) is not true then format('a kind of numbers has 1 to 1024 lanes, not %s', lanes)
     when (keep_days between 1 and 100000) is not true then format('counters are kept for 1 to 100000 days, not %s', keep_days)
     when form ~ '[{}]' and replace(replace(form, '{tenant}', ''), '{period}', '') ~ '[{}]'
       then format('prefix %L has another placeholder than {tenant} and {period}', form)
-    when per = 'never' and strpos(form, '{period}') > 0 then format('prefix %L has a {period}, and numbers that never begin anew have none', form)
+    when per = 'never' and strpos(form, '{period}') > 0 then format('prefix %L has a {period}, and numbers that never begin again have none', form)
     end;
   if what is not null then
     perform shardids.refuse_number(schema, 'SI007', what, 'Nothing was defined.');
@@ -1437,7 +1437,7 @@ $_$;
 -- Name: FUNCTION define_counter(shard integer, kind text, per text, zone text, prefix text, padding integer, lanes integer, keep_days integer); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.define_counter(shard integer, kind text, per text, zone text, prefix text, padding integer, lanes integer, keep_days integer) IS 'Defines a kind of numbers in a shard: when it begins anew, how it is written, and whether numbers may be missing';
+COMMENT ON FUNCTION shardids.define_counter(shard integer, kind text, per text, zone text, prefix text, padding integer, lanes integer, keep_days integer) IS 'Defines a kind of numbers in a shard: when it begins again, how it is written, and whether numbers may be missing';
 
 
 --
@@ -4488,9 +4488,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382983279743074306);
-INSERT INTO shard_0000.kept VALUES (382983279743074307);
-INSERT INTO shard_0000.kept VALUES (382983279743074308);
+INSERT INTO shard_0000.kept VALUES (383016622354333698);
+INSERT INTO shard_0000.kept VALUES (383016622354333699);
+INSERT INTO shard_0000.kept VALUES (383016622354333700);
 
 
 --
@@ -4518,8 +4518,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711087763665428409/5/16668', 1, 7291732416991854592, '755', '2026-11-22 19:58:49.312894+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711087763665428409/5/16668', 1, 7291732416991854592, '756', '2026-11-22 19:58:49.335579+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711121911189383843/5/16668', 1, 4706824560555589632, '755', '2026-11-22 22:11:18.826585+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711121911189383843/5/16668', 1, 4706824560555589632, '756', '2026-11-22 22:11:18.845037+00', NULL);
 
 
 --
@@ -4539,7 +4539,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 19:58:49.009688+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 22:11:18.623769+00');
 
 
 --
@@ -4558,7 +4558,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 19:58:49.348564+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 22:11:18.857183+00');
 
 
 --
@@ -4629,7 +4629,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 7291732508302183968, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 4706824651873868506, true);
 
 
 --
@@ -4643,7 +4643,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 7291732508302183927, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 4706824651873868476, true);
 
 
 --
