@@ -103,16 +103,14 @@ begin
       end if;
     end loop;
   end if;
-  -- Materialized: in a join each row of the one side would lock another of the other.
-  with free as materialized (
-    select f.lane from {schema}.shardids_counter f
+  -- By ctid: the row is locked, so it stays where it is, and is not looked up again.
+  update {schema}.shardids_counter c
+  set next_number = c.next_number + next_lane_number.lanes, is_whole = begun = next_lane_number.lanes
+  where c.ctid = (
+    select f.ctid from {schema}.shardids_counter f
     where f.tenant = of_tenant and f.kind = of_kind and f.period = of_period
       and (own < next_lane_number.lanes / 2 or f.xmin = pg_current_xact_id()::xid)
     order by f.next_number limit 1 for update skip locked)
-  update {schema}.shardids_counter c
-  set next_number = c.next_number + next_lane_number.lanes, is_whole = begun = next_lane_number.lanes
-  from free
-  where c.tenant = of_tenant and c.kind = of_kind and c.period = of_period and c.lane = free.lane
   returning c.next_number - next_lane_number.lanes into number;
   if number is null then
     -- Others hold all lanes: it waits for one of them.
@@ -154,13 +152,11 @@ begin
   else
     -- A transaction that has written may hold lanes already.
     if pg_current_xact_id_if_assigned() is null then
-      with free as materialized (
-        select f.lane from {schema}.shardids_counter f
-        where f.tenant = of_tenant and f.kind = of_kind and f.period = now_in
-        order by f.next_number limit 1 for update skip locked)
       update {schema}.shardids_counter c set next_number = c.next_number + this.lanes
-      from free
-      where c.tenant = of_tenant and c.kind = of_kind and c.period = now_in and c.lane = free.lane and c.is_whole
+      where c.ctid = (
+        select f.ctid from {schema}.shardids_counter f
+        where f.tenant = of_tenant and f.kind = of_kind and f.period = now_in
+        order by f.next_number limit 1 for update skip locked) and c.is_whole
       returning c.next_number - this.lanes into number;
     end if;
     if number is null then

@@ -1237,16 +1237,14 @@ begin
       end if;
     end loop;
   end if;
-  -- Materialized: in a join each row of the one side would lock another of the other.
-  with free as materialized (
-    select f.lane from {schema}.shardids_counter f
+  -- By ctid: the row is locked, so it stays where it is, and is not looked up again.
+  update {schema}.shardids_counter c
+  set next_number = c.next_number + next_lane_number.lanes, is_whole = begun = next_lane_number.lanes
+  where c.ctid = (
+    select f.ctid from {schema}.shardids_counter f
     where f.tenant = of_tenant and f.kind = of_kind and f.period = of_period
       and (own < next_lane_number.lanes / 2 or f.xmin = pg_current_xact_id()::xid)
     order by f.next_number limit 1 for update skip locked)
-  update {schema}.shardids_counter c
-  set next_number = c.next_number + next_lane_number.lanes, is_whole = begun = next_lane_number.lanes
-  from free
-  where c.tenant = of_tenant and c.kind = of_kind and c.period = of_period and c.lane = free.lane
   returning c.next_number - next_lane_number.lanes into number;
   if number is null then
     -- Others hold all lanes: it waits for one of them.
@@ -1288,13 +1286,11 @@ begin
   else
     -- A transaction that has written may hold lanes already.
     if pg_current_xact_id_if_assigned() is null then
-      with free as materialized (
-        select f.lane from {schema}.shardids_counter f
-        where f.tenant = of_tenant and f.kind = of_kind and f.period = now_in
-        order by f.next_number limit 1 for update skip locked)
       update {schema}.shardids_counter c set next_number = c.next_number + this.lanes
-      from free
-      where c.tenant = of_tenant and c.kind = of_kind and c.period = now_in and c.lane = free.lane and c.is_whole
+      where c.ctid = (
+        select f.ctid from {schema}.shardids_counter f
+        where f.tenant = of_tenant and f.kind = of_kind and f.period = now_in
+        order by f.next_number limit 1 for update skip locked) and c.is_whole
       returning c.next_number - this.lanes into number;
     end if;
     if number is null then
@@ -4488,9 +4484,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (383016622354333698);
-INSERT INTO shard_0000.kept VALUES (383016622354333699);
-INSERT INTO shard_0000.kept VALUES (383016622354333700);
+INSERT INTO shard_0000.kept VALUES (383020470217211906);
+INSERT INTO shard_0000.kept VALUES (383020470217211907);
+INSERT INTO shard_0000.kept VALUES (383020470217211908);
 
 
 --
@@ -4518,8 +4514,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711121911189383843/5/16668', 1, 4706824560555589632, '755', '2026-11-22 22:11:18.826585+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711121911189383843/5/16668', 1, 4706824560555589632, '756', '2026-11-22 22:11:18.845037+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711125845287750328/5/16668', 1, 3423140337080598528, '755', '2026-11-22 22:26:36.196517+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711125845287750328/5/16668', 1, 3423140337080598528, '756', '2026-11-22 22:26:36.237613+00', NULL);
 
 
 --
@@ -4539,7 +4535,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 22:11:18.623769+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 22:26:35.848264+00');
 
 
 --
@@ -4558,7 +4554,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 22:11:18.857183+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 22:26:36.250156+00');
 
 
 --
@@ -4629,7 +4625,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 4706824651873868506, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3423140428399794804, true);
 
 
 --
@@ -4643,7 +4639,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 4706824651873868476, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 3423140428399794765, true);
 
 
 --
