@@ -11,6 +11,7 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from shardids.catalog.rows import Catalog
+from shardids.errors import ClusterConflict
 
 REFERENCE_SCHEMA: Final = "shardids_ref"
 """The schema of reference tables on every node."""
@@ -64,6 +65,20 @@ def references_in(connection: Connection) -> References:
         states={row.name: row.state for row in tables},
         deletions=tuple(Deletion(table=row.table_name, key=row.key) for row in deletions),
     )
+
+
+def require_none(catalog: Catalog, call: str) -> None:
+    """Refuses what would leave a node without the reference tables; ``call`` does it with them.
+
+    Raises:
+        ClusterConflict: the cluster has reference tables.
+    """
+    known = references_of(catalog)
+    if known.writer is not None:
+        raise ClusterConflict(
+            f"the cluster has reference tables ({', '.join(known.states)}), which this leaves as they are",
+            hint=f"Call shardids.references.{call} instead.",
+        )
 
 
 def writer_of(catalog: Catalog) -> str | None:

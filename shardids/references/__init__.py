@@ -8,7 +8,7 @@ right.
 """
 
 from shardids.references.deleting import delete_row
-from shardids.references.nodes import Repaired, add_node, follow, remove_node, repair
+from shardids.references.nodes import Repaired, add_node, follow, remove_node, repair, replace_node
 from shardids.references.state import Followed, Table, status, tables
 from shardids.references.tables import create_table, drop_table
 
@@ -23,6 +23,7 @@ __all__ = [
     "follow",
     "remove_node",
     "repair",
+    "replace_node",
     "status",
     "tables",
 ]

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 from sqlalchemy import BigInteger, ForeignKey, Integer, String, func, insert, select
+from sqlalchemy.engine import make_url
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, selectinload
 
 from shardids import (
@@ -35,7 +36,8 @@ from shardids.errors import (
     ReferencesBehind,
     StatementFailed,
 )
-from shardids.mover import following
+from shardids.install import provision
+from shardids.mover import failover, following
 from shardids.references import state
 from tests.conftest import dsn, found_cluster
 from tests.support.clusters import command
@@ -394,6 +396,26 @@ def test_a_shard_is_not_moved_to_a_node_that_does_not_follow(nodes: Nodes) -> No
     mover.purge(nodes.catalog, [shard])
     mover.move(nodes.catalog, shard, "b")
     mover.purge(nodes.catalog, [shard])
+
+
+def test_nodes_are_not_changed_without_their_tables(nodes: Nodes, server: EmbeddedServer) -> None:
+    url = dsn(database(server, "node_e"))
+    for call, instead in (
+        (lambda: provision.add_node(nodes.catalog, "e", url), "add_node"),
+        (lambda: failover.replace_node(nodes.catalog, "c", url), "replace_node"),
+    ):
+        with pytest.raises(ClusterConflict, match=r"has reference tables \(countries, currencies") as refused:
+            call()
+        assert refused.value.hint == f"Call shardids.references.{instead} instead."
+    references.add_node(nodes.catalog, "e", url)
+    nodes.urls["e"] = make_url(url)
+    try:
+        assert nodes.codes("e") == nodes.codes("a")
+        with pytest.raises(ClusterConflict, match="has reference tables"):
+            provision.remove_node(nodes.catalog, "e")
+    finally:
+        references.remove_node(nodes.catalog, "e")
+        del nodes.urls["e"]
 
 
 def test_a_new_node_has_them_and_a_removed_one_leaves_nothing(nodes: Nodes, server: EmbeddedServer) -> None:
