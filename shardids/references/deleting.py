@@ -25,7 +25,7 @@ from shardids.references.fitness import referrers
 from shardids.references.following import Contents, give_back, referring, row_of, run
 from shardids.references.state import await_all, has_arrived
 from shardids.references.tables import active
-from shardids.references.work import Work, begun, let_through
+from shardids.references.work import Work, begun, let_through, require_nothing_moves
 
 
 def delete_row(catalog: Catalog, name: str, key: Sequence[str], *, dry_run: bool = False) -> None:
@@ -145,21 +145,9 @@ def shown_key(key: Mapping[str, object]) -> str:
 def _begin(work: Work, wanted: Deletion) -> None:
     """Writes the deletion into the catalog; from then on no move or adoption begins."""
     with work.held.transaction() as connection:
-        connection.execute(text("lock table shardids_catalog.move, shardids_catalog.adoption in share mode"))
-        busy = connection.scalar(
-            text("""
-                select coalesce(
-                  (select format('shard %s is being moved', m.shard) from shardids_catalog.move m
-                   where m.ended_at is null order by m.shard limit 1),
-                  (select 'a database is being adopted' from shardids_catalog.adoption a
-                   where a.ended_at is null))""")
+        require_nothing_moves(
+            connection, f"row {shown_key(wanted.key)} of {wanted.table} can't be deleted now"
         )
-        if busy is not None:
-            raise ClusterConflict(
-                f"row {shown_key(wanted.key)} of {wanted.table} can't be deleted now: {busy}, and rows that"
-                " arrive that way are not checked against foreign keys",
-                hint="Wait until that has ended.",
-            )
         connection.execute(
             text("""insert into shardids_catalog.reference_deletion (table_name, key)
                     values (:table, cast(:key as jsonb)) on conflict do nothing"""),

@@ -17,6 +17,7 @@ from shardids.mover import failover
 from shardids.references.deleting import end_deletion, undo_deletion
 from shardids.references.fitness import referrers, require_capacity
 from shardids.references.following import attach, detach, run
+from shardids.references.moving import open_writer, undo_move
 from shardids.references.state import differing
 from shardids.references.tables import copy_definitions, guard, published
 from shardids.references.work import begun
@@ -36,7 +37,8 @@ def repair(catalog: Catalog, *, anyway: Collection[str] = (), dry_run: bool = Fa
     """Brings nodes that don't follow the writer, or whose rows differ, to its rows, and lets them follow.
 
     Nodes of ``anyway`` are brought there whatever they seem to be. Undoes interrupted deletions, once all
-    nodes have the writer's rows. Nodes that fail are in the answer; the others are repaired.
+    nodes have the writer's rows, and before that an interrupted move of the writer: once the catalog names
+    the new one, it opens that. Nodes that fail are in the answer; the others are repaired.
 
     Raises:
         ClusterConflict: the servers' settings don't allow it, or another process is at it.
@@ -44,9 +46,13 @@ def repair(catalog: Catalog, *, anyway: Collection[str] = (), dry_run: bool = Fa
     """
     if references_of(catalog).writer is None:
         return []
-    with begun(catalog) as work:
+    with begun(catalog, moving=True) as work:
         tables = published(work)
         if not dry_run:
+            if work.known.successor == work.writer.name:
+                open_writer(work)
+            elif work.known.successor is not None:
+                undo_move(work, work.known.successor)
             for deletion in work.known.deletions:
                 with suppress(ClusterConflict):  # The node that lacks the row differs, and is repaired below.
                     undo_deletion(work, deletion)
@@ -133,7 +139,7 @@ def _take_tables(catalog: Catalog, name: str, *, dry_run: bool) -> None:
     if known.writer == name:
         raise ClusterConflict(
             f'reference tables are written to on node "{name}": {", ".join(known.states)}',
-            hint="Drop them first: shardids reference drop NAME",
+            hint="Choose another first: shardids reference move --to NODE",
         )
     if known.writer is None or dry_run:
         return

@@ -194,5 +194,10 @@ def digests(side: Side, names: Sequence[str]) -> Mapping[str, tuple[Any, ...]]:
         return {row.name: (row.rows, row.digest, row.definition) for row in rows}
 
 
+def differs(one: Side, other: Side, names: Sequence[str]) -> str | None:
+    """Returns a table whose rows or columns differ between two nodes; ``None`` if none does."""
+    return _first_difference(digests(one, names), digests(other, names))
+
+
 def _first_difference(one: Mapping[str, object], other: Mapping[str, object]) -> str | None:
     return next((table for table in sorted(one) if one[table] != other.get(table)), None)

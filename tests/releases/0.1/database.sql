@@ -167,7 +167,7 @@ CREATE SEQUENCE shard_0000.id_counter
 --
 
 CREATE SEQUENCE shard_0000.id_offset
-    START WITH 72245644886016
+    START WITH 72271414689792
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -313,7 +313,7 @@ CREATE SEQUENCE shard_0001.id_counter
 --
 
 CREATE SEQUENCE shard_0001.id_offset
-    START WITH 72301479460865
+    START WITH 72327249264641
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -2154,12 +2154,11 @@ begin
     'create or replace trigger shardids_reference before %sdelete or truncate on %s '
     'for each statement execute function shardids.guard_reference(%L, %L)',
     case when not is_writer then 'insert or update or ' end, name, writer, case when is_writer then 'writer' else 'reader' end);
+  -- A node that was the writer keeps it: DROP TRIGGER would wait for all who read the table.
   if is_writer then
     execute format(
       'create or replace trigger shardids_reference_key after update on %s '
       'for each row execute function shardids.keep_reference_key()', name);
-  else
-    execute format('drop trigger if exists shardids_reference_key on %s', name);
   end if;
 end
 $$;
@@ -2350,6 +2349,10 @@ declare
   after constant jsonb := to_jsonb(new);
   changed text;
 begin
+  if current_setting('shardids.reference_work', true) = 'on'
+     and pg_has_role(current_user, (select n.nspowner from pg_namespace n where n.nspname = 'shardids'), 'usage') then
+    return null;
+  end if;
   select string_agg(format('%I', a.attname), ', ' order by a.attnum) into changed
   from pg_attribute a
   where a.attrelid = tg_relid and before -> a.attname::text is distinct from after -> a.attname::text
@@ -3724,16 +3727,23 @@ COMMENT ON FUNCTION shardids_catalog.grant_usage(role name) IS 'Lets a role read
 
 
 --
--- Name: refuse_during_deletion(); Type: FUNCTION; Schema: shardids_catalog; Owner: -
+-- Name: refuse_while_references_change(); Type: FUNCTION; Schema: shardids_catalog; Owner: -
 --
 
-CREATE FUNCTION shardids_catalog.refuse_during_deletion() RETURNS trigger
+CREATE FUNCTION shardids_catalog.refuse_while_references_change() RETURNS trigger
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
   this shardids_catalog.reference_deletion;
+  next_writer constant text := (select w.successor from shardids_catalog.reference_writer w);
 begin
+  if next_writer is not null then
+    raise exception using
+      errcode = 'SI013',
+      message = format('the writer of reference tables is being moved to node "%s"', next_writer),
+      hint = 'Wait until it is done. If it was interrupted: repeat shardids reference move, or undo it with shardids reference repair.';
+  end if;
   select d.* into this from shardids_catalog.reference_deletion d order by d.started_at limit 1;
   if found then
     raise exception using
@@ -3747,10 +3757,10 @@ $$;
 
 
 --
--- Name: FUNCTION refuse_during_deletion(); Type: COMMENT; Schema: shardids_catalog; Owner: -
+-- Name: FUNCTION refuse_while_references_change(); Type: COMMENT; Schema: shardids_catalog; Owner: -
 --
 
-COMMENT ON FUNCTION shardids_catalog.refuse_during_deletion() IS 'Refuses moves and adoptions while a row of a reference table is being deleted';
+COMMENT ON FUNCTION shardids_catalog.refuse_while_references_change() IS 'Refuses moves and adoptions while a row of a reference table is being deleted, or their writer moved';
 
 
 --
@@ -4424,6 +4434,7 @@ COMMENT ON COLUMN shardids_catalog.reference_table.state IS 'creating, dropping:
 CREATE TABLE shardids_catalog.reference_writer (
     only_row boolean DEFAULT true NOT NULL,
     node text NOT NULL,
+    successor text,
     CONSTRAINT reference_writer_only_row_check CHECK (only_row)
 );
 
@@ -4433,6 +4444,13 @@ CREATE TABLE shardids_catalog.reference_writer (
 --
 
 COMMENT ON TABLE shardids_catalog.reference_writer IS 'The node on which reference tables are written to';
+
+
+--
+-- Name: COLUMN reference_writer.successor; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.reference_writer.successor IS 'The node that is becoming it; until it is open nobody may be able to write';
 
 
 --
@@ -4484,9 +4502,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (383020470217211906);
-INSERT INTO shard_0000.kept VALUES (383020470217211907);
-INSERT INTO shard_0000.kept VALUES (383020470217211908);
+INSERT INTO shard_0000.kept VALUES (383022339484286978);
+INSERT INTO shard_0000.kept VALUES (383022339484286979);
+INSERT INTO shard_0000.kept VALUES (383022339484286980);
 
 
 --
@@ -4514,8 +4532,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711125845287750328/5/16668', 1, 3423140337080598528, '755', '2026-11-22 22:26:36.196517+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711125845287750328/5/16668', 1, 3423140337080598528, '756', '2026-11-22 22:26:36.237613+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711127767130064860/5/16674', 1, 7283771952806756352, '755', '2026-11-22 22:34:01.912705+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711127767130064860/5/16674', 1, 7283771952806756352, '756', '2026-11-22 22:34:01.925147+00', NULL);
 
 
 --
@@ -4535,7 +4553,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 22:26:35.848264+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 22:34:01.802998+00');
 
 
 --
@@ -4554,7 +4572,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 22:26:36.250156+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 22:34:01.93254+00');
 
 
 --
@@ -4625,7 +4643,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3423140428399794804, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 7283772044126398296, true);
 
 
 --
@@ -4639,7 +4657,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 3423140428399794765, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 7283772044126398276, true);
 
 
 --
@@ -4882,17 +4900,24 @@ CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE ON shardids_catalog.plac
 
 
 --
--- Name: adoption refuse_during_deletion; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+-- Name: reference_writer changed; Type: TRIGGER; Schema: shardids_catalog; Owner: -
 --
 
-CREATE TRIGGER refuse_during_deletion BEFORE INSERT ON shardids_catalog.adoption FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_during_deletion();
+CREATE TRIGGER changed AFTER UPDATE ON shardids_catalog.reference_writer FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.changed();
 
 
 --
--- Name: move refuse_during_deletion; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+-- Name: adoption refuse_while_references_change; Type: TRIGGER; Schema: shardids_catalog; Owner: -
 --
 
-CREATE TRIGGER refuse_during_deletion BEFORE INSERT ON shardids_catalog.move FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_during_deletion();
+CREATE TRIGGER refuse_while_references_change BEFORE INSERT ON shardids_catalog.adoption FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_while_references_change();
+
+
+--
+-- Name: move refuse_while_references_change; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER refuse_while_references_change BEFORE INSERT ON shardids_catalog.move FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_while_references_change();
 
 
 --
@@ -4933,6 +4958,14 @@ ALTER TABLE ONLY shardids_catalog.query_node
 
 ALTER TABLE ONLY shardids_catalog.reference_writer
     ADD CONSTRAINT reference_writer_node_fkey FOREIGN KEY (node) REFERENCES shardids_catalog.node(name) ON UPDATE CASCADE;
+
+
+--
+-- Name: reference_writer successor_of; Type: FK CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.reference_writer
+    ADD CONSTRAINT successor_of FOREIGN KEY (successor) REFERENCES shardids_catalog.node(name) ON UPDATE CASCADE;
 
 
 --
