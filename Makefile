@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 FAULTS ?= long
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-lowest test-matrix test-faults test-pgbouncer test-baselines test-report test-django lint format docs bench clean
+.PHONY: help demo test test-lowest test-matrix test-faults test-pgbouncer test-baselines test-report test-alerts test-django lint format docs bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -32,6 +32,9 @@ test-baselines: $(VENV)/.dev ## The baselines' tests; they need Debian's mariadb
 
 test-report: $(VENV)/.dev ## The report of a comparison in a browser; it needs Debian's chromium
 	$(BIN)/python -m pytest tests/browser $(ARGS)
+
+test-alerts: $(VENV)/.dev ## The alert rules, evaluated by promtool; they need Debian's prometheus
+	$(BIN)/python -m pytest tests/alerts $(ARGS)
 
 test-django: $(VENV)/.dev ## Django's own tests and another's models on shards, fetched from PyPI
 	$(BIN)/python -m pytest tests/outside -s $(ARGS)

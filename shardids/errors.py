@@ -23,6 +23,11 @@ class ShardidsError(Exception):
         self.message = message
         self.hint = hint
 
+    def in_a_line(self, detail: str | None = None) -> str:
+        """Returns message and hint in one line; ``detail`` is what PostgreSQL adds to the message."""
+        message = f"{self.message} ({detail})" if detail else self.message
+        return f"{message}. {self.hint}" if self.hint else message
+
 
 class BadArgument(ShardidsError, ValueError):
     """A value that cannot be used: out of range, malformed or unknown. Nothing was changed."""
@@ -116,6 +121,8 @@ class NumbersExhausted(ShardidsError):
 
 class LookupBusy(ShardidsError):
     """Another shard has claimed a value, and whether it will have the row is not decided yet."""
+
+    sqlstate = "SI014"
 
 
 class UnknownValue(BadArgument):

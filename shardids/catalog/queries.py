@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from sqlalchemy import Connection, text
 
@@ -11,6 +11,10 @@ from shardids.catalog.sqlfiles import read_sql
 
 BATCH = 256
 """How many shards one transaction reads: it holds a lock on each relation until it ends."""
+
+DROPPED_MEANWHILE: Final = frozenset({"3F000", "42P01", "42703", "42704", "42883", "XX000"})
+"""What is raised when a migration or a move drops an object between two looks at the server's catalogs: there
+is no such schema, table, column, object or function; "could not open relation", "cache lookup failed"."""
 
 _LIMITS = {
     "search_path": "pg_catalog, pg_temp",

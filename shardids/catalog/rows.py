@@ -90,11 +90,15 @@ class Catalog:
     def lookups(self) -> dict[tuple[str, str], RegisteredLookup]:
         """Returns the columns that are unique over all shards, by table and column."""
         found = self._rows("""
-            select table_name, column_name, claims, is_ready from shardids_catalog.lookup
+            select table_name, column_name, claims, is_ready, is_strict from shardids_catalog.lookup
             order by table_name, column_name""")
         return {
             (row.table_name, row.column_name): RegisteredLookup(
-                table=row.table_name, column=row.column_name, claims=row.claims, is_ready=row.is_ready
+                table=row.table_name,
+                column=row.column_name,
+                claims=row.claims,
+                is_ready=row.is_ready,
+                is_strict=row.is_strict,
             )
             for row in found
         }

@@ -24,6 +24,7 @@ COMMANDS = {
         "doctor:examine",
         "Find what is wrong with the cluster, and say what to do. Changes nothing; exits 3 if something is.",
     ),
+    "metrics": Entry("metrics:app", "What Prometheus asks for: metrics, alert rules, a dashboard."),
     "validate-config": Entry(
         "configuration:validate_config",
         "Say whether catalog, layout, nodes, migrations and models can be used; exit 1 if not.",

@@ -11,7 +11,7 @@ import typer
 from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from shardids import mover, views
+from shardids import mover
 from shardids.catalog.notation import parse_duration_ms, parse_shards, shown_shards
 from shardids.catalog.rows import Catalog
 from shardids.cli.common import (
@@ -196,7 +196,7 @@ def purge_shards(
             named = shown_shards(sorted({copy.shard for copy in copies}))
             confirm(f"Drop the old copies of shards {named}, with all their rows?", yes=yes)
             # A view that still reads an old copy would fail once the copy is dropped.
-            print_warnings(views.follow_placement(there))
+            print_warnings(mover.follow_placement(there))
             copies = mover.purge(there, numbers)
     print_rows([asdict(copy) for copy in copies], as_json=as_json, empty="No old copy is left")
 

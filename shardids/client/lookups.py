@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.util import await_only
 from sqlalchemy.util.concurrency import in_greenlet
@@ -21,6 +20,7 @@ from shardids.catalog import claims
 from shardids.catalog.claims import SQL_TYPES, Stamped
 from shardids.catalog.lookups import Value, shard_of_claim
 from shardids.catalog.topology import Node, RegisteredLookup
+from shardids.client.claim_statements import run_alone, sqlstate_of
 from shardids.client.listener import FollowedPlacement
 from shardids.client.retries import PATIENCE_S, Attempts
 from shardids.client.routing.claiming import shown, taken
@@ -40,12 +40,10 @@ _LOCK_MS: Final = 100
 _LOCKS: Final = 20
 """How many attempts to make; between two of them the server pauses as long."""
 _ROUNDS: Final = 50
-"""How often to begin again with a value that others claim, take over and give up at the same time."""
+"""How often to begin again with values that others claim, take over and give up at the same time."""
 _FRESH_S: Final = 1.0
 """How long to wait for the placement, to be sure that the node that was asked is a shard's."""
 _LOCK_NOT_AVAILABLE: Final = "55P03"
-_TRANSIENT: Final = ("40001", "40P01")
-"""What a statement fails with because of others, and not a second time."""
 
 
 class Claims:
@@ -64,8 +62,10 @@ class Claims:
         *,
         shard_count: int,
         schema_of: Callable[[int], str],
+        on_clash: Callable[[Lookup], object] | None = None,
     ) -> None:
         self._followed = followed
+        self._on_clash = on_clash
         self._engine_of = engine_of
         self._shard_count = shard_count
         self._schema_of = schema_of
@@ -80,6 +80,8 @@ class Claims:
             ClusterConflict: the look-up was not created.
         """
         for value in self._asked(lookup, lambda: list(self._claim(lookup, rows))):
+            if self._on_clash is not None:
+                self._on_clash(lookup)
             raise taken(lookup, value)
 
     def claim_committed(self, lookup: Lookup, shard: int, values: Sequence[Value]) -> list[Value]:
@@ -104,6 +106,14 @@ class Claims:
             lookup, lambda: {v: shard for v, (shard, _) in self._find(lookup, registered, wanted).items()}
         )
 
+    def mark_of(self, lookup: Lookup, shard: int) -> str | None:
+        """Returns what triggers have written to setting ``shardids.claimed`` of a transaction that claimed.
+
+        ``None`` if, as far as is known, none claim.
+        """
+        registered = self._registered(lookup)
+        return f"{self._schema_of(shard)}.{registered.claims}" if registered.is_strict else None
+
     def give_up(self, lookup: Lookup, found: Mapping[Value, Stamped]) -> list[Value]:
         """Deletes claims for rows that are not there and won't be, as they were read; returns their values.
 
@@ -125,7 +135,9 @@ class Claims:
     def ask(self, shard: int, statement: str, *given: Any) -> list[Any]:
         """Runs a statement in a transaction of its own on the owner of a shard, and returns its rows."""
         found: list[Any] = []
-        self._at_owners([shard], lambda node, _: found.extend(self._run(node, statement, given)))
+        self._at_owners(
+            [shard], lambda node, _: found.extend(run_alone(self._engine_of(node), statement, given))
+        )
         return found
 
     def refresh(self, lookup: Lookup) -> bool:
@@ -164,45 +176,72 @@ class Claims:
 
     def _claim(self, lookup: Lookup, rows: Mapping[Value, int]) -> Iterator[Value]:
         """Claims values; yields those that rows of other shards have."""
-        registered, type_ = self._registered(lookup), SQL_TYPES[lookup.kind.__name__]
+        registered = self._registered(lookup)
+        held = self._claim_free(lookup, registered, rows)
+        yield from self._settle(lookup, registered, {v: s for v, s in rows.items() if v not in held})
+
+    def _claim_free(
+        self, lookup: Lookup, registered: RegisteredLookup, rows: Mapping[Value, int]
+    ) -> set[Value]:
+        """Claims values that no other shard has claimed, in a statement a node; returns them."""
+        type_ = SQL_TYPES[lookup.kind.__name__]
         by_shard = self._by_claims(rows)
         held: set[Value] = set()
 
         def claim(node: Node, shards: Sequence[int]) -> None:
             statement = claims.claim_in([self._schema_of(one) for one in shards], registered.claims, type_)
             given = [part for one in shards for part in (by_shard[one], [rows[v] for v in by_shard[one]])]
-            held.update(row[0] for row in self._run(node, statement, given))
+            held.update(row[0] for row in run_alone(self._engine_of(node), statement, given))
 
         self._at_owners(by_shard, claim)
         _require_same(lookup, rows, held)
-        for value in rows.keys() - held:
-            if not self._settle(lookup, registered, value, rows[value]):
-                yield value
+        return held
 
-    def _settle(self, lookup: Lookup, registered: RegisteredLookup, value: Value, shard: int) -> bool:
-        """Claims a value that another shard had claimed: for a row that is there, or never came, or went.
+    def _settle(
+        self, lookup: Lookup, registered: RegisteredLookup, rows: Mapping[Value, int]
+    ) -> Iterator[Value]:
+        """Claims values that other shards had claimed: for rows that are there, or never came, or went.
 
-        Returns whether it could: whether there is no such row.
+        All that one shard had claimed are looked for there together. Yields those that have such a row.
         """
-        type_ = SQL_TYPES[lookup.kind.__name__]
-        mine = shard_of_claim(value, self._shard_count)
-        schema = self._schema_of(mine)
+        left = dict(rows)
         for _ in range(_ROUNDS):
-            # Read before the row is looked for: whoever claims after this gives it another stamp.
-            found = self._find(lookup, registered, [value]).get(value)
-            if found is None or found[0] == shard:
-                held = self.ask(mine, claims.claim(schema, registered.claims, type_), [value], [shard])
-                _require_same(lookup, [value], [row[0] for row in held])
-                if held:
-                    return True
-            elif self._with_rows(lookup, found[0], [value]):
-                return False
-            elif self.ask(mine, claims.take(schema, registered.claims, type_), [value], [found[1]], [shard]):
-                return True
-        raise LookupBusy(
-            f"{lookup}: others claim {shown(value)} and give it up again, {_ROUNDS} times",
-            hint="Run the transaction again.",
-        )
+            if not left:
+                return
+            # Read before the rows are looked for: whoever claims after this gives a claim another stamp.
+            found = self._find(lookup, registered, list(left))
+            free = {v: s for v, s in left.items() if v not in found or found[v][0] == s}
+            done = self._claim_free(lookup, registered, free) if free else set()
+            claimed: dict[int, list[Value]] = defaultdict(list)
+            for value in left.keys() - free.keys():
+                claimed[found[value][0]].append(value)
+            for other, values in sorted(claimed.items()):
+                there = self._with_rows(lookup, other, values)
+                yield from there
+                gone = {value: left[value] for value in values if value not in there}
+                done |= there | self._take(lookup, registered, gone, found)
+            left = {value: shard for value, shard in left.items() if value not in done}
+        if left:
+            raise LookupBusy(
+                f"{lookup}: others claim {shown(next(iter(left)))} and give it up again, {_ROUNDS} times",
+                hint="Run the transaction again.",
+            )
+
+    def _take(
+        self,
+        lookup: Lookup,
+        registered: RegisteredLookup,
+        gone: Mapping[Value, int],
+        found: Mapping[Value, Stamped],
+    ) -> set[Value]:
+        """Takes claims without rows, as they were read; returns the values that nobody has claimed since."""
+        type_ = SQL_TYPES[lookup.kind.__name__]
+        taken_: set[Value] = set()
+        for mine, values in self._by_claims(gone).items():
+            statement = claims.take(self._schema_of(mine), registered.claims, type_)
+            stamps, shards = [found[v][1] for v in values], [gone[v] for v in values]
+            taken_.update(row[0] for row in self.ask(mine, statement, values, stamps, shards))
+        return taken_
 
     def _find(
         self, lookup: Lookup, registered: RegisteredLookup, values: Sequence[Value]
@@ -214,7 +253,9 @@ class Claims:
             schemas = [self._schema_of(shard) for shard in shards]
             statement = claims.find_in(schemas, registered.claims, SQL_TYPES[lookup.kind.__name__])
             given = [by_shard[shard] for shard in shards]
-            found.update((row[0], (row[1], row[2])) for row in self._run(node, statement, given))
+            found.update(
+                (row[0], (row[1], row[2])) for row in run_alone(self._engine_of(node), statement, given)
+            )
 
         self._at_owners(by_shard, ask)
         return found
@@ -248,13 +289,13 @@ class Claims:
         wait = claims.wait_for_writers(schema, lookup.table, lookup.column, lock_ms=_LOCK_MS)
 
         def look(node: Node, _: object) -> None:
-            found.extend(row[0] for row in self._run(node, statement, given, before=wait))
+            found.extend(row[0] for row in run_alone(self._engine_of(node), statement, given, before=wait))
 
         for _ in range(_LOCKS):
             try:
                 self._at_owners([shard], look)
             except (DBAPIError, StatementFailed) as error:
-                if _state(error) != _LOCK_NOT_AVAILABLE:
+                if sqlstate_of(error) != _LOCK_NOT_AVAILABLE:
                     raise
                 self.ask(shard, f"select pg_catalog.pg_sleep({_LOCK_MS / 1000})")
             else:
@@ -291,20 +332,6 @@ class Claims:
             else:
                 todo = [shard for shard in todo if shard not in (there or todo[:1])]
 
-    def _run(
-        self, node: Node, statement: str, given: Sequence[Any] = (), *, before: str = ""
-    ) -> Sequence[Any]:
-        """Runs a statement in a transaction of its own; one that others made impossible, again."""
-        left = _ROUNDS
-        while True:
-            try:
-                with self._engine_of(node).connect() as connection, _after(connection, before):
-                    return connection.exec_driver_sql(statement, tuple(given)).all()
-            except (DBAPIError, StatementFailed) as error:
-                left -= 1
-                if not left or _state(error) not in _TRANSIENT:
-                    raise
-
 
 def _require_same(lookup: Lookup, wanted: Collection[Value], held: Iterable[Value]) -> None:
     """Refuses what the column makes another value of, as ``varchar(n)`` does of text that ends in spaces."""
@@ -314,21 +341,3 @@ def _require_same(lookup: Lookup, wanted: Collection[Value], held: Iterable[Valu
                 f"{lookup} stores {shown(repr(value))} for a value that is not equal to it",
                 hint="Give the value as the column stores it, without spaces at its end.",
             )
-
-
-def _state(error: DBAPIError | StatementFailed) -> str | None:
-    return error.sqlstate if isinstance(error, StatementFailed) else getattr(error.orig, "sqlstate", None)
-
-
-@contextmanager
-def _after(connection: Connection, before: str) -> Iterator[None]:
-    """Runs what begins a transaction, and ends it after the block. The connection is in autocommit mode."""
-    if not before:
-        yield
-        return
-    try:
-        connection.exec_driver_sql(before)
-        yield
-    finally:
-        if not connection.invalidated:
-            connection.exec_driver_sql("rollback")

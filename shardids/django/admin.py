@@ -11,6 +11,8 @@ from django.template.response import SimpleTemplateResponse
 
 from shardids.django.choice import in_shard
 
+__all__ = ["ShardAdminSite"]
+
 
 class ShardAdminSite(AdminSite):
     """An admin site whose sharded models are those of one shard; other models are where they always are::

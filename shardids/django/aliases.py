@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import re
+import sys
 from threading import Lock
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ class _Held:
 
     def __init__(self) -> None:
         self.cluster: Cluster | None = None
+        self.catalog_for_tests: str | None = None
         self.new_lock()
         in_child(self, _Held.new_lock)
 
@@ -57,9 +59,11 @@ def get_cluster() -> Cluster:
     """Returns the cluster that ``SHARDIDS["CATALOG"]`` describes; it is connected to once a process.
 
     Raises:
+        BadArgument: a test run, and the cluster is not one for tests.
         ImproperlyConfigured: the settings name none.
         ConnectionFailed, ClusterConflict: see :meth:`shardids.Cluster.connect`.
     """
+    refuse_tests()
     if _held.cluster is None:
         with _held.lock:
             if _held.cluster is None:
@@ -67,6 +71,28 @@ def get_cluster() -> Cluster:
                 _held.cluster = Cluster.connect(found["CATALOG"], listen=found.get("LISTEN", True))
                 atexit.register(_held.cluster.close)
     return _held.cluster
+
+
+def allow_tests(catalog: str | None) -> None:
+    """Lets tests use the cluster that a catalog describes; ``None`` ends that."""
+    _held.catalog_for_tests = catalog
+
+
+def refuse_tests() -> None:
+    """Refuses the application's cluster to a test run, which empties tables. Raises BadArgument."""
+    utils: Any = sys.modules.get("django.test.utils")
+    if utils is not None and hasattr(utils._TestState, "saved_data"):
+        require_for_tests()
+
+
+def require_for_tests() -> None:
+    """Refuses a cluster that :func:`allow_tests` did not name. Raises BadArgument."""
+    allowed = _held.catalog_for_tests
+    if allowed is None or configuration()["CATALOG"] != allowed:
+        raise BadArgument(
+            'the cluster of SHARDIDS["CATALOG"] is the application\'s, and not for tests',
+            hint='TEST_RUNNER = "shardids.django.testing.ShardTestRunner", or shards_for_tests()',
+        )
 
 
 def forget_cluster() -> None:

@@ -12,7 +12,7 @@ from django.test.utils import override_settings
 
 from shardids.catalog.rows import Catalog
 from shardids.catalog.urls import parse_url
-from shardids.django.aliases import alias_for, configuration, forget_cluster
+from shardids.django.aliases import alias_for, allow_tests, configuration, forget_cluster
 from shardids.django.migrating.history import History
 from shardids.django.migrating.run import ShardMigrations
 from shardids.errors import BadArgument, StatementFailed
@@ -20,20 +20,9 @@ from shardids.ids.layout import Layout
 from shardids.migrate.runner import Observer, RunSettings
 from shardids.testing.clusters import Wishes, catalog_for_tests
 
+__all__ = ["ShardTestRunner", "shards_for_tests"]
+
 _DEFAULTS: Final = {"LAYOUT": "default", "SHARDS": 4, "NODES": 2, "SERVER": None}
-
-
-class _Run:
-    catalog: str | None = None
-
-
-def require_for_tests(alias: str) -> None:
-    """Refuses a shard unless :func:`shards_for_tests` made the cluster in use. Raises BadArgument."""
-    if _Run.catalog is None or configuration()["CATALOG"] != _Run.catalog:
-        raise BadArgument(
-            f"{alias} is a shard of the application's cluster, and not for tests",
-            hint='TEST_RUNNER = "shardids.django.testing.ShardTestRunner", or shards_for_tests()',
-        )
 
 
 @contextmanager
@@ -70,11 +59,11 @@ def shards_for_tests() -> Iterator[list[str]]:
         forget_cluster()
         used = {**found, "CATALOG": url, "POOL": pool}
         stack.enter_context(override_settings(SHARDIDS=used))
-        _Run.catalog = url
+        allow_tests(url)
         try:
             yield [alias_for(shard) for shard in range(wishes.shards)]
         finally:
-            _Run.catalog = None
+            allow_tests(None)
             forget_cluster()
 
 

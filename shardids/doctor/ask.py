@@ -12,18 +12,17 @@ from typing import Any, Final
 from psycopg import sql
 from sqlalchemy import Connection, Engine, text
 
+from shardids.catalog.clock import LocalClock
 from shardids.catalog.locks import AdvisoryLock
 from shardids.catalog.nodes import Nodes, administrative_engine
 from shardids.catalog.objects import read_objects
-from shardids.catalog.queries import batches, prepare, read
+from shardids.catalog.queries import DROPPED_MEANWHILE, batches, prepare, read
 from shardids.catalog.rows import Catalog, Description, describe_in
 from shardids.catalog.topology import Node
 from shardids.catalog.urls import parse_url, with_password_of
-from shardids.doctor.clock import LocalClock
 from shardids.doctor.counter_facts import KINDS, ZONES, read_counters
 from shardids.doctor.engine import changed_functions
 from shardids.doctor.facts import (
-    DROPPED_MEANWHILE,
     ClusterFacts,
     Draws,
     ForeignKey,
@@ -48,6 +47,7 @@ from shardids.doctor.reference_facts import ask_references, read_references
 from shardids.doctor.samples import ShardingKey, read_keys, sample_ids
 from shardids.errors import BadArgument, ClusterConflict, ShardidsError
 from shardids.lookups.comparing import compare_all
+from shardids.lookups.places import untold_nodes
 from shardids.migrate.hashes import read_recorded
 from shardids.views.state import View, read_sources, views_in
 
@@ -119,6 +119,7 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[int, ClusterFacts]:
     answers = asked.all()
     # A node that can't be read is a finding of its own.
     lookups = compare_all(catalog, every_row=wishes.every_row) if _all_read(answers) else []
+    untold = untold_nodes(catalog) if _all_read(answers) else []
     return version, ClusterFacts(
         at=datetime.now(UTC),
         description=description,
@@ -128,6 +129,7 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[int, ClusterFacts]:
         views=[one.result() for one in viewed],
         nodes=answers,
         lookups=lookups,
+        untold=untold,
         is_migrating=is_migrating or any(node.in_flux for node in answers.values()),
         references=followed,
     )

@@ -5,23 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final
 from uuid import UUID
 
+from shardids.catalog.clock import ClockSample
 from shardids.catalog.objects import SchemaObject
 from shardids.catalog.rows import Description
 from shardids.catalog.topology import Node
-from shardids.doctor.clock import ClockSample
 from shardids.doctor.counter_facts import CounterFacts
 from shardids.doctor.reference_facts import ReferenceFacts
 from shardids.errors import ShardidsError
 from shardids.lookups.comparing import Compared
 from shardids.migrate.hashes import Recorded
 from shardids.views.state import View, ViewSource
-
-DROPPED_MEANWHILE: Final = frozenset({"3F000", "42P01", "42703", "42704", "42883", "XX000"})
-"""What is raised when a migration or a move drops an object between two looks at the server's catalogs: there
-is no such schema, table, column, object or function; "could not open relation", "cache lookup failed"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,7 +320,11 @@ class ViewFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFacts:
-    """The catalog and all its nodes. ``is_migrating``: the application's migrations were running."""
+    """The catalog and all its nodes.
+
+    ``is_migrating``: the application's migrations were running. ``untold``: nodes whose strict look-ups look
+    for a shard elsewhere than where it is.
+    """
 
     at: datetime
     description: Description
@@ -335,6 +334,7 @@ class ClusterFacts:
     views: Sequence[ViewFacts]
     nodes: Mapping[str, NodeFacts]
     lookups: Sequence[Compared] = ()
+    untold: Sequence[str] = ()
     is_migrating: bool = False
     references: ReferenceFacts = field(default_factory=ReferenceFacts)
 

@@ -56,5 +56,17 @@ def lookup_not_ready(facts: ClusterFacts) -> Iterator[Found]:
             )
 
 
-CHECKS = (lookup_unfit, row_without_claim, claim_without_row, lookup_not_ready)
+@check("lookup-untold", Severity.ERROR, remedy="`shardids lookup refresh`.")
+def lookup_untold(facts: ClusterFacts) -> Iterator[Found]:
+    """A node whose strict look-ups look for a shard elsewhere than where it is: they refuse to write."""
+    for node in facts.untold:
+        yield Found(
+            what=f'node "{node}" does not know where every shard is, for its strict look-ups',
+            to_do="Tell all nodes",
+            commands=in_shell("shardids lookup refresh"),
+            nodes=(node,),
+        )
+
+
+CHECKS = (lookup_unfit, row_without_claim, claim_without_row, lookup_not_ready, lookup_untold)
 """All checks of this module."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardids.catalog.notation import named_nodes, named_shards, shown_shards
+from shardids.catalog.queries import DROPPED_MEANWHILE
 from shardids.catalog.urls import parse_url, shown_url
-from shardids.doctor.facts import DROPPED_MEANWHILE, ClusterFacts, Installation, LocalShard
+from shardids.doctor.facts import ClusterFacts, Installation, LocalShard
 from shardids.doctor.findings import (
     Command,
     Found,

@@ -43,6 +43,13 @@ class ShardColumn:
     claims_fit: bool
     is_row_secured: bool
     has_column_grants: bool
+    has_parts: bool
+    triggers: int
+
+    @property
+    def is_strict(self) -> bool:
+        """Returns whether triggers claim what SQL writes."""
+        return self.triggers == 2
 
     def fault(self) -> tuple[str, str] | None:
         """Returns why its values can't be claimed, and what helps; ``None`` if they can."""
@@ -145,6 +152,36 @@ def check_columns(columns: dict[int, ShardColumn], placement: Placement, lookup:
             f"{lookup} is of several types: {', '.join(sorted(map(str, types)))}",
             hint="Bring all shards to one revision: shardids migrate up",
         )
+
+
+def check_strict(columns: dict[int, ShardColumn], lookup: RegisteredLookup) -> None:
+    """Refuses a strict look-up whose triggers are missing or disabled in a shard.
+
+    Raises:
+        ClusterConflict: it is one.
+    """
+    for shard, column in sorted(columns.items()):
+        if lookup.is_strict and not column.is_strict:
+            raise ClusterConflict(
+                f"{lookup} is strict, and in shard {shard} triggers that claim are missing or disabled: what"
+                " SQL writes is not claimed",
+                hint=f"shardids lookup create {lookup} --strict, then: shardids lookup backfill {lookup}",
+            )
+
+
+def check_parts(columns: dict[int, ShardColumn], lookup: RegisteredLookup) -> None:
+    """Refuses a partitioned or inherited table, whose parts are written without triggers of the whole.
+
+    Raises:
+        BadArgument: it is one.
+    """
+    for shard, column in sorted(columns.items()):
+        if column.has_parts:
+            raise BadArgument(
+                f"{lookup} can't be strict in shard {shard}: {lookup.table} is partitioned or inherited, and"
+                " who writes to a part does not fire the triggers of the table",
+                hint="Sessions claim without: shardids lookup create, without --strict.",
+            )
 
 
 def model_of(lookup: RegisteredLookup, column: ShardColumn) -> Lookup:

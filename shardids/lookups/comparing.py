@@ -8,6 +8,7 @@ from typing import Final
 
 from shardids.catalog.rows import Catalog
 from shardids.errors import ShardidsError
+from shardids.lookups.columns import check_strict
 from shardids.lookups.pages import PAGE, Opened, opened
 
 _SHARDS: Final = 64
@@ -52,6 +53,7 @@ def _compare(catalog: Catalog, seen: Compared, *, every_row: bool) -> Compared:
         with opened(catalog, seen.name) as one:
             shards = list(one.shards)
             some = shards if every_row else sample(shards, min(_SHARDS, len(shards)))
+            check_strict(one.columns, one.registered)
             for shard in some:
                 _compare_rows(one, shard, seen, every_row=every_row)
                 _compare_claims(one, shard, seen, every_row=every_row)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from psycopg import sql
 from sqlalchemy import Connection, Engine, text
@@ -14,11 +15,20 @@ from shardids.catalog.queries import prepare
 from shardids.catalog.rows import Catalog
 from shardids.catalog.sqlfiles import read_sql
 from shardids.catalog.topology import Placement, RegisteredLookup
-from shardids.errors import BadArgument, ClusterConflict
-from shardids.lookups.columns import check_columns, shard_columns
+from shardids.errors import BadArgument, ClusterConflict, ShardidsError
+from shardids.lookups import places
+from shardids.lookups.columns import ShardColumn, check_columns, check_parts, shard_columns
+from shardids.views.database import run
 
 
-def create(catalog: Catalog, name: str, *, dry_run: bool = False) -> list[int]:
+def create(
+    catalog: Catalog,
+    name: str,
+    *,
+    strict: bool | None = None,
+    store_password: bool = False,
+    dry_run: bool = False,
+) -> list[int]:
     """Makes a table for claims in every shard, and enters the look-up. Calls are idempotent.
 
     It is not ready before the rows that are there are claimed: :func:`shardids.lookups.backfill`. Roles that
@@ -27,22 +37,32 @@ def create(catalog: Catalog, name: str, *, dry_run: bool = False) -> list[int]:
     Args:
         catalog: the cluster's catalog.
         name: ``table.column``, as in every shard.
+        strict: whether triggers claim what any SQL writes; ``None``: as it is.
+        store_password: store the nodes' passwords in the user mappings of the triggers.
         dry_run: look at all shards, and make nothing.
 
     Returns:
-        The shards in which a table was made.
+        The shards in which a table or triggers were made.
 
     Raises:
         BadArgument: values of the column can't be claimed in some shard; nothing was made.
-        ClusterConflict: shards are missing, or being moved.
+        ClusterConflict: shards are missing, or being moved; or triggers can't claim from a node.
+        MissingPrivilege: the role lacks a privilege, or the triggers need stored passwords.
     """
-    lookup = parsed(name)
+    lookup, there = parsed(name), _entered(catalog, name)
+    lookup = replace(there or lookup, is_strict=bool(there and there.is_strict) if strict is None else strict)
     placement = catalog.placement()
     _require_all(catalog, placement)
     with Nodes(placement.nodes, catalog.url, application_name="shardids lookup") as nodes:
         columns = shard_columns(nodes, placement, lookup)
         check_columns(columns, placement, lookup)
-        made = [shard for shard, column in sorted(columns.items()) if not column.has_claims]
+        if lookup.is_strict:
+            check_parts(columns, lookup)
+        made = [
+            shard
+            for shard, column in sorted(columns.items())
+            if not column.has_claims or (lookup.is_strict and not column.is_strict)
+        ]
         if dry_run:
             return made
         with _no_moves(catalog):
@@ -53,15 +73,55 @@ def create(catalog: Catalog, name: str, *, dry_run: bool = False) -> list[int]:
                         _make(connection, columns[shard].schema, lookup)
 
             nodes.each(make, placement.by_node()).all()
-            there = catalog.lookups().get((lookup.table, lookup.column))
-            if there is None:
-                with catalog.engine.begin() as connection:
-                    write_lookup(connection, lookup)
+            with catalog.engine.begin() as connection:
+                write_lookup(connection, lookup)
+            # Triggers come after what they need, and go before it.
+            if lookup.is_strict:
+                _require_told(places.refresh(catalog, store_password=store_password))
+            _set_triggers(nodes, placement, columns, lookup)
+            if there and there.is_strict and not lookup.is_strict:
+                _require_told(places.refresh(catalog))
     return made
 
 
+def _entered(catalog: Catalog, name: str) -> RegisteredLookup | None:
+    wanted = parsed(name)
+    return catalog.lookups().get((wanted.table, wanted.column))
+
+
+def _require_told(failed: Mapping[str, ShardidsError]) -> None:
+    for error in failed.values():
+        raise error
+
+
+def _set_triggers(
+    nodes: Nodes, placement: Placement, columns: Mapping[int, ShardColumn], lookup: RegisteredLookup
+) -> None:
+    """Makes the triggers of a strict look-up in every shard, or drops those of another."""
+    add = sql.SQL("select shardids.add_claiming({table}, {key}, {claims}, {kind}, {count})")
+    remove = sql.SQL("select shardids.drop_claiming({table}, {claims})")
+
+    def change(name: str, engine: Engine) -> None:
+        for shard in placement.by_node()[name]:
+            column = columns[shard]
+            if not (lookup.is_strict or column.triggers):
+                continue
+            statement = (add if lookup.is_strict else remove).format(
+                table=sql.Literal(sql.Identifier(column.schema, lookup.table).as_string()),
+                key=sql.Literal(lookup.column),
+                claims=sql.Literal(lookup.claims),
+                kind=sql.Literal(column.kind),
+                count=sql.Literal(len(columns)),
+            )
+            with engine.begin() as connection:
+                prepare(connection)
+                run(connection, [statement])
+
+    nodes.each(change, placement.by_node()).all()
+
+
 def drop(catalog: Catalog, name: str, *, dry_run: bool = False) -> list[int]:
-    """Forgets a look-up and drops its claims in every shard; returns the shards that had some.
+    """Forgets a look-up and drops its claims and triggers in every shard; returns the shards that had some.
 
     Raises:
         ClusterConflict: there is no such look-up, or shards are being moved.
@@ -74,8 +134,11 @@ def drop(catalog: Catalog, name: str, *, dry_run: bool = False) -> list[int]:
         if dry_run:
             return there
         with _no_moves(catalog):
+            _set_triggers(nodes, placement, columns, replace(lookup, is_strict=False))
             with catalog.engine.begin() as connection:
                 delete_lookup(connection, lookup)
+            if lookup.is_strict:
+                _require_told(places.refresh(catalog))
 
             def remove(name: str, engine: Engine) -> None:
                 for shard in placement.by_node()[name]:
@@ -93,7 +156,7 @@ def drop(catalog: Catalog, name: str, *, dry_run: bool = False) -> list[int]:
 def listed(catalog: Catalog) -> list[dict[str, object]]:
     """Returns the look-ups, ready to be shown."""
     return [
-        {"lookup": str(one), "ready": one.is_ready, "claims": one.claims}
+        {"lookup": str(one), "ready": one.is_ready, "strict": one.is_strict, "claims": one.claims}
         for one in catalog.lookups().values()
     ]
 

@@ -15,7 +15,7 @@ from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import RegisteredLookup, schema_name
 from shardids.client.listener import FollowedPlacement
 from shardids.client.lookups import Claims
-from shardids.lookups.columns import check_claims, check_columns, model_of, shard_columns
+from shardids.lookups.columns import ShardColumn, check_claims, check_columns, model_of, shard_columns
 from shardids.lookups.lifecycle import known
 from shardids.models.lookups import Lookup
 
@@ -30,6 +30,7 @@ class Opened:
     Attributes:
         registered: what the catalog has.
         lookup: what a model would define.
+        columns: what each shard says of the column.
         claims: asks the shards, in sessions whose names are PostgreSQL's own.
         shards: all shards.
         schema_of: returns a shard's schema.
@@ -37,6 +38,7 @@ class Opened:
 
     registered: RegisteredLookup
     lookup: Lookup
+    columns: dict[int, ShardColumn]
     claims: Claims
     shards: Sequence[int]
     schema_of: Callable[[int], str]
@@ -117,6 +119,7 @@ def opened(catalog: Catalog, name: str) -> Iterator[Opened]:
         yield Opened(
             registered=registered,
             lookup=model_of(registered, next(iter(columns.values()))),
+            columns=columns,
             claims=claims_,
             shards=placement.all_shards(),
             schema_of=schema_of,

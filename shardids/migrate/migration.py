@@ -241,9 +241,8 @@ class Migration:
                     )
                 outcomes.append(migrate_node(self.node_environment, name, self.nodes[name], limits))
             except ShardidsError as error:
-                message = f"{error.message}. {error.hint}" if error.hint else error.message
-                outcome = NodeOutcome(node=name, start=(), end=(), status="failed", error=message)
-                outcomes.append(outcome)
+                failed = NodeOutcome(node=name, start=(), end=(), status="failed", error=error.in_a_line())
+                outcomes.append(failed)
         return outcomes
 
     def moving(self, shards: Sequence[int]) -> dict[int, Outcome]:
@@ -259,7 +258,7 @@ class Migration:
                 start=None,
                 end=None,
                 status="not started",
-                error=lost_shard(shard, node).message,
+                error=lost_shard(shard, node).in_a_line(),
             )
             for shard, node in lost.items()
         }
@@ -311,7 +310,9 @@ class Migration:
         position = state.positions.get(shard)
         heads = position.heads if position else None
         node = self.placement.node_of[shard]
-        return Outcome(shard=shard, node=node, start=heads, end=heads, status="failed", error=error.message)
+        return Outcome(
+            shard=shard, node=node, start=heads, end=heads, status="failed", error=error.in_a_line()
+        )
 
     def _check_expanded(self, target: str, state: State, shards: Collection[int]) -> None:
         """Refuses unless every shard of the cluster, chosen or not, is past the expand revision."""

@@ -57,7 +57,7 @@ def migrate_node(environment: Environment, name: str, engine: Engine, limits: Li
     except ShardidsError as error:
         if not isinstance(error, StatementFailed):
             raise
-        message = error.message
+        message = error.in_a_line()
     except Exception as error:  # noqa: BLE001 -- a revision can raise anything
         message = f'node "{name}": {type(error).__name__}: {error}'
     else:

@@ -315,8 +315,7 @@ def _message_of(error: BaseException) -> str:
     if not isinstance(error, ShardidsError):
         return f"{type(error).__name__}: {error}"
     diag = getattr(error.__cause__, "diag", None)
-    detail = getattr(diag, "message_detail", None)
-    return f"{error.message} ({detail})" if detail else error.message
+    return error.in_a_line(getattr(diag, "message_detail", None))
 
 
 def _not_started(position: Position) -> Outcome:

@@ -24,6 +24,7 @@ from shardids.mover.moves import (
 )
 from shardids.mover.options import MAX_PAUSE_S, Options
 from shardids.mover.purge import OldCopy, old_copies, purge
+from shardids.mover.readers import follow_placement
 
 __all__ = [
     "MARGIN",
@@ -48,6 +49,7 @@ __all__ = [
     "balance",
     "carry_out",
     "each",
+    "follow_placement",
     "former_node",
     "move",
     "old_copies",

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from sqlalchemy import text
 
-from shardids import views
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.notation import named_shards, shown_shards
 from shardids.catalog.placing import point_node
@@ -25,6 +24,7 @@ from shardids.mover import homes
 from shardids.mover.history import LOSS, all_moves, open_moves
 from shardids.mover.journal import Journal
 from shardids.mover.losses import Held, LostShard, arrivals, examine, held, why_lost
+from shardids.mover.readers import follow_placement
 
 _PATIENCE_S = 3
 """How long to wait for the old server to show that it is not lost."""
@@ -134,7 +134,7 @@ def replace_node(
         lost=tuple(shard for shard in found.lost if shard.shard not in accept_loss),
         accepted=accepted,
         set_aside=set_aside,
-        stale_views=() if dry_run else views.follow_placement(catalog),
+        stale_views=() if dry_run else follow_placement(catalog),
     )
 
 

@@ -17,7 +17,6 @@ from functools import partial
 
 from sqlalchemy import Connection, text
 
-from shardids import views
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Node, Placement
@@ -27,6 +26,7 @@ from shardids.mover.events import Result
 from shardids.mover.history import LOSS, Move, Outcome, all_moves
 from shardids.mover.journal import Journal
 from shardids.mover.losses import held
+from shardids.mover.readers import follow_placement
 from shardids.mover.replication import LOCK_FAILURES
 from shardids.mover.sides import SESSION, Side
 
@@ -101,7 +101,7 @@ def resume(catalog: Catalog, journal: Journal) -> Result:
         target=move.target,
         outcome=outcome,
         seconds=time.monotonic() - began,
-        stale_views=views.follow_placement(catalog) if outcome == "accepted" else (),
+        stale_views=follow_placement(catalog) if outcome == "accepted" else (),
     )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Self
 
-from shardids import views
 from shardids.catalog.connections import on_connect
 from shardids.catalog.rows import Catalog
 from shardids.errors import CommitUncertain, ConnectionFailed, MoveFailed, ShardidsError
@@ -18,6 +17,7 @@ from shardids.mover.history import ABORT, LAST_STEP, Outcome
 from shardids.mover.journal import Journal
 from shardids.mover.options import Options
 from shardids.mover.programs import Scripts
+from shardids.mover.readers import follow_placement
 from shardids.mover.sides import Directory, Sides, refuse_other_copy
 from shardids.mover.steps import LIVE, OFFLINE, Actions, Step
 
@@ -82,7 +82,7 @@ class Mover:
                 name=name,
                 actions=actions,
                 on_event=on_event,
-                refresh_views=lambda: views.follow_placement(catalog),
+                refresh_views=lambda: follow_placement(catalog),
             )
 
     def end_former_sessions(self) -> None:

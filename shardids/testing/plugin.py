@@ -111,4 +111,4 @@ def _errors_as_failures() -> Iterator[None]:
     try:
         yield
     except ShardidsError as error:
-        pytest.fail(f"{error.message}. {error.hint}", pytrace=False)
+        pytest.fail(error.in_a_line(), pytrace=False)

@@ -82,7 +82,7 @@ def wanted_servers(
             continue
         password = None
         if store_password or (any(there.values()) and name not in there):
-            password = _password_of(nodes, node, must_have=store_password)
+            password = password_of(nodes, node, must_have=store_password)
         url = parse_url(node.url)
         servers.append(
             ForeignServer(
@@ -95,7 +95,7 @@ def wanted_servers(
     return servers
 
 
-def _password_of(nodes: Nodes, node: Node, *, must_have: bool) -> str | None:
+def password_of(nodes: Nodes, node: Node, *, must_have: bool) -> str | None:
     """Returns the password with which this machine logs in to a node."""
     with nodes[node.name].connect() as connection:
         driver = connection.connection.driver_connection

@@ -77,6 +77,11 @@ def server_name(node: str) -> str:
 
 def server_options(url: URL) -> dict[str, str]:
     """Returns the options of a foreign server for the node at ``url``."""
+    return address_options(url) | _SERVER_OPTIONS
+
+
+def address_options(url: URL) -> dict[str, str]:
+    """Returns those of them that say where the node is."""
     options = {
         "host": url.host or "localhost",
         "port": str(url.port or 5432),
@@ -85,7 +90,7 @@ def server_options(url: URL) -> dict[str, str]:
     options |= {name: str(url.query[name]) for name in _PASSED_ON if name in url.query}
     if "host" in url.query:
         options["host"] = str(url.query["host"])
-    return options | _SERVER_OPTIONS
+    return options
 
 
 def foundation(layout: Layout) -> Iterator[sql.Composable]:
@@ -110,23 +115,25 @@ def server(wanted: ForeignServer, present: Mapping[str, str] | None) -> Iterator
     name = sql.Identifier(wanted.name)
     if present is None:
         yield sql.SQL("create server {} foreign data wrapper postgres_fdw options ({})").format(
-            name, _options(wanted.options)
+            name, options_of(wanted.options)
         )
-    else:
-        changes = [
-            sql.SQL("{} {} {}").format(
-                sql.SQL("set" if option in present else "add"), sql.Identifier(option), sql.Literal(value)
-            )
-            for option, value in wanted.options.items()
-            if present.get(option) != value
-        ]
-        changes += [
-            sql.SQL("drop {}").format(sql.Identifier(option))
-            for option in present
-            if option not in wanted.options
-        ]
-        if changes:
-            yield sql.SQL("alter server {} options ({})").format(name, sql.SQL(", ").join(changes))
+    elif (changes := changed_options(wanted.options, present)) is not None:
+        yield sql.SQL("alter server {} options ({})").format(name, changes)
+
+
+def changed_options(wanted: Mapping[str, str], present: Mapping[str, str]) -> sql.Composable | None:
+    """Returns what ALTER SERVER changes of a server's options; ``None`` if nothing."""
+    changes = [
+        sql.SQL("{} {} {}").format(
+            sql.SQL("set" if option in present else "add"), sql.Identifier(option), sql.Literal(value)
+        )
+        for option, value in wanted.items()
+        if present.get(option) != value
+    ]
+    changes += [
+        sql.SQL("drop {}").format(sql.Identifier(option)) for option in present if option not in wanted
+    ]
+    return sql.SQL(", ").join(changes) if changes else None
 
 
 def user_mapping(wanted: ForeignServer, *, is_mapped: bool) -> Iterator[sql.Composable]:
@@ -136,7 +143,7 @@ def user_mapping(wanted: ForeignServer, *, is_mapped: bool) -> Iterator[sql.Comp
         yield sql.SQL("drop user mapping for current_user server {}").format(name)
     login = {"password_required": "false"} if wanted.password is None else {"password": wanted.password}
     yield sql.SQL("create user mapping for current_user server {} options ({})").format(
-        name, _options({"user": wanted.user} | login)
+        name, options_of({"user": wanted.user} | login)
     )
 
 
@@ -271,7 +278,8 @@ def _defined(name: str, type_: str) -> sql.Composable:
     return sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(type_))
 
 
-def _options(options: Mapping[str, str]) -> sql.Composable:
+def options_of(options: Mapping[str, str]) -> sql.Composable:
+    """Returns the options of a server or a user mapping as SQL."""
     return sql.SQL(", ").join(
         sql.SQL("{} {}").format(sql.Identifier(name), sql.Literal(value)) for name, value in options.items()
     )

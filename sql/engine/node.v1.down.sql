@@ -17,7 +17,7 @@ begin
       errcode = 'SI007', message = format('node "%s" holds %s shards; its engine stays', (select name from shardids.node), held),
       hint = 'Move or drop the shards first.';
   end if;
-  drop table shardids.shard, shardids.node;
+  drop table shardids.shard, shardids.node, shardids.lookup_place;
   -- Later functions depend on earlier ones.
   for object in
     select p.oid::regprocedure as name from pg_proc p

@@ -22,7 +22,11 @@ select s.id as shard, s.schema,
        claims.oid is not null as has_claims,
        coalesce((v.atttypid, v.atttypmod, v.attcollation) = (a.atttypid, a.atttypmod, a.attcollation), false) as claims_fit,
        coalesce(c.relrowsecurity, false) as is_row_secured,
-       exists (select from pg_attribute g where g.attrelid = c.oid and g.attacl is not null and not g.attisdropped) as has_column_grants
+       exists (select from pg_attribute g where g.attrelid = c.oid and g.attacl is not null and not g.attisdropped) as has_column_grants,
+       c.relkind = 'p' or exists (select from pg_inherits h where c.oid in (h.inhrelid, h.inhparent)) as has_parts,
+       (select count(*) from pg_trigger g join pg_proc p on p.oid = g.tgfoid
+        where g.tgrelid = c.oid and g.tgenabled in ('O', 'A') and p.pronamespace = 'shardids'::regnamespace and p.proname = 'claim_rows'
+          and g.tgname in (current_setting('shardids.claims') || '_ins', current_setting('shardids.claims') || '_upd')) as triggers
 from shardids.shard s
 join pg_namespace n on n.nspname = s.schema
 left join pg_class c on c.relnamespace = n.oid and c.relname = current_setting('shardids.table') and c.relkind in ('r', 'p')

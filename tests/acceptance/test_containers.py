@@ -46,7 +46,7 @@ def words_for_shardids() -> list[list[str]]:
     called = [line.removeprefix("shardids ") for line in script("cluster")]
     called += re.findall(r"docker (?:compose )?run .*? shardids (.*)", "\n".join(commands_of_the_page()))
     called += re.findall(r"docker run .*? shardids (.*)", DOCKERFILE)
-    return [shlex.split(words) for words in called]
+    return [*(shlex.split(words) for words in called), SERVICES["metrics"]["command"]]
 
 
 @pytest.mark.parametrize("words", words_for_shardids(), ids=" ".join)
@@ -61,7 +61,7 @@ def test_each_command_and_its_options_exist(words: list[str], monkeypatch: pytes
 
 
 def test_services_name_what_there_is() -> None:
-    assert set(SERVICES) == {"login", *NODES, "cluster", "shardids"}
+    assert set(SERVICES) == {"login", *NODES, "cluster", "shardids", "metrics"}
     for name, service in SERVICES.items():
         for needed in service.get("depends_on", {}):
             assert needed in SERVICES, name

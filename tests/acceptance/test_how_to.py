@@ -51,6 +51,7 @@ ANSWERS = """
     [
         ("async", "", "anne\n1000\n"),
         ("ids-in-json", CALLS, ANSWERS),
+        ("metrics", "", ""),
         ("load-rows", "", "3,000 rows\nrow 2, shard 5\n"),
         ("moved-shards", "", "ann\n"),
         ("numbers-for-people", "", ""),

@@ -103,21 +103,10 @@ def test_node_and_drizzle(users: Cluster, cluster_url: URL, folder: Path) -> Non
     assert [numbers, printed[1]] == fences("text")
 
 
-def test_go(users: Cluster, cluster_url: URL, folder: Path) -> None:
-    go = shutil.which("go")
-    if go is None or not (GO_PATH / "src/github.com/jackc/pgx/v4").exists():
-        pytest.skip("Debian's golang-go and golang-github-jackc-pgx-v4-dev are not installed")
-    (program,) = fences("go")
-    (folder / "users.go").write_text(program, encoding="utf-8")
-    caches = {"GOPATH": str(GO_PATH), "GO111MODULE": "off", "GOCACHE": str(folder / "cache")}
-    printed = run([go, "run", "users.go"], folder, cluster_url, users.node_of(5).url, **caches)
-    check_sent(users, printed)
-
-
 @pytest.fixture
 def login(users: Cluster) -> Iterator[str]:
-    """A role whose password is its name, stored as servers do by default: the JDBC driver refuses less."""
-    role = f"shardids_java_{os.getpid()}"
+    """A role whose password is its name, stored as servers do by default: JDBC and lib/pq refuse less."""
+    role = f"shardids_login_{os.getpid()}"
     with users.shard_engine(5).begin() as connection:
         connection.execute(
             text("select set_config(name, '4096', true) from pg_settings where name = 'scram_iterations'")
@@ -126,6 +115,29 @@ def login(users: Cluster) -> Iterator[str]:
     yield role
     with users.shard_engine(5).begin() as connection:
         connection.execute(text(f"drop role {role}"))
+
+
+PGX, PQ = "github.com/jackc/pgx/v4", "github.com/lib/pq"
+
+
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [("pgx.go", {}), ("sql.go", {}), ("sql.go", {PQ: f"{PGX}/stdlib", '"postgres"': '"pgx"'})],
+    ids=["pgx", "sql-pq", "sql-pgx"],
+)
+def test_go(users: Cluster, folder: Path, login: str, file: str, changes: dict[str, str]) -> None:
+    (program,) = (found for found in fences("go") if found.startswith(f"// {file}\n"))
+    for old, new in changes.items():
+        assert old in program
+        program = program.replace(old, new)
+    go, wanted = shutil.which("go"), PQ if PQ in program else PGX
+    if go is None or not (GO_PATH / "src" / wanted).exists():
+        pytest.skip(f"Debian's golang-go and its package of {wanted} are not installed")
+    (folder / file).write_text(program, encoding="utf-8")
+    more = {"GOPATH": str(GO_PATH), "GO111MODULE": "off", "GOCACHE": str(folder / "cache")}
+    at = make_url(users.node_of(5).url)
+    url = URL.create("postgresql", login, login, at.host, at.port, at.database)
+    check_sent(users, run([go, "run", file], folder, url, dsn(url), PGSSLMODE="disable", **more))
 
 
 def test_java(users: Cluster, cluster_url: URL, folder: Path, login: str) -> None:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psycopg
+import pytest
 from markdown_it import MarkdownIt
 from sqlalchemy.engine import URL
 
@@ -20,8 +22,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "unique-over-shards.md"
 def test_the_page(cluster_url: URL, tmp_path: Path) -> None:
     fences = [token for token in MarkdownIt().parse(PAGE.read_text("utf-8")) if token.type == "fence"]
     models, use = (one.content for one in fences if one.info == "python")
-    (commands,) = (one.content for one in fences if one.info == "console")
-    (printed,) = (one.content for one in fences if one.info == "text")
+    commands, strict = (one.content for one in fences if one.info == "console")
+    printed, session = (one.content for one in fences if one.info == "text")
     environment = {**os.environ, "SHARDIDS_CATALOG": dsn(cluster_url), "COLUMNS": "200"}
 
     def run(*words: str) -> str:
@@ -39,10 +41,23 @@ def test_the_page(cluster_url: URL, tmp_path: Path) -> None:
     script = tmp_path / "models.py"
     script.write_text(models + "cluster.close()\n", encoding="utf-8")
     assert not run(str(script))
-    for command in commands.split("$ ")[1:]:
-        line, _, answer = command.partition("\n")
-        program, *words = shlex.split(line)
-        assert program == "shardids"
-        assert run("-c", COMMAND, *words) == answer
+
+    def run_all(commands: str) -> None:
+        for command in commands.split("$ ")[1:]:
+            line, _, answer = command.partition("\n")
+            program, *words = shlex.split(line)
+            assert program == "shardids"
+            assert run("-c", COMMAND, *words) == answer
+
+    run_all(commands)
     script.write_text(models + use, encoding="utf-8")
     assert run(str(script)) == printed
+    run_all(strict)
+    statement, _, answer = session.removeprefix("=> ").partition("\n")
+    with (
+        psycopg.connect(dsn(cluster_url), autocommit=True) as connection,
+        pytest.raises(psycopg.errors.UniqueViolation) as refused,
+    ):
+        connection.execute(statement.encode())
+    said = refused.value.diag
+    assert answer == f"ERROR:  {said.message_primary}\nDETAIL:  {said.message_detail}\n"

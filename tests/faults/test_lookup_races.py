@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import Event, Thread
 
+import pytest
+
 from shardids import Cluster, lookups
 from shardids.catalog.urls import parse_url
 from shardids.dev.embedded import EmbeddedServer, temporary_servers
@@ -18,13 +20,13 @@ from tests.support.clusters import Nursery, catalog_at
 from tests.support.faults import scaled
 from tests.support.signups import EMAIL, claims, open_signups, rows
 
-KILLS = scaled(12, 400)
+KILLS = scaled(4, 200)
 CRASHES = scaled(2, 40)
 AT_ONCE = 4
 SHARDS = 8
 _LONGEST_S = 1.5
-INSERTS = scaled(2_000, 1_000_000)
-"""How many inserts are tried at least, of half as many values."""
+INSERTS = int(os.environ.get("SHARDIDS_RACING_INSERTS", scaled(400, 500_000)))
+"""How many inserts each test tries at least, of half as many values."""
 
 IMPORTS = """
 import random
@@ -43,6 +45,16 @@ with Cluster.connect({url!r}, listen=False) as cluster:
     while True:
         name, value = f"u{{random.randrange(1000)}}", random.randrange({values})
         try:
+            if {sql} and random.random() < 0.5:
+                shard = cluster.shard_for(name)
+                insert = f"insert into {{cluster.schema_of(shard)}}.users (name, email) values (%s, %s)"
+                with cluster.connection(shard) as connection:
+                    connection.exec_driver_sql(insert, (name, f"{{value}}@example.com"))
+                    if random.random() < 0.1:
+                        continue
+                    connection.commit()
+                os.write(log, (f"+{{value}} {{shard}}" + chr(10)).encode())
+                continue
             with cluster.session(key=name) as session:
                 one = User(name=name, email=f"{{value}}@example.com")
                 session.add(one)
@@ -61,17 +73,22 @@ with Cluster.connect({url!r}, listen=False) as cluster:
 """
 
 
+@pytest.mark.parametrize("strict", [False, True])
 def test_racing_inserts_of_clashing_values_leave_each_once(
-    tmp_path: Path, report: Callable[[str], None]
+    tmp_path: Path, report: Callable[[str], None], *, strict: bool
 ) -> None:
+    """Strict: half of them are plain SQL, which triggers claim."""
     log = tmp_path / "said"
     log.touch()
     with temporary_servers(2, settings={"fsync": "on", "synchronous_commit": "on"}) as servers:
         urls = [parse_url(server.url()) for server in servers]
         open_signups(urls[0], dict(zip("ab", urls, strict=True)), SHARDS)
-        script = CLIENT.format(log=str(log), url=dsn(urls[0]), values=INSERTS // 2)
+        if strict:
+            with catalog_at(urls[0]) as catalog:
+                lookups.create(catalog, EMAIL, strict=True, store_password=True)
+        script = CLIENT.format(log=str(log), url=dsn(urls[0]), values=INSERTS // 2, sql=strict)
         with _Crashing(servers[1]) as crashing:
-            kill_clients(script, log)
+            kills = kill_clients(script, log)
         with Cluster.connect(urls[0], listen=False) as cluster, catalog_at(urls[0]) as catalog:
             there = rows(cluster)  # which refuses a value of two shards
             assert {email: claims(cluster).get(email) for email in there} == there
@@ -82,14 +99,18 @@ def test_racing_inserts_of_clashing_values_leave_each_once(
         removed = {line[1:] for line in said if line.startswith("-")}
         assert {f"{value}@example.com" for value in added - removed} <= there.keys()
     report(
-        f"{len(said):,} racing inserts, {KILLS} clients killed, {crashing.crashes} crashes of a node:"
+        f"{len(said):,} racing inserts{' by sessions and SQL' * strict}, {kills} clients killed,"
+        f" {crashing.crashes} crashes of a node:"
         f" {len(there):,} values, each once; {swept.given_up:,} claims without a row swept,"
         " 0 rows without a claim"
     )
 
 
-def kill_clients(script: str, log: Path) -> None:
-    """Runs a few clients at a time, and kills each at a random moment, until enough was tried."""
+def kill_clients(script: str, log: Path) -> int:
+    """Runs a few clients at a time, and kills each at a random moment, until enough was tried.
+
+    Returns how many were killed.
+    """
     chance = random.Random(8)
     nursery = Nursery(IMPORTS)
     ready: set[str] = set()
@@ -108,6 +129,7 @@ def kill_clients(script: str, log: Path) -> None:
             os.kill(pid, signal.SIGKILL)
     finally:
         nursery.close()
+    return kills
 
 
 class _Crashing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
@@ -19,7 +20,7 @@ from shardids.catalog.lookups import claims_name, shard_of_claim
 from shardids.errors import BadArgument, ClusterConflict, LookupBusy, UnknownValue
 from tests.conftest import BlankDatabases, dsn
 from tests.support.clusters import catalog_at
-from tests.support.signups import EMAIL, Photo, User, claims, count, open_signups, rows
+from tests.support.signups import EMAIL, Photo, User, claims, count, named, open_signups, rows
 
 SHARDS = 4
 TAKEN = 'duplicate key value violates look-up "users.email"'
@@ -52,11 +53,6 @@ def cluster(_connected: Cluster) -> Iterator[Cluster]:
 def email() -> str:
     """An address that nobody has."""
     return f"{uuid4()}@example.com"
-
-
-def named(cluster: Cluster, shard: int) -> str:
-    """A name of which the users are in a shard."""
-    return next(name for n in range(1000) if cluster.shard_for(name := f"u{n}") == shard)
 
 
 def user(cluster: Cluster, shard: int, email: str) -> User:
@@ -379,6 +375,48 @@ def test_many_rows_are_claimed_together(cluster: Cluster, email: str) -> None:
         session.add_all(user(cluster, n % SHARDS, f"{n}{email}") for n in range(1000))
         session.commit()
     assert sum(email in one for one in claims(cluster)) == 1000
+
+
+def test_values_that_a_shard_had_claimed_are_settled_together(cluster: Cluster, email: str) -> None:
+    def write(shard: int, first: int) -> None:
+        with cluster.session(shard=shard) as session:
+            session.add_all(user(cluster, shard, f"{n}{email}") for n in range(first, 300))
+            session.commit()
+
+    with cluster.session(shard=1) as session:
+        session.add_all(user(cluster, 1, f"{n}{email}") for n in range(300))
+        session.flush()
+        session.rollback()
+    add(cluster, 1, f"0{email}")
+    began = time.monotonic()
+    with pytest.raises(IntegrityError, match=rf"Key \(email\)=\(0{email}\)"):
+        write(2, 0)
+    write(2, 1)
+    # One value after the other takes a wait for all writers each.
+    assert time.monotonic() - began < 5
+    assert sum(email in one for one, shard in claims(cluster).items() if shard == 2) == 299
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_transaction_with_a_snapshot_finds_the_row_where_it_was(
+    cluster: Cluster, email: str, level: str
+) -> None:
+    id_ = add(cluster, 1, email)
+    select_ = select(User.id).where(User.email == email)
+    with cluster.sharded_session() as session:
+        for shard in (1, 3):
+            session.connection(
+                bind_arguments={"shard_id": shard}, execution_options={"isolation_level": level}
+            ).exec_driver_sql("select count(*) from shardids.node")
+        with cluster.session(shard=1) as other:
+            other.execute(delete(User).where(User.email == email))
+            other.commit()
+        moved = add(cluster, 3, email)
+        assert session.scalar(select_) == id_
+    with cluster.sharded_session(fan_out="error") as session:
+        assert session.scalar(select_) == moved
+        session.connection(bind_arguments={"shard_id": 1})
+        assert session.scalar(select_) == moved
 
 
 def test_sessions_of_asyncio_claim_and_find(url: str, cluster: Cluster, email: str) -> None:

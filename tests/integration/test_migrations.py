@@ -48,6 +48,7 @@ ASKED = {
     "first_time",
     "end_time",
     "first_shard",
+    "count",
     "last_shard",
     "shards",
     "schema",
@@ -336,7 +337,12 @@ def test_every_file_runs_just_as_it_stands(blank_database: Blank) -> None:
         ),
         *("engine/node.v1.sql", "engine/identity.v1.sql", "engine/engine.v1.sql", "engine/admin.v1.sql"),
         *("mover/moving.v1.sql", "mover/objects.v1.sql", "migrate/migrate.v1.sql", "engine/decisions.v1.sql"),
-        *("adopt/staging.v1.sql", "counters/counters.v1.sql", "reference/reference.v1.sql"),
+        *(
+            "adopt/staging.v1.sql",
+            "counters/counters.v1.sql",
+            "reference/reference.v1.sql",
+            "lookups/strict.v1.sql",
+        ),
         *("engine/shard.v1.sql", "engine/shard.v1.down.sql"),
         *("engine/decisions.v1.down.sql", "migrate/migrate.v1.down.sql", "engine/node.v1.down.sql"),
         *("catalog/catalog.v1.down.sql", "adopt/barrier.v1.sql", "adopt/barrier.v1.down.sql"),
@@ -361,7 +367,9 @@ def test_every_file_runs_just_as_it_stands(blank_database: Blank) -> None:
                 "inplace/",
                 "install/lock",
                 "load/marks",
-                "lookups/",
+                "lookups/claims",
+                "lookups/column",
+                "metrics/",
                 "migrate/hashes",
             )
         )

@@ -10,8 +10,7 @@ from django.db import connections
 from django.db.models import ForeignKey
 from django.test.runner import DiscoverRunner
 
-from shardids.django import testing
-from shardids.django.aliases import configuration
+from shardids.django.aliases import allow_tests, configuration
 from shardids.django.sharded import is_sharded
 from shardids.errors import BadArgument
 
@@ -42,7 +41,7 @@ class Runner(DiscoverRunner):
         return Result
 
     def setup_databases(self, **_: Any) -> None:
-        testing._Run.catalog = configuration()["CATALOG"]  # all of the cluster is for these tests
+        allow_tests(configuration()["CATALOG"])  # all of the cluster is for these tests
         models = [model for model in apps.get_models(include_auto_created=True) if is_sharded(model)]
         for model in models:
             for field in model._meta.local_fields:

@@ -78,7 +78,7 @@ class Proxy:
             if not self._loses(link):
                 other.shutdown(socket.SHUT_WR)
         except OSError:
-            # One end was reset, as by a server that is killed before it has read all: the other must hear of it.
+            # One end was reset, as by a server killed before it has read all: the other must hear of it.
             self._flows.wait()
             if not self._loses(link):
                 link.cut()

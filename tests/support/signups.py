@@ -57,6 +57,11 @@ def open_signups(catalog: URL, nodes: Mapping[str, URL], shards: int) -> None:
         lookups.backfill(there, EMAIL)
 
 
+def named(cluster: Cluster, shard: int) -> str:
+    """A name of which the users are in a shard."""
+    return next(name for n in range(1000) if cluster.shard_for(name := f"u{n}") == shard)
+
+
 def emails(cluster: Cluster) -> Counter[str]:
     """How many rows of all shards have each e-mail address."""
     found: Counter[str] = Counter()

@@ -375,16 +375,12 @@ def test_schemes_without_repetition_say_what_would_make_one(sample: Comparison, 
 
 
 def test_the_comparison_in_the_documentation() -> None:
-    """Of a whole run; the tables are those of the page, as this version prints them.
-
-    The last whole run is older than two of the schemes: the next one takes them in, and this list goes.
-    """
-    newer = {"offsets-mariadb", "redis-wait"}
+    """Of a whole run; the tables are those of the page, as this version prints them."""
     docs = Path(__file__).parents[2] / "docs"
     page = Page((docs / "comparison-charts.html").read_text(encoding="utf-8"))
     found = from_json(page.scripts["comparison"])
     assert not found.conditions.quick
-    assert [result.about.name for result in found.schemes] == [name for name in SCHEMES if name not in newer]
+    assert [result.about.name for result in found.schemes] == [*SCHEMES]
     assert (docs / "comparison.md").read_text(encoding="utf-8") == markdown(found)
     assert {
         result.about.name for result in found.schemes if "shardids" in result.about.name and result.twice

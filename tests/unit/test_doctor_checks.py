@@ -11,13 +11,13 @@ import pytest
 from sqlalchemy.orm import DeclarativeBase, Mapped
 
 from shardids import Layout, doctor, primary_key, sharding_key
+from shardids.catalog.clock import ClockSample
 from shardids.catalog.locks import AdvisoryLock
 from shardids.catalog.notation import shown_shards
 from shardids.catalog.rows import Description
 from shardids.catalog.topology import Node
 from shardids.doctor.access import schema_owner
 from shardids.doctor.ask import moves_meanwhile
-from shardids.doctor.clock import ClockSample
 from shardids.doctor.facts import (
     ClusterFacts,
     Draws,

@@ -44,7 +44,7 @@ def test_imports_load_only_what_they_need(code: str, unwanted: set[str]) -> None
     assert not unwanted & set(json.loads(done.stdout))
 
 
-@pytest.mark.parametrize("package", ["shardids", "shardids.client", "shardids.catalog"])
+@pytest.mark.parametrize("package", ["shardids", "shardids.client", "shardids.catalog", "shardids.django"])
 def test_names_imported_on_first_use_are_all_there(package: str) -> None:
     module = import_module(package)
     assert set(module.__all__) <= set(dir(module))
@@ -68,7 +68,8 @@ def test_the_reference_documents_only_what_is_exported() -> None:
 
 
 @pytest.mark.parametrize(
-    "package", ["shardids", "shardids.ids", "shardids.models", "shardids.client", "shardids.catalog"]
+    "package",
+    ["shardids", "shardids.ids", "shardids.models", "shardids.client", "shardids.catalog", "shardids.django"],
 )
 def test_the_reference_documents_all_that_is_exported(package: str) -> None:
     names = {name for kind, name in documented() if kind != "module"}

@@ -22,6 +22,7 @@ def upgrade() -> None:
         "adopt/back.v1.sql",
         "counters/counters.v1.sql",
         "reference/reference.v1.sql",
+        "lookups/strict.v1.sql",
     )
 
 

@@ -27,6 +27,7 @@ class Flushed:
 
     def __init__(self, session: Claiming) -> None:
         self._session = session
+        self._isolations: dict[object, str] = {}
 
     def claim(self, lookup: Lookup, rows: Claimed) -> None:
         """See :class:`Claimant`."""
@@ -35,13 +36,32 @@ class Flushed:
     def shards_of(self, lookup: Lookup, values: Iterable[Any]) -> Claimed | None:
         """See :class:`Claimant`."""
         self._session._autoflush()
+        if self._has_snapshot():
+            return None
         return self._session.claims.shards_of(lookup, values)
+
+    def _has_snapshot(self) -> bool:
+        """Returns whether the session sees rows as they were: claims say where they are now."""
+        isolations: dict[object, str] = {}
+        for connection in self._session.begun:
+            # It is the same to the end of the transaction: this is a query of it.
+            transaction = connection.get_transaction()
+            isolations[transaction] = self._isolations.get(transaction) or str(
+                connection.exec_driver_sql("select current_setting('transaction_isolation')").scalar()
+            )
+        self._isolations = isolations
+        return any(isolation != "read committed" for isolation in isolations.values())
+
+    def mark_of(self, lookup: Lookup, shard: int) -> str | None:
+        """See :class:`Claimant`."""
+        return self._session.claims.mark_of(lookup, shard)
 
 
 class Claiming(Session):
     """A session that claims the values of look-up keys that it writes."""
 
     claims: Claimant
+    begun: list[Connection]
     _sent_to: int | None = None
 
     def connection_to(self, shard: int) -> Connection:
@@ -111,14 +131,33 @@ class Claiming(Session):
             value, rows = claimed_value(lookup, given), wanted.setdefault(lookup, {})
             if rows.setdefault(value, shard) != shard:
                 raise taken(lookup, value)
-        for shard in {shard for rows in wanted.values() for shard in rows.values()}:
-            if self.connection_to(shard).connection.autocommit:
-                raise BadArgument(
-                    f"the rows of {next(iter(wanted)).table} are written in AUTOCOMMIT: each is committed",
-                    hint="Values of look-up keys are claimed between the write and COMMIT.",
-                )
+        connections = {
+            shard: self.connection_to(shard) for rows in wanted.values() for shard in set(rows.values())
+        }
+        if any(connection.connection.autocommit for connection in connections.values()):
+            raise BadArgument(
+                f"the rows of {next(iter(wanted)).table} are written in AUTOCOMMIT: each is committed",
+                hint="Values of look-up keys are claimed between the write and COMMIT.",
+            )
         for lookup in sorted(wanted, key=str):
-            self.claims.claim(lookup, wanted[lookup])
+            rows = self._unclaimed(lookup, wanted[lookup], connections)
+            if rows:
+                self.claims.claim(lookup, rows)
+
+    def _unclaimed(
+        self, lookup: Lookup, rows: dict[Any, int], connections: Mapping[int, Connection]
+    ) -> dict[Any, int]:
+        """Returns the values that triggers have not claimed, in whatever state the look-up is known to be."""
+        marks = {shard: self.claims.mark_of(lookup, shard) for shard in set(rows.values())}
+        there: dict[int, list[str]] = {}
+        for connection in {connections[shard] for shard, mark in marks.items() if mark is not None}:
+            said = connection.exec_driver_sql("select current_setting('shardids.claimed', true)").scalar()
+            there[id(connection)] = (said or "").split(" ")
+        return {
+            value: shard
+            for value, shard in rows.items()
+            if marks[shard] is None or marks[shard] not in there[id(connections[shard])]
+        }
 
 
 _UNKNOWN: Final = text("DEFAULT")

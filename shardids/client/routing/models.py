@@ -68,6 +68,9 @@ class Claimant(Protocol):
     def shards_of(self, lookup: Lookup, values: Iterable[Any]) -> Claimed | None:
         """Returns the shards whose rows can have the values; ``None`` if they are not known."""
 
+    def mark_of(self, lookup: Lookup, shard: int) -> str | None:
+        """Returns how a transaction is marked in which triggers claim for the shard; ``None`` if none do."""
+
 
 _PLAIN = {BigInteger, Integer}
 """Types of IDs that do nothing to a value."""

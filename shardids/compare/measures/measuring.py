@@ -28,7 +28,7 @@ FAILURES: Final = (ShardidsError, psycopg.Error, OSError, subprocess.SubprocessE
 def in_words(error: Exception) -> str:
     """Returns what a report says of a failure, with the hint if there is one."""
     if isinstance(error, ShardidsError):
-        return f"{error.message}. {error.hint}".strip() if error.hint else error.message
+        return error.in_a_line()
     return str(error).strip() or type(error).__name__
 
 

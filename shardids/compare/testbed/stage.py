@@ -153,7 +153,7 @@ def _started(kind: str, servers: Future[list[Server]] | None, missing: dict[str,
     try:
         return servers.result() if servers else []
     except (ServerStartFailed, MissingLibrary) as error:
-        missing[kind] = f"{error.message}. {error.hint}".strip()
+        missing[kind] = error.in_a_line()
         return []
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import psycopg
@@ -12,7 +11,7 @@ from psycopg.pq import TransactionStatus
 from psycopg_pool import ConnectionPool
 
 from shardids.catalog.topology import Node
-from shardids.django.aliases import configuration, get_cluster
+from shardids.django.aliases import configuration, get_cluster, refuse_tests
 from shardids.django.backend import pools
 from shardids.django.backend.creation import DatabaseCreation
 from shardids.django.backend.introspection import DatabaseIntrospection
@@ -76,7 +75,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
             BadArgument: a test run, and the shard is of the application's cluster.
             UnknownShard, ShardLost: no node holds the shard any more; the connection was given back.
         """
-        self._refuse_tests()
+        refuse_tests()
         if self.connection is not None and (_is_free(self) or self._is_lost()):
             if self.errors_occurred and not configuration().get("LISTEN", True):
                 get_cluster().refresh()
@@ -102,15 +101,6 @@ class DatabaseWrapper(base.DatabaseWrapper):
             # Or every request of this thread would fail, whichever shard it is about.
             self.close()
             raise
-
-    def _refuse_tests(self) -> None:
-        """Refuses the shards of the application to tests, which empty tables."""
-        utils: Any = sys.modules.get("django.test.utils")
-        if utils is None or not hasattr(utils._TestState, "saved_data"):
-            return
-        from shardids.django.testing import require_for_tests  # noqa: PLC0415 -- for test runs alone
-
-        require_for_tests(self.alias)
 
     def rollback(self) -> None:
         """Rolls back. What failed is not forgotten by that: the shard may have moved."""

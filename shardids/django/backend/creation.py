@@ -6,15 +6,15 @@ from typing import Any
 
 from django.db.backends.postgresql import creation
 
+from shardids.django.aliases import require_for_tests
+
 
 class DatabaseCreation(creation.DatabaseCreation):
     """Makes and drops nothing: the shards of the tests' cluster are there, with their tables."""
 
     def create_test_db(self, *_: Any, **_options: Any) -> str:
         """Returns the shard's name. Raises BadArgument if it is not of a cluster for tests."""
-        from shardids.django.testing import require_for_tests  # noqa: PLC0415 -- for test runs alone
-
-        require_for_tests(self.connection.alias)
+        require_for_tests()
         return str(self.connection.alias)
 
     def destroy_test_db(self, *_: Any, **_options: Any) -> None:

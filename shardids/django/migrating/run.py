@@ -103,7 +103,9 @@ class ShardMigrations:
             routes = [route for route in plan.routes.values() if not route.is_empty]
             compiled = {route: compiler.compile(route) for route in routes}
             _require_own_schema(compiled.values())
-        left_out |= {shard: self._outcome(shard, error.message, state) for shard, error in refused.items()}
+        left_out |= {
+            shard: self._outcome(shard, error.in_a_line(), state) for shard, error in refused.items()
+        }
         return Prepared(
             plan=plan,
             compiled=compiled,
@@ -157,7 +159,7 @@ class ShardMigrations:
         """Returns the shards that are being moved and, if all are meant, those that were lost."""
         lost = self.placement.lost if shards is None else {}
         moving = self._moves.now()
-        said = {shard: lost_shard(shard, node).message for shard, node in lost.items()}
+        said = {shard: lost_shard(shard, node).in_a_line() for shard, node in lost.items()}
         said |= {
             shard: what
             for shard, what in moving.items()

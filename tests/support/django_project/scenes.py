@@ -12,7 +12,7 @@ import pytest
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.core.serializers import deserialize, serialize
 from django.db import connection, connections, router, transaction
 from django.db.models import Count, Exists, F, Max, OuterRef, Sum
@@ -202,9 +202,14 @@ def tests_get_no_shard_of_the_application() -> None:
         assert Question.objects.count() == 0
         setup_test_environment()
         for _again in range(2):
-            with pytest.raises(BadArgument, match="shard_0001 is a shard of the application's cluster"):
+            with pytest.raises(BadArgument, match="the application's, and not for tests"):
                 Question.objects.count()
             connections.close_all()
+        for words in (["--plan"], []):
+            with pytest.raises(CommandError, match="the application's, and not for tests"):
+                call_command("migrate_shards", *words)
+        with pytest.raises(BadArgument, match="the application's, and not for tests"):
+            get_cluster()
         teardown_test_environment()
         assert Question.objects.count() == 0
     for wrong in ("many", None):

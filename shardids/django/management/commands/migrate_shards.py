@@ -6,7 +6,7 @@ import shlex
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from threading import Event
 from typing import Any
 
@@ -15,7 +15,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from shardids import views
 from shardids.catalog.notation import named_shards, parse_duration_ms, parse_shards, shown_shards
 from shardids.catalog.rows import Catalog
-from shardids.django.aliases import configuration, shard_of_alias
+from shardids.django.aliases import configuration, refuse_tests, shard_of_alias
 from shardids.django.migrating.history import History, shown
 from shardids.django.migrating.run import Prepared, ShardMigrations
 from shardids.errors import ShardidsError
@@ -61,13 +61,12 @@ class Command(BaseCommand):
     @no_translations
     def handle(self, *_: Any, **options: Any) -> None:
         """Runs the command."""
-        catalog = Catalog(configuration()["CATALOG"])
         try:
-            self._handle(catalog, options)
+            refuse_tests()
+            with closing(Catalog(configuration()["CATALOG"])) as catalog:
+                self._handle(catalog, options)
         except ShardidsError as error:
             raise CommandError(str(error)) from error
-        finally:
-            catalog.close()
 
     def _handle(self, catalog: Catalog, options: Mapping[str, Any]) -> None:
         history = History()

@@ -1,0 +1,292 @@
+"""Tells every node where the others are, so that the triggers of strict look-ups can claim there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Final
+
+from psycopg import sql
+from sqlalchemy import Connection, text
+
+from shardids.catalog.connections import keep_out_of_logs
+from shardids.catalog.nodes import Nodes
+from shardids.catalog.queries import prepare
+from shardids.catalog.rows import Catalog
+from shardids.catalog.topology import Placement
+from shardids.catalog.urls import parse_url, role_of
+from shardids.errors import ClusterConflict, MissingPrivilege, ShardidsError
+from shardids.views.database import lock, password_of, run, try_servers
+from shardids.views.statements import address_options, changed_options, options_of
+
+SCHEMA: Final = "shardids_dblink"
+"""Where dblink's functions are. Nobody else has USAGE: they would reach the connections of the triggers."""
+_PREFIX: Final = "lookups_"
+_SESSION: Final = {
+    "application_name": "shardids claims",
+    "connect_timeout": "5",
+    "tcp_user_timeout": "10000",
+    "options": r"-c default_transaction_isolation=read\ committed -c lock_timeout=5s -c statement_timeout=10s"
+    " -c DateStyle=ISO -c bytea_output=hex",
+}
+"""Of a node that does not answer, the statement that claims says so within seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Server:
+    """A node as a server of dblink; ``password`` is ``None`` where none is to be stored."""
+
+    node: str
+    options: Mapping[str, str]
+    user: str
+    password: str | None
+
+    @property
+    def name(self) -> str:
+        return _PREFIX + self.node
+
+    @property
+    def connection(self) -> str:
+        """Returns the name of a session's connection to it: another one when its address is another."""
+        address = repr((sorted(self.options.items()), self.user))
+        return f"shardids_{_short(self.name)}_{_short(address)}"
+
+
+def refresh(
+    catalog: Catalog, *, store_password: bool = False, dry_run: bool = False
+) -> dict[str, ShardidsError]:
+    """Tells every node where each shard is; without strict look-ups, takes away what told it.
+
+    Args:
+        catalog: the cluster's catalog.
+        store_password: store the nodes' passwords in the user mappings.
+        dry_run: do all of it on each node, and roll back.
+
+    Returns:
+        The nodes where it failed, each with the error; nothing was changed there.
+    """
+    nodes_ = catalog.nodes()
+    own = "shardids lookup"
+    with (
+        Nodes(nodes_, catalog.url, application_name=own) as nodes,
+        # Others than those, of which a node has one: nobody waits for a connection while holding one.
+        Nodes(nodes_, catalog.url, application_name=own) as logins,
+    ):
+
+        def tell(name: str, _engine: object) -> None:
+            with nodes[name].connect() as connection, connection.begin() as transaction:
+                lock(connection, f'node "{name}"')
+                # Read under the lock, so that the second of two callers has the newer one.
+                is_strict = any(one.is_strict for one in catalog.lookups().values())
+                if is_strict:
+                    _tell(connection, logins, catalog.placement(), store_password=store_password)
+                else:
+                    _forget(connection, keep=())
+                if dry_run:
+                    transaction.rollback()
+
+        asked = nodes.each(tell)
+    return dict(asked.failures)
+
+
+def follow_placement(catalog: Catalog) -> tuple[str, ...]:
+    """Tells every node after a change of the placement; returns a line about each where that failed."""
+    try:
+        if not any(one.is_strict for one in catalog.lookups().values()):
+            return ()
+        failed = refresh(catalog)
+    except ShardidsError as error:
+        return (f"nodes were not told where shards are, for strict look-ups: {error.message}; {_LATER}",)
+    return tuple(
+        f'node "{name}" was not told where shards are, and its strict look-ups refuse what they can\'t claim:'
+        f" {error.message}; {_LATER}"
+        for name, error in failed.items()
+    )
+
+
+_LATER: Final = "when that is repaired: shardids lookup refresh"
+
+
+def untold_nodes(catalog: Catalog) -> list[str]:
+    """Returns the nodes whose triggers look for a shard elsewhere than where it is."""
+    placement = catalog.placement()
+    if not any(one.is_strict for one in placement.lookups.values()):
+        return []
+    wanted = dict(placement.node_of)
+    with Nodes(placement.nodes, catalog.url, application_name="shardids lookup") as nodes:
+
+        def told(name: str, _engine: object) -> bool:
+            with nodes[name].connect() as connection:
+                servers = {s.node: s.options for s in _servers(placement, nodes, stored=None)}
+                there = connection.execute(
+                    text("""
+                        select p.shard, p.node, s.srvoptions from shardids.lookup_place p
+                        left join pg_foreign_server s on s.srvname = p.server""")
+                ).all()
+                return {row.shard: row.node for row in there} == wanted and all(
+                    _parsed(row.srvoptions or ()) == servers[row.node] for row in there
+                )
+
+        answers = nodes.each(told, placement.by_node()).all()
+    return [name for name, is_told in answers.items() if not is_told]
+
+
+def _servers(placement: Placement, nodes: Nodes, *, stored: bool | None) -> Iterator[_Server]:
+    """Yields the nodes as servers; ``stored``: whether they need a password, or ``None`` if there is none."""
+    for node in placement.nodes.values():
+        url = parse_url(node.url)
+        yield _Server(
+            node=node.name,
+            options=address_options(url) | _SESSION,
+            user=role_of(url),
+            password=None if stored is None else password_of(nodes, node, must_have=stored),
+        )
+
+
+def _tell(connection: Connection, logins: Nodes, placement: Placement, *, store_password: bool) -> None:
+    prepare(connection)
+    owner, is_superuser = connection.execute(
+        text("""
+            select o.rolname, o.rolsuper from pg_namespace n join pg_roles o on o.oid = n.nspowner
+            where n.nspname = 'shardids'""")
+    ).one()
+    _make_dblink(connection, owner)
+    mapped = {
+        row.srvname: row.has_password
+        for row in connection.execute(
+            text("""
+                select srvname, exists (select from unnest(umoptions) o where starts_with(o, 'password=')) as
+                       has_password
+                from pg_user_mappings where usename = :owner and starts_with(srvname, :prefix)"""),
+            {"owner": owner, "prefix": _PREFIX},
+        )
+    }
+    stored = True if store_password else False if any(mapped.values()) else None
+    servers = list(_servers(placement, logins, stored=stored))
+    for server in servers:
+        if not is_superuser and server.password is None and not mapped.get(server.name):
+            raise MissingPrivilege(
+                f'{server.name}: dblink lets role "{owner}", which is no superuser, log in to other servers'
+                " with a stored password alone",
+                hint="Add --store-password.",
+            )
+        _correct(connection, server, owner, is_mapped=server.name in mapped)
+    _forget(connection, keep=[server.name for server in servers])
+    by_node = {server.node: server for server in servers}
+    connection.execute(text("delete from shardids.lookup_place"))
+    connection.execute(
+        text("""
+            insert into shardids.lookup_place (shard, node, server, connection)
+            select *
+            from unnest(:shards ::integer[], :nodes ::text[], :servers ::text[], :names ::text[])"""),
+        {
+            "shards": list(placement.node_of),
+            "nodes": list(placement.node_of.values()),
+            "servers": [by_node[node].name for node in placement.node_of.values()],
+            "names": [by_node[node].connection for node in placement.node_of.values()],
+        },
+    )
+    run(connection, [sql.SQL("set local role {}").format(sql.Identifier(owner))])
+    # A wrong address or password shows before anything is committed.
+    ask = sql.SQL("select a from shardids.ask_node({}, {}, 'select name from shardids.node') a")
+    asked = {
+        server: ask.format(sql.Literal(server.connection), sql.Literal(server.name)) for server in servers
+    }
+    try_servers(connection, ((one.name, query) for one, query in asked.items()), "a strict look-up")
+    for server, query in asked.items():
+        found = connection.execution_options(no_parameters=True).exec_driver_sql(query.as_string()).scalar()
+        if found != server.node:
+            raise ClusterConflict(
+                f'the URL of node "{server.node}" leads to node "{found}" from here',
+                hint="See: shardids node list",
+            )
+
+
+def _make_dblink(connection: Connection, owner: str) -> None:
+    """Creates dblink where nobody but the engine's owner can call it."""
+    where = connection.scalar(
+        text("""
+            select n.nspname from pg_extension e join pg_namespace n on n.oid = e.extnamespace
+            where e.extname = 'dblink'""")
+    )
+    if where is None:
+        names = {"schema": sql.Identifier(SCHEMA), "owner": sql.Identifier(owner)}
+        run(
+            connection,
+            [
+                sql.SQL("create schema if not exists {schema}").format(**names),
+                sql.SQL("create extension dblink schema {schema}").format(**names),
+                sql.SQL("grant usage on schema {schema} to {owner}").format(**names),
+            ],
+        )
+    elif where != SCHEMA:
+        raise ClusterConflict(
+            f"extension dblink is in schema {where}, where others may call its functions: in a session whose"
+            " statement has claimed, they would reach the trigger's connections",
+            hint=f"If nothing else needs it: CREATE SCHEMA {SCHEMA};"
+            f" ALTER EXTENSION dblink SET SCHEMA {SCHEMA}",
+        )
+    strangers = connection.scalars(
+        text("""
+            select distinct case a.grantee when 0 then 'public' else pg_get_userbyid(a.grantee) end
+            from pg_namespace n, aclexplode(n.nspacl) a
+            where n.nspname = :schema and a.grantee not in (n.nspowner, :owner ::regrole)"""),
+        {"schema": SCHEMA, "owner": sql.Identifier(owner).as_string()},
+    ).all()
+    if strangers:
+        raise ClusterConflict(
+            f"schema {SCHEMA} was granted to {', '.join(strangers)}, who would reach the triggers'"
+            " connections",
+            hint=f"REVOKE ALL ON SCHEMA {SCHEMA} FROM them.",
+        )
+
+
+def _correct(connection: Connection, server: _Server, owner: str, *, is_mapped: bool) -> None:
+    name, role = sql.Identifier(server.name), sql.Identifier(owner)
+    there = connection.scalar(
+        text("select coalesce(srvoptions, '{}') from pg_foreign_server where srvname = :name"),
+        {"name": server.name},
+    )
+    if there is None:
+        run(
+            connection,
+            [
+                sql.SQL("create server {} foreign data wrapper dblink_fdw options ({})").format(
+                    name, options_of(server.options)
+                ),
+                sql.SQL("grant usage on foreign server {} to {}").format(name, role),
+            ],
+        )
+    elif (changes := changed_options(server.options, _parsed(there))) is not None:
+        run(connection, [sql.SQL("alter server {} options ({})").format(name, changes)])
+    if server.password is not None or not is_mapped:
+        login = {"user": server.user} | ({"password": server.password} if server.password else {})
+        if server.password is not None:
+            keep_out_of_logs(connection)
+        if is_mapped:
+            run(connection, [sql.SQL("drop user mapping for {} server {}").format(role, name)])
+        mapping = sql.SQL("create user mapping for {} server {} options ({})")
+        run(connection, [mapping.format(role, name, options_of(login))], server.password)
+
+
+def _forget(connection: Connection, *, keep: list[str] | tuple[str, ...]) -> None:
+    """Drops the servers that are not kept; without any, nothing is known of the shards any more."""
+    names = connection.scalars(
+        text("""
+            select s.srvname from pg_foreign_server s join pg_foreign_data_wrapper w on w.oid = s.srvfdw
+            where starts_with(s.srvname, :prefix) and w.fdwname = 'dblink_fdw'
+              and s.srvname <> all (:keep)"""),
+        {"prefix": _PREFIX, "keep": list(keep)},
+    ).all()
+    run(connection, [sql.SQL("drop server {} cascade").format(sql.Identifier(name)) for name in names])
+    if not keep:
+        connection.execute(text("delete from shardids.lookup_place"))
+
+
+def _parsed(options: Iterable[str]) -> dict[str, str]:
+    return dict(option.split("=", 1) for option in options)
+
+
+def _short(name: str) -> str:
+    return sha256(name.encode()).hexdigest()[:12]

@@ -1,0 +1,157 @@
+"""Makes samples of what a cluster answered."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from heapq import nlargest
+from statistics import median
+from typing import Final, get_args
+
+from shardids.errors import ConnectionFailed
+from shardids.metrics.facts import CatalogState, NodeAnswer, NodeState, Reading, Shard, ShardState
+from shardids.metrics.rates import NodeRates
+
+TOP: Final = 20
+"""How many shards of a node have series of their own, by rate and by lead."""
+MOST_TOP: Final = 200
+"""With this many, a node has fewer than 500 series."""
+_COUNTER_END: Final = 2**63 - 1
+_PLACED: Final = ("active", "creating", "lost")
+_SHARD_STATES: Final = get_args(ShardState)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The value of one series: the metric's name, and the values of its labels in their order."""
+
+    name: str
+    value: float
+    labels: tuple[str, ...] = ()
+
+
+def samples(reading: Reading, rates: Mapping[str, NodeRates], *, top: int, totals: bool) -> Iterator[Sample]:
+    """Yields the samples of a reading, those of one metric not always together.
+
+    Args:
+        reading: what the cluster answered.
+        rates: the rates of the nodes, by name.
+        top: how many shards of a node have series of their own, by rate and by lead.
+        totals: whether to yield counters, which mean something only to who asks more than once.
+    """
+    yield Sample("shardids_scrape_seconds", reading.seconds)
+    yield Sample("shardids_catalog_up", reading.catalog_error is None)
+    if reading.known is None:
+        return
+    if reading.catalog_error is None:
+        yield from _of_catalog(reading.known)
+    yield from _of_layout(reading.known)
+    skews = _skews(reading.nodes)
+    for name, answer in reading.nodes.items():
+        yield Sample("shardids_node_up", _is_up(answer), (name,))
+        yield Sample("shardids_node_complete", answer.error is None, (name,))
+        yield Sample("shardids_node_scrape_seconds", answer.seconds, (name,))
+        if answer.clock is not None:
+            yield Sample("shardids_clock_offset_seconds", answer.clock.offset_s, (name,))
+            yield Sample("shardids_clock_error_seconds", answer.clock.error_s, (name,))
+        if name in skews:
+            yield Sample("shardids_clock_skew_seconds", skews[name], (name,))
+        if answer.state is not None:
+            yield from _of_server(name, answer.state)
+        if answer.shards is not None:
+            yield from _of_shards(name, answer.shards, reading)
+            yield from _of_rates(name, rates[name], top, totals=totals)
+            yield from _of_leads(name, answer.shards, reading.known, top)
+
+
+def _is_up(answer: NodeAnswer) -> bool:
+    return answer.state is not None and not isinstance(answer.error, ConnectionFailed)
+
+
+def _of_catalog(known: CatalogState) -> Iterator[Sample]:
+    yield Sample("shardids_catalog_version", known.version)
+    for node in known.nodes:
+        for state in _PLACED:
+            placed = known.placed.get((node, state), ())
+            yield Sample("shardids_catalog_shards", len(placed), (node, state))
+    states = Counter("running" if move.is_running else "interrupted" for move in known.moves)
+    for state in ("running", "interrupted"):
+        yield Sample("shardids_moves", states[state], (state,))
+    yield Sample("shardids_move_oldest_seconds", max((move.age_s for move in known.moves), default=0))
+    for state in ("running", "paused", "waiting"):
+        yield Sample("shardids_adoptions", known.adoption == state, (state,))
+
+
+def _of_layout(known: CatalogState) -> Iterator[Sample]:
+    left = known.layout.last_time - datetime.now(UTC)
+    yield Sample("shardids_layout_seconds_left", left.total_seconds())
+    yield Sample("shardids_shard_ticks_per_second_limit", known.layout.ids_per_second)
+
+
+def _skews(answers: Mapping[str, NodeAnswer]) -> dict[str, float]:
+    """Returns how far each clock is ahead of the median of the others, and so of most."""
+    offsets = {name: answer.clock.offset_s for name, answer in answers.items() if answer.clock is not None}
+    return {
+        name: offset_s - median(other_s for other, other_s in offsets.items() if other != name)
+        for name, offset_s in offsets.items()
+        if len(offsets) > 1
+    }
+
+
+def _of_server(name: str, state: NodeState) -> Iterator[Sample]:
+    yield Sample("shardids_node_writable", state.is_writable, (name,))
+    yield Sample("shardids_max_ahead_seconds", state.max_ahead_s, (name,))
+    yield Sample("shardids_safety_margin_seconds", state.safety_margin_s, (name,))
+    yield Sample("shardids_connections", state.connections, (name,))
+    yield Sample("shardids_connections_limit", state.most_connections, (name,))
+    for kind in ("shardids", "other"):
+        count, oldest_s = state.prepared.get(kind, (0, 0.0))
+        yield Sample("shardids_prepared_transactions", count, (name, kind))
+        yield Sample("shardids_prepared_oldest_seconds", oldest_s, (name, kind))
+    for kind in ("move", "adoption", "reference", "other"):
+        slots, lag_bytes = state.slots.get(kind, (0, None))
+        yield Sample("shardids_replication_slots", slots, (name, kind))
+        yield Sample("shardids_replication_lag_bytes", lag_bytes or 0, (name, kind))
+        subscriptions, stopped, silent_s = state.subscriptions.get(kind, (0, 0, None))
+        yield Sample("shardids_subscriptions", subscriptions, (name, kind))
+        yield Sample("shardids_subscriptions_stopped", stopped, (name, kind))
+        yield Sample("shardids_subscription_silent_seconds", silent_s or 0, (name, kind))
+
+
+def _of_shards(name: str, shards: Iterable[Shard], reading: Reading) -> Iterator[Sample]:
+    states = {shard.shard: shard.state for shard in shards}
+    counts = Counter(states.values())
+    for state in _SHARD_STATES:
+        yield Sample("shardids_shards", counts[state], (name, state))
+    drawn = max((shard.drawn for shard in shards), default=0)
+    yield Sample("shardids_sequence_left_ratio", 1 - drawn / _COUNTER_END, (name,))
+    known = reading.known
+    if known is not None and reading.catalog_error is None:
+        # An older placement would call a shard stopped that has moved since.
+        moving = {move.shard for move in known.moves}
+        placed = known.placed.get((name, "active"), frozenset()) - moving
+        stopped = sum(states.get(shard) not in ("active", "unreadable") for shard in placed)
+        yield Sample("shardids_stopped_shards", stopped, (name,))
+
+
+def _of_rates(name: str, rates: NodeRates, top: int, *, totals: bool) -> Iterator[Sample]:
+    if totals:
+        yield Sample("shardids_ticks_used_total", rates.total, (name,))
+    yield Sample("shardids_ticks_per_second", sum(rates.per_second.values()), (name,))
+    for shard, rate in _largest(rates.per_second, top):
+        yield Sample("shardids_shard_ticks_per_second", rate, (name, str(shard)))
+
+
+def _of_leads(name: str, shards: Iterable[Shard], known: CatalogState, top: int) -> Iterator[Sample]:
+    leads = {shard.shard: lead for shard in shards if (lead := shard.lead_ms(known.layout)) is not None}
+    yield Sample("shardids_lead_max_seconds", max((0, *leads.values())) / 1000, (name,))
+    yield Sample("shardids_lag_max_seconds", -min((0, *leads.values())) / 1000, (name,))
+    for shard, lead_ms in _largest({shard: lead for shard, lead in leads.items() if lead > 0}, top):
+        yield Sample("shardids_shard_lead_seconds", lead_ms / 1000, (name, str(shard)))
+
+
+def _largest(values: Mapping[int, float], count: int) -> list[tuple[int, float]]:
+    by_value: Callable[[tuple[int, float]], tuple[float, int]] = lambda pair: (pair[1], -pair[0])  # noqa: E731 -- typed
+    return nlargest(count, values.items(), key=by_value)

@@ -1,0 +1,30 @@
+-- Purpose:    what shardids metrics asks of the catalog: one row, of one snapshot. Nothing is installed.
+-- Locks:      ACCESS SHARE on the tables of schema shardids_catalog.
+-- Privileges: USAGE on schema shardids_catalog, SELECT on the tables named here.
+
+with database as (
+  select oid from pg_database where datname = current_database()),
+held as (
+  select l.classid::bigint as class, l.objid::bigint as key
+  from pg_locks l
+  join database d on d.oid = l.database
+  where l.locktype = 'advisory' and l.granted and l.objsubid = 2 and l.classid in (1936220520, 1936220523))
+select c.id as cluster,
+       c.version,
+       c.epoch_ms,
+       c.time_bits,
+       c.shard_bits,
+       c.sequence_bits,
+       (select coalesce(json_object_agg(n.name, n.url), '{}') from shardids_catalog.node n) as nodes,
+       (select coalesce(json_agg(json_build_array(p.node, p.state, p.shards)), '[]')
+        from (select p.node, p.state, array_agg(p.shard) as shards
+              from shardids_catalog.placement p group by 1, 2) p) as placements,
+       (select coalesce(json_agg(json_build_object(
+                 'shard', m.shard,
+                 'age_s', extract(epoch from clock_timestamp() - m.started_at)::float8,
+                 'is_running', exists (select from held h where h.class = 1936220520 and h.key = m.shard))), '[]')
+        from shardids_catalog.move m where m.ended_at is null) as moves,
+       (select case when exists (select from held h where h.class = 1936220523) then 'running'
+                    when a.is_paused then 'paused' else 'waiting' end
+        from shardids_catalog.adoption a where a.ended_at is null) as adoption
+from shardids_catalog.cluster c;

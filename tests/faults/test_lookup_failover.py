@@ -1,0 +1,156 @@
+"""Look-ups whose node is lost, or whose servers are restored from backups: every row keeps its claim."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from sqlalchemy.exc import IntegrityError
+
+from shardids import Cluster, doctor, lookups
+from shardids.catalog.lookups import shard_of_claim
+from shardids.catalog.urls import parse_url
+from shardids.dev.embedded import EmbeddedServer, temporary_servers
+from shardids.mover.failover import replace_node
+from tests.support.clusters import catalog_at
+from tests.support.faults import connect
+from tests.support.replicas import has_all_of
+from tests.support.signups import EMAIL, User, claims, named, open_signups, rows
+from tests.support.standbys import standby_of
+from tests.support.waiting import wait_for
+
+SHARDS = 4
+ON_A, ON_B = 0, 3
+"""Shards of the two nodes."""
+
+
+@pytest.fixture
+def servers() -> Iterator[list[EmbeddedServer]]:
+    with temporary_servers(2, settings={"max_prepared_transactions": "10"}) as both:
+        urls = [parse_url(server.url()) for server in both]
+        open_signups(urls[0], dict(zip("ab", urls, strict=True)), SHARDS)
+        yield both
+
+
+def email_of(keeper: int, prefix: str) -> str:
+    """An address whose claim is in a shard."""
+    return next(e for n in range(999) if shard_of_claim(e := f"{prefix}{n}@example.com", SHARDS) == keeper)
+
+
+def inserted(shard: int, email: str) -> str:
+    return f"insert into shard_{shard:04}.users (name, email) values ('x', '{email}')"
+
+
+def add(cluster: Cluster, shard: int, email: str) -> None:
+    with cluster.session(shard=shard) as session:
+        session.add(User(name=named(cluster, shard), email=email))
+        session.commit()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_promoted_standby_keeps_the_claims(servers: list[EmbeddedServer], *, strict: bool) -> None:
+    url = parse_url(servers[0].url())
+    email, other = email_of(ON_B, "m"), email_of(ON_A, "m")
+    with catalog_at(url) as catalog, Cluster.connect(url, listen=False) as cluster:
+        if strict:
+            lookups.create(catalog, EMAIL, strict=True, store_password=True)
+        with standby_of(servers[1]) as standby, connect(servers[0].url()) as open_session:
+            # The claim is on the node that is lost, the row of one on the other, of one on both.
+            add(cluster, ON_A, email)
+            add(cluster, ON_B, other)
+            if strict:
+                open_session.execute(inserted(ON_A, email_of(ON_B, "sql")))
+            with connect(servers[1].url()) as primary, connect(standby.url()) as there:
+                wait_for(lambda: has_all_of(there, primary), "the standby has all")
+            servers[1].kill()
+            if strict:
+                with pytest.raises(psycopg.Error, match="could not establish connection"):
+                    open_session.execute(inserted(ON_A, email_of(ON_B, "lost")))
+            with connect(standby.url()) as there:
+                there.execute("select pg_promote()")
+            done = replace_node(catalog, "b", standby.url())
+            assert not done.stale_views
+            cluster.refresh()
+            for shard, taken in ((ON_B, email), (ON_A, other)):
+                with pytest.raises(IntegrityError, match="violates look-up"):
+                    add(cluster, shard, taken)
+            if strict:
+                # The connection to the lost server is not used again.
+                open_session.execute(inserted(ON_A, email_of(ON_B, "lost")))
+                with (
+                    connect(standby.url()) as there,
+                    pytest.raises(psycopg.errors.UniqueViolation, match="look-up"),
+                ):
+                    there.execute(inserted(ON_B, email_of(ON_B, "lost")))
+            add(cluster, ON_B, email_of(ON_A, "new"))
+            assert claims(cluster) == rows(cluster)
+            found = {finding.check for finding in doctor.examine(catalog).findings}
+            assert not {one for one in found if "lookup" in one or "claim" in one}
+
+
+def test_claims_that_a_standby_lacks_are_found_and_made_again(servers: list[EmbeddedServer]) -> None:
+    url = parse_url(servers[0].url())
+    email = email_of(ON_B, "m")
+    with catalog_at(url) as catalog, Cluster.connect(url, listen=False) as cluster:
+        add(cluster, ON_A, email)
+        with connect(servers[1].url()) as node:
+            # As a standby that had not got it, or a backup from before.
+            node.execute(f"delete from shard_{ON_B:04}.shardids_lookup_users_email")
+        findings = {finding.check: finding for finding in doctor.examine(catalog).findings}
+        assert "1 of 1 rows read have no claim" in findings["row-without-claim"].what
+        assert lookups.backfill(catalog, EMAIL).claimed == 1
+        with pytest.raises(IntegrityError, match="violates look-up"):
+            add(cluster, ON_B, email)
+        assert "row-without-claim" not in {one.check for one in doctor.examine(catalog).findings}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_transactions_on_both_nodes_claim_before_they_are_prepared(
+    servers: list[EmbeddedServer], *, strict: bool
+) -> None:
+    url = parse_url(servers[0].url())
+    with catalog_at(url) as catalog, Cluster.connect(url, listen=False) as cluster:
+        if strict:
+            lookups.create(catalog, EMAIL, strict=True, store_password=True)
+            cluster.refresh()
+        with cluster.sharded_session(twophase=True) as session:
+            session.add_all(
+                User(name=named(cluster, shard), email=email_of(keeper, f"two-{shard}-"))
+                for shard in (ON_A, ON_B)
+                for keeper in (ON_A, ON_B)
+            )
+            session.commit()
+        with cluster.sharded_session(twophase=True) as session:
+            session.add(User(name=named(cluster, ON_A), email="new@example.com"))
+            session.add(User(name=named(cluster, ON_B), email=email_of(ON_A, f"two-{ON_A}-")))
+            with pytest.raises(IntegrityError, match="violates look-up"):
+                session.commit()
+        assert "new@example.com" not in rows(cluster)
+        # A prepared row is waited for, also after its server has crashed.
+        with connect(servers[1].url()) as node:
+            node.execute(f"begin; {inserted(ON_B, 'prepared@example.com')}")
+            if not strict:
+                lookups_claim(cluster, "prepared@example.com", ON_B)
+            node.execute("prepare transaction 'one'")
+        servers[1].kill()
+        servers[1].start(attached=True)
+        with Cluster.connect(url, listen=False) as again:
+            with pytest.raises(Exception, match="have not ended"):
+                add(again, ON_A, "prepared@example.com")
+            with connect(servers[1].url()) as node:
+                node.execute("commit prepared 'one'")
+            with pytest.raises(IntegrityError, match="violates look-up"):
+                add(again, ON_A, "prepared@example.com")
+            assert rows(again).items() <= claims(again).items()
+
+
+def lookups_claim(cluster: Cluster, email: str, shard: int) -> None:
+    """Claims an address as a session does that has written its row."""
+    keeper = shard_of_claim(email, SHARDS)
+    with cluster.connection(keeper) as connection:
+        connection.exec_driver_sql(
+            f"insert into shard_{keeper:04}.shardids_lookup_users_email (value, shard) values (%s, %s)",
+            (email, shard),
+        )
+        connection.commit()

@@ -1,0 +1,469 @@
+"""The metrics of clusters that are well, and of clusters in which something is wrong."""
+
+from __future__ import annotations
+
+import logging
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+from markdown_it import MarkdownIt
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from psycopg import sql
+from sqlalchemy.engine import URL
+
+import shardids.metrics
+from shardids.catalog.gids import Gid
+from shardids.catalog.topology import Node
+from shardids.dev import devcluster
+from shardids.dev.embedded import temporary_server, temporary_servers
+from shardids.errors import BadArgument
+from shardids.ids.layout import Layout
+from shardids.metrics import ClusterCollector
+from shardids.metrics.names import METRICS
+from shardids.metrics.samples import MOST_TOP
+from tests.conftest import MakeRole, dsn, found_cluster
+from tests.support.clusters import COMMAND, catalog_at, connected, environment
+from tests.support.proxy import Proxy
+from tests.support.series import collecting, read, scraped
+from tests.support.waiting import PATIENCE_S, wait_for
+
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "metrics.md").read_text("utf-8")
+
+Blank = Callable[[], URL]
+Pair = tuple[URL, URL]
+
+
+@pytest.fixture
+def pair(blank_database: Blank) -> Pair:
+    """A cluster of 8 shards, the lower half on node a, which holds the catalog too, the rest on node b."""
+    urls = blank_database(), blank_database()
+    found_cluster(urls[0], {"a": urls[0], "b": urls[1]}, 8)
+    return urls
+
+
+def run(url: URL, *statements: str) -> None:
+    with connected(url) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+def test_a_cluster_that_is_well(pair: Pair) -> None:
+    series = scraped(pair[0])
+    assert series["shardids_catalog_up",] == 1
+    assert series["shardids_shard_ticks_per_second_limit",] == 1_024_000
+    assert series["shardids_layout_seconds_left",] > 60 * 365 * 86400
+    for node in ("a", "b"):
+        assert series["shardids_node_up", node] == series["shardids_node_complete", node] == 1
+        assert series["shardids_node_writable", node] == 1
+        assert series["shardids_shards", node, "active"] == 4
+        assert series["shardids_catalog_shards", node, "active"] == 4
+        assert series["shardids_stopped_shards", node] == 0
+        assert series["shardids_max_ahead_seconds", node] == 3600
+        assert 0 < series["shardids_connections", node] < series["shardids_connections_limit", node]
+        assert abs(series["shardids_clock_skew_seconds", node]) < 1
+    assert series["shardids_moves", "interrupted"] == series["shardids_adoptions", "running"] == 0
+
+
+def test_a_scrape_writes_nothing() -> None:
+    with temporary_server() as server:
+        url = devcluster.found([server], 300)
+        with collecting(url) as collector, psycopg.connect(url, autocommit=True) as watch:
+            state = """
+                select pg_current_wal_insert_lsn()::text, pg_snapshot_xmax(pg_current_snapshot())::text,
+                       (select sum(pg_sequence_last_value(oid)) from pg_class where relkind = 'S')::text"""
+            read(collector)
+
+            def is_the_same_after_a_scrape() -> bool:
+                # The server itself writes now and then; a scrape that wrote would do so each time.
+                before = watch.execute(state).fetchone()
+                read(collector)
+                return before == watch.execute(state).fetchone()
+
+            wait_for(is_the_same_after_a_scrape, "a scrape that leaves the log as it was")
+            assert watch.execute(
+                "select sum(pg_sequence_last_value(oid)) from pg_class where relname = 'id_counter'"
+            ).fetchone() == (None,)
+
+
+def test_rates_come_from_the_sequences_and_only_the_quickest_have_series(pair: Pair) -> None:
+    a, b = pair
+    with collecting(a, top=2) as collector:
+        first = read(collector)
+        assert first["shardids_ticks_used_total", "a"] == first["shardids_ticks_per_second", "a"] == 0
+        run(a, *(f"select shard_000{n}.next_id() from generate_series(1, {100 * (n + 1)})" for n in range(4)))
+        run(b, "select pg_sleep(0.6)")
+        second = read(collector)
+        taken = used_by_shards(a)
+        assert second["shardids_ticks_used_total", "a"] == sum(taken.values())
+        rates = {
+            int(key[2]): value for key, value in second.items() if key[0] == "shardids_shard_ticks_per_second"
+        }
+        assert list(rates) == sorted(taken, key=taken.__getitem__, reverse=True)[:2]
+        assert rates[3] / rates[2] == pytest.approx(taken[3] / taken[2])
+        assert second["shardids_ticks_per_second", "a"] == pytest.approx(
+            rates[3] * sum(taken.values()) / taken[3]
+        )
+        run(a, "select shard_0000.next_id()", "select pg_sleep(0.6)")
+        third = read(collector)
+        assert third["shardids_ticks_used_total", "a"] == sum(used_by_shards(a).values())
+        assert {key[2] for key in third if key[0] == "shardids_shard_ticks_per_second"} == {"0"}
+
+
+def used_by_shards(url: URL) -> dict[int, int]:
+    with connected(url) as connection:
+        return dict(
+            connection.execute("select id, pg_sequence_last_value(id_counter) from shardids.shard").fetchall()
+        )
+
+
+def test_a_look_too_soon_after_another_keeps_the_rates(pair: Pair) -> None:
+    with collecting(pair[0]) as collector:
+        read(collector)
+        run(pair[0], "select shard_0001.next_id()", "select pg_sleep(0.6)")
+        rate = read(collector)["shardids_shard_ticks_per_second", "a", "1"]
+        assert read(collector)["shardids_shard_ticks_per_second", "a", "1"] == rate
+
+
+def test_blocks_ahead_of_the_clock_count_and_the_lead_has_a_series(pair: Pair) -> None:
+    a, _ = pair
+    with collecting(a) as collector:
+        run(a, "select shardids.reserve(2, 4194304)")
+        before = read(collector)
+        assert 0 < before["shardids_shard_lead_seconds", "a", "2"] == before["shardids_lead_max_seconds", "a"]
+        run(a, "select pg_sleep(0.6)", "select shardids.reserve(2, 4194304)")
+        after = read(collector)
+        assert after["shardids_ticks_used_total", "a"] >= 4194304
+        assert after["shardids_shard_ticks_per_second", "a", "2"] > 0
+
+
+def test_shards_that_are_fenced_moved_copied_and_broken(pair: Pair) -> None:
+    a, b = pair
+    run(a, "select shardids.fence(0)", "select shardids.fence(1, 'b')")
+    run(
+        b,
+        "update shardids.shard set server = 'another/1' where id = 5",
+        "drop sequence shard_0006.id_offset cascade",
+    )
+    with psycopg.connect(dsn(b)) as fencing:
+        fencing.execute("select shardids.fence(7)")
+        fencing.rollback()
+    series = scraped(a)
+    states = {key[1:]: value for key, value in series.items() if key[0] == "shardids_shards" and value}
+    assert states == {
+        ("a", "active"): 2,
+        ("a", "fenced"): 1,
+        ("a", "moved"): 1,
+        ("b", "active"): 1,
+        ("b", "copy"): 1,
+        ("b", "broken"): 1,
+        ("b", "fenced"): 1,
+    }
+    assert series["shardids_stopped_shards", "a"] == 2
+    assert series["shardids_stopped_shards", "b"] == 3
+
+
+def test_moves_that_run_and_moves_that_were_interrupted(pair: Pair) -> None:
+    a, _ = pair
+    run(
+        a,
+        "insert into shardids_catalog.move (shard, source, target, offline, step, started_at)"
+        " values (1, 'a', 'b', false, 'rows', now() - interval '1 hour'),"
+        " (2, 'a', 'b', false, 'rows', now())",
+        "select shardids.fence(1), shardids.fence(3)",
+        "select pg_create_logical_replication_slot('shardids_move_x_1_1', 'pgoutput')"
+        " from pg_settings where name = 'wal_level' and setting = 'logical'",
+    )
+    with connected(a) as mover:
+        mover.execute("select pg_advisory_lock(1936220520, 2)")
+        series = scraped(a)
+        slots = mover.execute(
+            "select count(pg_drop_replication_slot(slot_name)) from pg_replication_slots"
+            " where slot_name = 'shardids_move_x_1_1'"
+        ).fetchone()
+    assert series["shardids_moves", "running"] == series["shardids_moves", "interrupted"] == 1
+    assert series["shardids_move_oldest_seconds",] == pytest.approx(3600, abs=600)
+    # A shard that is being moved stops for a moment.
+    assert series["shardids_stopped_shards", "a"] == 1
+    assert (series["shardids_replication_slots", "a", "move"],) == slots
+
+
+def test_transactions_in_doubt(pair: Pair) -> None:
+    with temporary_server(settings={"max_prepared_transactions": "5"}) as server:
+        url = devcluster.found([server], 2)
+        with catalog_at(url) as catalog:
+            cluster = catalog.describe().cluster
+        gids = [
+            Gid(cluster=cluster, transaction=uuid4(), number=2, count=2, decider="a"),
+            Gid(cluster=uuid4(), transaction=uuid4(), number=2, count=2, decider="a"),
+        ]
+        with psycopg.connect(url, autocommit=True) as connection:
+            for gid in gids:
+                connection.execute("begin")
+                connection.execute(sql.SQL("prepare transaction {}").format(str(gid)))
+        series = scraped(url)
+        assert series["shardids_prepared_transactions", "a", "shardids"] == 1
+        assert series["shardids_prepared_transactions", "a", "other"] == 1
+        assert 0 < series["shardids_prepared_oldest_seconds", "a", "shardids"] < PATIENCE_S
+
+
+def test_a_layout_that_ends_soon(blank_database: Blank) -> None:
+    url = blank_database()
+    days = 34.8  # a layout of 33 bits lasts 99.4 days
+    found_cluster(url, {"a": url}, 2, layout=_ending_in(days))
+    assert scraped(url)["shardids_layout_seconds_left",] == pytest.approx(days * 86400, abs=600)
+
+
+def _ending_in(days: float) -> Layout:
+    epoch_ms = int((time.time() + days * 86400) * 1000) - (1 << 33)
+    return Layout(epoch_ms=epoch_ms, time_bits=33, shard_bits=12, sequence_bits=10)
+
+
+def test_a_node_that_stops_and_comes_back_while_the_others_are_read(caplog: pytest.LogCaptureFixture) -> None:
+    with temporary_servers(2) as servers, caplog.at_level(logging.INFO, "shardids.metrics"):
+        url = devcluster.found(servers, 4)
+        with collecting(url) as collector:
+            assert read(collector)["shardids_node_up", "b"] == 1
+            servers[1].stop()
+            for _ in range(2):
+                series = read(collector)
+                assert series["shardids_node_up", "b"] == series["shardids_node_complete", "b"] == 0
+                assert series["shardids_node_up", "a"] == 1
+                assert [key for key in series if key[0] == "shardids_shards" and key[1] == "b"] == []
+            servers[1].start(attached=True)
+            assert read(collector)["shardids_node_up", "b"] == 1
+    told = [record.getMessage() for record in caplog.records if record.name == "shardids.metrics"]
+    assert len(told) == 2
+    assert told[0].startswith('node "b" could not be read: node "b" can\'t be reached at postgresql://')
+    assert told[1] == 'node "b" can be read again'
+
+
+def test_the_catalog_down_leaves_the_nodes_and_takes_what_only_it_says() -> None:
+    with temporary_servers(2) as servers, temporary_server() as other:
+        url = devcluster.found([other, *servers], 6)
+        with collecting(url) as collector:
+            before = read(collector)
+            other.stop()
+            series = read(collector)
+            assert series["shardids_catalog_up",] == 0
+            assert [series["shardids_node_up", node] for node in "abc"] == [0, 1, 1]
+            gone = {key[0] for key in before} - {key[0] for key in series}
+            assert gone == {
+                "shardids_stopped_shards",
+                "shardids_catalog_version",
+                "shardids_catalog_shards",
+                "shardids_moves",
+                "shardids_move_oldest_seconds",
+                "shardids_adoptions",
+            }
+        # From the beginning.
+        assert {key: value for key, value in scraped(url).items() if key[0] != "shardids_scrape_seconds"} == {
+            ("shardids_catalog_up",): 0
+        }
+
+
+def test_a_silent_node_takes_no_longer_than_the_timeout() -> None:
+    with temporary_servers(2) as servers, Proxy(servers[1].port) as proxy:
+        url = devcluster.found(servers, 4)
+        with catalog_at(url) as catalog:
+            catalog.point_node(
+                Node(name="b", url=servers[1].url().replace(str(servers[1].port), str(proxy.port)))
+            )
+        with collecting(url, timeout_s=2.0) as collector:
+            assert read(collector)["shardids_node_up", "b"] == 1
+            proxy.swallow()
+            threads = threading.active_count()
+            for _ in range(2):
+                series = read(collector)
+                assert [series["shardids_node_up", node] for node in "ab"] == [1, 0]
+                assert 2 <= series["shardids_scrape_seconds",] < 4
+                assert threading.active_count() <= threads + 1
+            proxy.forward()
+            wait_for(lambda: read(collector)["shardids_node_up", "b"], "the node is read again")
+
+
+def test_a_database_that_is_not_the_node(pair: Pair) -> None:
+    a, _ = pair
+    with connected(a) as connection:
+        connection.execute("update shardids_catalog.node set url = %s where name = 'b'", [dsn(a)])
+    series = scraped(a)
+    assert [series["shardids_node_up", node] for node in "ab"] == [1, 0]
+
+
+def test_the_series_of_a_node_are_bounded(blank_database: Blank) -> None:
+    url = blank_database()
+    found_cluster(url, {"a": url}, MOST_TOP + 8)
+    with collecting(url, top=MOST_TOP) as collector:
+        read(collector)
+        with connected(url) as connection:
+            schemas = [schema for (schema,) in connection.execute("select schema from shardids.shard")]
+            for schema in schemas:
+                connection.execute(sql.SQL("select {}.next_id()").format(sql.Identifier(schema)))
+            connection.execute(
+                "select max(r.last_tick) from shardids.shard s, shardids.reserve(s.id, 1000000) r"
+            )
+            connection.execute("select pg_sleep(0.6)")
+        series = read(collector)
+    assert sum(key[0] == "shardids_shard_ticks_per_second" for key in series) == MOST_TOP
+    assert sum(key[0] == "shardids_shard_lead_seconds" for key in series) == MOST_TOP
+    assert len(series) <= 500
+    with pytest.raises(BadArgument, match="0 to 200"):
+        ClusterCollector(url, top=MOST_TOP + 1)
+
+
+def test_the_registry_gives_what_parsers_and_promtool_take(pair: Pair) -> None:
+    with collecting(pair[0]) as collector:
+        registry = CollectorRegistry()
+        registry.register(collector)
+        given = generate_latest(registry).decode()
+    names = set(re.findall(r"^# HELP (\S+) \S", given, re.MULTILINE))
+    assert names <= {*METRICS}
+    assert not re.search(r"postgres(ql)?://|password", given)
+
+
+# The command.
+
+
+@contextmanager
+def served(
+    url: URL, *options: str, listen: str = "127.0.0.1:0"
+) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """The process, its address and all that it said before."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, "metrics", "serve", "--listen", listen, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(SHARDIDS_CATALOG=dsn(url)),
+    )
+    assert process.stderr is not None
+    said = ""
+    try:
+        while not (found := re.search(r"Serving (http://\S+/metrics)", said)):
+            line = process.stderr.readline()
+            assert line, said
+            said += line
+        yield process, found[1], said
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_serve_until_sigterm(pair: Pair) -> None:
+    with served(pair[0]) as (process, address, said):
+        assert address.startswith("http://127.0.0.1:")
+        assert "Warning" not in said
+        request = urllib.request.Request(
+            address, headers={"Accept": "application/openmetrics-text; version=1.0.0"}
+        )
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+            families = {
+                family.name: family for family in text_string_to_metric_families(answer.read().decode())
+            }
+        assert families["shardids_ticks_used"].type == "counter"
+        assert [sample.value for sample in families["shardids_node_up"].samples] == [1, 1]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+
+
+def test_another_address_than_loopback_is_warned_of(pair: Pair) -> None:
+    with served(pair[0], listen="0.0.0.0:0") as (_, _, said):
+        assert "Warning: other machines may reach 0.0.0.0:0; nothing asks who they are" in said
+
+
+def test_once_prints_or_writes_a_file(pair: Pair, tmp_path: Path) -> None:
+    file = tmp_path / "shardids.prom"
+    given = environment(SHARDIDS_CATALOG=dsn(pair[0]))
+    ran = [
+        subprocess.run(
+            [sys.executable, "-c", COMMAND, "metrics", "serve", "--once", *more],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=given,
+            timeout=PATIENCE_S,
+        )
+        for more in ([], ["--textfile", str(file)])
+    ]
+    assert [one.stderr for one in ran] == ["", ""]
+    assert ran[1].stdout == ""
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+    for text in (ran[0].stdout, file.read_text("utf-8")):
+        assert 'shardids_ticks_per_second{node="a"} 0.0' in text
+        assert "_total" not in text
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--textfile", "x.prom"], "--textfile is for --once"),
+        (["--listen", "9187"], "'9187' is no address to listen at"),
+        (["--listen", "127.0.0.1:70000"], "'127.0.0.1:70000' is no address"),
+        (["--once", "--top", "201"], "201 shards of a node can't have series"),
+        (["--once", "--timeout", "0"], "a reading can't take up to 0 s"),
+    ],
+)
+def test_options_that_are_refused(pair: Pair, options: list[str], words: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", COMMAND, "metrics", "serve", *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(SHARDIDS_CATALOG=dsn(pair[0])),
+        timeout=PATIENCE_S,
+    )
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert words in ran.stderr
+
+
+def test_what_a_role_has_to_be_allowed(
+    pair: Pair, make_role: MakeRole, caplog: pytest.LogCaptureFixture
+) -> None:
+    role = make_role("metrics").set(database=pair[0].database)
+    fences = [token.content for token in MarkdownIt().parse(PAGE) if token.info == "postgresql"]
+    in_catalog, on_nodes = (text.replace("to metrics", f'to "{role.username}"') for text in fences)
+    tables, sequences = on_nodes.split("do $$")
+    run(pair[0], in_catalog)
+    for url in pair:
+        run(url, tables)
+    try:
+        series = scraped(role)
+        assert [series["shardids_node_up", node] for node in "ab"] == [1, 1]
+        assert [series["shardids_node_complete", node] for node in "ab"] == [0, 0]
+        assert series["shardids_shards", "a", "unreadable"] == 4
+        assert series["shardids_stopped_shards", "a"] == 0
+        assert "the role may not read the sequences of shards 0-3" in caplog.text
+        for url in pair:
+            run(url, "do $$" + sequences)
+        series = scraped(role)
+        assert [series["shardids_node_complete", node] for node in "ab"] == [1, 1]
+    finally:
+        for url in pair:
+            run(url, f'drop owned by "{role.username}"')
+
+
+@pytest.mark.parametrize(("command", "name"), [("alerts", "alerts.yaml"), ("dashboard", "dashboard.json")])
+def test_files_are_printed_as_they_are(command: str, name: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", COMMAND, "metrics", command],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment(),
+        timeout=PATIENCE_S,
+    )
+    assert (ran.stdout, ran.stderr) == (
+        (Path(shardids.metrics.__file__).parent / name).read_text("utf-8"),
+        "",
+    )
