@@ -20,11 +20,11 @@ from tests.support.clusters import Nursery, catalog_at
 from tests.support.faults import scaled
 from tests.support.signups import EMAIL, claims, open_signups, rows
 
-KILLS = scaled(4, 200)
+KILLS = scaled(4, 60)
 CRASHES = scaled(2, 40)
 AT_ONCE = 4
 SHARDS = 8
-_LONGEST_S = 1.5
+_LONGEST_S = scaled(1.5, 6.0)
 INSERTS = int(os.environ.get("SHARDIDS_RACING_INSERTS", scaled(400, 500_000)))
 """How many inserts each test tries at least, of half as many values."""
 

@@ -167,7 +167,7 @@ CREATE SEQUENCE shard_0000.id_counter
 --
 
 CREATE SEQUENCE shard_0000.id_offset
-    START WITH 72245644886016
+    START WITH 72353019068416
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -313,7 +313,7 @@ CREATE SEQUENCE shard_0001.id_counter
 --
 
 CREATE SEQUENCE shard_0001.id_offset
-    START WITH 72301479460865
+    START WITH 72408853643265
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -555,6 +555,32 @@ COMMENT ON FUNCTION shardids.add_barriers(shard integer) IS 'Adds the write barr
 
 
 --
+-- Name: add_claiming(regclass, text, text, text, integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.add_claiming(name regclass, key text, claims text, kind text, shard_count integer) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  call constant text := format('execute function shardids.claim_rows(%L, %L, %L, %s)', key, claims, kind, shard_count);
+begin
+  execute format('create or replace trigger %I after insert on %s referencing new table as new_rows for each statement %s',
+                 claims || '_ins', name, call);
+  execute format('create or replace trigger %I after update on %s referencing old table as old_rows new table as new_rows'
+                 ' for each statement %s', claims || '_upd', name, call);
+end
+$$;
+
+
+--
+-- Name: FUNCTION add_claiming(name regclass, key text, claims text, kind text, shard_count integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.add_claiming(name regclass, key text, claims text, kind text, shard_count integer) IS 'Makes the triggers of a strict look-up on a table';
+
+
+--
 -- Name: add_route(regclass, name, integer, text); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -728,6 +754,77 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids."analyze"(shard integer) IS 'Fills materialized views of a shard, and gathers statistics of its tables';
+
+
+--
+-- Name: ask_node(text, text, text); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.ask_node(connection text, server text, statement text) RETURNS SETOF text
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_variable
+declare
+  attempts integer := 0;
+begin
+  loop
+    attempts := attempts + 1;
+    begin
+      if connection <> all (coalesce(shardids_dblink.dblink_get_connections(), '{}')) then
+        perform shardids_dblink.dblink_disconnect(c.name)
+        from unnest(shardids_dblink.dblink_get_connections()) c (name) where starts_with(c.name, left(connection, 22));
+        perform shardids_dblink.dblink_connect(connection, server);
+      end if;
+      return query select answer.value from shardids_dblink.dblink(connection, statement) answer (value text);
+      return;
+    exception when connection_exception or admin_shutdown or crash_shutdown or cannot_connect_now then
+      if attempts > 1 then
+        raise;
+      end if;
+      perform shardids_dblink.dblink_disconnect(c.name)
+      from unnest(shardids_dblink.dblink_get_connections()) c (name) where c.name = connection;
+    end;
+  end loop;
+end
+$$;
+
+
+--
+-- Name: FUNCTION ask_node(connection text, server text, statement text); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.ask_node(connection text, server text, statement text) IS 'Runs a statement on a node in a transaction of its own; if the connection was lost, again';
+
+
+--
+-- Name: ask_shard(integer, text); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.ask_shard(shard integer, statement text) RETURNS SETOF text
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  place shardids.lookup_place;
+begin
+  select p.* into place from shardids.lookup_place p where p.shard = ask_shard.shard;
+  if not found then
+    raise exception using
+      errcode = 'object_not_in_prerequisite_state',
+      message = format('this node does not know where shard %s is, which strict look-ups need', shard),
+      hint = 'shardids lookup refresh';
+  end if;
+  return query select a.value from shardids.ask_node(place.connection, place.server, statement) a (value);
+end
+$$;
+
+
+--
+-- Name: FUNCTION ask_shard(shard integer, statement text); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.ask_shard(shard integer, statement text) IS 'Runs a statement on the node of a shard in a transaction of its own';
 
 
 --
@@ -960,6 +1057,186 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids.catch_up(seen bigint, counter regclass, id_offset regclass, shard integer) IS 'Brings a shard that lags to the clock, if it belongs to this incarnation of the server';
+
+
+--
+-- Name: claim(text, text, text, integer, text[]); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.claim(schema text, claims text, kind text, shard integer, given text[]) RETURNS SETOF text
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+begin
+  if current_setting('synchronous_commit') in ('off', 'local') then
+    perform set_config('synchronous_commit', 'on', true);
+  end if;
+  return query execute format(
+    'insert into %I.%I as c (value, shard) select g.value::%s, $1 from unnest($2) g (value) order by 1'
+    ' on conflict (value) do update set stamp = default where c.shard = excluded.shard returning c.value::text',
+    schema, claims, kind) using shard, given;
+end
+$_$;
+
+
+--
+-- Name: FUNCTION claim(schema text, claims text, kind text, shard integer, given text[]); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.claim(schema text, claims text, kind text, shard integer, given text[]) IS 'Claims values for a shard; returns those that no other shard has claimed';
+
+
+--
+-- Name: claim_of(text, text, text, text); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.claim_of(schema text, claims text, kind text, value text) RETURNS SETOF text
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+begin
+  return query execute format('select c.shard || '' '' || c.stamp from %I.%I c where c.value = $1::%s', schema, claims, kind) using value;
+end
+$_$;
+
+
+--
+-- Name: FUNCTION claim_of(schema text, claims text, kind text, value text); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.claim_of(schema text, claims text, kind text, value text) IS 'The shard that a value is claimed for, and the stamp of the claim';
+
+
+--
+-- Name: claim_rows(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.claim_rows() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET "DateStyle" TO 'ISO'
+    SET bytea_output TO 'hex'
+    AS $_$
+declare
+  this constant integer := (select s.id from shardids.shard s where s.schema = tg_table_schema);
+  name constant text := format('%s.%s', tg_table_schema, tg_argv[1]);
+  deadline constant timestamptz := clock_timestamp() + interval '5 s';
+  written text[];
+  given text[];
+  held text[];
+  value text;
+begin
+  execute format(
+    case tg_op when 'INSERT' then 'select array_agg(n.%1$I::text) from new_rows n where n.%1$I is not null'
+               else 'select array_agg(w.value::text) from (select n.%1$I from new_rows n where n.%1$I is not null'
+                    ' except select o.%1$I from old_rows o) w (value)' end, tg_argv[0])
+  into written;
+  for beginning in 1 .. coalesce(cardinality(written), 0) by 1000 loop
+    given := written[beginning:beginning + 999];
+    loop
+      begin
+        held := shardids.claim_values(tg_argv[1], tg_argv[2], tg_argv[3]::integer, this, given);
+        foreach value in array given loop
+          if value <> all (held)
+             and not shardids.settle_claim(tg_argv[1], tg_argv[2], tg_argv[3]::integer, this, tg_table_name, tg_argv[0], value) then
+            raise exception using
+              errcode = 'unique_violation', schema = tg_table_schema, table = tg_table_name, column = tg_argv[0],
+              message = format('duplicate key value violates look-up "%s.%s"', tg_table_name, tg_argv[0]),
+              detail = format('Key (%s)=(%s) already exists in another shard.', tg_argv[0], left(value, 60));
+          end if;
+        end loop;
+        exit;
+      exception when sqlstate 'SI002' or sqlstate 'SI003' or object_not_in_prerequisite_state then
+        -- A shard moves, or has come here: the move tells this node where all are.
+        if clock_timestamp() > deadline then
+          raise;
+        end if;
+        perform pg_sleep(0.05);
+      end;
+    end loop;
+  end loop;
+  -- Sessions need not claim what was claimed in their transaction.
+  if written is not null and name <> all (string_to_array(coalesce(current_setting('shardids.claimed', true), ''), ' ')) then
+    perform set_config('shardids.claimed', concat_ws(' ', current_setting('shardids.claimed', true), name), true);
+  end if;
+  return null;
+end
+$_$;
+
+
+--
+-- Name: FUNCTION claim_rows(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.claim_rows() IS 'Claims what a statement has written of a strict look-up key';
+
+
+--
+-- Name: claim_shard(text, text, integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.claim_shard(kind text, value text, shard_count integer) RETURNS integer
+    LANGUAGE plpgsql IMMUTABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  hash bigint;
+begin
+  if kind = 'date' and value::date not between '0001-01-01' and '9999-12-31' then
+    raise exception using
+      errcode = 'SI007', message = format('%s is no date of the years 1 to 9999, which look-up keys can have', value);
+  end if;
+  hash := ('x' || encode(substr(sha256(case kind
+    when 'text' then convert_to('s:' || value, 'UTF8')
+    when 'date' then convert_to('s:' || to_char(value::date, 'YYYY-MM-DD'), 'UTF8')
+    when 'bigint' then convert_to('i:' || value, 'UTF8')
+    when 'bytea' then '\x623a'::bytea || value::bytea
+    when 'uuid' then '\x753a'::bytea || uuid_send(value::uuid) end), 1, 8), 'hex'))::bit(64)::bigint;
+  return mod(hash + case when hash < 0 then 18446744073709551616 else 0 end, shard_count);
+end
+$$;
+
+
+--
+-- Name: FUNCTION claim_shard(kind text, value text, shard_count integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.claim_shard(kind text, value text, shard_count integer) IS 'The shard that keeps the claim of a value';
+
+
+--
+-- Name: claim_values(text, text, integer, integer, text[]); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.claim_values(claims text, kind text, shard_count integer, shard integer, given text[]) RETURNS text[]
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  part record;
+  held text[] := '{}';
+begin
+  for part in
+    select min(v.keeper) as shard,
+           string_agg(format('select shardids.claim(%L, %L, %L, %s, %L)', shardids.schema_of(v.keeper), claims, kind, claim_values.shard, v.part),
+                      ' union all ' order by v.keeper) as statement
+    from (select shardids.claim_shard(kind, g.value, shard_count), array_agg(g.value)
+          from unnest(given) g (value) group by 1) v (keeper, part)
+    left join shardids.lookup_place p on p.shard = v.keeper
+    group by p.connection order by 1
+  loop
+    held := held || array(select a.value from shardids.ask_shard(part.shard, part.statement) a (value));
+  end loop;
+  return held;
+end
+$$;
+
+
+--
+-- Name: FUNCTION claim_values(claims text, kind text, shard_count integer, shard integer, given text[]); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.claim_values(claims text, kind text, shard_count integer, shard integer, given text[]) IS 'Claims values for a shard wherever their claims are; returns those that no other shard has claimed';
 
 
 --
@@ -1763,6 +2040,28 @@ COMMENT ON FUNCTION shardids.drop_barriers(shard integer) IS 'Drops the write ba
 
 
 --
+-- Name: drop_claiming(regclass, text); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.drop_claiming(name regclass, claims text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  execute format('drop trigger if exists %I on %s', claims || '_ins', name);
+  execute format('drop trigger if exists %I on %s', claims || '_upd', name);
+end
+$$;
+
+
+--
+-- Name: FUNCTION drop_claiming(name regclass, claims text); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.drop_claiming(name regclass, claims text) IS 'Drops the triggers of a strict look-up from a table';
+
+
+--
 -- Name: drop_copy(integer); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -2197,6 +2496,41 @@ END;
 --
 
 COMMENT ON FUNCTION shardids.guarded(shards integer[]) IS 'The tables of these shards that guard_part has changed';
+
+
+--
+-- Name: has_row(text, text, text, text, text, boolean); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.has_row(schema text, name text, key text, kind text, value text, after_writers boolean) RETURNS text
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET row_security TO 'off'
+    AS $_$
+declare
+  found_one boolean;
+begin
+  perform set_config('lock_timeout', '100ms', true);
+  if after_writers then
+    execute format('lock table %I.%I in share mode', schema, name);
+  end if;
+  execute format('update %1$I.%2$I set %3$I = %3$I where false', schema, name, key);
+  execute format('select exists (select from %I.%I where %I = $1::%s)', schema, name, key, kind) into found_one using value;
+  raise exception using errcode = 'SI099';
+exception
+  when sqlstate 'SI099' then
+    return case when found_one then 'yes' else 'no' end;
+  when lock_not_available then
+    return 'busy';
+end
+$_$;
+
+
+--
+-- Name: FUNCTION has_row(schema text, name text, key text, kind text, value text, after_writers boolean); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.has_row(schema text, name text, key text, kind text, value text, after_writers boolean) IS 'Whether a shard has a row with a value, when all who had written to the table have ended: yes, no, or busy';
 
 
 --
@@ -3288,6 +3622,74 @@ COMMENT ON FUNCTION shardids.set_number(shard integer, tenant text, kind text, n
 
 
 --
+-- Name: settle_claim(text, text, integer, integer, text, text, text); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.settle_claim(claims text, kind text, shard_count integer, shard integer, name text, key text, value text) RETURNS boolean
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  mine constant integer := shardids.claim_shard(kind, value, shard_count);
+  schema constant text := shardids.schema_of(mine);
+  claimed text;
+  other integer;
+  answer text;
+begin
+  for round in 1 .. 50 loop
+    -- Read before the row is looked for: whoever claims after this gives it another stamp.
+    select a.value into claimed
+    from shardids.ask_shard(mine, format('select shardids.claim_of(%L, %L, %L, %L)', schema, claims, kind, value)) a (value);
+    other := split_part(claimed, ' ', 1)::integer;
+    if other is null or other = shard then
+      if value = any (shardids.claim_values(claims, kind, shard_count, shard, array[value])) then
+        return true;
+      end if;
+      continue;
+    end if;
+    answer := 'busy';
+    for attempt in 0 .. 20 loop
+      select a.value into answer
+      from shardids.ask_shard(other, format('select shardids.has_row(%L, %L, %L, %L, %L, %L)', shardids.schema_of(other),
+                                            name, key, kind, value, attempt > 0)) a (value);
+      exit when answer = 'yes' or attempt > 0 and answer = 'no';
+      if attempt > 0 then
+        perform pg_sleep(0.1);
+      end if;
+      answer := 'busy';
+    end loop;
+    if answer = 'yes' then
+      return false;
+    elsif answer = 'busy' then
+      raise exception using
+        errcode = 'SI014',
+        message = format('%s.%s: shard %s has claimed %s, and transactions that have written to %s there, or vacuum or alter it,'
+                         ' have not ended for 4 s', name, key, other, left(value, 60), name),
+        hint = 'Run it again when they have. If it is this transaction itself: a value leaves its shard in one, and is'
+               ' written in another shard in the next.';
+    end if;
+    select a.value into answer
+    from shardids.ask_shard(mine, format('select shardids.take_claim(%L, %L, %L, %L, %L, %s)', schema, claims, kind, value,
+                                         split_part(claimed, ' ', 2), shard)) a (value);
+    if found then
+      return true;
+    end if;
+  end loop;
+  raise exception using
+    errcode = 'SI014', message = format('%s.%s: others claim %s and give it up again, 50 times', name, key, left(value, 60)),
+    hint = 'Run the transaction again.';
+end
+$$;
+
+
+--
+-- Name: FUNCTION settle_claim(claims text, kind text, shard_count integer, shard integer, name text, key text, value text); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.settle_claim(claims text, kind text, shard_count integer, shard integer, name text, key text, value text) IS 'Claims a value that another shard had claimed; false if that has a row with it';
+
+
+--
 -- Name: shard_of(bigint); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -3450,6 +3852,32 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids.subscribe(shard integer, name name, conninfo text, source_version integer) IS 'Subscribes to what publish made on another node, its present rows first';
+
+
+--
+-- Name: take_claim(text, text, text, text, uuid, integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.take_claim(schema text, claims text, kind text, value text, stamp uuid, shard integer) RETURNS SETOF text
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+begin
+  if current_setting('synchronous_commit') in ('off', 'local') then
+    perform set_config('synchronous_commit', 'on', true);
+  end if;
+  return query execute format(
+    'update %I.%I c set shard = $1, stamp = default where c.value = $2::%s and c.stamp = $3 returning c.value::text',
+    schema, claims, kind) using shard, value, stamp;
+end
+$_$;
+
+
+--
+-- Name: FUNCTION take_claim(schema text, claims text, kind text, value text, stamp uuid, shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.take_claim(schema text, claims text, kind text, value text, stamp uuid, shard integer) IS 'Takes a claim from a shard that has no row, if nobody has claimed since it was read';
 
 
 --
@@ -3822,6 +4250,25 @@ CREATE TABLE shard_0001.shardids_version (
 
 
 --
+-- Name: lookup_place; Type: TABLE; Schema: shardids; Owner: -
+--
+
+CREATE TABLE shardids.lookup_place (
+    shard integer NOT NULL,
+    node text NOT NULL,
+    server text NOT NULL,
+    connection text NOT NULL
+);
+
+
+--
+-- Name: TABLE lookup_place; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON TABLE shardids.lookup_place IS 'Where claim_rows() finds each shard: its node, the foreign server, and the name of the connection to it';
+
+
+--
 -- Name: node; Type: TABLE; Schema: shardids; Owner: -
 --
 
@@ -4121,6 +4568,7 @@ CREATE TABLE shardids_catalog.lookup (
     column_name text NOT NULL,
     claims text NOT NULL,
     is_ready boolean DEFAULT false NOT NULL,
+    is_strict boolean DEFAULT false NOT NULL,
     created_at timestamp with time zone DEFAULT now() NOT NULL
 );
 
@@ -4151,6 +4599,13 @@ COMMENT ON COLUMN shardids_catalog.lookup.claims IS 'The table with the claims, 
 --
 
 COMMENT ON COLUMN shardids_catalog.lookup.is_ready IS 'Every row has a claim, so a value without a claim has no row';
+
+
+--
+-- Name: COLUMN lookup.is_strict; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.lookup.is_strict IS 'Triggers claim what SQL writes (lookups/strict.v1.sql)';
 
 
 --
@@ -4488,9 +4943,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (382983279743074306);
-INSERT INTO shard_0000.kept VALUES (382983279743074307);
-INSERT INTO shard_0000.kept VALUES (382983279743074308);
+INSERT INTO shard_0000.kept VALUES (383032015726837762);
+INSERT INTO shard_0000.kept VALUES (383032015726837763);
+INSERT INTO shard_0000.kept VALUES (383032015726837764);
 
 
 --
@@ -4508,6 +4963,12 @@ INSERT INTO shard_0001.shardids_version VALUES ('shard_0001');
 
 
 --
+-- Data for Name: lookup_place; Type: TABLE DATA; Schema: shardids; Owner: -
+--
+
+
+
+--
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
@@ -4518,8 +4979,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711087763665428409/5/16668', 1, 7291732416991854592, '755', '2026-11-22 19:58:49.312894+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711087763665428409/5/16668', 1, 7291732416991854592, '756', '2026-11-22 19:58:49.335579+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711137673000202763/5/16670', 1, 1338369533794058240, '755', '2026-11-22 23:12:28.908552+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711137673000202763/5/16670', 1, 1338369533794058240, '756', '2026-11-22 23:12:28.919683+00', NULL);
 
 
 --
@@ -4539,7 +5000,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 19:58:49.009688+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 23:12:28.706078+00');
 
 
 --
@@ -4558,7 +5019,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 19:58:49.348564+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 23:12:28.9289+00');
 
 
 --
@@ -4629,7 +5090,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 7291732508302183968, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 1338369625116007180, true);
 
 
 --
@@ -4643,7 +5104,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 7291732508302183927, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 1338369625116007159, true);
 
 
 --
@@ -4682,6 +5143,14 @@ ALTER TABLE ONLY shard_0000.shardids_version
 
 ALTER TABLE ONLY shard_0001.shardids_version
     ADD CONSTRAINT shardids_version_pkc PRIMARY KEY (version_num);
+
+
+--
+-- Name: lookup_place lookup_place_pkey; Type: CONSTRAINT; Schema: shardids; Owner: -
+--
+
+ALTER TABLE ONLY shardids.lookup_place
+    ADD CONSTRAINT lookup_place_pkey PRIMARY KEY (shard);
 
 
 --
@@ -5039,6 +5508,13 @@ REVOKE ALL ON FUNCTION shardids.add_barriers(shard integer) FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION add_claiming(name regclass, key text, claims text, kind text, shard_count integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.add_claiming(name regclass, key text, claims text, kind text, shard_count integer) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION add_route(part regclass, route name, shard integer, adoption text); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -5057,6 +5533,20 @@ REVOKE ALL ON FUNCTION shardids.advance(shard integer, id_offset regclass, ticks
 --
 
 REVOKE ALL ON FUNCTION shardids."analyze"(shard integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION ask_node(connection text, server text, statement text); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.ask_node(connection text, server text, statement text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION ask_shard(shard integer, statement text); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.ask_shard(shard integer, statement text) FROM PUBLIC;
 
 
 --
@@ -5085,6 +5575,41 @@ REVOKE ALL ON FUNCTION shardids.bind(shard integer, id_counter regclass, id_offs
 --
 
 REVOKE ALL ON FUNCTION shardids.bound_to(counter regclass, shard integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION claim(schema text, claims text, kind text, shard integer, given text[]); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.claim(schema text, claims text, kind text, shard integer, given text[]) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION claim_of(schema text, claims text, kind text, value text); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.claim_of(schema text, claims text, kind text, value text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION claim_rows(); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.claim_rows() FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION claim_shard(kind text, value text, shard_count integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.claim_shard(kind text, value text, shard_count integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION claim_values(claims text, kind text, shard_count integer, shard integer, given text[]); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.claim_values(claims text, kind text, shard_count integer, shard integer, given text[]) FROM PUBLIC;
 
 
 --
@@ -5172,6 +5697,13 @@ REVOKE ALL ON FUNCTION shardids.drop_barriers(shard integer) FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION drop_claiming(name regclass, claims text); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.drop_claiming(name regclass, claims text) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION drop_copy(shard integer); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -5253,6 +5785,13 @@ REVOKE ALL ON FUNCTION shardids.guard_reference_table(name regclass, writer text
 --
 
 REVOKE ALL ON FUNCTION shardids.guarded(shards integer[]) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION has_row(schema text, name text, key text, kind text, value text, after_writers boolean); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.has_row(schema text, name text, key text, kind text, value text, after_writers boolean) FROM PUBLIC;
 
 
 --
@@ -5466,6 +6005,13 @@ REVOKE ALL ON FUNCTION shardids.set_number(shard integer, tenant text, kind text
 
 
 --
+-- Name: FUNCTION settle_claim(claims text, kind text, shard_count integer, shard integer, name text, key text, value text); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.settle_claim(claims text, kind text, shard_count integer, shard integer, name text, key text, value text) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION stage(schema name, name name, template regclass, home text, adoption text); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -5498,6 +6044,13 @@ REVOKE ALL ON FUNCTION shardids.stop(shard integer, id_counter regclass, id_offs
 --
 
 REVOKE ALL ON FUNCTION shardids.subscribe(shard integer, name name, conninfo text, source_version integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION take_claim(schema text, claims text, kind text, value text, stamp uuid, shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.take_claim(schema text, claims text, kind text, value text, stamp uuid, shard integer) FROM PUBLIC;
 
 
 --
