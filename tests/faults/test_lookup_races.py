@@ -91,7 +91,8 @@ def test_racing_inserts_of_clashing_values_leave_each_once(
             kills = kill_clients(script, log)
         with Cluster.connect(urls[0], listen=False) as cluster, catalog_at(urls[0]) as catalog:
             there = rows(cluster)  # which refuses a value of two shards
-            assert {email: claims(cluster).get(email) for email in there} == there
+            claimed = claims(cluster)
+            assert {email: claimed.get(email) for email in there} == there
             swept = lookups.sweep(catalog, EMAIL)
             assert claims(cluster) == there
         said = log.read_text().split("\n")
