@@ -10,9 +10,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import LiteralString
 
 import psycopg
 
@@ -41,7 +44,7 @@ SHARDIDS = {{"CATALOG": {url!r}}}
 THEIRS = (
     SETTINGS
     + """
-SHARED_APPS = ["django_tenants", "tenants"]
+SHARED_APPS = ["django.contrib.contenttypes", "django_tenants", "tenants"]
 TENANT_APPS = ["shop"]
 INSTALLED_APPS = SHARED_APPS + TENANT_APPS
 TENANT_MODEL, TENANT_DOMAIN_MODEL = "tenants.Tenant", "tenants.Domain"
@@ -105,15 +108,13 @@ class Project:
         }
 
     def manage(self, *words: str) -> None:
-        """Runs ``manage.py``."""
-        subprocess.run(
-            [sys.executable, "-m", "django", *words],
-            cwd=self._folder,
-            env=self._environment,
-            check=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+        """Runs ``manage.py``. Raises RuntimeError with what it printed if it fails."""
+        command = [sys.executable, "-m", "django", *words]
+        done = subprocess.run(
+            command, cwd=self._folder, env=self._environment, check=False, capture_output=True, text=True
         )
+        if done.returncode:
+            raise RuntimeError(f"manage.py {' '.join(words)}:\n{done.stdout}{done.stderr}")
 
     def first_migration(self) -> None:
         """Writes the first migration of the shop, and of the tenants if they are there."""
@@ -124,46 +125,79 @@ class Project:
         (self._folder / "shop" / "migrations" / "0002_note.py").write_text(COLUMN, encoding="utf-8")
 
 
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A project, its database, its schemas, and where each records its migrations."""
+
+    server: EmbeddedServer
+    database: str
+    project: Project
+    schemas: Sequence[str]
+    record: str
+
+    def migrated(self, words: Sequence[str]) -> float:
+        """Takes the column away, migrates, and returns the time of that in seconds.
+
+        Raises:
+            RuntimeError: the column is not in every schema.
+        """
+        with _connected(self.server, self.database) as connection:
+            for schema in self.schemas:
+                drop = f"alter table {schema}.shop_order drop column if exists note"
+                connection.execute(f"begin; {drop}; delete from {schema}.{self.record}; commit".encode())
+            taken = self.migrated_again(words)
+            found = connection.execute(_WITH_COLUMN).fetchone()
+        if found != (len(self.schemas),):
+            raise RuntimeError(f"{words}: the column is in {found} schemas, not in {len(self.schemas)}")
+        return taken
+
+    def migrated_again(self, words: Sequence[str]) -> float:
+        """Migrates, and returns the time of that in seconds."""
+        return seconds(lambda: self.project.manage(*words))
+
+
+_WITH_COLUMN: LiteralString = """
+    select count(*) from information_schema.columns
+     where table_name = 'shop_order' and column_name = 'note'"""
+
+
 def run(path: Path, rounds: int, schemas: int) -> Section:
     """Measures both on one server, round after round."""
     with temporary_server() as server, tempfile.TemporaryDirectory() as name:
-        ours = _ours(server, Path(name, "ours"), schemas)
-        theirs = _theirs(server, Path(name, "theirs"), path, schemas)
         shards = [f"shard_{number:04}" for number in range(schemas)]
         tenants = [f"tenant_{number:04}" for number in range(schemas)]
-
-        def in_processes() -> None:
-            theirs.manage("migrate_schemas", "--tenant", "--executor", "multiprocessing")
-
-        ways: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
-            "migrate_shards": (
-                lambda: ours.manage("migrate_shards"),
-                lambda: _undo(server, "ours", shards, "alembic_version where version_num = 'shop.0002_note'"),
-            ),
-            "migrate_schemas": (
-                lambda: theirs.manage("migrate_schemas", "--tenant"),
-                lambda: _undo(server, "theirs", tenants, "django_migrations where name = '0002_note'"),
-            ),
-            "migrate_schemas, 2 processes": (
-                in_processes,
-                lambda: _undo(server, "theirs", tenants, "django_migrations where name = '0002_note'"),
-            ),
+        ours = Side(
+            server,
+            "ours",
+            _ours(server, Path(name, "ours"), schemas),
+            shards,
+            "alembic_version where version_num = 'shop.0002_note'",
+        )
+        theirs = Side(
+            server,
+            "theirs",
+            _theirs(server, Path(name, "theirs"), path, schemas),
+            tenants,
+            "django_migrations where name = '0002_note'",
+        )
+        for side in (ours, theirs):
+            side.project.add_column()
+        tenants_only = ("migrate_schemas", "--tenant")
+        ways: dict[str, tuple[Side, Sequence[str]]] = {
+            "migrate_shards": (ours, ["migrate_shards"]),
+            "migrate_schemas": (theirs, tenants_only),
+            "migrate_schemas, 2 processes": (theirs, [*tenants_only, "--executor", "multiprocessing"]),
         }
-        for project in (ours, theirs):
-            project.add_column()
-
-        def column(migrate: Callable[[], None], undo: Callable[[], None]) -> Callable[[], float]:
-            def timed() -> float:
-                undo()
-                return seconds(migrate)
-
-            return timed
-
         measures = interleaved(
-            {f"one column: {name}": column(*way) for name, way in ways.items()}, rounds=rounds, unit="s"
+            {f"one column: {name}": partial(side.migrated, words) for name, (side, words) in ways.items()},
+            rounds=rounds,
+            unit="s",
         )
         measures |= interleaved(
-            {f"nothing to do: {name}": lambda way=way: seconds(way[0]) for name, way in ways.items()},  # type: ignore[misc] # bound at once
+            {
+                f"nothing to do: {name}": partial(side.migrated_again, words)
+                for name, (side, words) in ways.items()
+            },
             rounds=rounds,
             unit="s",
         )
@@ -225,14 +259,6 @@ def _theirs(server: EmbeddedServer, folder: Path, path: Path, schemas: int) -> P
     return project
 
 
-def _undo(server: EmbeddedServer, database: str, schemas: list[str], record: str) -> None:
-    """Takes the column and its record away."""
-    with _connected(server, database) as connection:
-        for schema in schemas:
-            drop = f"alter table {schema}.shop_order drop column if exists note"
-            connection.execute(f"begin; {drop}; delete from {schema}.{record}; commit".encode())
-
-
 def _database(server: EmbeddedServer, name: str) -> str:
     with _connected(server, "postgres") as connection:
         connection.execute(f"create database {name}".encode())
@@ -240,7 +266,6 @@ def _database(server: EmbeddedServer, name: str) -> str:
 
 
 def _url(server: EmbeddedServer, database: str) -> str:
-
     url = parse_url(server.url()).set(drivername="postgresql", database=database)
     return url.render_as_string(hide_password=False)
 

@@ -1,4 +1,4 @@
-"""Kinds of numbers for people: when each begins anew, and how it is written."""
+"""Kinds of numbers for people: when each begins again, and how it is written."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CounterKind:
 
     Attributes:
         name: its name, 1 to 100 characters.
-        per: when its counters begin anew at 1.
+        per: when its counters begin again at 1.
         zone: the time zone that decides when that is, for tenants without one of their own.
         prefix: what stands before the number. ``{tenant}`` and ``{period}`` are replaced, the latter by
             ``2026-11-22``, ``2026-11`` or ``2026``. By default ``{tenant}-{period}-``.
@@ -51,7 +51,7 @@ class CounterKind:
         if not 1 <= len(self.name) <= 100:
             raise BadArgument("the name of a kind of numbers has 1 to 100 characters")
         if self.per not in get_args(Period):
-            raise BadArgument(f"{what} begin anew per day, month, year or never, not per {self.per!r}")
+            raise BadArgument(f"{what} begin again per day, month, year or never, not per {self.per!r}")
         if not 0 <= self.padding <= 18:
             raise BadArgument(f"{what} are padded to 0 to 18 digits, not to {self.padding}")
         if not 1 <= self.keep_days <= 100_000:
@@ -61,7 +61,7 @@ class CounterKind:
                 f"{what}: prefix {self.prefix!r} has another placeholder than {{tenant}} and {{period}}"
             )
         if self.per == "never" and "{period}" in (self.prefix or ""):
-            raise BadArgument(f"{what} never begin anew, so their prefix can't have a {{period}}")
+            raise BadArgument(f"{what} never begin again, so their prefix can't have a {{period}}")
         _check_zone(self.zone, what)
 
     @property

@@ -11,6 +11,7 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from shardids.catalog.rows import Catalog
+from shardids.errors import ClusterConflict
 
 REFERENCE_SCHEMA: Final = "shardids_ref"
 """The schema of reference tables on every node."""
@@ -36,11 +37,13 @@ class References:
         writer: the node that they are written to on; ``None`` while there are none.
         states: ``creating``, ``active`` or ``dropping``, by table.
         deletions: rows that are being deleted.
+        successor: the node that is becoming the writer, until it is open for writes.
     """
 
     writer: str | None
     states: Mapping[str, str]
     deletions: tuple[Deletion, ...] = ()
+    successor: str | None = None
 
 
 def references_of(catalog: Catalog) -> References:
@@ -59,11 +62,29 @@ def references_in(connection: Connection) -> References:
     deletions = connection.execute(
         text("select table_name::text, key from shardids_catalog.reference_deletion order by started_at")
     )
+    writer = connection.execute(
+        text("select node, successor from shardids_catalog.reference_writer")
+    ).one_or_none()
     return References(
-        writer=connection.scalar(text("select node from shardids_catalog.reference_writer")),
+        writer=None if writer is None else writer.node,
+        successor=None if writer is None else writer.successor,
         states={row.name: row.state for row in tables},
         deletions=tuple(Deletion(table=row.table_name, key=row.key) for row in deletions),
     )
+
+
+def require_none(catalog: Catalog, call: str) -> None:
+    """Refuses what would leave a node without the reference tables; ``call`` does it with them.
+
+    Raises:
+        ClusterConflict: the cluster has reference tables.
+    """
+    known = references_of(catalog)
+    if known.writer is not None:
+        raise ClusterConflict(
+            f"the cluster has reference tables ({', '.join(known.states)}), which this leaves as they are",
+            hint=f"Call shardids.references.{call} instead.",
+        )
 
 
 def writer_of(catalog: Catalog) -> str | None:

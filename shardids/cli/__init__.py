@@ -58,7 +58,7 @@ COMMANDS = {
         "Small tables with the same rows on every node, which rows of all shards can refer to.",
     ),
     "view": Entry("views:app", "A table of all shards as one view, by postgres_fdw."),
-    "counter": Entry("counters:app", "Numbers for people, which begin anew each day, month or year."),
+    "counter": Entry("counters:app", "Numbers for people, which begin again each day, month or year."),
     "lookup": Entry("lookups:app", "Columns that are unique over all shards, and find a row's shard."),
     "id": Entry("ids:app", "Take IDs apart, put them together, draw them."),
     "sql": Entry("sql:app", "Read the SQL that shardids installs."),

@@ -21,7 +21,7 @@ from shardids.errors import BadArgument
 
 def compare(
     quick: Annotated[
-        bool, typer.Option("--quick", help="Some minutes instead of over ten; the figures are rough.")
+        bool, typer.Option("--quick", help="A minute instead of ten; the figures are rough.")
     ] = False,
     schemes: Annotated[
         str | None,

@@ -16,7 +16,7 @@ from shardids.cli.output import out, print_rows
 from shardids.counters import Change
 from shardids.errors import BadArgument
 
-app = typer.Typer(help="Numbers for people, which begin anew each day, month or year.", no_args_is_help=True)
+app = typer.Typer(help="Numbers for people, which begin again each day, month or year.", no_args_is_help=True)
 
 TenantArgument = Annotated[str, typer.Argument(help="The tenant, as the rows' column has it, as text.")]
 KindArgument = Annotated[str, typer.Argument(help="The kind of numbers.")]
@@ -36,7 +36,7 @@ PeriodOption = Annotated[
 def define(
     catalog: CatalogOption,
     kind: KindArgument,
-    per: Annotated[str, typer.Option(help="When its counters begin anew: day, month, year or never.")],
+    per: Annotated[str, typer.Option(help="When its counters begin again: day, month, year or never.")],
     zone: Annotated[str, typer.Option(help="The time zone of tenants without one of their own.")] = "UTC",
     prefix: Annotated[
         str | None,
@@ -128,7 +128,7 @@ def reset(
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
-    """Let a counter begin anew at 1, and record why: its numbers will come a second time."""
+    """Let a counter begin again at 1, and record why: its numbers will come a second time."""
     set_number(catalog, tenant, kind, 1, reason, True, period, shard, dry_run, yes)
 
 

@@ -17,7 +17,6 @@ from shardids.cli import moves
 from shardids.cli.common import CatalogOption, DryRunOption, JsonOption, opened, print_json
 from shardids.cli.output import err, out, print_rows, print_warnings
 from shardids.errors import BadArgument
-from shardids.install import provision
 from shardids.migrate.environment import Environment
 from shardids.migrate.node_revisions import require_migrated
 from shardids.mover import failover
@@ -44,12 +43,13 @@ def add_node(
     """Install the engine in a database and register it as a node. Idempotent."""
     environment = None if migrations is None else Environment.at(migrations)
     with opened(catalog) as there:
-        provision.add_node(there, name, url, dry_run=dry_run)
-        if environment is not None and not dry_run:
-            with Nodes({name: Node(name=name, url=url)}, there.url, autocommit=True) as nodes:
-                require_migrated(environment, name, nodes[name])
-        if not dry_run:
-            references.add_node(there, name)
+
+        def migrate() -> None:
+            if environment is not None:
+                with Nodes({name: Node(name=name, url=url)}, there.url, autocommit=True) as nodes:
+                    require_migrated(environment, name, nodes[name])
+
+        references.add_node(there, name, url, migrate=migrate, dry_run=dry_run)
     out.print(f'{"Would add" if dry_run else "Added"} node "{name}"')
     if rebalance and not dry_run:
         moves.rebalance(catalog)
@@ -69,9 +69,7 @@ def list_nodes(catalog: CatalogOption, as_json: JsonOption = False) -> None:
 def remove_node(name: str, catalog: CatalogOption, dry_run: DryRunOption = False) -> None:
     """Remove the engine from a node that holds no shards, and the node from the catalog."""
     with opened(catalog) as there:
-        there.check_unused(name)
         references.remove_node(there, name, dry_run=dry_run)
-        provision.remove_node(there, name, dry_run=dry_run)
     out.print(f'{"Would remove" if dry_run else "Removed"} node "{name}"')
 
 
@@ -104,8 +102,7 @@ def replace_node(
         )
     with opened(catalog) as there:
         accepted = [] if accept_loss is None else parse_shards(accept_loss, there.describe().shard_count)
-        done = failover.replace_node(there, name, url, accept_loss=accepted, dry_run=dry_run)
-        left = () if dry_run else references.follow(there, name)
+        done, left = references.replace_node(there, name, url, accept_loss=accepted, dry_run=dry_run)
     if as_json:
         print_json(_replacement_row(done))
     else:

@@ -99,6 +99,19 @@ def drop(
 
 
 @app.command()
+def move(
+    to: Annotated[str, typer.Option(metavar="NODE", help="Where they are written to from then on.")],
+    catalog: CatalogOption,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Let reference tables be written to on another node; repeated, complete what was interrupted."""
+    with opened(catalog) as there:
+        before = references.move_writer(there, to, dry_run=dry_run)
+    would = "would be" if dry_run else "are"
+    out.print(f'Reference tables {would} written to on node "{to}", before on "{before}"', markup=False)
+
+
+@app.command()
 def repair(catalog: CatalogOption, dry_run: DryRunOption = False) -> None:
     """Bring nodes that don't follow, or whose rows differ, to the writer's rows, and let them follow."""
     with opened(catalog) as there:

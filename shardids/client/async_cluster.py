@@ -27,7 +27,7 @@ from shardids.client.old_ids import KnownOldIds
 from shardids.client.options import AsyncSessionOptions
 from shardids.client.references import ReferenceSession
 from shardids.client.retries import PATIENCE_S, Attempts
-from shardids.client.routing import EngineChoice, FanOut, Key, RoutedSession, ShardSession, session_class
+from shardids.client.routing import EngineChoice, FanOut, Key, session_class
 from shardids.errors import ShardidsError
 from shardids.ids import DecodedId, Layout
 
@@ -221,7 +221,12 @@ class AsyncCluster:
         ``options`` go to :class:`sqlalchemy.ext.asyncio.AsyncSession`.
         """
         return _async_session(
-            RoutedSession, options, shards=self.sync_cluster, fan_out=fan_out, engine=engine
+            self.sync_cluster._kinds.routed,
+            options,
+            shards=self.sync_cluster,
+            fan_out=fan_out,
+            engine=engine,
+            **self.sync_cluster._kinds.options,
         )
 
     async def reference_session(
@@ -346,10 +351,11 @@ class AsyncCluster:
         engine = AsyncEngine(self.sync_cluster._engines.of_shard(shard, node))
         cluster = self.sync_cluster
         return _async_session(
-            ShardSession,
+            cluster._kinds.shard,
             options,
             bind=engine,
             finder=cluster._within(shard),
             claims=cluster.claims,
             shard=shard,
+            **cluster._kinds.options,
         )

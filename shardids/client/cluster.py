@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
 from sqlalchemy import Connection, Engine
@@ -21,13 +21,17 @@ from shardids.client.copying import ROWS_A_TRANSACTION, Copied, CopyReport, Copy
 from shardids.client.engines import NodeEngines
 from shardids.client.listener import FollowedPlacement
 from shardids.client.lookups import Claims
+from shardids.client.metering import SessionKinds
 from shardids.client.old_ids import KnownOldIds
 from shardids.client.options import SessionOptions
 from shardids.client.references import WritesReferences
 from shardids.client.retries import PATIENCE_S, Attempts
-from shardids.client.routing import EngineChoice, FanOut, Key, RoutedSession, ShardSession, session_class
+from shardids.client.routing import EngineChoice, FanOut, Key, RoutedSession, session_class
 from shardids.client.routing.twophase import Decisions
 from shardids.errors import ShardidsError
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import Meter
 
 T = TypeVar("T")
 Theirs = TypeVar("Theirs", bound=Session)
@@ -50,10 +54,12 @@ class Cluster(WritesReferences):
         engine_options: dict[str, Any],
         *,
         listen: bool = True,
+        meter: Meter | None = None,
     ) -> None:
-        followed = FollowedPlacement(catalog, listen=listen)
+        self._kinds = kinds = SessionKinds.of(meter)
+        followed = FollowedPlacement(catalog, listen=listen, on_retry=kinds.on_retry)
         schema_of = partial(schema_name, description.schema_prefix)
-        self._engines = NodeEngines(catalog.url, engine_options, schema_of=schema_of)
+        self._engines = NodeEngines(catalog.url, engine_options, schema_of=schema_of, on_made=kinds.on_engine)
         old_ids = KnownOldIds(
             catalog,
             followed,
@@ -62,17 +68,33 @@ class Cluster(WritesReferences):
             schema_of=schema_of,
         )
         self._claiming = self._engines.for_claims()
-        claims = Claims(followed, self._claiming.of, shard_count=description.shard_count, schema_of=schema_of)
+        claims = Claims(
+            followed,
+            self._claiming.of,
+            shard_count=description.shard_count,
+            schema_of=schema_of,
+            on_clash=kinds.on_clash,
+        )
         super().__init__(description, followed, old_ids, claims, catalog=catalog, engines=self._engines)
         self.decisions = Decisions(description.cluster)
         self._query_node: QueryNode | None = None
 
     @classmethod
-    def connect(cls, catalog_url: str | URL, *, listen: bool = True, **engine_options: Any) -> Self:
+    def connect(
+        cls,
+        catalog_url: str | URL,
+        *,
+        listen: bool = True,
+        meter: Meter | None = None,
+        **engine_options: Any,
+    ) -> Self:
         """Reads the catalog at ``catalog_url``.
 
         With ``listen=False`` only :meth:`refresh` and :meth:`run` notice a change of the placement: for short
         programs, and for catalogs behind PgBouncer in transaction mode, which drops notifications.
+
+        ``meter`` is one of OpenTelemetry, by which sessions, retries, refusals, fan-outs and the time of
+        statements are counted.
 
         ``engine_options`` (``pool_size``, ``echo``, ``connect_args`` …) go to
         :func:`sqlalchemy.create_engine` for each node. The nodes are logged in to as the
@@ -84,7 +106,7 @@ class Cluster(WritesReferences):
         """
         catalog = Catalog(catalog_url)
         try:
-            return cls(catalog, catalog.describe(), engine_options, listen=listen)
+            return cls(catalog, catalog.describe(), engine_options, listen=listen, meter=meter)
         except BaseException:
             catalog.close()
             raise
@@ -208,8 +230,8 @@ class Cluster(WritesReferences):
             UnsupportedServer: ``twophase=True``, and a node allows no prepared transactions.
             MissingPrivilege: ``twophase=True``, and the role may not decide on a node.
         """
-        made: Any = session_class(RoutedSession, options.pop("class_", None))
-        session: RoutedSession = made(self, fan_out=fan_out, engine=engine, **options)
+        made: Any = session_class(self._kinds.routed, options.pop("class_", None))
+        session: RoutedSession = made(self, fan_out=fan_out, engine=engine, **self._kinds.options, **options)
         if session.twophase:
             self.decisions.require_all_fit(self.placement.nodes.values(), self.engine)
         return session
@@ -346,10 +368,15 @@ class Cluster(WritesReferences):
             return blocks.reserve(connection, number, count, self.layout)
 
     def _session(self, shard: int, node: Node, options: dict[str, Any]) -> Session:
-        made: Any = session_class(ShardSession, options.pop("class_", None))
+        made: Any = session_class(self._kinds.shard, options.pop("class_", None))
         engine = self._engines.of_shard(shard, node)
         session: Session = made(
-            engine, finder=self._within(shard), claims=self._claims, shard=shard, **options
+            engine,
+            finder=self._within(shard),
+            claims=self._claims,
+            shard=shard,
+            **self._kinds.options,
+            **options,
         )
         return session
 

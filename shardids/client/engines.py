@@ -19,11 +19,19 @@ from shardids.client.routing.replay import heed_stand_ins
 class NodeEngines:
     """Engines made when they are first asked for, in any thread; nodes are logged in to as ``login`` says.
 
-    ``schema_of`` returns the name of a shard's schema.
+    ``schema_of`` returns the name of a shard's schema. ``on_made`` is called with each new engine.
     """
 
-    def __init__(self, login: URL, options: dict[str, Any], *, schema_of: Callable[[int], str]) -> None:
+    def __init__(
+        self,
+        login: URL,
+        options: dict[str, Any],
+        *,
+        schema_of: Callable[[int], str],
+        on_made: Callable[[Node, Engine], object] | None = None,
+    ) -> None:
         self._login = login
+        self._on_made = on_made
         self._options = options
         self._schema_of = schema_of
         self._of_nodes: dict[Node, Engine] = {}
@@ -38,6 +46,8 @@ class NodeEngines:
                 url = with_login_of(parse_url(node.url), self._login)
                 engine = open_engine(url, what=f'node "{node.name}"', **self._options)
                 heed_stand_ins(engine)
+                if self._on_made is not None:
+                    self._on_made(node, engine)
                 self._of_nodes[node] = engine
             return self._of_nodes[node]
 

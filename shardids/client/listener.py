@@ -55,13 +55,21 @@ class FollowedPlacement:
     Args:
         catalog: where it is read.
         listen: whether to follow it; otherwise only :meth:`refresh` reads it again.
+        on_retry: is called with the error for each transaction that is run again because of it.
     """
 
     _next: Future[None] | None
     _running: Future[None]
 
-    def __init__(self, catalog: Catalog, *, listen: bool) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        *,
+        listen: bool,
+        on_retry: Callable[[ShardidsError | exc.DBAPIError], object] | None = None,
+    ) -> None:
         self._catalog = catalog
+        self.on_retry = on_retry
         self._placement = catalog.placement()
         self._reset()
         in_child(self, FollowedPlacement._reset)

@@ -62,8 +62,10 @@ class Claims:
         *,
         shard_count: int,
         schema_of: Callable[[int], str],
+        on_clash: Callable[[Lookup], object] | None = None,
     ) -> None:
         self._followed = followed
+        self._on_clash = on_clash
         self._engine_of = engine_of
         self._shard_count = shard_count
         self._schema_of = schema_of
@@ -78,6 +80,8 @@ class Claims:
             ClusterConflict: the look-up was not created.
         """
         for value in self._asked(lookup, lambda: list(self._claim(lookup, rows))):
+            if self._on_clash is not None:
+                self._on_clash(lookup)
             raise taken(lookup, value)
 
     def claim_committed(self, lookup: Lookup, shard: int, values: Sequence[Value]) -> list[Value]:

@@ -82,6 +82,7 @@ class WritesReferences(ShardsOfCluster):
         self._catalog = catalog
         self._engines = engines
         self._writer: str | None = None
+        self._writer_at = -1
 
     def reference_session(
         self, *, wait: bool = False, within_s: float = WITHIN_S, **options: Unpack[SessionOptions]
@@ -94,7 +95,7 @@ class WritesReferences(ShardsOfCluster):
 
         Raises:
             ClusterConflict: the cluster has no reference tables.
-            ConnectionFailed: the catalog cannot be reached, and it was not asked before.
+            ConnectionFailed: the catalog cannot be reached, and was not asked since nodes or shards changed.
 
         The session's COMMIT raises:
             ReferencesBehind: ``wait=True``, and a node has not followed ``within_s`` seconds. The change is
@@ -103,8 +104,11 @@ class WritesReferences(ShardsOfCluster):
         return ReferenceSession(self._reference_writer(), **self._waiting(wait, within_s), **options)
 
     def _reference_writer(self) -> Engine:
-        if self._writer is None:
+        # Its changes count as those of the placement.
+        version = self.placement.version
+        if self._writer is None or self._writer_at != version:
             self._writer = writer_of(self._catalog)
+            self._writer_at = version
         if self._writer is None:
             raise ClusterConflict(
                 "the cluster has no reference tables",

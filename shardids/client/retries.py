@@ -73,6 +73,7 @@ class Attempts:
         self._could_read = self._followed.try_refresh(min(max(left_s, _LEAST_READ_S), TIMEOUT_MAX))
         left_s = self._refused_at + self._patience_s - time.monotonic()
         if self.has_moved() and (is_first or left_s > 0):
+            self._tell(error)
             return 0.0
         if not isinstance(error, ShardFenced):
             raise error
@@ -80,7 +81,12 @@ class Attempts:
         if left_s <= 0:
             self._give_up(error)
         pause_s, self._pause_s = min(self._pause_s, left_s), min(self._pause_s * 2, _LONGEST_PAUSE_S)
+        self._tell(error)
         return pause_s
+
+    def _tell(self, error: ShardidsError | DBAPIError) -> None:
+        if self._followed.on_retry is not None:
+            self._followed.on_retry(error)
 
     def wait(self, seconds: float) -> None:
         """Waits until the shard has another node than the one that was tried, or the time has passed."""

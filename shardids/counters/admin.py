@@ -30,7 +30,7 @@ def define(catalog: Catalog, kind: CounterKind, *, dry_run: bool = False) -> int
     Runs a transaction a node, and commits them once all have succeeded; with ``dry_run`` none.
 
     Raises:
-        BadArgument: the kind is defined already and begins anew at other times, or is quick and was gapless.
+        BadArgument: the kind is defined already and begins again at other times, or is quick and was gapless.
     """
     placement = catalog.placement()
     per_node = placement.by_node()

@@ -30,7 +30,7 @@ class Counter:
     """A counter: the numbers of one kind of a tenant in one period.
 
     Attributes:
-        period: its first day; 0001-01-01 where numbers never begin anew.
+        period: its first day; 0001-01-01 where numbers never begin again.
         highest: the highest number that was drawn, or skipped by hand.
     """
 

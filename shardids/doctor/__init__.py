@@ -1,7 +1,7 @@
 """Examines a cluster: :mod:`~shardids.doctor.ask` gathers facts from all nodes at once, checks judge them.
 
 Facts are plain records (:mod:`~shardids.doctor.facts`). Each check is a pure function of them, in the module
-of what it is about: placement, generators, tables, schemas, leftovers, access, contents, lookups.
+of what it is about: placement, generators, tables, schemas, counters, leftovers, access, contents, lookups.
 :func:`examine` changes nothing and installs nothing.
 """
 
@@ -15,6 +15,7 @@ from shardids.catalog.rows import Catalog
 from shardids.doctor import (
     access,
     contents,
+    counters,
     generators,
     leftovers,
     lookups,
@@ -34,6 +35,7 @@ CHECKS: Sequence[Check] = (
     *generators.CHECKS,
     *tables.CHECKS,
     *schemas.CHECKS,
+    *counters.CHECKS,
     *leftovers.CHECKS,
     *references.CHECKS,
     *access.CHECKS,

@@ -20,6 +20,7 @@ from shardids.catalog.queries import DROPPED_MEANWHILE, batches, prepare, read
 from shardids.catalog.rows import Catalog, Description, describe_in
 from shardids.catalog.topology import Node
 from shardids.catalog.urls import parse_url, with_password_of
+from shardids.doctor.counter_facts import KINDS, ZONES, read_counters
 from shardids.doctor.engine import changed_functions
 from shardids.doctor.facts import (
     ClusterFacts,
@@ -269,6 +270,12 @@ def _node_facts(
         "grants": read(connection, "doctor/grants.v1", Grant),
         "path_traps": read(connection, "doctor/paths.v1", PathTrap),
     }
+    active = [local for local in shards.values() if local.state == "active"]
+    kinds, zones = (
+        [(local.shard, local.schema) for local in active if table in local.own_tables]
+        for table in (KINDS, ZONES)
+    )
+    yield {"counters": read_counters(connection, kinds, zones)}
     yield {"view_sources": read_sources(connection, description.schema_prefix)}
     prefix = description.schema_prefix
     yield {
@@ -302,7 +309,7 @@ def _read_revisions(
     connection: Connection, shards: Mapping[int, LocalShard], table: str
 ) -> dict[int, tuple[str, ...]]:
     """Returns the revisions in a version table of every shard that has one."""
-    having = [local for local in shards.values() if table in local.version_tables]
+    having = [local for local in shards.values() if table in local.own_tables]
     revisions: dict[int, list[str]] = {local.shard: [] for local in having}
     for batch in batches(having):
         selects = [

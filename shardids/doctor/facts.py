@@ -11,6 +11,7 @@ from shardids.catalog.clock import ClockSample
 from shardids.catalog.objects import SchemaObject
 from shardids.catalog.rows import Description
 from shardids.catalog.topology import Node
+from shardids.doctor.counter_facts import CounterFacts
 from shardids.doctor.reference_facts import ReferenceFacts
 from shardids.errors import ShardidsError
 from shardids.lookups.comparing import Compared
@@ -57,7 +58,7 @@ class LocalShard:
     has_sequences: bool
     next_id_is_ours: bool
     next_ids_body: str | None
-    version_tables: list[str]
+    own_tables: list[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,6 +287,7 @@ class NodeFacts:
     path_traps: Sequence[PathTrap] = ()
     samples: Sequence[Sample] = ()
     view_sources: Sequence[ViewSource] = ()
+    counters: CounterFacts = field(default_factory=CounterFacts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

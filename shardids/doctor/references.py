@@ -88,10 +88,17 @@ def reference_lag(facts: ClusterFacts) -> Iterator[Found]:
 
 @check("reference-unfinished", Severity.WARNING, remedy="Repeat the command, or `shardids reference repair`.")
 def reference_unfinished(facts: ClusterFacts) -> Iterator[Found]:
-    """A reference table, or a row of one, whose creation, deletion or dropping was interrupted."""
+    """A reference table, or a row of one, whose creation, deletion or dropping was interrupted; or a move."""
     there = facts.references
     if there.is_changing:
         return
+    if there.known.successor is not None:
+        yield Found(
+            what=f'the move of reference tables\' writer to node "{there.known.successor}" was interrupted:'
+            " nobody can write to them, and no shard can be moved",
+            to_do=f"Complete it by shardids reference move --to {there.known.successor}, or undo it",
+            commands=_REPAIR,
+        )
     for name, state in there.known.states.items():
         if state != "active":
             command = "create" if state == "creating" else "drop"

@@ -12,6 +12,7 @@ from sqlalchemy.engine import URL
 
 from shardids.catalog.connections import open_engine, require_create
 from shardids.catalog.nodes import Nodes
+from shardids.catalog.references import require_none
 from shardids.catalog.rows import SCHEMA_PREFIX, Catalog, Description, describe_in
 from shardids.catalog.topology import Node, validate_node_name, validate_schema_prefix
 from shardids.catalog.urls import parse_url, shown_url, with_password_of
@@ -84,16 +85,22 @@ def node_engine(node: Node, catalog_url: URL, *, connect_timeout_s: int | None =
     )
 
 
-def add_node(catalog: Catalog, name: str, url: str, *, dry_run: bool = False) -> None:
+def add_node(
+    catalog: Catalog, name: str, url: str, *, with_references: bool = False, dry_run: bool = False
+) -> None:
     """Installs the engine in a database and adds it to the catalog as a node.
 
-    With ``dry_run`` the transaction is rolled back.
+    With ``dry_run`` the transaction is rolled back. ``with_references``: the caller gives the node the
+    reference tables, as :func:`shardids.references.add_node` does.
 
     Raises:
-        ClusterConflict: the database is a node of another cluster, or another node of this one.
+        ClusterConflict: the database is a node of another cluster, or another node of this one; or the
+            cluster has reference tables, and not ``with_references``.
         MissingPrivilege: the role may not create a schema there, or schema ``shardids`` belongs to another.
         ConnectionFailed, UnsupportedServer, BadArgument: as their own descriptions say.
     """
+    if not with_references:
+        require_none(catalog, "add_node")
     description = catalog.describe()
     node = Node(name=validate_node_name(name), url=url)
     catalog.check_node(node)
@@ -149,15 +156,19 @@ def _check_claim(connection: Connection, name: str, description: Description) ->
         raise ClusterConflict(f'that database is already node "{claim.name}"', hint="A database is one node.")
 
 
-def remove_node(catalog: Catalog, name: str, *, dry_run: bool = False) -> None:
+def remove_node(catalog: Catalog, name: str, *, with_references: bool = False, dry_run: bool = False) -> None:
     """Drops the engine of a node that holds no shards, and the node's entry in the catalog.
 
-    With ``dry_run`` the transaction is rolled back.
+    With ``dry_run`` the transaction is rolled back. ``with_references``: the caller has taken the reference
+    tables away, as :func:`shardids.references.remove_node` does.
 
     Raises:
-        ClusterConflict: there is no such node, or it holds shards.
+        ClusterConflict: there is no such node, or it holds shards; or the cluster has reference tables, and
+            not ``with_references``.
     """
     catalog.check_unused(name)
+    if not with_references:
+        require_none(catalog, "remove_node")
     description = catalog.describe()
     settings = trees.layout_settings(description.layout, description.schema_prefix)
     with (

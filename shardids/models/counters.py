@@ -146,11 +146,11 @@ def counter(
 
     Args:
         kind: the name of the kind of numbers; tables may share one, if they define it alike.
-        per: when the numbers begin anew at 1: ``day``, ``month``, ``year`` or ``never``.
+        per: when the numbers begin again at 1: ``day``, ``month``, ``year`` or ``never``.
         tenant: the column whose value, as text, is the tenant. By default the model's sharding key.
         zone: the time zone that decides when a period ends, for tenants without one of their own.
         prefix: what stands before the number; ``{tenant}`` and ``{period}`` are replaced. By default
-            ``{tenant}-{period}-``, or ``{tenant}-`` where numbers never begin anew.
+            ``{tenant}-{period}-``, or ``{tenant}-`` where numbers never begin again.
         padding: how many digits a number has, 1 to 18; one that needs more is refused
             (:class:`~shardids.errors.NumbersExhausted`). 0: as many as it needs.
         gapless: whether no number is missing. An INSERT then waits until others of the same tenant and kind

@@ -15,6 +15,7 @@ from sqlalchemy import text
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.notation import named_shards, shown_shards
 from shardids.catalog.placing import point_node
+from shardids.catalog.references import require_none
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Node, Placement
 from shardids.catalog.urls import parse_url, shown_url
@@ -71,7 +72,13 @@ class _Findings:
 
 
 def replace_node(
-    catalog: Catalog, name: str, url: str, *, accept_loss: Collection[int] = (), dry_run: bool = False
+    catalog: Catalog,
+    name: str,
+    url: str,
+    *,
+    accept_loss: Collection[int] = (),
+    with_references: bool = False,
+    dry_run: bool = False,
 ) -> Replacement:
     """Points a node at the server that took over from it; routers follow as they do after a move.
 
@@ -84,14 +91,18 @@ def replace_node(
     none. What was written to it later is given up. Calling it again finds what is still lost, and completes
     what was interrupted.
 
-    With ``dry_run`` it checks everything and changes nothing.
+    With ``dry_run`` it checks everything and changes nothing. ``with_references``: the caller lets the nodes
+    follow the writer of reference tables again, as :func:`shardids.references.replace_node` does.
 
     Raises:
-        ClusterConflict: the node is unknown; the old server still takes writes; a shard of it is being moved;
-            the new server is another database, still a standby, a copy rather than a standby, or has none of
-            the node's shards; or a shard of ``accept_loss`` is active on another node.
+        ClusterConflict: the node is unknown; the cluster has reference tables, and not ``with_references``;
+            the old server still takes writes; a shard of it is being moved; the new server is another
+            database, still a standby, a copy rather than a standby, or has none of the node's shards; or a
+            shard of ``accept_loss`` is active on another node.
         ConnectionFailed: the new server does not answer.
     """
+    if not with_references:
+        require_none(catalog, "replace_node")
     old = catalog.existing_node(name)
     new = Node(name=name, url=url)
     if shown_url(parse_url(old.url)) != shown_url(parse_url(url)):

@@ -1,14 +1,15 @@
 """Reference tables: small tables with the same rows on every node; one is written to, the others follow it.
 
-``tables`` makes and drops them, ``following`` lets a node follow the writer, ``deleting`` deletes rows that
-no node refers to, ``state`` tells how things are, ``nodes`` repairs them. A node that is to follow is always
-brought to the writer's rows at one position of the log, and follows from there on: a new node, a promoted
-standby, one that has lost its replication slot. ``docs/decisions/0037-reference-tables.md`` says why that is
-right.
+``tables`` makes and drops them, ``following`` lets a node follow the writer, ``moving`` changes the writer,
+``deleting`` deletes rows that no node refers to, ``state`` tells how things are, ``nodes`` repairs them. A
+node that is to follow is always brought to the writer's rows at one position of the log, and follows from
+there on: a new node, a promoted standby, one that has lost its replication slot.
+``docs/decisions/0037-reference-tables.md`` says why that is right.
 """
 
 from shardids.references.deleting import delete_row
-from shardids.references.nodes import Repaired, add_node, follow, remove_node, repair
+from shardids.references.moving import move_writer
+from shardids.references.nodes import Repaired, add_node, follow, remove_node, repair, replace_node
 from shardids.references.state import Followed, Table, status, tables
 from shardids.references.tables import create_table, drop_table
 
@@ -21,8 +22,10 @@ __all__ = [
     "delete_row",
     "drop_table",
     "follow",
+    "move_writer",
     "remove_node",
     "repair",
+    "replace_node",
     "status",
     "tables",
 ]

@@ -1,28 +1,31 @@
 """Deletes a row of a reference table once no row of any node refers to it.
 
 Each node deletes the row in an ordinary session, in which PostgreSQL checks its foreign keys, and takes no
-new reference from then on; the writer does so last. If one node refuses, the others get the row back. The
-deletion is in the catalog before the first node is asked: what was interrupted is completed or undone later.
+new reference from then on; the writer does so last, and nobody changes the row there meanwhile. So if one
+node refuses, the others get the row back as it is, and follow as before. The deletion is in the catalog
+before the first node is asked: what was interrupted is completed or undone later.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from psycopg import sql
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Transaction, text
 
 from shardids.catalog.references import REFERENCE_SCHEMA, Deletion
 from shardids.catalog.rows import Catalog
-from shardids.errors import BadArgument, ClusterConflict, ReferencesBehind, StatementFailed
+from shardids.errors import BadArgument, ClusterConflict, ReferencesBehind, ShardidsError, StatementFailed
 from shardids.mover.replication import LOCK_FAILURES
 from shardids.mover.sides import Side
 from shardids.references.fitness import referrers
-from shardids.references.following import attach, referring, run
-from shardids.references.state import await_all
+from shardids.references.following import Contents, give_back, referring, row_of, run
+from shardids.references.state import await_all, has_arrived
 from shardids.references.tables import active
-from shardids.references.work import Work, begun, let_through
+from shardids.references.work import Work, begun, let_through, require_nothing_moves
 
 
 def delete_row(catalog: Catalog, name: str, key: Sequence[str], *, dry_run: bool = False) -> None:
@@ -42,7 +45,7 @@ def delete_row(catalog: Catalog, name: str, key: Sequence[str], *, dry_run: bool
     with begun(catalog) as work:
         if name not in active(work):
             raise ClusterConflict(f"there is no reference table {name}", hint="See: shardids reference list")
-        where, wanted = _found(work, name, key)
+        wanted = _found(work, name, key)
         is_open = wanted in work.known.deletions
         for side in work.sides:
             if acting := [one for one in referrers(side, name) if one.acts]:
@@ -51,19 +54,50 @@ def delete_row(catalog: Catalog, name: str, key: Sequence[str], *, dry_run: bool
                     f" rows that refer to {name}, and can't be undone on one node if another refuses",
                     hint="Make it ON DELETE NO ACTION, by a migration of the shards.",
                 )
-        if not dry_run:
-            _begin(work, wanted)
+        with _held(work, wanted) as row:
+            if not dry_run:
+                _begin(work, wanted)
+            try:
+                await_all(work, "the row is not deleted: earlier changes have not reached")
+            except ReferencesBehind:
+                if not dry_run and not is_open:
+                    end_deletion(work, wanted)
+                raise
+            _delete(work, row, dry_run=dry_run, is_open=is_open)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HeldRow:
+    """A row that nobody can change: the writer's transaction that holds it, and the row, if it is there."""
+
+    deletion: Deletion
+    holder: Connection
+    transaction: Transaction
+    contents: Contents
+
+
+@contextmanager
+def _held(work: Work, deletion: Deletion) -> Iterator[_HeldRow]:
+    """Holds the writer's row in a transaction; rows may still come to refer to it.
+
+    Raises:
+        ClusterConflict: another transaction has changed the row, and not ended in time.
+    """
+    table, where = sql.Identifier(REFERENCE_SCHEMA, deletion.table), _where(deletion)
+    with work.writer.engine.connect() as connection, connection.begin() as transaction:
+        let_through(connection)
+        # It waits for the other nodes. A process that sleeps finds it ended by the next one.
+        connection.execute(text("select set_config('idle_in_transaction_session_timeout', '0', true)"))
         try:
-            await_all(work, "the row is not deleted: earlier changes have not reached")
-        except ReferencesBehind:
-            if not dry_run and not is_open:
-                end_deletion(work, wanted)
-            raise
-        _delete(work, wanted, where, dry_run=dry_run, is_open=is_open)
+            run(connection, sql.SQL("select from {} where {} for no key update").format(table, where))
+        except StatementFailed as error:
+            raise _refused(work.writer, deletion, error) from error
+        row = row_of(connection, work.writer, deletion.table, where)
+        yield _HeldRow(deletion=deletion, holder=connection, transaction=transaction, contents=row)
 
 
-def _found(work: Work, name: str, key: Sequence[str]) -> tuple[sql.Composable, Deletion]:
-    """Returns the condition for a row, and the row as the catalog names it."""
+def _found(work: Work, name: str, key: Sequence[str]) -> Deletion:
+    """Returns the row as the catalog names it."""
     with work.writer.autocommit() as connection:
         columns = _key_columns(connection, name)
         if len(columns) != len(key):
@@ -71,17 +105,22 @@ def _found(work: Work, name: str, key: Sequence[str]) -> tuple[sql.Composable, D
                 f"the primary key of {name} has {len(columns)} columns: {', '.join(columns)}",
                 hint="Give a value for each, in this order.",
             )
-        where = sql.SQL(" and ").join(
-            sql.SQL("{} = {}").format(sql.Identifier(column), sql.Literal(value))
-            for column, value in zip(columns, key, strict=True)
-        )
+        given = Deletion(table=name, key=dict(zip(columns, key, strict=True)))
         shown = sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(column)) for column in columns)
         table = sql.Identifier(REFERENCE_SCHEMA, name)
-        row = run(connection, sql.SQL("select {} from {} where {}").format(shown, table, where)).one_or_none()
-    wanted = Deletion(table=name, key=dict(zip(columns, key if row is None else row, strict=True)))
+        statement = sql.SQL("select {} from {} where {}").format(shown, table, _where(given))
+        row = run(connection, statement).one_or_none()
+    wanted = given if row is None else Deletion(table=name, key=dict(zip(columns, row, strict=True)))
     if row is None and wanted not in work.known.deletions:
         raise ClusterConflict(f"reference table {name} has no row {shown_key(wanted.key)}")
-    return where, wanted
+    return wanted
+
+
+def _where(deletion: Deletion) -> sql.Composable:
+    return sql.SQL(" and ").join(
+        sql.SQL("{} = {}").format(sql.Identifier(column), sql.Literal(value))
+        for column, value in deletion.key.items()
+    )
 
 
 def _key_columns(connection: Connection, name: str) -> list[str]:
@@ -106,21 +145,9 @@ def shown_key(key: Mapping[str, object]) -> str:
 def _begin(work: Work, wanted: Deletion) -> None:
     """Writes the deletion into the catalog; from then on no move or adoption begins."""
     with work.held.transaction() as connection:
-        connection.execute(text("lock table shardids_catalog.move, shardids_catalog.adoption in share mode"))
-        busy = connection.scalar(
-            text("""
-                select coalesce(
-                  (select format('shard %s is being moved', m.shard) from shardids_catalog.move m
-                   where m.ended_at is null order by m.shard limit 1),
-                  (select 'a database is being adopted' from shardids_catalog.adoption a
-                   where a.ended_at is null))""")
+        require_nothing_moves(
+            connection, f"row {shown_key(wanted.key)} of {wanted.table} can't be deleted now"
         )
-        if busy is not None:
-            raise ClusterConflict(
-                f"row {shown_key(wanted.key)} of {wanted.table} can't be deleted now: {busy}, and rows that"
-                " arrive that way are not checked against foreign keys",
-                hint="Wait until that has ended.",
-            )
         connection.execute(
             text("""insert into shardids_catalog.reference_deletion (table_name, key)
                     values (:table, cast(:key as jsonb)) on conflict do nothing"""),
@@ -138,37 +165,77 @@ def end_deletion(work: Work, done: Deletion) -> None:
     )
 
 
-def _delete(work: Work, wanted: Deletion, where: sql.Composable, *, dry_run: bool, is_open: bool) -> None:
-    table = sql.Identifier(REFERENCE_SCHEMA, wanted.table)
-    statement = sql.SQL("delete from {} where {}").format(table, where)
+def _delete(work: Work, row: _HeldRow, *, dry_run: bool, is_open: bool) -> None:
+    deletion = row.deletion
+    statement = sql.SQL("delete from {} where {}").format(
+        sql.Identifier(REFERENCE_SCHEMA, deletion.table), _where(deletion)
+    )
     deleted: list[Side] = []
-    for side in (*work.readers.values(), work.writer):
-        try:
+    side = work.writer
+    try:
+        for side in work.readers.values():
             with side.engine.connect() as connection, connection.begin() as transaction:
                 let_through(connection)
-                work.held.require()
-                run(connection, statement)
-                if dry_run:
-                    # Deferred foreign keys are checked now, not at a COMMIT that never comes.
-                    connection.execute(text("set constraints all immediate"))
-                    transaction.rollback()
-                else:
-                    work.held.require()
-        except StatementFailed as error:
-            refused = _refused(side, wanted, error)
-            if not dry_run:
-                _undo(work, wanted, list(work.readers.values()) if is_open else deleted)
-            raise refused from error
-        deleted.append(side)
+                _delete_in(work, connection, transaction, statement, dry_run=dry_run)
+            deleted.append(side)
+        side = work.writer
+        # Without the savepoint an error would let go of the row, which others need back as it is.
+        with row.holder.begin_nested() as transaction:
+            _delete_in(work, row.holder, transaction, statement, dry_run=dry_run)
+        row.transaction.commit()
+    except StatementFailed as error:
+        refused = _refused(side, deletion, error)
+        if not dry_run:
+            _undo(work, row, list(work.readers.values()) if is_open else deleted, refused)
+        raise refused from error
     if not dry_run:
-        end_deletion(work, wanted)
+        end_deletion(work, deletion)
 
 
-def _undo(work: Work, wanted: Deletion, readers: Sequence[Side]) -> None:
-    """Gives nodes the row back, as it is on the writer now."""
+def _delete_in(
+    work: Work, connection: Connection, transaction: Transaction, statement: sql.Composable, *, dry_run: bool
+) -> None:
+    work.held.require()
+    run(connection, statement)
+    # Deferred foreign keys are checked now: not at a COMMIT that never comes, nor at one that lets go of all.
+    connection.execute(text("set constraints all immediate"))
+    if dry_run:
+        transaction.rollback()
+    else:
+        work.held.require()
+
+
+def _undo(work: Work, row: _HeldRow, readers: Sequence[Side], refused: ClusterConflict) -> None:
+    """Gives nodes the row back, which is held since they had all that was committed before."""
     for reader in readers:
-        attach(work, reader, active(work))
-    end_deletion(work, wanted)
+        try:
+            _give_back(work, reader, row)
+        except ShardidsError as error:
+            raise ClusterConflict(
+                f'{refused.message}; and node "{reader.name}" has not got it back: {error.message}',
+                hint="Give it back: shardids reference repair",
+            ) from error
+    end_deletion(work, row.deletion)
+
+
+def _give_back(work: Work, reader: Side, row: _HeldRow) -> None:
+    with reader.begin() as connection:
+        let_through(connection)
+        work.held.require()
+        give_back(connection, reader, row.contents)
+        work.held.require()
+
+
+def undo_deletion(work: Work, deletion: Deletion) -> None:
+    """Gives the row of an interrupted deletion back to the nodes that follow; the deletion stays open.
+
+    Raises:
+        ClusterConflict: another transaction has changed the row on the writer, and not ended in time.
+    """
+    with _held(work, deletion) as row:
+        for reader in work.readers.values():
+            if has_arrived(work, reader):
+                _give_back(work, reader, row)
 
 
 def _refused(side: Side, wanted: Deletion, error: StatementFailed) -> ClusterConflict:

@@ -28,8 +28,8 @@ from shardids.references.work import LOCK_TIMEOUT, Work, let_through
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Contents:
-    """The rows of a table on the writer, as COPY gives them."""
+class Contents:
+    """Rows of a table on the writer, as COPY gives them."""
 
     table: str
     columns: tuple[str, ...]
@@ -119,6 +119,7 @@ def _make_slot(writer: Side, name: str) -> None:
 
 
 _SLOT_TIMEOUT: Final = "60s"
+_WHOLE: Final = sql.SQL("true")
 
 _COLUMNS = text("""
     select a.attname::text as name,
@@ -130,7 +131,7 @@ _COLUMNS = text("""
     order by a.attnum""")
 
 
-def _read(writer: Side, slot: str, tables: Sequence[str]) -> list[_Contents]:
+def _read(writer: Side, slot: str, tables: Sequence[str]) -> list[Contents]:
     """Returns the rows, those that are referred to first, and sets the slot to the position that they are of.
 
     Whoever writes to the tables has ended when they are locked, and is in the log before the position.
@@ -150,16 +151,22 @@ def _read(writer: Side, slot: str, tables: Sequence[str]) -> list[_Contents]:
             return [_copied_out(connection, table) for table in in_order(connection, tables)]
 
 
-def _copied_out(connection: Connection, table: str) -> _Contents:
+def row_of(connection: Connection, side: Side, table: str, where: sql.Composable) -> Contents:
+    """Returns the row of a table for which a condition holds."""
+    with _copying(side):
+        return _copied_out(connection, table, where)
+
+
+def _copied_out(connection: Connection, table: str, where: sql.Composable = _WHOLE) -> Contents:
     found = connection.execute(_COLUMNS, {"schema": REFERENCE_SCHEMA, "table": table}).all()
     columns = tuple(row.name for row in found)
-    statement = sql.SQL("copy {} ({}) to stdout").format(
-        sql.Identifier(REFERENCE_SCHEMA, table), sql.SQL(", ").join(map(sql.Identifier, columns))
+    statement = sql.SQL("copy (select {} from {} where {}) to stdout").format(
+        _listed("{}", columns), sql.Identifier(REFERENCE_SCHEMA, table), where
     )
     with driver_connection(connection).cursor().copy(statement) as copy:
         rows = b"".join(bytes(part) for part in copy)
     key = tuple(row.name for row in found if row.is_key)
-    return _Contents(table=table, columns=columns, key=key, rows=rows)
+    return Contents(table=table, columns=columns, key=key, rows=rows)
 
 
 def in_order(connection: Connection, tables: Sequence[str]) -> list[str]:
@@ -190,12 +197,27 @@ def in_order(connection: Connection, tables: Sequence[str]) -> list[str]:
         ) from None
 
 
-def _write(connection: Connection, reader: Side, contents: Sequence[_Contents]) -> None:
+def _write(connection: Connection, reader: Side, contents: Sequence[Contents]) -> None:
     """Makes a node's tables equal.
 
     Rows that the writer lacks go first: they may have values of a unique column that others get. If rows
     refer to them that are to be changed, they go last.
     """
+    _load(connection, reader, contents)
+    with suppress(ClusterConflict), connection.begin_nested():
+        _delete_others(connection, reader, contents)
+    _upsert(connection, contents)
+    _delete_others(connection, reader, contents)
+
+
+def give_back(connection: Connection, reader: Side, row: Contents) -> None:
+    """Gives a node a row that it deleted, as :func:`row_of` has it from the writer."""
+    _load(connection, reader, [row])
+    _upsert(connection, [row])
+
+
+def _load(connection: Connection, reader: Side, contents: Sequence[Contents]) -> None:
+    """Brings rows to the node, into temporary tables."""
     driver = driver_connection(connection)
     for number, one in enumerate(contents):
         fresh, names = _fresh(number), _listed("{}", one.columns)
@@ -204,13 +226,9 @@ def _write(connection: Connection, reader: Side, contents: Sequence[_Contents]) 
         copying = sql.SQL("copy {} ({}) from stdin").format(fresh, names)
         with _copying(reader), driver.cursor().copy(copying) as copy:
             copy.write(one.rows)
-    with suppress(ClusterConflict), connection.begin_nested():
-        _delete_others(connection, reader, contents)
-    _upsert(connection, contents)
-    _delete_others(connection, reader, contents)
 
 
-def _upsert(connection: Connection, contents: Sequence[_Contents]) -> None:
+def _upsert(connection: Connection, contents: Sequence[Contents]) -> None:
     """Inserts and changes rows, those that are referred to first."""
     for number, one in enumerate(contents):
         names = _listed("{}", one.columns)
@@ -242,7 +260,7 @@ def _listed(form: LiteralString, columns: Sequence[str]) -> sql.Composable:
     return sql.SQL(", ").join(sql.SQL(form).format(sql.Identifier(column)) for column in columns)
 
 
-def _delete_others(connection: Connection, reader: Side, contents: Sequence[_Contents]) -> None:
+def _delete_others(connection: Connection, reader: Side, contents: Sequence[Contents]) -> None:
     """Deletes what the writer lacks, rows that are referred to last."""
     for number, one in reversed(list(enumerate(contents))):
         same = sql.SQL(" and ").join(

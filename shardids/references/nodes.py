@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 
 from psycopg import sql
@@ -11,9 +12,12 @@ from sqlalchemy import text
 from shardids.catalog.references import REFERENCE_SCHEMA, references_of
 from shardids.catalog.rows import Catalog
 from shardids.errors import ClusterConflict, ShardidsError
-from shardids.references.deleting import end_deletion
+from shardids.install import provision
+from shardids.mover import failover
+from shardids.references.deleting import end_deletion, undo_deletion
 from shardids.references.fitness import referrers, require_capacity
 from shardids.references.following import attach, detach, run
+from shardids.references.moving import open_writer, undo_move
 from shardids.references.state import differing
 from shardids.references.tables import copy_definitions, guard, published
 from shardids.references.work import begun
@@ -33,7 +37,8 @@ def repair(catalog: Catalog, *, anyway: Collection[str] = (), dry_run: bool = Fa
     """Brings nodes that don't follow the writer, or whose rows differ, to its rows, and lets them follow.
 
     Nodes of ``anyway`` are brought there whatever they seem to be. Undoes interrupted deletions, once all
-    nodes have the writer's rows. Nodes that fail are in the answer; the others are repaired.
+    nodes have the writer's rows, and before that an interrupted move of the writer: once the catalog names
+    the new one, it opens that. Nodes that fail are in the answer; the others are repaired.
 
     Raises:
         ClusterConflict: the servers' settings don't allow it, or another process is at it.
@@ -41,8 +46,16 @@ def repair(catalog: Catalog, *, anyway: Collection[str] = (), dry_run: bool = Fa
     """
     if references_of(catalog).writer is None:
         return []
-    with begun(catalog) as work:
+    with begun(catalog, moving=True) as work:
         tables = published(work)
+        if not dry_run:
+            if work.known.successor == work.writer.name:
+                open_writer(work)
+            elif work.known.successor is not None:
+                undo_move(work, work.known.successor)
+            for deletion in work.known.deletions:
+                with suppress(ClusterConflict):  # The node that lacks the row differs, and is repaired below.
+                    undo_deletion(work, deletion)
         wrong = {name: "it was replaced" for name in anyway if name in work.readers} | dict(
             differing(work, tables)
         )
@@ -67,34 +80,66 @@ def repair(catalog: Catalog, *, anyway: Collection[str] = (), dry_run: bool = Fa
     return done
 
 
-def add_node(catalog: Catalog, name: str) -> bool:
-    """Makes the reference tables on a new node and lets it follow; returns whether there are any. Repeatable.
+def add_node(
+    catalog: Catalog,
+    name: str,
+    url: str,
+    *,
+    migrate: Callable[[], None] = lambda: None,
+    dry_run: bool = False,
+) -> None:
+    """Adds a node as :func:`shardids.install.provision.add_node` does, with the reference tables. Repeatable.
+
+    ``migrate`` runs the application's revisions for the node, before it gets the tables. With ``dry_run``
+    nothing changes, and whether the node can follow is not looked at.
 
     Raises:
-        ClusterConflict: the node can't follow the writer; the message says why.
+        ClusterConflict: as there; or the node is added, and can't follow the writer; the message says why.
     """
+    provision.add_node(catalog, name, url, with_references=True, dry_run=dry_run)
+    if dry_run:
+        return
+    migrate()
     known = references_of(catalog)
     if known.writer in (None, name):
-        return False
+        return
     with begun(catalog) as work:
         require_capacity(work)
         tables = published(work)
         copy_definitions(work, work.readers[name], tables)
         attach(work, work.readers[name], tables)
-    return True
+
+
+def replace_node(
+    catalog: Catalog, name: str, url: str, *, accept_loss: Collection[int] = (), dry_run: bool = False
+) -> tuple[failover.Replacement, tuple[str, ...]]:
+    """Replaces a lost node as :func:`shardids.mover.failover.replace_node` does; then all follow the writer.
+
+    Returns what that returns, and what is left to do for reference tables, a line each.
+    """
+    done = failover.replace_node(
+        catalog, name, url, accept_loss=accept_loss, with_references=True, dry_run=dry_run
+    )
+    return done, () if dry_run else follow(catalog, name)
 
 
 def remove_node(catalog: Catalog, name: str, *, dry_run: bool = False) -> None:
-    """Takes reference tables away from a node that is to be removed. Call it when the node holds no shards.
+    """Removes a node as :func:`shardids.install.provision.remove_node` does, and its reference tables.
 
     Raises:
-        ClusterConflict: they are written to on this node, or a table of the node refers to one.
+        ClusterConflict: as there; or they are written to on this node, or a table of the node refers to one.
     """
+    catalog.check_unused(name)
+    _take_tables(catalog, name, dry_run=dry_run)
+    provision.remove_node(catalog, name, with_references=True, dry_run=dry_run)
+
+
+def _take_tables(catalog: Catalog, name: str, *, dry_run: bool) -> None:
     known = references_of(catalog)
     if known.writer == name:
         raise ClusterConflict(
             f'reference tables are written to on node "{name}": {", ".join(known.states)}',
-            hint="Drop them first: shardids reference drop NAME",
+            hint="Choose another first: shardids reference move --to NODE",
         )
     if known.writer is None or dry_run:
         return

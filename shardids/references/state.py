@@ -124,6 +124,11 @@ def wrong_slot(slot: Any) -> str | None:
     return "the writer has given up its replication slot" if slot.is_lost else None
 
 
+def has_arrived(work: Work, reader: Side) -> bool:
+    """Waits some seconds until a node has what the writer has committed; returns whether it has."""
+    return not followers_behind(work.writer.engine, {work.slot(reader): reader.name}, _CATCH_UP_S)
+
+
 def await_all(work: Work, what: str, within_s: float = WITHIN_S) -> None:
     """Waits until all nodes have what the writer has committed; ``what`` the message begins with.
 
@@ -187,6 +192,11 @@ def digests(side: Side, names: Sequence[str]) -> Mapping[str, tuple[Any, ...]]:
             {"names": list(names)},
         )
         return {row.name: (row.rows, row.digest, row.definition) for row in rows}
+
+
+def differs(one: Side, other: Side, names: Sequence[str]) -> str | None:
+    """Returns a table whose rows or columns differ between two nodes; ``None`` if none does."""
+    return _first_difference(digests(one, names), digests(other, names))
 
 
 def _first_difference(one: Mapping[str, object], other: Mapping[str, object]) -> str | None:

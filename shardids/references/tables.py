@@ -102,7 +102,7 @@ def _make(work: Work, name: str) -> None:
         copy_definitions(work, reader, tables)
     # A node that follows already, and lacks a table of the publication, stops at its first row.
     with work.writer.begin() as connection:
-        _publish(connection, name)
+        publish(connection, name)
     for reader in work.readers.values():
         attach(work, reader, tables)
     work.record("update shardids_catalog.reference_table set state = 'active' where name = :name", name=name)
@@ -133,7 +133,7 @@ def guard(connection: Connection, name: str, work: Work, *, is_writer: bool) -> 
     )
 
 
-def _publish(connection: Connection, name: str) -> None:
+def publish(connection: Connection, name: str) -> None:
     """Publishes a table on the writer. TRUNCATE is refused there, and not published."""
     table = sql.Identifier(REFERENCE_SCHEMA, name)
     publication = sql.Identifier(PUBLICATION)

@@ -55,11 +55,14 @@ class Work:
 
 
 @contextmanager
-def begun(catalog: Catalog, *, writer: str | None = None) -> Iterator[Work]:
+def begun(catalog: Catalog, *, writer: str | None = None, moving: bool = False) -> Iterator[Work]:
     """Yields the work, which no other process does meanwhile; ``writer``: for a cluster that has none yet.
 
+    ``moving``: the work goes on with a move of the writer that was interrupted, or undoes it.
+
     Raises:
-        ClusterConflict: another process is at it; or there is no writer, or another, or no such node.
+        ClusterConflict: another process is at it; or there is no writer, or another, or no such node; or a
+            move of the writer was interrupted, and not ``moving``.
     """
     taken = ClusterConflict(
         "another process is changing reference tables or their nodes", hint="Wait until it has ended."
@@ -70,6 +73,12 @@ def begun(catalog: Catalog, *, writer: str | None = None) -> Iterator[Work]:
     )
     with HeldLock.taken(catalog, AdvisoryLock.REFERENCES, 0, taken=taken, lost=lost) as held:
         known, placement = references_of(catalog), catalog.placement()
+        if known.successor is not None and not moving:
+            raise ClusterConflict(
+                f'the move of reference tables\' writer to node "{known.successor}" was interrupted',
+                hint=f"Complete it: shardids reference move --to {known.successor}, or undo it: shardids"
+                " reference repair",
+            )
         cluster = catalog.describe().cluster
         name = _writer(known, writer)
         if name not in placement.nodes:
@@ -114,3 +123,25 @@ def let_through(connection: Connection) -> None:
                        set_config('lock_timeout', :timeout, true)"""),
         {"timeout": LOCK_TIMEOUT},
     )
+
+
+def require_nothing_moves(connection: Connection, what: str) -> None:
+    """Requires that no shard is being moved and no database adopted, and lets none begin before the COMMIT.
+
+    Raises:
+        ClusterConflict: one is; ``what`` its message begins with.
+    """
+    connection.execute(text("lock table shardids_catalog.move, shardids_catalog.adoption in share mode"))
+    busy = connection.scalar(
+        text("""
+            select coalesce(
+              (select format('shard %s is being moved', m.shard) from shardids_catalog.move m
+               where m.ended_at is null order by m.shard limit 1),
+              (select 'a database is being adopted' from shardids_catalog.adoption a
+               where a.ended_at is null))""")
+    )
+    if busy is not None:
+        raise ClusterConflict(
+            f"{what}: {busy}, and rows that arrive that way are not checked against foreign keys",
+            hint="Wait until that has ended.",
+        )

@@ -6,10 +6,16 @@
 
 create table shardids_catalog.reference_writer (
   only_row boolean primary key default true check (only_row),
-  node     text    not null references shardids_catalog.node (name) on update cascade
+  node     text    not null references shardids_catalog.node (name) on update cascade,
+  successor text   constraint successor_of references shardids_catalog.node (name) on update cascade
 );
 
 comment on table shardids_catalog.reference_writer is 'The node on which reference tables are written to';
+comment on column shardids_catalog.reference_writer.successor is 'The node that is becoming it; until it is open nobody may be able to write';
+
+-- Applications ask again which node it is.
+create trigger changed after update on shardids_catalog.reference_writer
+for each statement execute function shardids_catalog.changed();
 
 create table shardids_catalog.reference_table (
   name  name primary key,
@@ -29,12 +35,19 @@ create table shardids_catalog.reference_deletion (
 comment on table shardids_catalog.reference_deletion is 'Rows that are being deleted: each node may or may not have them';
 
 -- Rows that a move or an adoption brings to a node are not checked against foreign keys when they arrive. A deletion
--- begins under a lock on both tables, when nothing is under way.
-create function shardids_catalog.refuse_during_deletion() returns trigger
+-- begins under a lock on both tables, when nothing is under way; so does a move of the writer, which moves of shards ask.
+create function shardids_catalog.refuse_while_references_change() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   this shardids_catalog.reference_deletion;
+  next_writer constant text := (select w.successor from shardids_catalog.reference_writer w);
 begin
+  if next_writer is not null then
+    raise exception using
+      errcode = 'SI013',
+      message = format('the writer of reference tables is being moved to node "%s"', next_writer),
+      hint = 'Wait until it is done. If it was interrupted: repeat shardids reference move, or undo it with shardids reference repair.';
+  end if;
   select d.* into this from shardids_catalog.reference_deletion d order by d.started_at limit 1;
   if found then
     raise exception using
@@ -46,10 +59,10 @@ begin
 end
 $$;
 
-comment on function shardids_catalog.refuse_during_deletion() is 'Refuses moves and adoptions while a row of a reference table is being deleted';
+comment on function shardids_catalog.refuse_while_references_change() is 'Refuses moves and adoptions while a row of a reference table is being deleted, or their writer moved';
 
-create trigger refuse_during_deletion before insert on shardids_catalog.move
-for each statement execute function shardids_catalog.refuse_during_deletion();
+create trigger refuse_while_references_change before insert on shardids_catalog.move
+for each statement execute function shardids_catalog.refuse_while_references_change();
 
-create trigger refuse_during_deletion before insert on shardids_catalog.adoption
-for each statement execute function shardids_catalog.refuse_during_deletion();
+create trigger refuse_while_references_change before insert on shardids_catalog.adoption
+for each statement execute function shardids_catalog.refuse_while_references_change();

@@ -1,4 +1,4 @@
--- Purpose:    numbers for people: counters of a tenant that begin anew each day, month or year. They are rows of tables
+-- Purpose:    numbers for people: counters of a tenant that begin again each day, month or year. They are rows of tables
 --             in the tenant's shard, and so are as durable as the rows that bear the numbers, and move with them.
 -- Locks:      next_number: the counter's row until commit; of a kind with lanes one of them, and while lanes are begun
 --             advisory lock (1936220540, a hash), which nobody waits for. set_number: all of a counter's rows until
@@ -67,7 +67,7 @@ begin
     'period date not null, highest_before bigint not null, next_number bigint not null, '
     'changed_by text not null default session_user, reason text not null, '
     'constraint shardids_counter_change_pkey primary key (tenant, kind, changed_at))', schema);
-  execute format('comment on table %I.shardids_counter_kind is ''The kinds of numbers: when each begins anew, and how it is written''', schema);
+  execute format('comment on table %I.shardids_counter_kind is ''The kinds of numbers: when each begins again, and how it is written''', schema);
   execute format('comment on table %I.shardids_counter_zone is ''The time zones of tenants that have another than that of the kind''', schema);
   execute format('comment on table %I.shardids_counter is ''The next number of each lane of each counter''', schema);
   execute format('comment on column %I.shardids_counter.is_whole is ''Whether all lanes of the counter are begun; of a few it may not be known yet''', schema);
@@ -103,16 +103,14 @@ begin
       end if;
     end loop;
   end if;
-  -- Materialized: in a join each row of the one side would lock another of the other.
-  with free as materialized (
-    select f.lane from {schema}.shardids_counter f
+  -- By ctid: the row is locked, so it stays where it is, and is not looked up again.
+  update {schema}.shardids_counter c
+  set next_number = c.next_number + next_lane_number.lanes, is_whole = begun = next_lane_number.lanes
+  where c.ctid = (
+    select f.ctid from {schema}.shardids_counter f
     where f.tenant = of_tenant and f.kind = of_kind and f.period = of_period
       and (own < next_lane_number.lanes / 2 or f.xmin = pg_current_xact_id()::xid)
     order by f.next_number limit 1 for update skip locked)
-  update {schema}.shardids_counter c
-  set next_number = c.next_number + next_lane_number.lanes, is_whole = begun = next_lane_number.lanes
-  from free
-  where c.tenant = of_tenant and c.kind = of_kind and c.period = of_period and c.lane = free.lane
   returning c.next_number - next_lane_number.lanes into number;
   if number is null then
     -- Others hold all lanes: it waits for one of them.
@@ -154,20 +152,18 @@ begin
   else
     -- A transaction that has written may hold lanes already.
     if pg_current_xact_id_if_assigned() is null then
-      with free as materialized (
-        select f.lane from {schema}.shardids_counter f
-        where f.tenant = of_tenant and f.kind = of_kind and f.period = now_in
-        order by f.next_number limit 1 for update skip locked)
       update {schema}.shardids_counter c set next_number = c.next_number + this.lanes
-      from free
-      where c.tenant = of_tenant and c.kind = of_kind and c.period = now_in and c.lane = free.lane and c.is_whole
+      where c.ctid = (
+        select f.ctid from {schema}.shardids_counter f
+        where f.tenant = of_tenant and f.kind = of_kind and f.period = now_in
+        order by f.next_number limit 1 for update skip locked) and c.is_whole
       returning c.next_number - this.lanes into number;
     end if;
     if number is null then
       number := {schema}.next_lane_number(of_tenant, of_kind, now_in, this.lanes);
     end if;
   end if;
-  -- The first of a row: the period is new, or it was pruned, and would begin anew.
+  -- The first of a row: the period is new, or it was pruned, and would begin again.
   if number <= this.lanes then
     if exists (select from {schema}.shardids_counter c
                where c.tenant = of_tenant and c.kind = of_kind and c.period - this.keep_days > now_in) then
@@ -235,7 +231,7 @@ begin
 end
 $$;
 
--- Idempotent. How often a kind begins anew, and how many lanes it has, can't be changed: a draw that has read the old
+-- Idempotent. How often a kind begins again, and how many lanes it has, can't be changed: a draw that has read the old
 -- kind and is not committed is seen by nobody, and its number would come again.
 create function shardids.define_counter(
   shard integer, kind text, per text, zone text default 'UTC', prefix text default null, padding integer default 4,
@@ -250,13 +246,13 @@ declare
 begin
   what := case
     when coalesce(kind, '') = '' or length(kind) > 100 then 'the name of a kind of numbers has 1 to 100 characters'
-    when (per in ('day', 'month', 'year', 'never')) is not true then format('a kind of numbers begins anew per day, month, year or never, not per %L', per)
+    when (per in ('day', 'month', 'year', 'never')) is not true then format('a kind of numbers begins again per day, month, year or never, not per %L', per)
     when (padding between 0 and 18) is not true then format('numbers are padded to 0 to 18 digits, not to %s', padding)
     when (lanes between 1 and 1024) is not true then format('a kind of numbers has 1 to 1024 lanes, not %s', lanes)
     when (keep_days between 1 and 100000) is not true then format('counters are kept for 1 to 100000 days, not %s', keep_days)
     when form ~ '[{}]' and replace(replace(form, '{tenant}', ''), '{period}', '') ~ '[{}]'
       then format('prefix %L has another placeholder than {tenant} and {period}', form)
-    when per = 'never' and strpos(form, '{period}') > 0 then format('prefix %L has a {period}, and numbers that never begin anew have none', form)
+    when per = 'never' and strpos(form, '{period}') > 0 then format('prefix %L has a {period}, and numbers that never begin again have none', form)
     end;
   if what is not null then
     perform shardids.refuse_number(schema, 'SI007', what, 'Nothing was defined.');
@@ -280,7 +276,7 @@ end
 $$;
 
 comment on function shardids.define_counter(integer, text, text, text, text, integer, integer, integer) is
-  'Defines a kind of numbers in a shard: when it begins anew, how it is written, and whether numbers may be missing';
+  'Defines a kind of numbers in a shard: when it begins again, how it is written, and whether numbers may be missing';
 
 -- The trigger is the table's own, so that it draws for every way to insert: by hand, in bulk, by COPY.
 create function shardids.number_rows(

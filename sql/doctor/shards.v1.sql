@@ -1,7 +1,7 @@
 -- Purpose:    what shardids doctor asks of the shards of a node, and of schemas that look like shards: the state
---             of each, its generator, its version tables. Nothing is installed.
+--             of each, its generator, some of its own tables. Nothing is installed.
 -- Locks:      none beyond those of reading the server's catalogs.
--- Privileges: USAGE on schema shardids, SELECT on its tables. Version tables that may not be read are left out.
+-- Privileges: USAGE on schema shardids, SELECT on its tables. Tables that may not be read are left out.
 
 with named as (
   select substr(n.nspname, length(shardids.schema_prefix()) + 1)::integer as id, n.nspname as schema
@@ -35,8 +35,8 @@ select there.id as shard,
                format(', %s)', there.id), ', SHARD)')
          as next_ids_body,
        array(select c.relname::text from pg_class c
-             where c.relnamespace = there.namespace and c.relname in ('shardids_version', 'alembic_version')
-               and c.relkind = 'r' and has_table_privilege(c.oid, 'select') order by 1) as version_tables
+             where c.relnamespace = there.namespace and c.relname in ('shardids_version', 'alembic_version', 'shardids_counter_kind', 'shardids_counter_zone')
+               and c.relkind = 'r' and has_table_privilege(c.oid, 'select') order by 1) as own_tables
 from there
 left join pg_proc next_id on next_id.pronamespace = there.namespace and next_id.proname = 'next_id'
   and next_id.pronargs = 0

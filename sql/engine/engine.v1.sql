@@ -373,7 +373,7 @@ begin
       first_tick := (offset_ms << bits) + coalesce(pg_sequence_last_value(this.id_counter), 0) + 1;
       last_tick := (target_ms << bits) + c1;
       exit when last_tick - first_tick >= ticks - 1;
-      -- Others drew more than the spare meanwhile. What was set aside may be partly theirs: begin anew from
+      -- Others drew more than the spare meanwhile. What was set aside may be partly theirs: begin again from
       -- the offset that they see now.
       offset_ms := target_ms;
       spare_ticks := (spare_ticks + 1024) * 4;

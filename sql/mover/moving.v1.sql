@@ -213,7 +213,7 @@ $$;
 
 comment on function shardids.publish(integer, name) is 'Publishes the tables of a shard';
 
--- Errors are raised anew: the context of the original, which goes to the client and into the log, holds the
+-- Errors are raised again: the context of the original, which goes to the client and into the log, holds the
 -- whole statement, and that a password.
 create function shardids.create_subscription(name name, conninfo text, options text) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$

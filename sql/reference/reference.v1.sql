@@ -44,6 +44,10 @@ declare
   after constant jsonb := to_jsonb(new);
   changed text;
 begin
+  if current_setting('shardids.reference_work', true) = 'on'
+     and pg_has_role(current_user, (select n.nspowner from pg_namespace n where n.nspname = 'shardids'), 'usage') then
+    return null;
+  end if;
   select string_agg(format('%I', a.attname), ', ' order by a.attnum) into changed
   from pg_attribute a
   where a.attrelid = tg_relid and before -> a.attname::text is distinct from after -> a.attname::text
@@ -70,12 +74,11 @@ begin
     'create or replace trigger shardids_reference before %sdelete or truncate on %s '
     'for each statement execute function shardids.guard_reference(%L, %L)',
     case when not is_writer then 'insert or update or ' end, name, writer, case when is_writer then 'writer' else 'reader' end);
+  -- A node that was the writer keeps it: DROP TRIGGER would wait for all who read the table.
   if is_writer then
     execute format(
       'create or replace trigger shardids_reference_key after update on %s '
       'for each row execute function shardids.keep_reference_key()', name);
-  else
-    execute format('drop trigger if exists shardids_reference_key on %s', name);
   end if;
 end
 $$;
@@ -114,7 +117,7 @@ $$;
 comment on function shardids.reference_digest(name[]) is
   'The number of rows of reference tables, a hash of them in any order, and their columns; nulls for tables that are not here';
 
--- The slot is there already. Errors are raised anew: the context of the original holds the password.
+-- The slot is there already. Errors are raised again: the context of the original holds the password.
 create function shardids.follow_writer(name name, conninfo text, publication name) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin

@@ -44,7 +44,7 @@ def refused(state: str, *words: str) -> Iterator[None]:
     assert all(word in str(error.value) for word in words), str(error.value)
 
 
-# What numbers look like, and when they begin anew.
+# What numbers look like, and when they begin again.
 
 
 def test_numbers_count_a_tenant_a_kind_and_a_day(db: Db) -> None:
@@ -142,7 +142,7 @@ def test_the_time_is_that_of_the_statement(db: Db) -> None:
         ({"keep_days": 0}, ["1 to 100000 days"]),
         ({"prefix": "{shop}-"}, ["another placeholder"]),
         ({"prefix": "{tenant"}, ["another placeholder"]),
-        ({"per": "never", "prefix": "{period}-"}, ["never begin anew"]),
+        ({"per": "never", "prefix": "{period}-"}, ["never begin again"]),
         ({"kind": ""}, ["1 to 100 characters"]),
     ],
 )

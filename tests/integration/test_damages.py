@@ -37,6 +37,7 @@ TABLES = """
     create table {s}.alembic_version (version_num varchar(32) primary key);
     insert into {s}.alembic_version values ('0001');
     insert into {s}.users (name) select 'x' from generate_series(1, 20);
+    select shardids.define_counter(id, 'order', 'day') from shardids.shard where schema = '{s}';
     grant usage on schema {s} to reader;
     grant select on {s}.users to reader;
 """
@@ -262,6 +263,24 @@ DAMAGES = (
     ),
     drift(f"alter table {S}.photos set (fillfactor = 50)", f"alter table {S}.photos reset (fillfactor)"),
     drift(f"alter table {S}.photos set unlogged", f"alter table {S}.photos set logged"),
+    # Numbers for people.
+    Damage(done=f"update {S}.shardids_counter_kind set padding = 6", found=("counter-kind-differs",)),
+    Damage(
+        done=f"update {S}.shardids_counter_kind set zone = 'Asia/Tokyo', prefix = 'x'",
+        found=("counter-kind-differs",),
+    ),
+    Damage(done=f"delete from {S}.shardids_counter_kind", found=("counter-kind-differs",)),
+    Damage(
+        done=f"update {S}.shardids_counter_kind set lanes = 32",
+        found=("counter-kind-differs",),
+        undo=f"update {S}.shardids_counter_kind set lanes = 1",
+    ),
+    Damage(
+        done=f"insert into {S}.shardids_counter_zone values ('O''Hara', 'Asia/Tokyo');"
+        " insert into shard_0006.shardids_counter_zone values ('O''Hara', 'Europe/Berlin')",
+        found=("counter-zone-differs",),
+        undo=f"delete from {S}.shardids_counter_zone; delete from shard_0006.shardids_counter_zone",
+    ),
     # What others leave.
     Damage(
         done="insert into shardids_catalog.move (shard, source, target, offline, step)"

@@ -48,7 +48,7 @@ shardids.time_bits()
 shardids.time_of(bigint)
 shardids.timeline()
 shardids_catalog.changed()
-shardids_catalog.refuse_during_deletion()
+shardids_catalog.refuse_while_references_change()
 """
 """What anybody with USAGE on the schema may execute: it computes, raises errors, or acts as its caller."""
 

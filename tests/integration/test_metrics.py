@@ -431,7 +431,7 @@ def test_what_a_role_has_to_be_allowed(
     pair: Pair, make_role: MakeRole, caplog: pytest.LogCaptureFixture
 ) -> None:
     role = make_role("metrics").set(database=pair[0].database)
-    fences = [token.content for token in MarkdownIt().parse(PAGE) if token.info == "sql"]
+    fences = [token.content for token in MarkdownIt().parse(PAGE) if token.info == "postgresql"]
     in_catalog, on_nodes = (text.replace("to metrics", f'to "{role.username}"') for text in fences)
     tables, sequences = on_nodes.split("do $$")
     run(pair[0], in_catalog)

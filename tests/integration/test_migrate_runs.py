@@ -226,7 +226,7 @@ def test_a_shard_that_somebody_is_at(app: App) -> None:
         (failed,) = [row for row in ran.json["shards"] if row["status"] == "failed"]
         assert failed["error"] == (
             f"shard 5 is being migrated by another session (a DBA, process {connection.info.backend_pid})"
-            ' [node "b"]'
+            ' [node "b"]. Wait until it has ended, and run the migration again.'
         )
     app.up()
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import BigInteger, ForeignKey, Integer, String, func, insert, select
+from sqlalchemy import BigInteger, ForeignKey, Integer, String, func, insert, select, text
+from sqlalchemy.engine import make_url
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, selectinload
 
 from shardids import (
@@ -35,7 +36,9 @@ from shardids.errors import (
     ReferencesBehind,
     StatementFailed,
 )
-from shardids.mover import following
+from shardids.install import provision
+from shardids.mover import cutover, failover, following
+from shardids.mover.events import Event, Waiting
 from shardids.references import state
 from tests.conftest import dsn, found_cluster
 from tests.support.clusters import command
@@ -251,7 +254,7 @@ def test_a_row_is_deleted_on_all_nodes(nodes: Nodes) -> None:
 @pytest.mark.parametrize("node", ["a", "b", "c"])
 def test_a_row_that_a_node_refers_to_stays_on_all(nodes: Nodes, node: str) -> None:
     nodes.write(Country(code="CH", name="Switzerland"))
-    shard = nodes.shard_on(node)
+    shard, followed = nodes.shard_on(node), nodes.following()
     with nodes.connected(node) as connection:
         connection.execute(f"insert into shard_{shard:04}.users (name, country_code) values ('u', 'CH')")
         with pytest.raises(
@@ -261,12 +264,23 @@ def test_a_row_that_a_node_refers_to_stays_on_all(nodes: Nodes, node: str) -> No
         assert all("CH" in nodes.codes(one) for one in "abc")
         connection.execute(f"delete from shard_{shard:04}.users where country_code = 'CH'")
     assert references.status(nodes.catalog)[0].state == "is written to"
-    # The nodes that had deleted it follow again.
+    # The nodes that had deleted it follow as before.
+    assert nodes.following() == followed
     nodes.write(Country(code="CH", name="Suisse"))
     for one in "abc":
         with nodes.connected(one) as connection:
             query = "select name from shardids_ref.countries where code = 'CH'"
             assert connection.execute(query).fetchone() == ("Suisse",)
+
+
+def test_a_row_that_is_being_changed_stays(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardids.references.work.LOCK_TIMEOUT", "300ms")
+    with nodes.connected("a") as connection, connection.transaction():
+        connection.execute("update shardids_ref.countries set name = 'changing' where code = 'FR'")
+        with pytest.raises(ClusterConflict, match=r'FR .* stays: a transaction on node "a" has not ended'):
+            references.delete_row(nodes.catalog, "countries", ["FR"])
+    assert references_of(nodes.catalog).deletions == ()
+    assert all("FR" in nodes.codes(node) for node in "abc")
 
 
 def test_no_reference_comes_between_while_a_row_is_deleted(nodes: Nodes) -> None:
@@ -385,6 +399,69 @@ def test_a_shard_is_not_moved_to_a_node_that_does_not_follow(nodes: Nodes) -> No
     mover.purge(nodes.catalog, [shard])
 
 
+def test_a_pause_that_waits_for_reference_rows_ends_and_is_tried_again(nodes: Nodes) -> None:
+    """The target has the shard's row before the row that it refers to: writers go on until it has both."""
+    shard = nodes.shard_on("b")
+    users = f"shard_{shard:04}.users"
+    close, said = cutover.close_barrier, list[str]()
+    with (
+        nodes.connected("b") as source,
+        nodes.connected("c") as target,
+        nodes.connected("a") as writer,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+
+        def refer_then_close(*given: Any) -> None:
+            if "IS" not in nodes.codes("a"):
+                # The worker that applies the writer's changes waits for this lock.
+                target.execute("begin")
+                target.execute("lock table shardids_ref.countries in share row exclusive mode")
+                writer.execute("insert into shardids_ref.countries values ('IS', 'Iceland')")
+                wait_for(lambda: "IS" in nodes.codes("b"), "the row to be on the source")
+                source.execute(f"insert into {users} (name, country_code) values ('in the pause', 'IS')")
+            close(*given)
+
+        def tell(event: Event) -> None:
+            if (
+                isinstance(event, Waiting)
+                and "reference tables did not catch up" in event.reason
+                and not said
+            ):
+                said.append(event.reason)
+                source.execute(f"update {users} set name = 'after it' where country_code = 'IS'")
+                assert "IS" not in nodes.codes("c")
+                target.execute("commit")
+
+        patch.setattr(cutover, "close_barrier", refer_then_close)
+        mover.move(nodes.catalog, shard, "c", on_event=tell)
+        found = target.execute(f"select name from {users} where country_code = 'IS'").fetchall()
+    assert (len(said), found) == (1, [("after it",)])
+    assert nodes.dangling() == []
+    mover.purge(nodes.catalog, [shard])
+    mover.move(nodes.catalog, shard, "b")
+    mover.purge(nodes.catalog, [shard])
+
+
+def test_nodes_are_not_changed_without_their_tables(nodes: Nodes, server: EmbeddedServer) -> None:
+    url = dsn(database(server, "node_e"))
+    for call, instead in (
+        (lambda: provision.add_node(nodes.catalog, "e", url), "add_node"),
+        (lambda: failover.replace_node(nodes.catalog, "c", url), "replace_node"),
+    ):
+        with pytest.raises(ClusterConflict, match=r"has reference tables \(countries, currencies") as refused:
+            call()
+        assert refused.value.hint == f"Call shardids.references.{instead} instead."
+    references.add_node(nodes.catalog, "e", url)
+    nodes.urls["e"] = make_url(url)
+    try:
+        assert nodes.codes("e") == nodes.codes("a")
+        with pytest.raises(ClusterConflict, match="has reference tables"):
+            provision.remove_node(nodes.catalog, "e")
+    finally:
+        references.remove_node(nodes.catalog, "e")
+        del nodes.urls["e"]
+
+
 def test_a_new_node_has_them_and_a_removed_one_leaves_nothing(nodes: Nodes, server: EmbeddedServer) -> None:
     url = database(server, "node_d")
     added = command("node", "add", "d", "--url", dsn(url), **nodes.environment)
@@ -402,6 +479,74 @@ def test_a_new_node_has_them_and_a_removed_one_leaves_nothing(nodes: Nodes, serv
     with nodes.connected("a") as connection:
         (slots,) = connection.execute("select count(*) from pg_replication_slots").fetchone()
     assert slots == 2
+
+
+def test_another_node_becomes_the_writer_while_it_is_written_to(nodes: Nodes) -> None:
+    """Each write is on all nodes or was refused, and numbers of an identity column go on."""
+    stop, written, refused = threading.Event(), list[str](), 0
+    with nodes.connected("a") as connection:
+        connection.execute(
+            "create table shardids_ref.plans (id int generated always as identity primary key, code text)"
+        )
+    references.create_table(nodes.catalog, "plans")
+
+    def write() -> None:
+        nonlocal refused
+        count = 0
+        while not stop.is_set():
+            count += 1
+            try:
+                with nodes.cluster.reference_session() as session, session.begin():
+                    session.execute(
+                        text("insert into shardids_ref.plans (code) values (:c)"), {"c": f"{count}"}
+                    )
+                written.append(f"{count}")
+            except ReferenceRefused:
+                refused += 1
+                nodes.cluster.refresh()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        for node in ("b", "c", "a"):
+            begun = len(written)
+            moved = command("reference", "move", "--to", node, **nodes.environment)
+            assert moved.returncode == 0, moved.stderr
+            wait_for(lambda begun=begun: len(written) > begun + 20, "writes on the new writer")
+    finally:
+        stop.set()
+        thread.join()
+    assert refused
+    nodes.write(Country(code="BE", name="Belgium"))
+    for node in "abc":
+        assert sorted(nodes.codes(node, "plans")) == sorted(written)
+    assert references.repair(nodes.catalog) == []
+    references.drop_table(nodes.catalog, "plans")
+
+
+def test_a_writer_that_can_not_be_moved_stays(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = command("reference", "move", "--to", "b", "--dry-run", **nodes.environment)
+    assert planned.stdout == 'Reference tables would be written to on node "b", before on "a"\n', (
+        planned.stderr
+    )
+    with pytest.raises(ClusterConflict, match="no node"):
+        references.move_writer(nodes.catalog, "z")
+    monkeypatch.setattr("shardids.references.work.LOCK_TIMEOUT", "300ms")
+    followed = nodes.following()
+    with nodes.connected("a") as connection, connection.transaction():
+        connection.execute("update shardids_ref.countries set name = 'changing' where code = 'FR'")
+        with pytest.raises(ClusterConflict, match='transaction on node "a" that writes to a reference table'):
+            references.move_writer(nodes.catalog, "b")
+    with nodes.connected("b") as connection, connection.transaction():
+        connection.execute("set local session_replication_role = replica")
+        connection.execute("update shardids_ref.countries set name = 'other' where code = 'FR'")
+    with pytest.raises(ClusterConflict, match='node "b" has not the same rows of reference table countries'):
+        references.move_writer(nodes.catalog, "b")
+    assert nodes.following() == followed
+    nodes.write(Country(code="FR", name="France"))
+    assert references.repair(nodes.catalog) == []
+    refused = command("node", "remove", "a", **nodes.environment)
+    assert refused.returncode == 1
 
 
 # Making and dropping.

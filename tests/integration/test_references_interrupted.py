@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psycopg
 import pytest
 
-from shardids import doctor, references
+from shardids import doctor, mover, references
 from shardids.dev.embedded import EmbeddedServer, temporary_server
-from shardids.errors import ClusterConflict
+from shardids.errors import ClusterConflict, ReferenceRefused
 from tests.support.clusters import Nursery
 from tests.support.faults import scaled
 from tests.support.referring import Country, Nodes, database, nodes_at
@@ -32,6 +33,18 @@ DELETING = [
     ("deleting", "_begin", 1),
     ("deleting", "await_all", 1),
     *(("deleting", "let_through", n) for n in (1, 2, 3)),
+    *(("deleting", "_delete_in", n) for n in (2, 3)),
+]
+MOVING = [
+    ("moving", "_begin", 1),
+    ("moving", "_close", 1),
+    ("moving", "_require_same", 1),
+    *(("moving", "detach", n) for n in (1, 2)),
+    ("moving", "publish", 1),
+    *(("moving", "attach", n) for n in (1, 2)),
+    ("moving", "_unpublish", 1),
+    ("moving", "guard", 5),
+    ("moving", "guard", 7),
 ]
 DROPPING = [("tables", "guard", 1), ("tables", "await_all", 1), ("tables", "detach", 1)]
 
@@ -132,12 +145,58 @@ def test_a_table_whose_dropping_was_killed(
     assert_alike(nodes)
 
 
+@pytest.mark.parametrize("how", ["repeated", "repaired"])
+@pytest.mark.parametrize("step", scaled([MOVING[1], MOVING[6], MOVING[8]], MOVING))
+def test_a_move_of_the_writer_that_was_killed(
+    nodes: Nodes, nursery: Nursery, how: str, step: tuple[str, str, int]
+) -> None:
+    killed(nodes, nursery, "move_writer(catalog, 'b')", step)
+    shard = nodes.shard_on("c")
+    with pytest.raises(ReferenceRefused, match='writer of reference tables is being moved to node "b"'):
+        mover.move(nodes.catalog, shard, "a")
+    with pytest.raises(ClusterConflict, match='writer to node "b" was interrupted'):
+        finished(lambda: references.delete_row(nodes.catalog, "countries", ["FR"]))
+    (found,) = doctor.examine(nodes.catalog, ["reference-unfinished"]).findings
+    assert 'writer to node "b" was interrupted' in found.what
+    if how == "repeated":
+        assert references.move_writer(nodes.catalog, "b") in "ab"
+        assert_written_to(nodes, "b")
+    else:
+        assert [one.error for one in references.repair(nodes.catalog) if one.error] == []
+        assert_written_to(nodes, "b" if step[1] in ("_unpublish", "guard") and step != MOVING[9] else "a")
+    references.move_writer(nodes.catalog, "a")
+    assert_written_to(nodes, "a")
+
+
+def assert_written_to(nodes: Nodes, node: str) -> None:
+    """Its writes arrive, those on other nodes are refused, and nothing of the other direction is left."""
+    assert references.status(nodes.catalog)[0].node == node
+    nodes.cluster.refresh()
+    nodes.write(Country(code="MV", name=f"written on {node}"))
+    assert_alike(nodes)
+    for one in "abc":
+        with nodes.connected(one) as connection:
+            published = connection.execute("select count(*) from pg_publication").fetchone()
+            assert published == (int(one == node),)
+            query = "select name from shardids_ref.countries where code = 'MV'"
+            assert connection.execute(query).fetchone() == (f"written on {node}",)
+            if one != node:
+                with pytest.raises(psycopg.Error, match=f'is written to on node "{node}" alone'):
+                    connection.execute("update shardids_ref.countries set name = 'x'")
+            slots = connection.execute(
+                "select count(*) from pg_replication_slots where database = current_database()"
+            )
+            assert slots.fetchone() == (2 * int(one == node),)
+    references.delete_row(nodes.catalog, "countries", ["MV"])
+
+
 @pytest.mark.parametrize("how", ["repeated", "repaired", "referred to"])
-@pytest.mark.parametrize("step", scaled([DELETING[0], DELETING[3]], DELETING))
+@pytest.mark.parametrize("step", scaled([DELETING[0], DELETING[4]], DELETING))
 def test_a_deletion_that_was_killed(
     nodes: Nodes, nursery: Nursery, how: str, step: tuple[str, str, int]
 ) -> None:
     nodes.write(Country(code="ZZ", name="nowhere"))
+    followed = nodes.following()
     killed(nodes, nursery, "delete_row(catalog, 'countries', ['ZZ'])", step)
     if how == "repeated":
         finished(lambda: references.delete_row(nodes.catalog, "countries", ["ZZ"]))
@@ -147,6 +206,7 @@ def test_a_deletion_that_was_killed(
         assert "ZZ" in nodes.codes("a")
     else:
         refused_when_referred_to(nodes)
+    assert nodes.following() == followed
     assert_alike(nodes)
 
 
@@ -161,7 +221,7 @@ def refused_when_referred_to(nodes: Nodes) -> None:
         connection.execute(f"delete from {users} where name = 'late'")
 
 
-@pytest.mark.parametrize("step", scaled([DELETING[3]], DELETING))
+@pytest.mark.parametrize("step", scaled([DELETING[4]], DELETING))
 def test_a_deletion_that_sleeps_and_wakes_up_deletes_nothing_more(
     nodes: Nodes, nursery: Nursery, step: tuple[str, str, int]
 ) -> None:

@@ -78,6 +78,18 @@ class Nodes:
         owners = self.cluster.placement.node_of
         return next(shard for shard, owner in sorted(owners.items()) if owner == node)
 
+    def following(self) -> list[tuple[str, int]]:
+        """The subscriptions of the nodes, each with its object ID: another one follows by a new slot."""
+        found = []
+        for node in self.urls:
+            with self.connected(node) as connection:
+                rows = connection.execute(
+                    """select subname::text, oid::bigint from pg_subscription
+                       where subdbid = (select oid from pg_database where datname = current_database())"""
+                )
+                found += rows.fetchall()
+        return found
+
     def dangling(self) -> list[tuple[str, str]]:
         """Rows of shards whose row in the reference table is missing on their node."""
         found = []

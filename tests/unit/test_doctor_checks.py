@@ -77,7 +77,7 @@ SHARD = LocalShard(
     has_sequences=True,
     next_id_is_ours=True,
     next_ids_body="",
-    version_tables=[],
+    own_tables=[],
 )
 
 

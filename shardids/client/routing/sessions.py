@@ -15,6 +15,7 @@ from sqlalchemy.orm import Mapper, ORMExecuteState, Session
 
 from shardids.client.routing.claiming import Flushed, refuse_many
 from shardids.client.routing.connection import ShardConnection
+from shardids.client.routing.criteria import Named
 from shardids.client.routing.guards import Guarded, guard
 from shardids.client.routing.inserts import insert
 from shardids.client.routing.models import facts_of, refuse_reference_write
@@ -308,6 +309,9 @@ class RoutedSession(BulkWrites, ShardedSession, Guarded):
             self.flush()
         if context.is_update:
             refuse_many(context.statement, context.parameters)
+        return self._ask_several(context, named)
+
+    def _ask_several(self, context: ORMExecuteState, named: Named) -> Result[Any]:
         return execute(self, context, named)
 
     def _shard_at_hand(self, statement: Any, read: Read) -> int | None:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
@@ -30,11 +31,8 @@ ONE_SERVER: Final = "all keys come from one server, or a fixed pair: there is no
 FAULTS: Final = ("crash", "restart", "lost server", "lost in bulk", "added server")
 """The cases that are counted here."""
 
-_IN_HAND: Final = 100
-_DRAWN: Final = 300
+_AT_ONCE: Final = 100
 _MOST_ONE_BY_ONE: Final = 50_000
-_TRIED: Final = 2100
-"""Draws while a server is down: more than a client can hold in memory, which is two ranges of 1,000."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +138,11 @@ class _Player:
         for node in range(len(servers.postgresql)):
             self._clients[node] = self.scheme.open(servers, node)
 
-    def draw(self, case: str, most: int = _DRAWN) -> dict[int, int]:
+    def tried(self, drawn: int) -> int:
+        """Returns how many keys each client has to draw to draw so many beyond those it may hold."""
+        return drawn + max(source.holds for source in self._clients.values())
+
+    def draw(self, case: str, most: int) -> dict[int, int]:
         """Lets all clients draw until they have enough or are refused; returns how many keys each drew."""
         return {node: self._draw(source, case, most) for node, source in self._clients.items()}
 
@@ -160,9 +162,9 @@ class _Player:
         """Lets the first node's client draw one key after the other for so long, or until it has many."""
         source, end, drawn = self._clients[0], time.monotonic() + seconds, 0
         while drawn < _MOST_ONE_BY_ONE and time.monotonic() < end:
-            if self._draw(source, case, _IN_HAND) < _IN_HAND:
+            if self._draw(source, case, _AT_ONCE) < _AT_ONCE:
                 return  # refused
-            drawn += _IN_HAND
+            drawn += _AT_ONCE
 
     def lead(self, case: str, aside: int, many: int) -> None:
         """Lets the first node's client set keys aside; draw many at once where its scheme can't do that."""
@@ -204,7 +206,7 @@ class _Play:
 
         def go_on(player: _Player) -> None:
             player.connect(self.stage.servers)
-            player.draw(case)
+            player.draw(case, self.run.sizes.drawn)
 
         self.each(case, go_on)
         self._connected_at = time.monotonic()
@@ -219,10 +221,10 @@ class _Play:
         else:
             self.each(case, lambda player: player.draw_for(case, sizes.lead_s))
         _each(victims, lambda server: server.hold_up())
-        self.each(case, lambda player: player.draw(case, _IN_HAND))
+        self.each(case, lambda player: player.draw(case, sizes.drawn // 3))
         _each(victims, lambda server: server.lose())
         # Clients survive it, with the keys they hold in memory.
-        self.each(case, lambda player: player.draw(case, _IN_HAND))
+        self.each(case, lambda player: player.draw(case, sizes.drawn // 3))
         self.again(case)
 
     def each(self, case: str, action: Callable[[_Player], Result]) -> dict[str, Result]:
@@ -244,9 +246,9 @@ class _Play:
         def grow(player: _Player) -> None:
             if not player.scheme.about.central:
                 player.scheme.install(servers)
-                player.draw("added server")
+                player.draw("added server", self.run.sizes.drawn)
                 player.connect(servers)
-                player.draw("added server")
+                player.draw("added server", self.run.sizes.drawn)
 
         self.each("added server", grow)
 
@@ -275,7 +277,7 @@ def measure_faults(run: Measuring, stage: Stage) -> dict[str, Faults]:
         play.begin_anew()
         run.say("faults: a server of each kind is killed")
         _each(victims, lambda server: server.kill())
-        outages = play.each("crash", lambda player: player.draw("crash", _TRIED))
+        outages = play.each("crash", lambda player: _outage(player, run.sizes.drawn))
         _each(victims, lambda server: server.start())
         play.again("crash")
         run.say("faults: a server is added")
@@ -283,14 +285,21 @@ def measure_faults(run: Measuring, stage: Stage) -> dict[str, Faults]:
         return {name: _faults(player, outages[name]) for name, player in play.players.items()}
 
 
-def _faults(player: _Player, drawn: Mapping[int, int]) -> Faults:
+def _outage(player: _Player, drawn: int) -> Outage | None:
+    """Lets clients draw while the first servers are down."""
+    tried = player.tried(drawn)
+    keys = player.draw("crash", tried)
     needs = player.scheme.about.needs
-    cases = {case: found for case, found in player.tally.cases.items() if case != "before"}
     if not needs.any:
-        return Faults(cases=cases)
+        return None
     server = "MariaDB" if needs.mariadb else "Redis" if needs.redis else "PostgreSQL"
     victim = "the Redis primary" if needs.redis_pair else f"the first {server} server"
-    return Faults(cases=cases, outage=Outage(server=victim, keys=drawn, tried=_TRIED))
+    return Outage(server=victim, keys=keys, tried=tried)
+
+
+def _faults(player: _Player, outage: Outage | None) -> Faults:
+    cases = {case: found for case, found in player.tally.cases.items() if case != "before"}
+    return Faults(cases=cases, outage=outage)
 
 
 def _victims(stage: Stage) -> list[_Victim]:
@@ -307,5 +316,6 @@ def _victims(stage: Stage) -> list[_Victim]:
 
 
 def _each(victims: Sequence[_Victim], action: Callable[[_Victim], object]) -> None:
-    for server in victims:
-        action(server)
+    """Does something to all servers at once. Raises the first error, after all have ended."""
+    with ThreadPoolExecutor(len(victims)) as pool:
+        list(pool.map(action, victims))

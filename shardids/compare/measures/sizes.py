@@ -25,11 +25,13 @@ class Sizes:
         many: how many keys are drawn at once.
         insert_s: how long clients insert in each round.
         spread_rounds, spread_s: the same of inserts over many shards.
+        spread_each: how many of the shards each client inserts into.
         rows, fills: how many rows the filled table has, and how often one is filled.
         fill_s: filling a table ends after this time, however many rows it has.
         paced_s: how long clients draw at an even pace.
         rush_s, rush_keys: how long clients draw as fast as they can, and how many keys each draws at most.
         steps, clock_keys: how often the clocks step back, and how many keys each client draws meanwhile.
+        drawn: how many keys each client draws between faults.
         losses: how often the first servers are lost and replaced, in each of the two cases.
         settle_s: how long a server runs at least before a loss.
         lead_s: how long a client draws one key after the other before a loss.
@@ -44,6 +46,7 @@ class Sizes:
     insert_s: float
     spread_rounds: int
     spread_s: float
+    spread_each: int
     rows: int
     fills: int
     fill_s: float
@@ -52,6 +55,7 @@ class Sizes:
     rush_keys: int
     steps: int
     clock_keys: int
+    drawn: int
     losses: int
     settle_s: float
     lead_s: float
@@ -92,9 +96,9 @@ _WORDS: Final = {
         RETURNING and COMMIT, for {sizes.insert_s:g} s, {rounds}; the median. Where a draw is a row
         of MariaDB, nothing else is inserted.""",
     "spread": """1 client, then {clients}, all on the first node, which has {spread} shards with a table each:
-        draw, INSERT … RETURNING and COMMIT, each row in another shard, with prepared statements, for
-        {sizes.spread_s:g} s, {spreads}; the median. Where shards make keys, each makes its own; an identity
-        column gives the same keys to every table.""",
+        draw, INSERT … RETURNING and COMMIT, each row in another of {sizes.spread_each} shards, with prepared
+        statements, for {sizes.spread_s:g} s, {spreads}; the median. Where shards make keys, each makes its
+        own; an identity column gives the same keys to every table.""",
     "storage": """One client fills a table (key, integer) by COPY up to {sizes.rows:,} rows, or for
         {sizes.fill_s:g} s, {fills}, with a checkpoint before each quarter. It brings the keys, drawn many at
         once, unless the server makes them. PostgreSQL copies row by row, with more WAL, where a function
@@ -109,14 +113,15 @@ _WORDS: Final = {
         simulated by libfaketime, step back {sizes.steps} times by 0.1 s; so do those of PostgreSQL and
         MariaDB, but not that of Redis, which can't run under it.""",
     "faults": """The first server of each kind is stopped in order, copied and started. In each of
-        two cases it is lost {losses}: clients of two nodes draw 300 keys each; then one of them
+        two cases it is lost {losses}: clients of two nodes draw {sizes.drawn} keys each; then one of them
         draws one key after the other for {sizes.lead_s:g} s or, in bulk, sets {sizes.lead_keys:,}
         keys aside ({sizes.lead_many:,} drawn at once where its scheme can't do that); then the
         server is killed and replaced by the copy, which simulates a standby that lagged or a
         restored backup. Where the scheme has a replica, that is cut off, clients try to draw on,
         the primary is killed and the replica takes its place. After that, and counted by itself,
-        the first server of each kind is killed and stays down while clients try to draw 2,100 keys
-        each: for seconds, less than leases last. A PostgreSQL server is added.""",
+        the first server of each kind is killed and stays down while clients try to draw {sizes.drawn}
+        keys each, and as many more as their scheme lets them hold in memory: for seconds, less than
+        leases last. A PostgreSQL server is added.""",
 }
 
 
@@ -124,9 +129,10 @@ FULL: Final = Sizes(
     rounds=7,
     draws=500,
     many=10_000,
-    insert_s=0.5,
+    insert_s=0.4,
     spread_rounds=3,
     spread_s=0.4,
+    spread_each=SPREAD,
     rows=1_000_000,
     fills=2,
     fill_s=12,
@@ -135,6 +141,7 @@ FULL: Final = Sizes(
     rush_keys=50_000,
     steps=20,
     clock_keys=200_000,
+    drawn=300,
     losses=2,
     settle_s=11,
     lead_s=0.5,
@@ -151,15 +158,17 @@ QUICK: Final = Sizes(
     insert_s=0.08,
     spread_rounds=1,
     spread_s=0.05,
-    rows=30_000,
+    spread_each=SPREAD // 4,
+    rows=20_000,
     fills=1,
     fill_s=1,
     paced_s=0.12,
     rush_s=0.1,
-    rush_keys=5_000,
-    steps=4,
-    clock_keys=30_000,
-    losses=2,
+    rush_keys=2_000,
+    steps=3,
+    clock_keys=8_000,
+    drawn=60,
+    losses=1,
     settle_s=0,
     lead_s=0.05,
     lead_keys=100_000,

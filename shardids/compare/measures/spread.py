@@ -13,7 +13,7 @@ from psycopg import sql
 
 from shardids.compare.measures.inserts import inserts_of
 from shardids.compare.measures.measuring import Measuring, connected
-from shardids.compare.measures.sizes import CLIENTS
+from shardids.compare.measures.sizes import CLIENTS, Sizes
 from shardids.compare.results import SPREAD, Inserts
 from shardids.compare.schemes import Scheme, Servers, scheme_of
 from shardids.compare.schemes.scheme import NOTE
@@ -22,7 +22,7 @@ from shardids.compare.schemes.scheme import NOTE
 def measure_spread(run: Measuring) -> dict[str, Inserts]:
     """Measures one client, then sixteen, all of the first server, which has all the shards.
 
-    Each client goes through the shards in an order of its own, again and again.
+    Each client goes through the shards, or through some of them, in an order of its own, again and again.
     """
     run.each("spread", lambda name: run.schemes[name].install_shards(run.servers, SPREAD))
     return inserts_of(run.rounds("spread", run.sizes.spread_rounds, lambda name: _round(name, run)))
@@ -34,7 +34,7 @@ def _round(name: str, run: Measuring) -> dict[int, float]:
         return {
             count: sum(
                 run.clients.run(
-                    _inserter, [(name, run.servers, number, run.sizes.spread_s) for number in range(count)]
+                    _inserter, [(name, run.servers, number, run.sizes) for number in range(count)]
                 )
             )
             for count in (1, CLIENTS)
@@ -64,8 +64,8 @@ def _table(name: str) -> Callable[[int], sql.Identifier]:
 
 
 @contextlib.contextmanager
-def _inserter(name: str, servers: Servers, client: int, seconds: float) -> Iterator[Callable[[], float]]:
-    """Inserts for so long; returns rows per second. A row whose key exists already does not count."""
+def _inserter(name: str, servers: Servers, client: int, sizes: Sizes) -> Iterator[Callable[[], float]]:
+    """Inserts for a while; returns rows per second. A row whose key exists already does not count."""
     scheme = scheme_of(name)
     by_server = scheme.column_of(0).by_server
     with (
@@ -92,7 +92,7 @@ def _inserter(name: str, servers: Servers, client: int, seconds: float) -> Itera
                 return 0
             return 1
 
-        shards = random.Random(client).sample(range(SPREAD), SPREAD)  # noqa: S311  -- an order, no secret
+        shards = random.Random(client).sample(range(SPREAD), sizes.spread_each)  # noqa: S311  -- an order, no secret
         connection.execute("set synchronous_commit = off")
         for shard in shards:
             insert(shard)
@@ -100,7 +100,7 @@ def _inserter(name: str, servers: Servers, client: int, seconds: float) -> Itera
 
         def go() -> float:
             rows, begun = 0, time.perf_counter()
-            end, turns = begun + seconds, itertools.cycle(shards)
+            end, turns = begun + sizes.spread_s, itertools.cycle(shards)
             while time.perf_counter() < end:
                 rows += insert(next(turns))
             return rows / (time.perf_counter() - begun)

@@ -24,7 +24,7 @@ class Blocks(Source):
 
     def __init__(self, source: Source, size: int) -> None:
         self._source, self._size = source, size
-        self.sets_aside = source.sets_aside
+        self.sets_aside, self.holds = source.sets_aside, size
         self._left: Iterator[Key] = iter(())
 
     def draw(self) -> Key:
@@ -55,7 +55,7 @@ class RangeSource(Source):
 
     def __init__(self, url: str, block: int = BLOCK) -> None:
         self.stalls = 0
-        self._block = block
+        self._block, self.holds = block, 2 * block
         self._session = PostgreSqlSession(url)
         self._fetcher = ThreadPoolExecutor(1, "range-tickets")
         self._left: Iterator[int] = iter(self._take(block))

@@ -139,6 +139,9 @@ class Source(ABC):
     of the scheme itself.
     """
 
+    holds: int = 0
+    """How many keys a client may hold in memory."""
+
     sets_aside: bool = False
     """Whether :meth:`set_aside` works."""
 

@@ -119,7 +119,7 @@ def settle(
     if known is not None and not known.place.is_dir():
         raise ServerStartFailed(
             f"The data of {directory} was in {known.place}, which is gone",
-            hint=f"Remove {directory / 'server.json'} to begin anew.",
+            hint=f"Remove {directory / 'server.json'} to begin again.",
         )
     make_folder(directory, account, exist_ok=True)
     if known is None and (directory / "data").exists():

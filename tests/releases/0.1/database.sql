@@ -167,7 +167,7 @@ CREATE SEQUENCE shard_0000.id_counter
 --
 
 CREATE SEQUENCE shard_0000.id_offset
-    START WITH 72353019068416
+    START WITH 72378788872192
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -313,7 +313,7 @@ CREATE SEQUENCE shard_0001.id_counter
 --
 
 CREATE SEQUENCE shard_0001.id_offset
-    START WITH 72408853643265
+    START WITH 72434623447041
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -703,7 +703,7 @@ begin
       first_tick := (offset_ms << bits) + coalesce(pg_sequence_last_value(this.id_counter), 0) + 1;
       last_tick := (target_ms << bits) + c1;
       exit when last_tick - first_tick >= ticks - 1;
-      -- Others drew more than the spare meanwhile. What was set aside may be partly theirs: begin anew from
+      -- Others drew more than the spare meanwhile. What was set aside may be partly theirs: begin again from
       -- the offset that they see now.
       offset_ms := target_ms;
       spare_ticks := (spare_ticks + 1024) * 4;
@@ -1478,7 +1478,7 @@ begin
     'period date not null, highest_before bigint not null, next_number bigint not null, '
     'changed_by text not null default session_user, reason text not null, '
     'constraint shardids_counter_change_pkey primary key (tenant, kind, changed_at))', schema);
-  execute format('comment on table %I.shardids_counter_kind is ''The kinds of numbers: when each begins anew, and how it is written''', schema);
+  execute format('comment on table %I.shardids_counter_kind is ''The kinds of numbers: when each begins again, and how it is written''', schema);
   execute format('comment on table %I.shardids_counter_zone is ''The time zones of tenants that have another than that of the kind''', schema);
   execute format('comment on table %I.shardids_counter is ''The next number of each lane of each counter''', schema);
   execute format('comment on column %I.shardids_counter.is_whole is ''Whether all lanes of the counter are begun; of a few it may not be known yet''', schema);
@@ -1514,16 +1514,14 @@ begin
       end if;
     end loop;
   end if;
-  -- Materialized: in a join each row of the one side would lock another of the other.
-  with free as materialized (
-    select f.lane from {schema}.shardids_counter f
+  -- By ctid: the row is locked, so it stays where it is, and is not looked up again.
+  update {schema}.shardids_counter c
+  set next_number = c.next_number + next_lane_number.lanes, is_whole = begun = next_lane_number.lanes
+  where c.ctid = (
+    select f.ctid from {schema}.shardids_counter f
     where f.tenant = of_tenant and f.kind = of_kind and f.period = of_period
       and (own < next_lane_number.lanes / 2 or f.xmin = pg_current_xact_id()::xid)
     order by f.next_number limit 1 for update skip locked)
-  update {schema}.shardids_counter c
-  set next_number = c.next_number + next_lane_number.lanes, is_whole = begun = next_lane_number.lanes
-  from free
-  where c.tenant = of_tenant and c.kind = of_kind and c.period = of_period and c.lane = free.lane
   returning c.next_number - next_lane_number.lanes into number;
   if number is null then
     -- Others hold all lanes: it waits for one of them.
@@ -1565,20 +1563,18 @@ begin
   else
     -- A transaction that has written may hold lanes already.
     if pg_current_xact_id_if_assigned() is null then
-      with free as materialized (
-        select f.lane from {schema}.shardids_counter f
-        where f.tenant = of_tenant and f.kind = of_kind and f.period = now_in
-        order by f.next_number limit 1 for update skip locked)
       update {schema}.shardids_counter c set next_number = c.next_number + this.lanes
-      from free
-      where c.tenant = of_tenant and c.kind = of_kind and c.period = now_in and c.lane = free.lane and c.is_whole
+      where c.ctid = (
+        select f.ctid from {schema}.shardids_counter f
+        where f.tenant = of_tenant and f.kind = of_kind and f.period = now_in
+        order by f.next_number limit 1 for update skip locked) and c.is_whole
       returning c.next_number - this.lanes into number;
     end if;
     if number is null then
       number := {schema}.next_lane_number(of_tenant, of_kind, now_in, this.lanes);
     end if;
   end if;
-  -- The first of a row: the period is new, or it was pruned, and would begin anew.
+  -- The first of a row: the period is new, or it was pruned, and would begin again.
   if number <= this.lanes then
     if exists (select from {schema}.shardids_counter c
                where c.tenant = of_tenant and c.kind = of_kind and c.period - this.keep_days > now_in) then
@@ -1680,13 +1676,13 @@ declare
 begin
   what := case
     when coalesce(kind, '') = '' or length(kind) > 100 then 'the name of a kind of numbers has 1 to 100 characters'
-    when (per in ('day', 'month', 'year', 'never')) is not true then format('a kind of numbers begins anew per day, month, year or never, not per %L', per)
+    when (per in ('day', 'month', 'year', 'never')) is not true then format('a kind of numbers begins again per day, month, year or never, not per %L', per)
     when (padding between 0 and 18) is not true then format('numbers are padded to 0 to 18 digits, not to %s', padding)
     when (lanes between 1 and 1024) is not true then format('a kind of numbers has 1 to 1024 lanes, not %s', lanes)
     when (keep_days between 1 and 100000) is not true then format('counters are kept for 1 to 100000 days, not %s', keep_days)
     when form ~ '[{}]' and replace(replace(form, '{tenant}', ''), '{period}', '') ~ '[{}]'
       then format('prefix %L has another placeholder than {tenant} and {period}', form)
-    when per = 'never' and strpos(form, '{period}') > 0 then format('prefix %L has a {period}, and numbers that never begin anew have none', form)
+    when per = 'never' and strpos(form, '{period}') > 0 then format('prefix %L has a {period}, and numbers that never begin again have none', form)
     end;
   if what is not null then
     perform shardids.refuse_number(schema, 'SI007', what, 'Nothing was defined.');
@@ -1714,7 +1710,7 @@ $_$;
 -- Name: FUNCTION define_counter(shard integer, kind text, per text, zone text, prefix text, padding integer, lanes integer, keep_days integer); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.define_counter(shard integer, kind text, per text, zone text, prefix text, padding integer, lanes integer, keep_days integer) IS 'Defines a kind of numbers in a shard: when it begins anew, how it is written, and whether numbers may be missing';
+COMMENT ON FUNCTION shardids.define_counter(shard integer, kind text, per text, zone text, prefix text, padding integer, lanes integer, keep_days integer) IS 'Defines a kind of numbers in a shard: when it begins again, how it is written, and whether numbers may be missing';
 
 
 --
@@ -2457,12 +2453,11 @@ begin
     'create or replace trigger shardids_reference before %sdelete or truncate on %s '
     'for each statement execute function shardids.guard_reference(%L, %L)',
     case when not is_writer then 'insert or update or ' end, name, writer, case when is_writer then 'writer' else 'reader' end);
+  -- A node that was the writer keeps it: DROP TRIGGER would wait for all who read the table.
   if is_writer then
     execute format(
       'create or replace trigger shardids_reference_key after update on %s '
       'for each row execute function shardids.keep_reference_key()', name);
-  else
-    execute format('drop trigger if exists shardids_reference_key on %s', name);
   end if;
 end
 $$;
@@ -2688,6 +2683,10 @@ declare
   after constant jsonb := to_jsonb(new);
   changed text;
 begin
+  if current_setting('shardids.reference_work', true) = 'on'
+     and pg_has_role(current_user, (select n.nspowner from pg_namespace n where n.nspname = 'shardids'), 'usage') then
+    return null;
+  end if;
   select string_agg(format('%I', a.attname), ', ' order by a.attnum) into changed
   from pg_attribute a
   where a.attrelid = tg_relid and before -> a.attname::text is distinct from after -> a.attname::text
@@ -4156,16 +4155,23 @@ COMMENT ON FUNCTION shardids_catalog.grant_usage(role name) IS 'Lets a role read
 
 
 --
--- Name: refuse_during_deletion(); Type: FUNCTION; Schema: shardids_catalog; Owner: -
+-- Name: refuse_while_references_change(); Type: FUNCTION; Schema: shardids_catalog; Owner: -
 --
 
-CREATE FUNCTION shardids_catalog.refuse_during_deletion() RETURNS trigger
+CREATE FUNCTION shardids_catalog.refuse_while_references_change() RETURNS trigger
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
   this shardids_catalog.reference_deletion;
+  next_writer constant text := (select w.successor from shardids_catalog.reference_writer w);
 begin
+  if next_writer is not null then
+    raise exception using
+      errcode = 'SI013',
+      message = format('the writer of reference tables is being moved to node "%s"', next_writer),
+      hint = 'Wait until it is done. If it was interrupted: repeat shardids reference move, or undo it with shardids reference repair.';
+  end if;
   select d.* into this from shardids_catalog.reference_deletion d order by d.started_at limit 1;
   if found then
     raise exception using
@@ -4179,10 +4185,10 @@ $$;
 
 
 --
--- Name: FUNCTION refuse_during_deletion(); Type: COMMENT; Schema: shardids_catalog; Owner: -
+-- Name: FUNCTION refuse_while_references_change(); Type: COMMENT; Schema: shardids_catalog; Owner: -
 --
 
-COMMENT ON FUNCTION shardids_catalog.refuse_during_deletion() IS 'Refuses moves and adoptions while a row of a reference table is being deleted';
+COMMENT ON FUNCTION shardids_catalog.refuse_while_references_change() IS 'Refuses moves and adoptions while a row of a reference table is being deleted, or their writer moved';
 
 
 --
@@ -4883,6 +4889,7 @@ COMMENT ON COLUMN shardids_catalog.reference_table.state IS 'creating, dropping:
 CREATE TABLE shardids_catalog.reference_writer (
     only_row boolean DEFAULT true NOT NULL,
     node text NOT NULL,
+    successor text,
     CONSTRAINT reference_writer_only_row_check CHECK (only_row)
 );
 
@@ -4892,6 +4899,13 @@ CREATE TABLE shardids_catalog.reference_writer (
 --
 
 COMMENT ON TABLE shardids_catalog.reference_writer IS 'The node on which reference tables are written to';
+
+
+--
+-- Name: COLUMN reference_writer.successor; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.reference_writer.successor IS 'The node that is becoming it; until it is open nobody may be able to write';
 
 
 --
@@ -4943,9 +4957,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (383032015726837762);
-INSERT INTO shard_0000.kept VALUES (383032015726837763);
-INSERT INTO shard_0000.kept VALUES (383032015726837764);
+INSERT INTO shard_0000.kept VALUES (383034343192264706);
+INSERT INTO shard_0000.kept VALUES (383034343192264707);
+INSERT INTO shard_0000.kept VALUES (383034343192264708);
 
 
 --
@@ -4979,8 +4993,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711137673000202763/5/16670', 1, 1338369533794058240, '755', '2026-11-22 23:12:28.908552+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711137673000202763/5/16670', 1, 1338369533794058240, '756', '2026-11-22 23:12:28.919683+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711140058854918125/5/16676', 1, 4745457001109127168, '755', '2026-11-22 23:21:43.804239+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711140058854918125/5/16676', 1, 4745457001109127168, '756', '2026-11-22 23:21:43.814718+00', NULL);
 
 
 --
@@ -5000,7 +5014,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 23:12:28.706078+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 23:21:43.644098+00');
 
 
 --
@@ -5019,7 +5033,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 23:12:28.9289+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 23:21:43.825999+00');
 
 
 --
@@ -5090,7 +5104,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 1338369625116007180, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 4745457092431631019, true);
 
 
 --
@@ -5104,7 +5118,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 1338369625116007159, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 4745457092431630982, true);
 
 
 --
@@ -5355,17 +5369,24 @@ CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE ON shardids_catalog.plac
 
 
 --
--- Name: adoption refuse_during_deletion; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+-- Name: reference_writer changed; Type: TRIGGER; Schema: shardids_catalog; Owner: -
 --
 
-CREATE TRIGGER refuse_during_deletion BEFORE INSERT ON shardids_catalog.adoption FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_during_deletion();
+CREATE TRIGGER changed AFTER UPDATE ON shardids_catalog.reference_writer FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.changed();
 
 
 --
--- Name: move refuse_during_deletion; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+-- Name: adoption refuse_while_references_change; Type: TRIGGER; Schema: shardids_catalog; Owner: -
 --
 
-CREATE TRIGGER refuse_during_deletion BEFORE INSERT ON shardids_catalog.move FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_during_deletion();
+CREATE TRIGGER refuse_while_references_change BEFORE INSERT ON shardids_catalog.adoption FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_while_references_change();
+
+
+--
+-- Name: move refuse_while_references_change; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER refuse_while_references_change BEFORE INSERT ON shardids_catalog.move FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_while_references_change();
 
 
 --
@@ -5406,6 +5427,14 @@ ALTER TABLE ONLY shardids_catalog.query_node
 
 ALTER TABLE ONLY shardids_catalog.reference_writer
     ADD CONSTRAINT reference_writer_node_fkey FOREIGN KEY (node) REFERENCES shardids_catalog.node(name) ON UPDATE CASCADE;
+
+
+--
+-- Name: reference_writer successor_of; Type: FK CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.reference_writer
+    ADD CONSTRAINT successor_of FOREIGN KEY (successor) REFERENCES shardids_catalog.node(name) ON UPDATE CASCADE;
 
 
 --
