@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from typing import Any
 
 import psycopg
 from sqlalchemy.engine import URL
@@ -11,7 +12,7 @@ from sqlalchemy.engine import URL
 from shardids.ids.layout import DEFAULT
 from shardids.planning.simulator import Shards
 from tests.conftest import dsn
-from tests.support.generator import row
+from tests.support.generator import row, run_ahead
 
 DRAWS = 400
 
@@ -33,6 +34,26 @@ def played(offset_ms: int, counter: int, at_ms: float) -> tuple[int, int, int]:
     return int(shards.offset_ms[0]), int(shards.counter[0]), int(tick[0])
 
 
+def draw(connection: psycopg.Connection[Any]) -> tuple[int, int]:
+    """Draws on both sides, and returns by how much the offset and the counter rose."""
+    offset, counter, before, drawn, after, new_offset, new_counter = row(connection, DRAWN)
+    bits = DEFAULT.shard_bits + DEFAULT.sequence_bits
+    tick = drawn >> bits << DEFAULT.sequence_bits | drawn & (DEFAULT.sequence_limit - 1)
+    # The clock between: in as many parts as a millisecond may fall into.
+    parts = max(int((after - before) * 20), 1)
+    moments = [before + (after - before) * part / parts for part in range(parts + 1)]
+    assert (new_offset, new_counter, tick) in {played(offset, counter, moment) for moment in moments}
+    return new_offset - offset, new_counter - counter
+
+
+def test_a_lead_of_over_a_minute_takes_two_ticks_a_draw(cluster_url: URL) -> None:
+    with psycopg.connect(dsn(cluster_url), autocommit=True) as connection:
+        run_ahead(connection, 59_000, shard=2)
+        assert {draw(connection) for _ in range(20)} == {(0, 1)}
+        run_ahead(connection, 75_000, shard=2)
+        assert {draw(connection) for _ in range(20)} == {(0, 2)}
+
+
 def test_the_same_ticks(cluster_url: URL) -> None:
     chance = random.Random(7)
     kinds = {"usual": 0, "stepped": 0, "raised": 0}
@@ -41,19 +62,6 @@ def test_the_same_ticks(cluster_url: URL) -> None:
         for _ in range(DRAWS):
             # How long the shard is idle decides which way the draw takes.
             time.sleep(chance.choice([0, 0, 0, 0.001, 0.003, 0.01, 0.02, 0.05, 0.3]))
-            offset, counter, before, drawn, after, new_offset, new_counter = row(connection, DRAWN)
-            bits = DEFAULT.shard_bits + DEFAULT.sequence_bits
-            tick = drawn >> bits << DEFAULT.sequence_bits | drawn & (DEFAULT.sequence_limit - 1)
-            wanted = (new_offset, new_counter, tick)
-            # The clock between: in as many parts as a millisecond may fall into.
-            parts = max(int((after - before) * 20), 1)
-            moments = [before + (after - before) * part / parts for part in range(parts + 1)]
-            assert wanted in {played(offset, counter, moment) for moment in moments}, (
-                offset,
-                counter,
-                before,
-                after,
-            )
-            raised = new_offset - offset
+            raised, _ = draw(connection)
             kinds["usual" if not raised else "raised" if raised > 256 else "stepped"] += 1
     assert min(kinds.values()) > 5, kinds
