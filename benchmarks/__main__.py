@@ -31,6 +31,7 @@ from benchmarks import (
     references,
     routing,
     rows,
+    scraping,
     taking_in,
     twophase,
 )
@@ -58,6 +59,7 @@ BENCHMARKS: dict[str, tuple[Callable[[int], Section], int]] = {
     "querying": (querying.run, 11),
     "provisioning": (provisioning.run, 3),
     "doctor": (doctor.run, 7),
+    "metrics": (scraping.run, 15),
     "migrations": (migrations.run, 5),
     "adopting": (adopting.run, 3),
     "taking-in": (taking_in.run, 3),

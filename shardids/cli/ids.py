@@ -1,4 +1,4 @@
-"""``shardids id``: decode, encode, range, next."""
+"""``shardids id``: decode, encode, range, next, stats."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardids.cli.common import LAYOUTS, CatalogOption, JsonOption, opened, print_json
+from shardids.cli.id_stats import stats
 from shardids.errors import BadArgument
 from shardids.ids import DecodedId, Layout
 from shardids.ids.text import parse_id, to_decimal, to_text
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from shardids.catalog.topology import OldIdRule, Placement
 
 app = typer.Typer(help="Take IDs apart, put them together, draw them.", no_args_is_help=True)
+
+app.command()(stats)
 
 LayoutOption = Annotated[
     str | None,

@@ -19,7 +19,7 @@ from shardids.catalog.node_heads import SHARED_SCHEMA, node_heads_in
 from shardids.errors import ClusterConflict, ShardBusy, ShardidsError, StatementFailed
 from shardids.migrate.environment import Environment
 from shardids.migrate.plan import Heads, NodeOutcome
-from shardids.migrate.player import Limits
+from shardids.migrate.player import Limits, require_own_session
 
 _NO_SHARD: Final = -1
 """Stands for the node in the locks of migrations, whose second part is a shard."""
@@ -90,6 +90,7 @@ def _run(environment: Environment, name: str, engine: Engine, limits: Limits) ->
 
 @contextmanager
 def _locked(connection: Connection, name: str) -> Iterator[None]:
+    require_own_session(connection, name)
     lock = {"class": AdvisoryLock.MIGRATE, "shard": _NO_SHARD}
     if not connection.scalar(text("select pg_try_advisory_lock(:class, :shard)"), lock):
         raise ShardBusy(

@@ -13,7 +13,7 @@ from psycopg import sql
 from sqlalchemy import Connection, Engine, event, text
 
 from shardids.catalog.locks import AdvisoryLock
-from shardids.errors import ClusterConflict, ShardBusy, UnknownShard
+from shardids.errors import ClusterConflict, ShardBusy, UnknownShard, UnsupportedServer
 from shardids.migrate.compiled import Compiled, Part, Stage, recorded
 from shardids.migrate.environment import Direction, Environment
 from shardids.migrate.plan import Heads, Position, Start
@@ -86,6 +86,22 @@ def is_concurrent(statement: str) -> bool:
     return _CONCURRENT_INDEX.match(statement) is not None
 
 
+def require_own_session(connection: Connection, node: str) -> None:
+    """Refuses a pooler, which may send each statement to another session, without settings and locks.
+
+    Raises:
+        UnsupportedServer: the connection's server process is not the one that answers.
+    """
+    driver: Any = connection.connection.driver_connection
+    # A pooler gives its clients numbers of its own, for cancelling.
+    if connection.scalar(text("select pg_backend_pid()")) != driver.info.backend_pid:
+        raise UnsupportedServer(
+            "revisions with statements outside of a transaction, with Python code or for nodes keep settings"
+            f' in their session, and node "{node}" is behind a pooler',
+            hint="While they run, give it the server's own address: column url of shardids_catalog.node.",
+        )
+
+
 class Player:
     """Plays routes on the shards of one node. Threads must not share one.
 
@@ -117,6 +133,7 @@ class Player:
         Raises:
             RevisionChanged: the shard is no longer at the route's start; nothing was changed.
             ShardBusy: another session is migrating it.
+            UnsupportedServer: the route needs a session of its own, and the node is behind a pooler.
             ClusterConflict: the shard is half way through another revision, or this one was edited since.
             ShardidsError: a statement failed; its transaction was rolled back.
         """
@@ -169,6 +186,7 @@ class Player:
         It only tries: a statement that waits holds a snapshot, and CREATE INDEX CONCURRENTLY in the session
         that holds the lock would wait for that snapshot in turn.
         """
+        require_own_session(connection, position.node)
         lock = {"class": AdvisoryLock.MIGRATE, "shard": position.shard}
         if not connection.scalar(text("select pg_try_advisory_lock(:class, :shard)"), lock):
             raise ShardBusy(

@@ -57,6 +57,7 @@ ANSWERS = """
         ("numbers-for-people", "", ""),
         ("paginate", "", ""),
         ("pandas", "", ""),
+        ("read-load-from-ids", "", ""),
         ("route-queries", "", ""),
         ("sqlmodel", "", ""),
     ],

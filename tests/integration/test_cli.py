@@ -625,6 +625,7 @@ READING = {
         "id encode",
         "id range",
         "id next",
+        "id stats",
         "sql show",
         "demo",
     ),
@@ -779,3 +780,16 @@ def test_what_is_no_number_of_a_shard(written: str) -> None:
     with pytest.raises(BadArgument) as caught:
         parse_shards(written, 8)
     assert caught.value.hint
+
+
+def test_the_ids_that_a_query_answers(run: Run, made: tuple[URL, URL]) -> None:
+    def asked(query: str) -> Ran:
+        return run("id", "stats", "--url", dsn(made[0]), "--query", query, "--json")
+
+    ran = asked("select shardids.min_id(now()) + n * 1024 from generate_series(0, 99) n;")
+    told: Any = ran.json
+    assert (ran.code, told["ids"], told["shard_count"], told["duplicates"]) == (0, 100, 100, 0)
+    refused(asked("values (1, 2)"), 2, "line 1")
+    refused(asked("select null"), 2, "line 1")
+    refused(asked("select x from nonesuch"), 1, "nonesuch")
+    refused(asked("select shard_0000.next_id()"), 1, "read-only")

@@ -24,7 +24,11 @@ from tests.support.django_project.library.models import Book, Writer
 def run(*words: str, **options: Any) -> str:
     """Runs ``migrate_shards``; returns what it printed."""
     said = StringIO()
-    call_command("migrate_shards", *words, stdout=said, stderr=said, **options)
+    try:
+        call_command("migrate_shards", *words, stdout=said, stderr=said, **options)
+    except CommandError as error:
+        error.add_note(said.getvalue())
+        raise
     return said.getvalue()
 
 
@@ -104,6 +108,24 @@ def a_part_first_and_the_rest_later() -> None:
     assert fails("library", "000").startswith("4 migrations of library begin with '000'")
     assert run("--jobs", "4").count(" -> ") == 2
     run("--check")
+
+
+def sessions_are_refused_behind_a_pooler() -> None:
+    assert "8 done" in run("library", "0002", "--jobs", "4")
+    assert "8 done" in run("polls", "--jobs", "4")
+    before = [*ALL[:2], ALL[-1]]
+    with pytest.raises(CommandError) as error:
+        run("--jobs", "4")
+    (said,) = error.value.__notes__
+    assert "shard 0 failed: revisions with statements outside of a transaction" in said
+    assert 'and node "a" is behind a pooler. While they run, give it the server\'s own address' in said
+    assert all(recorded(shard) == before for shard in range(8)), said
+    assert asked(0, "select obj_description('{s}.alembic_version'::regclass)") == [(None,)]
+
+
+def what_was_refused_behind_a_pooler() -> None:
+    assert "8 done" in run("--jobs", "4")
+    assert all(recorded(shard) == ALL for shard in range(8))
 
 
 def a_shard_that_fails_is_as_it_was() -> None:

@@ -1,0 +1,253 @@
+"""``shardids id stats``: what many IDs tell together."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shardids.cli.common import JsonOption, opened, print_json
+from shardids.errors import BadArgument, ShardidsError
+from shardids.ids import Layout
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from shardids.stats.anomalies import Anomaly
+    from shardids.stats.measured import IdStats
+    from shardids.stats.reading import ReadIds
+
+_MOST_NAMED = 5
+_MOST_FOUND = 20
+
+
+def stats(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE|-", help="IDs, one a line, or a CSV file; - is stdin.")
+    ] = "-",
+    column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The file is CSV, and this column has the IDs.")
+    ] = None,
+    delimiter: Annotated[str, typer.Option(help="What separates the fields of the CSV file.")] = ",",
+    query: Annotated[
+        str | None, typer.Option(metavar="SQL", help="Ask the database of --url for IDs instead; one column.")
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Where --query is asked: postgresql://user@host/database"),
+    ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Name what is no ID and go on, where otherwise it ends here.")
+    ] = False,
+    top: Annotated[int, typer.Option(min=1, help="How many shards to list, those with most IDs first.")] = 10,
+    layout: Annotated[
+        str | None,
+        typer.Option("--layout", metavar="NAME|T-S-Q[@EPOCH_MS]", help="As for shardids id decode."),
+    ] = None,
+    catalog: Annotated[
+        str | None,
+        typer.Option(
+            "--catalog",
+            envvar="SHARDIDS_CATALOG",
+            metavar="URL",
+            help="Take the layout from this catalog, and count old IDs apart.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read IDs as a record of load: shards, rates, gaps, order, clocks, and what is unusual.
+
+    Clocks are judged if the IDs come in about the order of their insertion. Exits 0 whatever is found.
+    """
+    if find_spec("numpy") is None:
+        raise ShardidsError("shardids id stats needs numpy", hint="pip install 'shardids[numpy]'")
+    from shardids.stats.measured import of
+
+    if (query is None) != (url is None):
+        raise BadArgument("--query and --url go together", hint="The one is asked, the other says where.")
+    used, old_ids_below = _layout(layout, catalog)
+    read = _read(file, column, delimiter, query, url)
+    ids, bad = _checked(read, used)
+    _name(bad, skip_bad=skip_bad)
+    measured = of(ids, used, now=datetime.now(UTC), old_ids_below=old_ids_below)
+    if as_json:
+        print_json(_as_json(measured, len(bad), top))
+    else:
+        _print(measured, top)
+
+
+def _layout(layout: str | None, catalog: str | None) -> tuple[Layout, int | None]:
+    if layout is not None or catalog is None:
+        return Layout.parse(layout or "default"), None
+    with opened(catalog) as there:
+        rules = there.placement().old_ids
+        return there.describe().layout, rules.below if rules else None
+
+
+def _read(file: str, column: str | None, delimiter: str, query: str | None, url: str | None) -> ReadIds:
+    from shardids.stats.reading import read_ids
+
+    with ExitStack() as stack:
+        if query is not None and url is not None:
+            from shardids.stats.query import answer
+
+            return read_ids(stack.enter_context(answer(url, query)))
+        opened_file = sys.stdin.buffer if file == "-" else stack.enter_context(Path(file).open("rb"))
+        return read_ids(opened_file, column=column, delimiter=delimiter)
+
+
+def _checked(read: ReadIds, layout: Layout) -> tuple[Any, list[tuple[int, str]]]:
+    """The IDs that the layout can hold, and the lines of all else with what is wrong, in their order."""
+    from shardids.stats.reading import foreign
+
+    is_foreign = foreign(read.ids, layout)
+    bad = [(one.line, one.reason) for one in read.bad]
+    for place in is_foreign.nonzero()[0]:
+        try:
+            layout.decode(int(read.ids[place]))
+        except BadArgument as error:
+            bad.append((int(read.lines[place]), error.message))
+    return read.ids[~is_foreign], sorted(bad)
+
+
+def _name(bad: list[tuple[int, str]], *, skip_bad: bool) -> None:
+    if not bad:
+        return
+    named = [f"line {line}: {reason}" for line, reason in bad[:_MOST_NAMED]]
+    more = len(bad) - len(named)
+    if more:
+        named.append(f"and {more:,} more")
+    if not skip_bad:
+        raise BadArgument("; ".join(named), hint="To leave out what is no ID of this layout: --skip-bad")
+    from shardids.cli.output import print_warnings
+
+    print_warnings([f"{one}, left out" if one.startswith("line") else one for one in named])
+
+
+def _print(stats: IdStats, top: int) -> None:
+    from shardids.cli.output import err, out
+
+    out.print(_summary(stats))
+    if stats.count:
+        out.print()
+        out.print(_shards(stats, top))
+    out.print()
+    if not stats.tells_clocks:
+        out.print(
+            "Nothing is said of clocks: that takes four shards, and IDs in the order of their insertion."
+        )
+    if not stats.anomalies:
+        out.print("Nothing unusual.")
+    for one in stats.anomalies[:_MOST_FOUND]:
+        out.print(f"[bold yellow]{one.kind}[/] ", end="")
+        out.print(_told(one), markup=False)
+    if len(stats.anomalies) > _MOST_FOUND:
+        err.print(f"and {len(stats.anomalies) - _MOST_FOUND:,} more; all of them: --json")
+
+
+def _told(one: Anomaly) -> str:
+    of = "all shards" if one.shard is None else f"shard {one.shard}"
+    when = f", {one.start:%Y-%m-%d %H:%M:%S}" if one.start else ""
+    until = f" to {one.end:%Y-%m-%d %H:%M:%S}" if one.start and one.end else ""
+    return f"{of}{when}{until}: {one.message}"
+
+
+def _summary(stats: IdStats) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    rows = {"IDs": f"{stats.count:,}", "shards": f"{stats.shards.shard.size:,}"}
+    if stats.old:
+        rows["from before the cluster"] = f"{stats.old:,}"
+    if stats.first and stats.last:
+        rows["born"] = f"{_time(stats.first)} to {_time(stats.last)} UTC"
+        rows["IDs a second"] = f"{stats.per_second:,.4g}"
+    rows |= {
+        "duplicates": f"{stats.duplicates:,}",
+        "pairs out of order": f"{stats.out_of_order:.4%}",
+        "ahead of now": f"{stats.ahead:,}"
+        + (f", by {stats.most_ahead_ms / 1000:,.3f} s at most" if stats.ahead else ""),
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _time(at: datetime) -> str:
+    return f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03}"
+
+
+def _shards(stats: IdStats, top: int) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("shard", "IDs", "share", "last", "longest gap", "most a ms", "ticks in a row"):
+        table.add_column(name, justify="left" if name == "last" else "right")
+    for row in _by_count(stats, top):
+        table.add_row(
+            str(row["shard"]),
+            f"{row['count']:,}",
+            f"{row['share']:.2%}",
+            str(row["last"])[:19].replace("T", " "),
+            f"{row['longest_gap_ms'] / 1000:,.3f} s",
+            f"{row['most_in_ms']:,}",
+            f"{row['run']:,}",
+        )
+    return table
+
+
+def _by_count(stats: IdStats, top: int | None) -> list[dict[str, Any]]:
+    from shardids.stats.anomalies import time_of
+
+    shards = stats.shards
+    return [
+        {
+            "shard": int(shards.shard[row]),
+            "count": int(shards.count[row]),
+            "share": int(shards.count[row]) / stats.count,
+            "first": time_of(int(shards.first_ms[row])).isoformat(timespec="milliseconds"),
+            "last": time_of(int(shards.last_ms[row])).isoformat(timespec="milliseconds"),
+            "longest_gap_ms": int(shards.gap_ms[row]),
+            "longest_gap_from": time_of(int(shards.gap_start_ms[row])).isoformat(timespec="milliseconds"),
+            "most_in_ms": int(shards.most_in_ms[row]),
+            "run": int(shards.run[row]),
+        }
+        for row in (-shards.count).argsort(kind="stable")[:top]
+    ]
+
+
+def _as_json(stats: IdStats, bad: int, top: int) -> dict[str, object]:
+    return {
+        "ids": stats.count,
+        "bad": bad,
+        "old": stats.old,
+        "layout": str(stats.layout),
+        "first": stats.first and stats.first.isoformat(timespec="milliseconds"),
+        "last": stats.last and stats.last.isoformat(timespec="milliseconds"),
+        "ids_per_second": stats.per_second,
+        "duplicates": stats.duplicates,
+        "ahead": stats.ahead,
+        "most_ahead_ms": stats.most_ahead_ms,
+        "out_of_order": stats.out_of_order,
+        "tells_clocks": stats.tells_clocks,
+        "shard_count": int(stats.shards.shard.size),
+        "shards": _by_count(stats, top),
+        "anomalies": [_anomaly_as_json(one) for one in stats.anomalies],
+    }
+
+
+def _anomaly_as_json(one: Anomaly) -> dict[str, object]:
+    return {
+        "kind": str(one.kind),
+        "shard": one.shard,
+        "start": one.start and one.start.isoformat(timespec="milliseconds"),
+        "end": one.end and one.end.isoformat(timespec="milliseconds"),
+        "value": one.value,
+        "expected": one.expected,
+        "message": one.message,
+    }

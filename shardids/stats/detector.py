@@ -1,0 +1,281 @@
+"""The detector: what is unusual in counts of IDs by shard and interval, and in the shards' leads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardids.errors import BadArgument
+from shardids.ids.layout import Layout
+from shardids.stats.anomalies import DEFAULTS, Anomaly, Kind, Thresholds, time_of
+from shardids.stats.growth import limits
+from shardids.stats.series import Series
+
+_PEERS: Final = 4
+_AROUND: Final = 24
+NORMAL: Final = 1.4826
+"""How many median absolute deviations are one standard deviation of a normal distribution."""
+_REPEATED: Final = 2
+_APART: Final = 3
+_LENGTHS: Final = (1, 6, 36)
+_BLUR: Final = 1.5
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+
+
+def find(
+    series: Series,
+    *,
+    layout: Layout,
+    now: datetime,
+    leads_ms: npt.ArrayLike | None = None,
+    thresholds: Thresholds = DEFAULTS,
+) -> list[Anomaly]:
+    """Returns what is unusual, hot shards first, then by kind and time.
+
+    ``leads_ms`` has for each row of ``series`` how far the shard's ticks are ahead of a clock that is one for
+    all, if that is known. Shards are compared with each other only if there are four or more.
+
+    Raises:
+        BadArgument: ``leads_ms`` is not of as many shards as ``series``.
+    """
+    found = [
+        *_hot(series, thresholds),
+        *_bursts_of_any_length(series, thresholds),
+        *_silences(series, thresholds),
+        *_of_all(series, thresholds),
+    ]
+    if leads_ms is not None:
+        leads = np.asarray(leads_ms, np.float64)
+        if leads.shape != series.shards.shape:
+            raise BadArgument(f"leads_ms must be {series.shards.size} numbers, not of shape {leads.shape}")
+        found += _leads(series, leads, thresholds)
+    return [*found, *limits(series, layout, now, thresholds)]
+
+
+def _hot(series: Series, bounds: Thresholds) -> Iterator[Anomaly]:
+    totals = series.counts.sum(axis=1).astype(np.float64)
+    count = totals.size
+    whole = totals.sum()
+    if count < _PEERS or not whole:
+        return
+    usual = np.maximum(np.median(totals), (whole - totals) / (count - 1))
+    scale = np.log1p(totals)
+    off = scale - np.median(scale)
+    bound = bounds.deviations * NORMAL * np.median(np.abs(off))
+    is_hot = (totals >= bounds.ratio * usual) & (off > bound)
+    is_hot &= poisson_tail(totals, usual) < math.log(bounds.chance / count)
+    for row in sorted(np.flatnonzero(is_hot), key=lambda one: -totals[one]):
+        share, peers = totals[row] / whole, usual[row] / whole
+        yield Anomaly(
+            kind=Kind.HOT,
+            shard=int(series.shards[row]),
+            value=float(share),
+            expected=float(peers),
+            message=f"{share:.2%} of all IDs, {totals[row] / usual[row]:.1f} times as many as its peers",
+        )
+
+
+def _bursts_of_any_length(series: Series, bounds: Thresholds) -> list[Anomaly]:
+    """Looks at intervals of three lengths: a burst that is thin, or a long one, shows in longer ones."""
+    found: list[Anomaly] = []
+    for factor in _LENGTHS:
+        for burst in _bursts(series.coarser(factor), bounds):
+            same = [one for one in found if one.shard == burst.shard and _overlap(one, burst)]
+            # One of a longer interval is blurred: it counts where it holds more.
+            if sum(map(_excess, same)) * _BLUR < _excess(burst):
+                found = [one for one in found if one not in same] + [burst]
+    return found
+
+
+def _overlap(one: Anomaly, other: Anomaly) -> bool:
+    (start, end), (other_start, other_end) = _seconds(one), _seconds(other)
+    return start < other_end and other_start < end
+
+
+def _excess(burst: Anomaly) -> float:
+    start, end = _seconds(burst)
+    return (burst.value - burst.expected) * (end - start)
+
+
+def _seconds(burst: Anomaly) -> tuple[float, float]:
+    return (burst.start.timestamp() if burst.start else 0.0), (burst.end.timestamp() if burst.end else 0.0)
+
+
+def _bursts(series: Series, bounds: Thresholds) -> Iterator[Anomaly]:
+    """More of an interval's IDs than the shard's share, and more than in the intervals around it."""
+    counts = series.counts.astype(np.float64)
+    if counts.shape[0] < _PEERS or counts.shape[1] < _PEERS:
+        return
+    of_all, own = counts.sum(axis=0), counts.sum(axis=1)
+    whole = own.sum()
+    outside = own[:, None] - counts
+    others = of_all[None, :] - counts
+    others_outside = whole - own[:, None] - others
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = outside / (outside + others_outside)
+        usual = outside * others / others_outside
+    is_more = (counts >= bounds.ratio * usual) & (others_outside > 0)
+    rows, columns = np.nonzero(is_more & (counts > 1))
+    tail = binomial_tail(
+        counts[rows, columns], np.broadcast_to(of_all, counts.shape)[rows, columns], share[rows, columns]
+    )
+    is_rare = tail < math.log(bounds.chance / counts.size / len(_LENGTHS))
+    places: dict[int, list[int]] = {}
+    for row, column in zip(rows[is_rare].tolist(), columns[is_rare].tolist(), strict=True):
+        if counts[row, column] >= bounds.ratio * around(counts[row], column):
+            places.setdefault(row, []).append(column)
+    for row, all_columns in places.items():
+        for run in _runs(all_columns):
+            yield _burst(series, run, int(series.shards[row]), counts[row], usual[row])
+
+
+def _burst(series: Series, run: tuple[int, int], shard: int | None, counts: Floats, usual: Floats) -> Anomaly:
+    first, last = run
+    seconds = (last - first + 1) * series.interval_ms / 1000
+    seen, expected = counts[first : last + 1].sum() / seconds, usual[first : last + 1].sum() / seconds
+    return Anomaly(
+        kind=Kind.BURST,
+        shard=shard,
+        start=time_of(series.start_of(first)),
+        end=time_of(series.start_of(last + 1)),
+        value=float(seen),
+        expected=float(expected),
+        message=f"{seen:,.6g} IDs a second, {expected:,.3g} are usual then",
+    )
+
+
+def _silences(series: Series, bounds: Thresholds) -> Iterator[Anomaly]:
+    """No ID of a shard while others go on, for longer than chance and the shard's own habits explain."""
+    if series.shards.size < _PEERS:
+        return
+    so_far = np.r_[0, np.cumsum(series.counts.sum(axis=0))].astype(np.float64)
+    bound = math.log(bounds.chance / series.counts.size)
+    for row in range(series.shards.size):
+        used = np.flatnonzero(series.counts[row])
+        if not used.size:
+            continue
+        own = float(series.counts[row].sum())
+        for first, after, others in _longest_gaps(used, so_far, series.intervals):
+            share = own / (so_far[-1] - others)
+            if share < 1 and others * math.log1p(-share) < bound:
+                expected = own / (so_far[-1] - others - own) * others
+                yield _silence(series, first, after, int(series.shards[row]), expected)
+
+
+def _longest_gaps(used: npt.NDArray[np.intp], so_far: Floats, end: int) -> Iterator[tuple[int, int, float]]:
+    """The two gaps in which most of the others' IDs lie, if they are twice as large as any third."""
+    after = np.r_[used[1:], end]
+    others = so_far[after] - so_far[used + 1]
+    order = np.argsort(others)[::-1]
+    third = others[order[_REPEATED]] if order.size > _REPEATED else 0.0
+    for place in order[:_REPEATED]:
+        if others[place] > 2 * third:
+            yield int(used[place]) + 1, int(after[place]), float(others[place])
+
+
+def _silence(series: Series, first: int, after: int, shard: int | None, expected: float) -> Anomaly:
+    is_over = after < series.intervals
+    return Anomaly(
+        kind=Kind.SILENCE,
+        shard=shard,
+        start=time_of(series.start_of(first)),
+        end=time_of(series.start_of(after)) if is_over else None,
+        value=0.0,
+        expected=expected,
+        message=f"no ID, where {expected:,.0f} are usual{'' if is_over else '; it has not ended'}",
+    )
+
+
+def _of_all(series: Series, bounds: Thresholds) -> Iterator[Anomaly]:
+    """Bursts and silences of all shards together, against the intervals around."""
+    of_all = series.counts.sum(axis=0).astype(np.float64)
+    if of_all.size < _AROUND:
+        return
+    # Not of empty ones: what follows a silence is no burst.
+    usual = np.array([around(of_all, place, at_least=1) for place in range(of_all.size)])
+    rare = math.log(bounds.chance / of_all.size)
+    is_burst = (of_all >= bounds.ratio * usual) & (poisson_tail(of_all, usual) < rare) & (usual > 0)
+    for run in _runs(np.flatnonzero(is_burst).tolist()):
+        yield _burst(series, run, None, of_all, usual)
+    used = np.flatnonzero(of_all)
+    gaps = np.diff(used) - 1
+    if not gaps.size:
+        return
+    third = np.sort(gaps)[-_REPEATED - 1] if gaps.size > _REPEATED else 0
+    for place in np.flatnonzero(gaps > 2 * third):
+        first, after = int(used[place]) + 1, int(used[place + 1])
+        beside = np.r_[of_all[max(0, first - _AROUND) : first], of_all[after : after + _AROUND]]
+        if -float(np.median(beside)) * (after - first) < rare:
+            yield _silence(series, first, after, None, float(np.median(beside)) * (after - first))
+
+
+def _leads(series: Series, leads: Floats, bounds: Thresholds) -> Iterator[Anomaly]:
+    if leads.size < _PEERS:
+        return
+    median = float(np.median(leads))
+    off = leads - median
+    bound = max(bounds.clock_ms, bounds.deviations * NORMAL * float(np.median(np.abs(off))))
+    for row in np.flatnonzero(np.abs(off) > bound):
+        yield jump(int(series.shards[row]), float(off[row]), None, None)
+
+
+def jump(shard: int, off_ms: float, start: datetime | None, end: datetime | None) -> Anomaly:
+    """Returns that a shard's time is so far from that of its peers."""
+    where = "ahead of" if off_ms > 0 else "behind"
+    return Anomaly(
+        kind=Kind.CLOCK,
+        shard=shard,
+        start=start,
+        end=end,
+        value=off_ms,
+        expected=0.0,
+        message=f"{abs(off_ms) / 1000:,.1f} s {where} the others"
+        + ("; up to 20 s ahead is usual after a restart" if 10_000 <= off_ms <= 20_100 else ""),
+    )
+
+
+def around(counts: Floats, place: int, *, at_least: int = 0) -> float:
+    """Returns the median of the 24 intervals before a place and the 24 after it, of those with so many."""
+    beside = np.r_[counts[max(0, place - _AROUND) : place], counts[place + 1 : place + 1 + _AROUND]]
+    beside = beside[beside >= at_least]
+    return float(np.median(beside)) if beside.size else 0.0
+
+
+def _runs(places: list[int]) -> Iterator[tuple[int, int]]:
+    """First and last of each run of places, of which neighbours are at most three apart."""
+    first = last = None
+    for place in places:
+        if first is None or last is None:
+            first = last = place
+        elif place <= last + _APART:
+            last = place
+        else:
+            yield first, last
+            first = last = place
+    if first is not None and last is not None:
+        yield first, last
+
+
+def poisson_tail(seen: Floats, usual: Floats) -> Floats:
+    """Returns the logarithm of a bound (Chernoff's) of how probable it is to see so many or more."""
+    mean = np.maximum(usual, 1e-9)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        bound = np.where(seen > 0, seen - mean - seen * np.log(seen / mean), 0.0)
+    return np.where(seen > mean, bound, 0.0)
+
+
+def binomial_tail(seen: Floats, of: Floats, share: Floats) -> Floats:
+    """Returns the logarithm of a bound (Chernoff's) of how probable so many or more of ``of`` are."""
+    part = seen / np.maximum(of, 1)
+    share = np.clip(share, 1e-12, 1 - 1e-12)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rest = np.where(part < 1, (1 - part) * np.log((1 - part) / (1 - share)), 0.0)
+        bound = -of * (part * np.log(part / share) + rest)
+    return np.where(part > share, bound, 0.0)

@@ -1,0 +1,163 @@
+"""IDs as a record of load: reading them, measuring them, and `shardids id stats`."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardids import stats
+from shardids.errors import BadArgument
+from shardids.ids.layout import DEFAULT, DISCORD, Layout
+from shardids.ids.text import to_signed, to_text
+from shardids.stats.order import pairs_out_of_order
+from shardids.stats.reading import read_ids
+from tests.support.clusters import COMMAND
+from tests.support.planted import MONDAY, Week
+
+NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
+
+
+def id_at(ms: int, shard: int = 5, sequence: int = 0, layout: Layout = DEFAULT) -> int:
+    return layout.encode(at=NOW + timedelta(milliseconds=ms), shard=shard, sequence=sequence)
+
+
+@given(st.lists(st.integers(0, 20), max_size=40))
+def test_pairs_out_of_order(values: list[int]) -> None:
+    pairs = [(a, b) for at, a in enumerate(values) for b in values[at + 1 :]]
+    wrong = sum(a > b for a, b in pairs) / len(pairs) if pairs else 0.0
+    assert pairs_out_of_order(np.array(values, np.uint64)) == pytest.approx(wrong)
+
+
+@given(
+    st.lists(st.integers(-(2**63), 2**64 - 1), max_size=20), st.sampled_from(["\n", "\r\n"]), st.booleans()
+)
+def test_every_way_to_write_an_id_is_read(ids: list[int], end: str, ends: bool) -> None:
+    for write in (str, to_text):
+        text = end.join(map(write, ids)) + end * ends
+        read = read_ids(io.BytesIO(text.encode()))
+        assert read.ids.tolist() == [to_signed(one) for one in ids] or write is to_text
+        assert (read.bad, read.lines.tolist()) == ([], list(range(1, len(ids) + 1)))
+
+
+def test_each_line_that_is_no_id_is_named() -> None:
+    read = read_ids(io.BytesIO(b"\xef\xbb\xbf7\n\n12x\n-8\n99999999999999999999999\n\\N\n1_0\n\xff\n9"))
+    assert (read.ids.tolist(), read.lines.tolist()) == ([7, -8, 9], [1, 4, 9])
+    assert [one.line for one in read.bad] == [3, 5, 6, 7, 8]
+    assert "beyond the 64 bits" in read.bad[1].reason
+
+
+def test_a_column_of_csv() -> None:
+    text = 'name,"id"\n"a\nb",7\n\nc\nd,x\ne,8\n'
+    read = read_ids(io.BytesIO(text.encode()), column="id")
+    assert (read.ids.tolist(), read.lines.tolist()) == ([7, 8], [3, 7])
+    assert [one.line for one in read.bad] == [5, 6]
+    with pytest.raises(BadArgument, match="does not name one column 'key'"):
+        read_ids(io.BytesIO(text.encode()), column="key")
+    with pytest.raises(BadArgument, match="can't separate"):
+        read_ids(io.BytesIO(text.encode()), column="id", delimiter=",,")
+
+
+@pytest.mark.parametrize("layout", [DEFAULT, DISCORD])
+def test_what_a_few_ids_tell(layout: Layout) -> None:
+    first, second = id_at(-5000, 5, 7, layout), id_at(-5000, 5, 8, layout)
+    late, ahead = id_at(-1000, 5, 0, layout), id_at(61_000, 9, 0, layout)
+    told = stats.of([late, first, second, second, ahead], layout, now=NOW)
+    assert (told.count, told.old, told.duplicates, told.ahead, told.most_ahead_ms) == (5, 0, 1, 1, 61_000)
+    assert (told.first, told.last) == (NOW - timedelta(seconds=5), NOW + timedelta(seconds=61))
+    assert told.out_of_order == pytest.approx(3 / 10)
+    assert told.per_second == pytest.approx(5 / 66)
+    shards = told.shards
+    assert (shards.shard.tolist(), shards.count.tolist()) == ([5, 9], [4, 1])
+    assert (shards.gap_ms.tolist(), shards.most_in_ms.tolist()) == ([4000, 0], [3, 1])
+    assert shards.run.tolist() == [2, 1]
+    assert shards.gap_start_ms[0] == int((NOW - timedelta(seconds=5)).timestamp() * 1000)
+    (future,) = told.anomalies
+    assert (future.kind, future.shard, future.value) == (stats.Kind.FUTURE, 9, 61.0)
+
+
+def test_old_ids_are_counted_apart_and_others_refused() -> None:
+    told = stats.of([1, 17, id_at(0)], now=NOW, old_ids_below=1000)
+    assert (told.count, told.old) == (1, 2)
+    with pytest.raises(BadArgument, match=r"at index \[1\]: ID -1 is negative"):
+        stats.of([id_at(0), -1])
+    with pytest.raises(BadArgument, match="must be integers"):
+        stats.of([1.5])
+    with pytest.raises(BadArgument, match="no time zone"):
+        stats.of([1], now=datetime(2026, 1, 1))
+
+
+def test_no_ids_tell_nothing() -> None:
+    told = stats.of([], now=NOW)
+    assert (told.count, told.first, told.per_second, told.anomalies) == (0, None, 0.0, [])
+
+
+def test_counts_are_those_of_numpy_in_any_order() -> None:
+    week = Week(seed=1, shards=8, rows=20_000)
+    ids = week.ids()
+    told, shuffled = (stats.of(one, now=week.end) for one in (ids, week.chance.permutation(ids)))
+    assert told.shards.count.tolist() == np.bincount(week.shard).tolist()
+    assert told.series.counts.sum() == ids.size
+    assert (told.tells_clocks, shuffled.tells_clocks) == (True, False)
+    assert shuffled.anomalies == []
+    assert shuffled.out_of_order == pytest.approx(0.5, abs=0.02)
+    assert (told.series.counts == shuffled.series.counts).all()
+
+
+def command(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", COMMAND, "id", "stats", *words],
+        input=stdin,
+        capture_output=True,
+        check=False,
+        timeout=60,
+        env={"COLUMNS": "120"},
+    )
+
+
+def test_the_command() -> None:
+    ids = Week(seed=2, shards=4, rows=2000).ids()
+    text = "\n".join(map(str, ids)).encode()
+    ran = command(stdin=text)
+    assert ran.stderr == b""
+    assert f"{len(ids):,}" in ran.stdout.decode()
+    assert "Nothing unusual." in ran.stdout.decode()
+    told = json.loads(command("--json", "--top", "2", stdin=text).stdout)
+    assert (told["ids"], told["shard_count"], len(told["shards"]), told["anomalies"]) == (len(ids), 4, 2, [])
+    assert told["first"] > MONDAY.isoformat()
+
+
+def test_the_command_names_what_is_wrong() -> None:
+    text = b"7\nx\n-1\n"
+    ran = command(stdin=text)
+    assert (ran.returncode, ran.stdout) == (2, b"")
+    message = " ".join(ran.stderr.decode().split())
+    assert "line 2: 'x' is not the text form of an ID" in message
+    assert "line 3: ID -1 is negative" in message
+    assert "--skip-bad" in message
+    skipped = command("--skip-bad", "--json", stdin=text)
+    assert (skipped.returncode, json.loads(skipped.stdout)["bad"]) == (0, 2)
+    assert skipped.stderr.decode().count("left out") == 2
+    assert command("--query", "select 1").returncode == 2
+    assert command("/nonexistent/ids").returncode == 1
+
+
+def test_without_numpy_the_command_says_what_to_install() -> None:
+    program = f"import sys; sys.modules['numpy'] = None\n{COMMAND}"
+    ran = subprocess.run(
+        [sys.executable, "-c", program, "id", "stats"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert "needs numpy" in ran.stderr
+    assert "pip install 'shardids[numpy]'" in ran.stderr
