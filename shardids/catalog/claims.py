@@ -35,11 +35,15 @@ def claim_in(schemas: Collection[str], claims: str, type_: str) -> str:
     """:func:`claim` in several shards of a node, in one transaction. Parameters: those of each in turn."""
     if len(schemas) == 1:
         return claim(next(iter(schemas)), claims, type_)
-    parts = [
-        sql.SQL("c{} as ({})").format(sql.Literal(n), _claim(s, claims, type_)) for n, s in enumerate(schemas)
-    ]
-    found = [sql.SQL("select value from c{}").format(sql.Literal(n)) for n in range(len(schemas))]
-    return _text(sql.SQL("with {} {}").format(sql.SQL(", ").join(parts), sql.SQL(" union all ").join(found)))
+    # Of texts that are kept: to compose 32 of them takes a millisecond.
+    parts = ", ".join(f"c{n} as ({claim(schema, claims, type_)})" for n, schema in enumerate(schemas))
+    return f"with {parts} {_values_of(len(schemas))}"
+
+
+@lru_cache(1_000)
+def _values_of(count: int) -> str:
+    each = [sql.SQL("select value from c{}").format(sql.Literal(n)) for n in range(count)]
+    return _text(sql.SQL(" union all ").join(each))
 
 
 def _claim(schema: str, claims: str, type_: str) -> sql.Composed:

@@ -60,6 +60,10 @@ COMMANDS = {
     "view": Entry("views:app", "A table of all shards as one view, by postgres_fdw."),
     "counter": Entry("counters:app", "Numbers for people, which begin again each day, month or year."),
     "lookup": Entry("lookups:app", "Columns that are unique over all shards, and find a row's shard."),
+    "plan": Entry(
+        "plan:plan",
+        "Plan widths, shards and nodes for a load, or say with --layout whether one fits it. Asks no server.",
+    ),
     "id": Entry("ids:app", "Take IDs apart, put them together, draw them."),
     "sql": Entry("sql:app", "Read the SQL that shardids installs."),
     "dev": Entry("dev:app", "A cluster of embedded servers in a folder, to play with."),

@@ -57,6 +57,7 @@ ANSWERS = """
         ("numbers-for-people", "", ""),
         ("paginate", "", ""),
         ("pandas", "", ""),
+        ("plan-a-cluster", "", ""),
         ("read-load-from-ids", "", ""),
         ("route-queries", "", ""),
         ("sqlmodel", "", ""),

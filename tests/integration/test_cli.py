@@ -626,6 +626,7 @@ READING = {
         "id range",
         "id next",
         "id stats",
+        "plan",
         "sql show",
         "demo",
     ),

@@ -4957,9 +4957,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (383031322135756802);
-INSERT INTO shard_0000.kept VALUES (383031322135756803);
-INSERT INTO shard_0000.kept VALUES (383031322135756804);
+INSERT INTO shard_0000.kept VALUES (383034343192264706);
+INSERT INTO shard_0000.kept VALUES (383034343192264707);
+INSERT INTO shard_0000.kept VALUES (383034343192264708);
 
 
 --
@@ -4993,8 +4993,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711136960865053501/5/16676', 1, 9129271433703194624, '755', '2026-11-22 23:09:43.511809+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711136960865053501/5/16676', 1, 9129271433703194624, '756', '2026-11-22 23:09:43.545092+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711140058854918125/5/16676', 1, 4745457001109127168, '755', '2026-11-22 23:21:43.804239+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711140058854918125/5/16676', 1, 4745457001109127168, '756', '2026-11-22 23:21:43.814718+00', NULL);
 
 
 --
@@ -5014,7 +5014,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 23:09:43.236074+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 23:21:43.644098+00');
 
 
 --
@@ -5033,7 +5033,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 23:09:43.551923+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 23:21:43.825999+00');
 
 
 --
@@ -5104,7 +5104,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 9129271525024978199, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 4745457092431631019, true);
 
 
 --
@@ -5118,7 +5118,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 9129271525024978167, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 4745457092431630982, true);
 
 
 --

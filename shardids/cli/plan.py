@@ -1,0 +1,183 @@
+"""``shardids plan``: how large a cluster has to be, and whether a layout fits a load."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shardids.cli.common import JsonOption, print_json
+from shardids.errors import BadArgument
+from shardids.ids import Layout
+
+if TYPE_CHECKING:
+    from shardids.planning import Plan
+
+_PRICE = re.compile(r"(node|TB)=([0-9]+(?:\.[0-9]+)?)")
+
+
+def plan(
+    ids_per_second: Annotated[str, typer.Option(metavar="N", help="The mean today: 50000, or 50k.")],
+    peak: Annotated[
+        str, typer.Option(metavar="Nx", help="How many times the mean the busiest second is.")
+    ] = "1x",
+    years: Annotated[float, typer.Option(help="For how long.")] = 10.0,
+    growth: Annotated[str, typer.Option(metavar="N%/y", help="How the mean grows: 40%/y, or 2%/m.")] = "0%/y",
+    rows: Annotated[str, typer.Option(metavar="N", help="Rows that are there already.")] = "0",
+    row_bytes: Annotated[
+        str, typer.Option(metavar="N", help="Bytes of a row on disk, with all but the index of its key.")
+    ] = "200",
+    node_rows: Annotated[
+        str, typer.Option(metavar="N", help="Rows a second that a node commits; measure yours.")
+    ] = "10k",
+    node_disk: Annotated[
+        str, typer.Option(metavar="N", help="A node's disk: 2TB. It is full at 80 %.")
+    ] = "2TB",
+    node_connections: Annotated[
+        str, typer.Option(metavar="N", help="Connections that a node accepts.")
+    ] = "400",
+    latency_ms: Annotated[float, typer.Option(help="For how long a row has a connection.")] = 5.0,
+    price: Annotated[
+        list[str] | None, typer.Option(metavar="node=N|TB=N", help="What one costs a month; repeatable.")
+    ] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|T-S-Q[@EPOCH_MS]", help="Say whether this layout fits; exit 1 if not."),
+    ] = None,
+    shards: Annotated[
+        int | None, typer.Option(help="With --layout: how many shards; else all it has.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Plan widths, shards and nodes for a load, or say with --layout whether one fits it. Asks no server."""
+    from shardids.planning import Load, Node, validate
+    from shardids.planning import plan as planned
+    from shardids.planning.load import parse_growth, parse_number, parse_peak
+
+    load = Load(
+        ids_per_second=parse_number("--ids-per-second", ids_per_second),
+        peak=parse_peak(peak),
+        years=years,
+        growth=parse_growth(growth),
+        rows=parse_number("--rows", rows),
+        row_bytes=parse_number("--row-bytes", row_bytes, "B"),
+    )
+    node = Node(
+        rows_per_second=parse_number("--node-rows", node_rows),
+        disk=parse_number("--node-disk", node_disk, "B"),
+        connections=parse_number("--node-connections", node_connections),
+        latency_s=latency_ms / 1000,
+    )
+    prices = _prices(price or [])
+    now = datetime.now(UTC)
+    if layout is None:
+        if shards is not None:
+            raise BadArgument("--shards goes with --layout", hint="Without it, the plan says how many.")
+        _show(planned(load, node=node, now=now), load, prices, as_json=as_json)
+        return
+    used = Layout.parse(layout)
+    count = used.shard_limit if shards is None else shards
+    why = validate(load, layout=used, shards=count, now=now)
+    if as_json:
+        print_json({"layout": str(used), "shards": count, "fits": not why, "why": why})
+    else:
+        for one in why or [f"layout {used} fits"]:
+            typer.echo(one)
+    if why:
+        raise typer.Exit(1)
+
+
+def _prices(texts: list[str]) -> dict[str, float]:
+    prices: dict[str, float] = {}
+    for text in texts:
+        found = _PRICE.fullmatch(text)
+        if found is None:
+            raise BadArgument(
+                f"--price: {text!r} is no price", hint="For example: --price node=400 --price TB=90"
+            )
+        prices[found[1]] = float(found[2])
+    return prices
+
+
+def _rows(plan: Plan, prices: dict[str, float]) -> list[dict[str, Any]]:
+    rows = []
+    for one in plan.years:
+        row: dict[str, Any] = {
+            "year": one.year,
+            "peak_per_second": one.peak_rate,
+            "per_ms_and_shard": one.peak_rate / plan.shards / 1000,
+            "rows": one.rows,
+            "disk_bytes": one.disk,
+            "nodes": one.nodes,
+            "because": one.because,
+        }
+        if prices:
+            row["cost_a_month"] = one.nodes * prices.get("node", 0) + one.disk / 1e12 * prices.get("TB", 0)
+        rows.append(row)
+    return rows
+
+
+def _show(plan: Plan, load: Any, prices: dict[str, float], *, as_json: bool) -> None:
+    from shardids.planning import key_bytes
+
+    rows, keys = _rows(plan, prices), key_bytes(load)
+    if as_json:
+        print_json(
+            {
+                "layout": str(plan.layout),
+                "shards": plan.shards,
+                "years": rows,
+                "limits": [
+                    {
+                        "what": one.what,
+                        "year": one.year if math.isfinite(one.year) else None,
+                        "message": one.message,
+                    }
+                    for one in plan.limits
+                ],
+                "key_bytes_in_10_years": keys,
+            }
+        )
+        return
+    from shardids.cli.output import out
+
+    out.print(f"layout {plan.layout} ({plan.layout.name}), {plan.shards:,} shards", markup=False)
+    out.print(f"made by: shardids init --shards {plan.shards} --layout {plan.layout}\n", markup=False)
+    _table(
+        [
+            {
+                "year": f"{row['year']:g}",
+                "IDs/s at the peak": f"{row['peak_per_second']:,.0f}",
+                "a ms and shard": f"{row['per_ms_and_shard']:,.3g}",
+                "rows": f"{row['rows']:,.3g}",
+                "disk, TB": f"{row['disk_bytes'] / 1e12:,.3g}",
+                "nodes": f"{row['nodes']:,}",
+                "because of": row["because"],
+            }
+            | ({"cost a month": f"{row['cost_a_month']:,.0f}"} if prices else {})
+            for row in rows
+        ]
+    )
+    out.print(f"\nWith the {plan.years[0].nodes:,} node(s) of year 0, what ends first:")
+    for one in plan.limits:
+        when = f"after {one.year:,.2f} years" if math.isfinite(one.year) else "not within 1,000 years"
+        out.print(f"  {one.what}: {when}; {one.message}", markup=False)
+    out.print("\nKeys and one foreign key a row, with their indexes, after 10 years:")
+    for kind, size in keys.items():
+        out.print(f"  {kind}: {size / 1e12:,.4g} TB", markup=False)
+
+
+def _table(rows: list[dict[str, str]]) -> None:
+    from rich.table import Table
+
+    from shardids.cli.output import out
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name == "because of" else "right")
+    for row in rows:
+        table.add_row(*row.values())
+    out.print(table)

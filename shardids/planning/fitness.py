@@ -1,0 +1,117 @@
+"""Whether a layout and its shards hold a load, and what ends first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Final
+
+from shardids.errors import BadArgument
+from shardids.ids.layout import Layout
+from shardids.ids.text import checked_integer
+from shardids.planning.load import Load, Node
+
+HEADROOM: Final = 0.5
+"""How much of its IDs a second a shard uses in the busiest one: the rest is for shards that are not alike."""
+_FURTHEST: Final = 1000.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """Something that ends.
+
+    Attributes:
+        what: ``IDs a millisecond``, ``years``, ``rows a second``, ``disk`` or ``connections``.
+        year: after how many years from now; infinite if not within a thousand.
+        message: it in words.
+    """
+
+    what: str
+    year: float
+    message: str
+
+
+def limits(load: Load, *, layout: Layout, shards: int, nodes: int, node: Node, now: datetime) -> list[Limit]:
+    """Returns what ends when, the first first, if nothing is added.
+
+    Raises:
+        BadArgument: more shards than the layout has, or no shard or node.
+    """
+    checked_integer("shards", shards, 1, layout.shard_limit)
+    checked_integer("nodes", nodes, 1, 1 << 16)
+    each = layout.ids_per_second
+    found = [
+        Limit(
+            what="IDs a millisecond",
+            year=_when(lambda year: load.peak_rate(year) > HEADROOM * each * shards),
+            message=f"each of {shards:,} shards has {layout.sequence_limit:,} IDs a millisecond,"
+            f" and uses {HEADROOM:.0%} of them at the peak",
+        ),
+        Limit(
+            what="years",
+            year=max(layout.years_left(now), 0.0),
+            message=f"the layout's time ends at {layout.last_time:%Y-%m-%d}",
+        ),
+    ]
+    found += [
+        Limit(
+            what=what,
+            year=_when(partial(_is_over, load, node, nodes, what)),
+            message=f"{what} of {nodes:,} node{'s' * (nodes > 1)}",
+        )
+        for what in node.parts(load, 0)
+    ]
+    return sorted(found, key=lambda one: one.year)
+
+
+def validate(load: Load, *, layout: Layout, shards: int, now: datetime) -> list[str]:
+    """Returns why a layout with so many shards does not hold a load until its end; nothing if it does.
+
+    Raises:
+        BadArgument: no shard.
+    """
+    checked_integer("shards", shards, 1, 1 << 16)
+    why = []
+    if shards > layout.shard_limit:
+        why.append(f"{shards:,} shards: {layout.shard_bits} bits are for {layout.shard_limit:,}")
+    left = layout.years_left(now)
+    if left < load.years:
+        ends = f"{layout.last_time:%Y-%m-%d}"
+        why.append(f"years: its time ends at {ends}, in {max(left, 0):.1f} of {load.years:g} years")
+    most = load.most() / shards
+    if most > HEADROOM * layout.ids_per_second:
+        why.append(
+            f"IDs a millisecond: a shard of {shards:,} needs {most / 1000:,.4g} at the peak;"
+            f" half of its {layout.sequence_limit:,} are {layout.sequence_limit // 2:,}"
+        )
+    if layout.uses_sign_bit:
+        why.append(f"sign: its IDs turn negative at {layout.negative_from:%Y-%m-%d}")
+    if layout.first_time > now:
+        why.append(f"years: its time begins at {layout.first_time:%Y-%m-%d}")
+    return why
+
+
+def _is_over(load: Load, node: Node, nodes: int, what: str, year: float) -> bool:
+    return node.parts(load, year)[what] > nodes
+
+
+def _when(is_over: Callable[[float], bool]) -> float:
+    """The first time that something which only rises, or only falls, is over."""
+    if is_over(0.0):
+        return 0.0
+    if not is_over(_FURTHEST):
+        return math.inf
+    low, high = 0.0, _FURTHEST
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if is_over(middle) else (middle, high)
+    return high
+
+
+def require_fit(load: Load, layout: Layout, shards: int, now: datetime) -> None:
+    """Raises BadArgument with what :func:`validate` returns, if it returns something."""
+    if why := validate(load, layout=layout, shards=shards, now=now):
+        raise BadArgument(f"layout {layout} does not hold this load: {'; '.join(why)}")

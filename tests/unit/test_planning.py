@@ -1,0 +1,224 @@
+"""Plans hold what they were made for, and nonsense is refused by name."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardids.errors import BadArgument
+from shardids.ids.layout import DEFAULT, DISCORD, JS53, Layout
+from shardids.planning import Load, Node, key_bytes, limits, plan, validate
+from shardids.planning.load import SECONDS_A_YEAR, parse_growth, parse_number, parse_peak
+from tests.support.clusters import COMMAND
+
+NOW = datetime(2026, 11, 22, tzinfo=UTC)
+loads = st.builds(
+    Load,
+    ids_per_second=st.floats(0.001, 1e9),
+    peak=st.floats(1, 100),
+    years=st.floats(0.1, 150),
+    growth=st.floats(-0.5, 2),
+    rows=st.floats(0, 1e12),
+    row_bytes=st.floats(1, 1e4),
+)
+
+
+@given(loads)
+def test_what_is_planned_holds_the_load(load: Load) -> None:
+    try:
+        made = plan(load, now=NOW)
+    except BadArgument:
+        return  # rightly, as the next test says
+    layout = made.layout
+    assert validate(load, layout=layout, shards=made.shards, now=NOW) == []
+    assert layout.id_bits <= 63
+    assert layout.years_left(NOW) >= load.years
+    for year in (0.0, load.years / 2, load.years):
+        assert load.peak_rate(year) <= made.shards * layout.ids_per_second / 2 * 1.000001
+    for one in made.years:
+        assert all(part <= one.nodes for part in Node().parts(load, one.year).values())
+        assert made.shards >= one.nodes
+    assert [one.year for one in made.limits] == sorted(one.year for one in made.limits)
+
+
+@given(loads)
+def test_only_what_no_layout_holds_is_refused(load: Load) -> None:
+    try:
+        plan(load, now=NOW)
+    except BadArgument:
+        nodes = max(Node().parts(load, load.years).values())
+        rate_bits = math.log2(max(load.most() * 2 / 1000, 1))
+        years_bits = math.log2(load.years * SECONDS_A_YEAR * 1000)
+        # Rounding up costs a bit each: of time and of shards; the time begins with the year.
+        assert load.years > 138 or nodes * 2 > 1 << 16 or math.ceil(years_bits) + rate_bits > 60
+
+
+def test_the_arithmetic() -> None:
+    load = Load(ids_per_second=50_000, peak=8, years=20, growth=0.4, rows=1e9, row_bytes=100)
+    assert load.rate(2) == pytest.approx(98_000)
+    year = 50_000 * SECONDS_A_YEAR
+    assert load.rows_after(1) == pytest.approx(1e9 + year * 0.4 / math.log(1.4))
+    assert Load(ids_per_second=1).rows_after(3) == pytest.approx(3 * SECONDS_A_YEAR)
+    assert load.bytes_after(0) == pytest.approx(122.5e9)
+    made = plan(Load(ids_per_second=5000, peak=8), now=NOW)
+    assert (made.layout, made.shards) == (DEFAULT, 2048)
+    assert made.limits[0].year == 0 or made.limits[0].year < 10
+    keys = key_bytes(Load(ids_per_second=1000))
+    assert keys["UUIDv4"] / keys["bigint"] == pytest.approx((16 + 39.6) / (8 + 22.5))
+
+
+def test_what_ends_first() -> None:
+    load = Load(ids_per_second=1000, growth=1.0, row_bytes=7.5)
+    node = Node(rows_per_second=4000, disk=1e13, connections=1e6)
+    found = limits(load, layout=DEFAULT, shards=64, nodes=1, node=node, now=NOW)
+    when = {one.what: one.year for one in found}
+    assert found[0].what == "rows a second"
+    assert when["rows a second"] == pytest.approx(2)
+    assert when["IDs a millisecond"] == pytest.approx(math.log2(64 * 512))
+    assert when["years"] == pytest.approx(DEFAULT.years_left(NOW))
+    assert load.bytes_after(when["disk"]) == pytest.approx(8e12)
+    steady = limits(Load(ids_per_second=1), layout=DEFAULT, shards=1, nodes=1, node=node, now=NOW)
+    assert {one.what for one in steady if math.isinf(one.year)} == {
+        "IDs a millisecond",
+        "rows a second",
+        "disk",
+        "connections",
+    }
+
+
+@pytest.mark.parametrize(
+    ("layout", "shards", "load", "words"),
+    [
+        (JS53, 65, Load(ids_per_second=1), ["65 shards: 6 bits"]),
+        (JS53, 64, Load(ids_per_second=3e6), ["IDs a millisecond: a shard of 64"]),
+        (DEFAULT, 64, Load(ids_per_second=1, years=100), ["years: its time ends at 2093"]),
+        (DISCORD, 64, Load(ids_per_second=1), ["sign: its IDs turn negative at 2084"]),
+        (
+            Layout.parse("41-12-10@4102444800000"),
+            64,
+            Load(ids_per_second=1),
+            ["years: its time begins at 2100"],
+        ),
+        (DEFAULT, 64, Load(ids_per_second=1000), []),
+    ],
+)
+def test_why_a_layout_does_not_fit(layout: Layout, shards: int, load: Load, words: list[str]) -> None:
+    why = validate(load, layout=layout, shards=shards, now=NOW)
+    assert len(why) == len(words)
+    assert all(one.startswith(word) for one, word in zip(why, words, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"ids_per_second": 0}, "ids_per_second must be above 0"),
+        ({"ids_per_second": -1}, "ids_per_second"),
+        ({"ids_per_second": math.nan}, "ids_per_second"),
+        ({"ids_per_second": math.inf}, "ids_per_second"),
+        ({"peak": 0.5}, "peak must be at least 1"),
+        ({"years": 0}, "years must be above 0"),
+        ({"growth": -1.0}, "growth must be above -1"),
+        ({"rows": -5}, "rows must be at least 0"),
+        ({"row_bytes": True}, "row_bytes must be a number"),
+        ({"ids_per_second": 1e12}, "takes 1e+08 nodes"),
+        ({"years": 200}, "no layout lasts for 200 years"),
+    ],
+)
+def test_nonsense_is_refused_by_name(options: dict[str, float], word: str) -> None:
+    with pytest.raises(BadArgument) as caught:
+        plan(Load(**{"ids_per_second": 1.0, **options}), now=NOW)
+    assert word in caught.value.message
+
+
+def test_how_people_write_numbers() -> None:
+    assert [parse_number("x", one) for one in ("50000", "50,000", "50k", "1.5M")] == [5e4, 5e4, 5e4, 1.5e6]
+    assert parse_number("x", "2TB", "B") == 2e12
+    assert (parse_peak("8x"), parse_peak("1.5")) == (8, 1.5)
+    assert parse_growth("40%/y") == pytest.approx(0.4)
+    assert parse_growth("2%/m") == pytest.approx(1.02**12 - 1)
+    assert parse_growth("-5%") == pytest.approx(-0.05)
+    for parse, text in (
+        (parse_growth, "fast"),
+        (parse_growth, "40"),
+        (parse_growth, "-100%/y"),
+        (parse_peak, "x8"),
+    ):
+        with pytest.raises(BadArgument):
+            parse(text)
+    for text in ("-1", "1e5", "", "many", "5kk"):
+        with pytest.raises(BadArgument, match="--rows"):
+            parse_number("--rows", text)
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", COMMAND, "plan", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={"COLUMNS": "160"},
+    )
+
+
+def test_the_command() -> None:
+    words = [
+        "--ids-per-second",
+        "500",
+        "--peak",
+        "8x",
+        "--years",
+        "5",
+        "--growth",
+        "40%/y",
+        "--row-bytes",
+        "200B",
+    ]
+    ran = command(*words, "--price", "node=400", "--price", "TB=20")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "layout 41-12-10@1704067200000 (default)" in ran.stdout
+    assert "cost a month" in ran.stdout
+    told = json.loads(command(*words, "--json").stdout)
+    assert [one["year"] for one in told["years"]] == [0, 1, 2, 3, 4, 5]
+    assert "cost_a_month" not in told["years"][0]
+    fits = command(*words, "--layout", "default", "--shards", "4096")
+    assert (fits.returncode, fits.stdout) == (0, "layout 41-12-10@1704067200000 fits\n")
+    unfit = command(*words, "--layout", "js53", "--shards", "65", "--json")
+    assert unfit.returncode == 1
+    assert json.loads(unfit.stdout)["fits"] is False
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--peak", "0.5x"],
+        ["--years", "0"],
+        ["--growth", "lots"],
+        ["--ids-per-second", "-1"],
+        ["--price", "gold"],
+        ["--shards", "4"],
+        ["--layout", "js53", "--shards", "0"],
+    ],
+)
+def test_the_command_refuses_nonsense(words: list[str]) -> None:
+    ran = command("--ids-per-second", "5", *words)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "Traceback" not in ran.stderr
+
+
+def test_the_commands_of_the_page() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "plan-a-cluster.md").read_text("utf-8")
+    lines = [line.strip() for line in page.splitlines() if line.startswith("    shardids plan")]
+    assert len(lines) == 3
+    for line in lines:
+        ran = command(*shlex.split(line)[2:])
+        assert (ran.returncode, ran.stderr) == (0, "")
