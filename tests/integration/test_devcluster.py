@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from shardids import Cluster
@@ -54,6 +55,13 @@ def test_a_cluster_that_stays(folder: Path) -> None:
     # So with no size at all: that of the cluster is taken.
     assert [server.pid for server in devcluster.up(home).values()] == pids
     assert again["a"].url() == catalog
+
+    # With a reference table, too.
+    with psycopg.connect(catalog, autocommit=True) as connection:
+        connection.execute("create table shardids_ref.units (code text primary key)")
+    made = command("reference", "create", "units", "--writer", "a", "--catalog", catalog)
+    assert made.returncode == 0, made.stderr
+    assert list(devcluster.up(home)) == ["a", "b"]
 
     # Another size is another cluster.
     for nodes, shards, words in ((3, 4, "2 nodes, not 3"), (1, 4, "2 nodes, not 1"), (2, 8, "4, not 8")):
