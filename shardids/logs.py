@@ -22,6 +22,9 @@ def logger(package: str) -> logging.Logger:
 def shown_error(error: BaseException) -> str:
     """Returns what may be logged of an error: what a server or a driver says of it may quote values."""
     if isinstance(error, ShardidsError) and not isinstance(error, StatementFailed):
+        # The message of an error that another caused may repeat what that one says.
+        if isinstance(error.__cause__, StatementFailed):
+            return f"{type(error).__name__}: {shown_error(error.__cause__)}"
         return error.message
     code = getattr(error, "sqlstate", None) or getattr(getattr(error, "orig", None), "sqlstate", None)
     return f"{type(error).__name__} {code}" if code else type(error).__name__

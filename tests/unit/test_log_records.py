@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy.exc import ProgrammingError
 
 from shardids.catalog.statement_log import shown_statement
-from shardids.errors import ClusterConflict, StatementFailed
+from shardids.errors import ClusterConflict, MoveFailed, StatementFailed
 from shardids.logs import logger, shown_error
 
 SAY = """
@@ -68,6 +68,9 @@ def test_an_error_that_may_quote_values_is_shown_by_its_class_and_code() -> None
     assert shown_error(StatementFailed('node "a": invalid: "secret"', sqlstate="22P02")) == (
         "StatementFailed 22P02"
     )
+    second = MoveFailed('step failed (node "a": invalid: "secret")')
+    second.__cause__ = StatementFailed('node "a": invalid: "secret"', sqlstate="22P02")
+    assert shown_error(second) == "MoveFailed: StatementFailed 22P02"
     driver = psycopg.errors.UniqueViolation("Key (email)=(secret) already exists.")
     assert shown_error(ProgrammingError("select 'secret'", {"x": "secret"}, driver)) == (
         "ProgrammingError 23505"
