@@ -941,7 +941,7 @@ CREATE FUNCTION shardids.barrier_holders(shard integer, waiting boolean) RETURNS
              array_agg((h.transactionid)::text) AS xids,
              bool_or(((h.database = shardids.database()) AND
                  CASE h.locktype
-                     WHEN 'advisory'::text THEN ((h.classid = (1936220521)::oid) AND (h.objid = (barrier_holders.shard)::oid) AND (h.objsubid = 2))
+                     WHEN 'advisory'::text THEN (barrier_holders.waiting AND (h.classid = (1936220521)::oid) AND (h.objid = (barrier_holders.shard)::oid) AND (h.objsubid = 2))
                      WHEN 'object'::text THEN ((h.classid = ('pg_namespace'::regclass)::oid) AND (h.objid = n.oid))
                      WHEN 'relation'::text THEN ((h.relnamespace = n.oid) AND (h.mode <> ALL (ARRAY['AccessShareLock'::text, 'RowShareLock'::text])) AND (barrier_holders.waiting OR (h.mode <> 'RowExclusiveLock'::text)))
                      ELSE false
@@ -4957,9 +4957,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (383039333042487298);
-INSERT INTO shard_0000.kept VALUES (383039333042487299);
-INSERT INTO shard_0000.kept VALUES (383039333042487300);
+INSERT INTO shard_0000.kept VALUES (383041427770179586);
+INSERT INTO shard_0000.kept VALUES (383041427770179587);
+INSERT INTO shard_0000.kept VALUES (383041427770179588);
 
 
 --
@@ -4993,8 +4993,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711145168565271429/5/16676', 1, 4392047575662854144, '755', '2026-11-22 23:41:33.493216+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711145168565271429/5/16676', 1, 4392047575662854144, '756', '2026-11-22 23:41:33.506851+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711147310242227491/5/16676', 1, 3687726815188615168, '755', '2026-11-22 23:49:52.898458+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711147310242227491/5/16676', 1, 3687726815188615168, '756', '2026-11-22 23:49:52.915998+00', NULL);
 
 
 --
@@ -5014,7 +5014,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 23:41:33.361917+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 23:49:52.668163+00');
 
 
 --
@@ -5033,7 +5033,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 23:41:33.51377+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 23:49:52.926472+00');
 
 
 --
@@ -5104,7 +5104,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 4392047666986547668, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3687726906512808114, true);
 
 
 --
@@ -5118,7 +5118,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 4392047666986547650, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 3687726906512808083, true);
 
 
 --
