@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from concurrent.futures import Future
 from threading import Lock
@@ -10,6 +9,7 @@ from threading import Lock
 from sqlalchemy.engine import URL
 
 from shardids.errors import BadArgument, MissingLibrary, ShardidsError
+from shardids.logs import logger
 from shardids.metrics.asking import TIMEOUT_S, Asker
 from shardids.metrics.facts import Reading
 from shardids.metrics.names import METRICS
@@ -24,7 +24,7 @@ except ImportError as error:
         "metrics need prometheus_client", hint="To install it: pip install 'shardids[metrics]'"
     ) from error
 
-log = logging.getLogger("shardids.metrics")
+log = logger("metrics")
 
 
 class ClusterCollector(Collector):
