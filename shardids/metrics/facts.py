@@ -87,7 +87,8 @@ class NodeAnswer:
         error: why not all of it could be read.
         clock: how far its clock is ahead of this machine's.
         state: what it says of itself.
-        shards: its shards, old copies among them; ``None`` if they could not be read.
+        shards: its shards, old copies among them, as far as they could be read; ``None`` if none could.
+        has_all_shards: whether these are all of them.
     """
 
     seconds: float
@@ -96,6 +97,7 @@ class NodeAnswer:
     clock: ClockSample | None = None
     state: NodeState | None = None
     shards: Sequence[Shard] | None = None
+    has_all_shards: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

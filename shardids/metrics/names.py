@@ -53,6 +53,7 @@ METRICS: Final = {
             "Ticks that the node's shards used since this began to ask: one an ID, two if late.",
         ),
         _of("shardids_ticks_per_second", _NODE, "Ticks that the node's shards use a second."),
+        _of("shardids_shard_ticks_per_second_max", _NODE, "Ticks that the quickest of them uses a second."),
         _of("shardids_shards", _STATE, "Shards on the node, by state."),
         _of(
             "shardids_stopped_shards",

@@ -6,19 +6,21 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psycopg
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from sqlalchemy import select, text
+from sqlalchemy import event, select, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import IntegrityError, ProgrammingError
 from sqlalchemy.orm import Session
 
 from shardids import AsyncCluster, Cluster
 from shardids.client.metering import _Metered
-from shardids.errors import FanOutRefused, ShardFenced, WrongShard
+from shardids.errors import ConnectionFailed, FanOutRefused, ShardFenced, WrongShard
 from tests.conftest import dsn
 from tests.support import moves_by_hand
+from tests.support.clusters import connected
 from tests.support.moves_by_hand import SHARD, Note, two_nodes
 from tests.support.moves_by_hand import Base as NoteBase
 from tests.support.signups import User, open_signups
@@ -97,6 +99,34 @@ def test_sessions_statements_refusals_and_fan_outs(url: URL, telemetry: Telemetr
     assert told["db.client.operation.duration", "postgresql", "UndefinedColumn", "a"] == 1
     assert told["db.client.operation.duration", "postgresql", "a"] >= 2
     assert told["db.client.operation.duration", "postgresql", "b"] >= 1
+
+
+def test_a_node_that_dies_on_its_first_connection(url: URL, telemetry: Telemetry) -> None:
+    def connect_and_die(
+        _dialect: object, _record: object, arguments: Any, options: Any
+    ) -> psycopg.Connection:
+        connection = psycopg.connect(*arguments, **options)
+        with connected(url) as other:
+            other.execute("select pg_terminate_backend(%s, 10000)", [connection.info.backend_pid])
+        return connection
+
+    with Cluster.connect(url, listen=False, meter=telemetry.meter) as cluster:
+        engine = cluster.engine(cluster.node_of(1))
+        event.listen(engine, "do_connect", connect_and_die)
+        with (
+            cluster.session(shard=1) as session,
+            pytest.raises(ConnectionFailed, match='node "a" can\'t be reached'),
+        ):
+            session.execute(text("select 1"))
+        event.remove(engine, "do_connect", connect_and_die)
+        with cluster.session(shard=1) as session:
+            assert session.execute(text("select 1")).scalar_one() == 1
+            with pytest.raises(ProgrammingError):
+                session.execute(text("select nonesuch"))
+    told = {
+        key[1:]: value for key, value in telemetry.told().items() if key[0] == "db.client.operation.duration"
+    }
+    assert told == {("postgresql", "a"): 1, ("postgresql", "UndefinedColumn", "a"): 1}
 
 
 def test_clashes_of_look_ups(url: URL, telemetry: Telemetry) -> None:
