@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -13,14 +14,16 @@ from typing import Any
 
 import pytest
 from markdown_it import MarkdownIt
+from sqlalchemy import text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import IntegrityError
 
-from shardids import Cluster, mover
+from shardids import AsyncCluster, Cluster, mover
 from shardids.dev.embedded import temporary_servers
 from shardids.errors import MoveFailed
 from shardids.mover.failover import Replacement
 from shardids.mover.logged import log_replacement
+from tests.conftest import dsn
 from tests.support import moves_by_hand
 from tests.support.clusters import COMMAND, environment
 from tests.support.migrations import App
@@ -196,6 +199,19 @@ def test_a_transaction_that_is_run_again_after_a_move(
     everything = json.dumps([vars(one) for one in caplog.records], default=str)
     assert "classified" not in everything
     assert str(nodes["catalog"].password) not in everything
+
+
+def test_statements_under_asyncio(cluster_url: URL, caplog: pytest.LogCaptureFixture) -> None:
+    async def use() -> None:
+        async with (
+            await AsyncCluster.connect(dsn(cluster_url), listen=False) as cluster,
+            cluster.session(shard=1) as session,
+        ):
+            await session.execute(text("select 'classified', 5"))
+
+    with caplog.at_level(logging.DEBUG, "shardids.sql"):
+        asyncio.run(use())
+    assert with_times_as(told(caplog.records, "sql"))[-1] == 'DEBUG node "a": took N ms: select … , 5'
 
 
 def test_nothing_listens_to_an_engine_unless_statements_are_logged(cluster_url: URL) -> None:
