@@ -15,9 +15,10 @@ from pathlib import Path
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
+from sqlalchemy import text
 
 from benchmarks.report import Measure, Section, figure, interleaved, ratio, seconds
-from shardids import mover
+from shardids import Cluster, mover
 from shardids.catalog.rows import Catalog
 from shardids.dev.devcluster import found
 from shardids.dev.embedded import EmbeddedServer, find_binaries, temporary_servers
@@ -184,9 +185,9 @@ def pause(rounds: int) -> Section:
     )
     return Section(
         title="Pause of writes while a shard of 1,000,000 rows moves",
-        conditions=f"{WRITERS} sessions that insert {WRITES_A_SECOND} rows a second in all, {rounds} moves to"
-        " and fro. The mover is a process of its own. A write lasts from its first attempt to"
-        " its acknowledgement, retries included.",
+        conditions=f"{WRITERS} sessions that insert {WRITES_A_SECOND} rows a second in all, by Cluster.run,"
+        f" {rounds} moves to and fro. The mover is a process of its own. A write lasts from its first attempt"
+        " to its acknowledgement, retries included.",
         measures=(measure,),
         ratios=(
             figure("p99, ms", p99, at_most=60),
@@ -197,10 +198,12 @@ def pause(rounds: int) -> Section:
 
 
 class _Writers:
-    """Runs sessions that insert at a steady rate, wherever the shard is."""
+    """Runs sessions that insert at a steady rate through ``Cluster.run``, wherever the shard is."""
 
     def __init__(self, nodes: TwoNodes) -> None:
         self._nodes = nodes
+        url = nodes.catalog.url.set(drivername="postgresql").render_as_string(False)
+        self._cluster = Cluster.connect(url, pool_size=WRITERS)
         self._stop = threading.Event()
         self._written: list[list[int]] = [[] for _ in range(WRITERS)]
         self._threads = [threading.Thread(target=self._write, args=(index,)) for index in range(WRITERS)]
@@ -216,6 +219,7 @@ class _Writers:
         self._stop.set()
         for thread in self._threads:
             thread.join()
+        self._cluster.close()
         home = self._nodes.urls()[self._nodes.catalog.node_of(0).name]
         wanted = [id_ for ids in self._written for id_ in ids]
         with psycopg.connect(home) as connection:
@@ -225,35 +229,12 @@ class _Writers:
         self.missing = len(wanted) - (row[0] if row else 0)
 
     def _write(self, index: int) -> None:
-        sessions = {node: psycopg.connect(url, autocommit=True) for node, url in self._nodes.urls().items()}
-        catalog = psycopg.connect(
-            self._nodes.catalog.url.set(drivername="postgresql").render_as_string(False), autocommit=True
-        )
-        due, node = time.monotonic(), self._place(catalog)
+        insert = text("insert into shard_0000.users (name) values ('new') returning id")
+        due = time.monotonic()
         while not self._stop.is_set():
             due = max(due + WRITERS / WRITES_A_SECOND, time.monotonic() - 1)
             time.sleep(max(0.0, due - time.monotonic()))
             begun = time.monotonic()
-            while True:
-                try:
-                    row = (
-                        sessions[node]
-                        .execute("insert into shard_0000.users (name) values ('new') returning id")
-                        .fetchone()
-                    )
-                    break
-                except psycopg.Error as error:
-                    if error.sqlstate not in ("SI002", "SI003"):
-                        raise
-                    time.sleep(0.002)
-                    node = self._place(catalog)
-            took_ms = (time.monotonic() - begun) * 1000
-            self.longest_ms[index] = max(self.longest_ms[index], took_ms)
-            self._written[index].append(row[0] if row else -1)
-        for connection in (*sessions.values(), catalog):
-            connection.close()
-
-    @staticmethod
-    def _place(catalog: psycopg.Connection) -> str:
-        row = catalog.execute("select node from shardids_catalog.placement where shard = 0").fetchone()
-        return str(row[0]) if row else "a"
+            id_: int = self._cluster.run(lambda session: session.execute(insert).scalar_one(), shard=0)
+            self.longest_ms[index] = max(self.longest_ms[index], (time.monotonic() - begun) * 1000)
+            self._written[index].append(id_)

@@ -10,6 +10,7 @@ from typing import Self
 from shardids.adopt.back_steps import BACK
 from shardids.adopt.events import OnEvent, Result, StepBegun, StepDone
 from shardids.adopt.journal import ABORT, KEPT, Journal, Outcome
+from shardids.adopt.logged import AdoptionLog
 from shardids.adopt.replication import let_follow
 from shardids.adopt.sides import Sides, opened_sides, relay_url, source_url
 from shardids.adopt.steps import SWITCH, Actions, Step, run_steps
@@ -21,11 +22,11 @@ from shardids.errors import AdoptionFailed, CommitUncertain, ConnectionFailed
 class Adopter:
     """One adoption and the means to take its steps."""
 
-    def __init__(self, journal: Journal, sides: Sides, actions: Actions, on_event: OnEvent) -> None:
+    def __init__(self, journal: Journal, sides: Sides, actions: Actions, log: AdoptionLog) -> None:
         self._journal = journal
         self._sides = sides
         self._actions = actions
-        self._on_event = on_event
+        self._log = log
         self._started = time.monotonic()
 
     @classmethod
@@ -46,14 +47,18 @@ class Adopter:
         name = adoption.session_name(catalog.describe().cluster)
         url = source_url(catalog, adoption.source, source)
         relay = relay_url(catalog, adoption.plan, via)
-        with opened_sides(catalog, adoption.plan, url, via=relay, name=name) as sides:
+        log = AdoptionLog(adoption, on_event)
+        with (
+            log.watching(),
+            opened_sides(catalog, adoption.plan, url, via=relay, name=name) as sides,
+        ):
             # A process that slept, and lost the lock, finds its sessions ended. It is not to open others.
             for side in sides.all:
                 on_connect(side.engine, lambda *_: journal.require_lock())
             actions = Actions(
-                catalog=catalog, journal=journal, sides=sides, max_pause_s=max_pause_s, on_event=on_event
+                catalog=catalog, journal=journal, sides=sides, max_pause_s=max_pause_s, on_event=log
             )
-            yield cls(journal, sides, actions, on_event)
+            yield cls(journal, sides, actions, log)
 
     def end_former_sessions(self, *, at_source: bool = True) -> None:
         """Ends sessions that a killed process may have left running."""
@@ -83,13 +88,13 @@ class Adopter:
             # The switch itself records the step after it, with what it decides.
             if journal.step != step.name:
                 journal.begin_step(step.name)
-            self._on_event(StepBegun(step=step.name))
+            self._log(StepBegun(step=step.name))
             try:
                 step.act(self._actions)
             except BaseException as error:
                 self._recover(step, error)
                 raise
-            self._on_event(StepDone(step=step.name))
+            self._log(StepDone(step=step.name))
         if then is not None:
             journal.begin_step(then)
         if outcome is not None:
@@ -100,13 +105,13 @@ class Adopter:
         """Leaves the source as it was, and the shards empty; after a return, the source as it has become."""
         outcome: Outcome = "aborted" if self._journal.adoption.switched_at is None else "returned"
         self._journal.begin_step(ABORT)
-        self._on_event(StepBegun(step=ABORT))
+        self._log(StepBegun(step=ABORT))
         for step in reversed((*run_steps(self._journal.adoption.plan), *SWITCH)):
             if step.undo is not None:
                 step.undo(self._actions)
         if outcome == "returned":
             self._journal.forget_old_ids(self._actions.bare_names)
-        self._on_event(StepDone(step=ABORT))
+        self._log(StepDone(step=ABORT))
         self._journal.end(outcome)
         return self.result(outcome)
 
@@ -159,9 +164,11 @@ class Adopter:
 
     def result(self, outcome: str | None = None) -> Result:
         """Returns how far the adoption is now."""
-        return Result(
+        result = Result(
             step=self._journal.step,
             outcome=outcome,
             seconds=time.monotonic() - self._started,
             pause_ms=self._actions.pause_ms or self._actions.back.pause_ms,
         )
+        self._log.ended(result)
+        return result

@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry, Pool
 
 from shardids.catalog.forks import in_child
+from shardids.catalog.statement_log import log_statements
 from shardids.catalog.urls import role_of, shown_url
 from shardids.catalog.watching import connect_watched
 from shardids.errors import (
@@ -98,6 +99,7 @@ def open_engine(
             return statement_failed(error, what, url)
         return ours
 
+    log_statements(engine, what)
     on_connect(engine, lambda connection, _record: check_version(connection.info.server_version, what=what))
     in_child(engine, _leave_connections_to_the_parent)
     return engine

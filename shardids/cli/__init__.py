@@ -3,7 +3,7 @@
 ``COMMANDS`` lists all commands. The module of a command is imported when that command is used.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -72,6 +72,9 @@ COMMANDS = {
 """Commands and groups of commands, in the order of ``--help``."""
 
 
+LogFormat = Literal["text", "json"]
+
+
 class _Shardids(ErrorsAsMessages, LazyGroup):
     entries = COMMANDS
 
@@ -103,5 +106,17 @@ def _main(
     _wanted: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
+    verbose: Annotated[
+        int,
+        typer.Option(
+            "--verbose",
+            "-v",
+            count=True,
+            help="Log steps and changes of state to stderr; -vv: statements, too.",
+        ),
+    ] = 0,
+    log_format: Annotated[LogFormat, typer.Option(help="How records are written.")] = "text",
 ) -> None:
-    pass
+    from shardids.cli.logs import set_up
+
+    set_up(verbose, as_json=log_format == "json")

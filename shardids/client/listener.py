@@ -27,8 +27,9 @@ from shardids.catalog.forks import in_child
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import OldIdRules, Placement
 from shardids.errors import ShardidsError
+from shardids.logs import logger
 
-log = logging.getLogger(__name__)
+log = logger("client")
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 30.0
 """Upper bounds of the random wait before the first attempt to reconnect, and before late ones."""

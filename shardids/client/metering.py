@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import Connection, Engine, Result, event
+from sqlalchemy import Engine, Result, event
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
@@ -80,21 +80,24 @@ class Meters:
         """Times each statement that is executed on a node."""
         attributes = {"db.system.name": "postgresql", "shardids.node": node.name}
 
-        # A connection executes one statement at a time.
+        def note(context: Any, attributes: dict[str, str]) -> None:
+            # What SQLAlchemy itself asks a new connection does not begin here, but its failure is told.
+            begun = None if context is None else vars(context).pop(_BEGUN, None)
+            if begun is not None:
+                self.statements.record(time.perf_counter() - begun, attributes)
+
         @event.listens_for(engine, "before_cursor_execute")
-        def _begin(connection: Connection, *_: object) -> None:
-            connection.info[_BEGUN] = time.perf_counter()
+        def _begin(_1: Any, _2: Any, _3: Any, _4: Any, context: Any, _5: Any) -> None:
+            vars(context)[_BEGUN] = time.perf_counter()
 
         @event.listens_for(engine, "after_cursor_execute")
-        def _end(connection: Connection, *_: object) -> None:
-            self.statements.record(time.perf_counter() - connection.info[_BEGUN], attributes)
+        def _end(_1: Any, _2: Any, _3: Any, _4: Any, context: Any, _5: Any) -> None:
+            note(context, attributes)
 
         @event.listens_for(engine, "handle_error")
         def _fail(context: ExceptionContext) -> None:
-            if context.connection is not None and context.execution_context is not None:
-                seconds = time.perf_counter() - context.connection.info[_BEGUN]
-                failed = {"error.type": type(context.original_exception).__name__}
-                self.statements.record(seconds, attributes | failed)
+            failed = {"error.type": type(context.original_exception).__name__}
+            note(context.execution_context, attributes | failed)
 
 
 class _Metered(Session):
@@ -141,10 +144,14 @@ class MeteredRoutedSession(_Metered, RoutedSession):
 
     def _ask_several(self, context: Any, named: Any) -> Result[Any]:
         begun = time.perf_counter()
-        result = super()._ask_several(context, named)
-        seconds = time.perf_counter() - begun
-        self.meters.fan_outs.record(seconds, {"shardids.shards": "all" if named.shards is None else "named"})
-        return result
+        attributes = {"shardids.shards": "all" if named.shards is None else "named"}
+        try:
+            return super()._ask_several(context, named)
+        except BaseException as error:
+            attributes["error.type"] = type(error).__name__
+            raise
+        finally:
+            self.meters.fan_outs.record(time.perf_counter() - begun, attributes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from logging import INFO
 from threading import TIMEOUT_MAX, Event
 from typing import NoReturn
 
@@ -14,6 +15,9 @@ from shardids.catalog.connections import may_have_moved
 from shardids.catalog.topology import Node
 from shardids.client.listener import FollowedPlacement
 from shardids.errors import ShardFenced, ShardidsError, ShardMoved
+from shardids.logs import logger, shown_error
+
+log = logger("client")
 
 PATIENCE_S = 5.0
 """How long to wait for a shard that has moved. Its cutover takes less than ``--max-pause``, by default 2 s,
@@ -73,7 +77,7 @@ class Attempts:
         self._could_read = self._followed.try_refresh(min(max(left_s, _LEAST_READ_S), TIMEOUT_MAX))
         left_s = self._refused_at + self._patience_s - time.monotonic()
         if self.has_moved() and (is_first or left_s > 0):
-            self._tell(error)
+            self._tell(error, "")
             return 0.0
         if not isinstance(error, ShardFenced):
             raise error
@@ -81,10 +85,20 @@ class Attempts:
         if left_s <= 0:
             self._give_up(error)
         pause_s, self._pause_s = min(self._pause_s, left_s), min(self._pause_s * 2, _LONGEST_PAUSE_S)
-        self._tell(error)
+        self._tell(error, f" in {pause_s:g} s")
         return pause_s
 
-    def _tell(self, error: ShardidsError | DBAPIError) -> None:
+    def _tell(self, error: ShardidsError | DBAPIError, when: str) -> None:
+        if log.isEnabledFor(INFO):
+            node = self._followed.current.node_of.get(self._shard)
+            log.info(
+                'shard %s: a transaction is run again on node "%s"%s: %s',
+                self._shard,
+                node,
+                when,
+                shown_error(error),
+                extra={"shard": self._shard, "node": node, "error": type(error).__name__},
+            )
         if self._followed.on_retry is not None:
             self._followed.on_retry(error)
 

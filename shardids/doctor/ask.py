@@ -47,7 +47,7 @@ from shardids.doctor.reference_facts import ask_references, read_references
 from shardids.doctor.samples import ShardingKey, read_keys, sample_ids
 from shardids.errors import BadArgument, ClusterConflict, ShardidsError
 from shardids.lookups.comparing import compare_all
-from shardids.lookups.places import untold_nodes
+from shardids.lookups.places import faulty_nodes
 from shardids.migrate.hashes import read_recorded
 from shardids.views.state import View, read_sources, views_in
 
@@ -119,7 +119,6 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[int, ClusterFacts]:
     answers = asked.all()
     # A node that can't be read is a finding of its own.
     lookups = compare_all(catalog, every_row=wishes.every_row) if _all_read(answers) else []
-    untold = untold_nodes(catalog) if _all_read(answers) else []
     return version, ClusterFacts(
         at=datetime.now(UTC),
         description=description,
@@ -129,7 +128,7 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[int, ClusterFacts]:
         views=[one.result() for one in viewed],
         nodes=answers,
         lookups=lookups,
-        untold=untold,
+        strict=faulty_nodes(catalog),
         is_migrating=is_migrating or any(node.in_flux for node in answers.values()),
         references=followed,
     )

@@ -322,8 +322,8 @@ class ViewFacts:
 class ClusterFacts:
     """The catalog and all its nodes.
 
-    ``is_migrating``: the application's migrations were running. ``untold``: nodes whose strict look-ups look
-    for a shard elsewhere than where it is.
+    ``is_migrating``: the application's migrations were running. ``strict``: what is wrong with the
+    connections of strict look-ups, by node.
     """
 
     at: datetime
@@ -334,7 +334,7 @@ class ClusterFacts:
     views: Sequence[ViewFacts]
     nodes: Mapping[str, NodeFacts]
     lookups: Sequence[Compared] = ()
-    untold: Sequence[str] = ()
+    strict: Mapping[str, str] = field(default_factory=dict)
     is_migrating: bool = False
     references: ReferenceFacts = field(default_factory=ReferenceFacts)
 

@@ -58,10 +58,10 @@ def lookup_not_ready(facts: ClusterFacts) -> Iterator[Found]:
 
 @check("lookup-untold", Severity.ERROR, remedy="`shardids lookup refresh`.")
 def lookup_untold(facts: ClusterFacts) -> Iterator[Found]:
-    """A node whose strict look-ups look for a shard elsewhere than where it is: they refuse to write."""
-    for node in facts.untold:
+    """A node whose strict look-ups refuse writes, not knowing every shard, or let others use their logins."""
+    for node, fault in facts.strict.items():
         yield Found(
-            what=f'node "{node}" does not know where every shard is, for its strict look-ups',
+            what=f'strict look-ups on node "{node}": {fault}',
             to_do="Tell all nodes",
             commands=in_shell("shardids lookup refresh"),
             nodes=(node,),

@@ -45,6 +45,8 @@ class ShardColumn:
     has_column_grants: bool
     has_parts: bool
     triggers: int
+    claims_follow: bool
+    strangers: str | None
 
     @property
     def is_strict(self) -> bool:
@@ -155,17 +157,45 @@ def check_columns(columns: dict[int, ShardColumn], placement: Placement, lookup:
 
 
 def check_strict(columns: dict[int, ShardColumn], lookup: RegisteredLookup) -> None:
-    """Refuses a strict look-up whose triggers are missing or disabled in a shard.
+    """Refuses a strict look-up whose triggers are missing or disabled in a shard, or not to be trusted.
+
+    Raises:
+        BadArgument: the table is partitioned or inherited.
+        ClusterConflict: triggers are missing, or others can have triggers there.
+    """
+    if not lookup.is_strict:
+        return
+    check_parts(columns, lookup)
+    check_trust(columns, lookup)
+    for shard, column in sorted(columns.items()):
+        if not column.is_strict:
+            raise ClusterConflict(
+                f"{lookup} is strict, and in shard {shard} triggers that claim are missing or disabled: what"
+                " SQL writes is not claimed",
+                hint=f"shardids lookup create {lookup} --strict, then: shardids lookup backfill {lookup}",
+            )
+        if not column.claims_follow:
+            raise ClusterConflict(
+                f"{lookup} is strict, and in shard {shard} its claims have another owner than its table",
+                hint=f"shardids lookup create {lookup} --strict",
+            )
+
+
+def check_trust(columns: dict[int, ShardColumn], lookup: RegisteredLookup) -> None:
+    """Refuses a table on which others than the engine's owner and superusers can have triggers.
+
+    The triggers of a strict look-up write it, and its claims, as the user of the node's URL.
 
     Raises:
         ClusterConflict: it is one.
     """
     for shard, column in sorted(columns.items()):
-        if lookup.is_strict and not column.is_strict:
+        if column.strangers:
             raise ClusterConflict(
-                f"{lookup} is strict, and in shard {shard} triggers that claim are missing or disabled: what"
-                " SQL writes is not claimed",
-                hint=f"shardids lookup create {lookup} --strict, then: shardids lookup backfill {lookup}",
+                f"{lookup} can't be strict in shard {shard}: {column.strangers}; their triggers would run as"
+                " the user of the node's URL",
+                hint="Let the owner of schema shardids own the table, its schema and the functions of its"
+                " triggers; REVOKE TRIGGER; DROP TRIGGER on claims. Or without: --no-strict",
             )
 
 

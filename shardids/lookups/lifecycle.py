@@ -17,7 +17,7 @@ from shardids.catalog.sqlfiles import read_sql
 from shardids.catalog.topology import Placement, RegisteredLookup
 from shardids.errors import BadArgument, ClusterConflict, ShardidsError
 from shardids.lookups import places
-from shardids.lookups.columns import ShardColumn, check_columns, check_parts, shard_columns
+from shardids.lookups.columns import ShardColumn, check_columns, check_parts, check_trust, shard_columns
 from shardids.views.database import run
 
 
@@ -58,6 +58,7 @@ def create(
         check_columns(columns, placement, lookup)
         if lookup.is_strict:
             check_parts(columns, lookup)
+            check_trust(columns, lookup)
         made = [
             shard
             for shard, column in sorted(columns.items())

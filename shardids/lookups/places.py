@@ -17,12 +17,11 @@ from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Placement
 from shardids.catalog.urls import parse_url, role_of
 from shardids.errors import ClusterConflict, MissingPrivilege, ShardidsError
+from shardids.lookups import dblink
+from shardids.lookups.dblink import PREFIX
 from shardids.views.database import lock, password_of, run, try_servers
 from shardids.views.statements import address_options, changed_options, options_of
 
-SCHEMA: Final = "shardids_dblink"
-"""Where dblink's functions are. Nobody else has USAGE: they would reach the connections of the triggers."""
-_PREFIX: Final = "lookups_"
 _SESSION: Final = {
     "application_name": "shardids claims",
     "connect_timeout": "5",
@@ -44,7 +43,7 @@ class _Server:
 
     @property
     def name(self) -> str:
-        return _PREFIX + self.node
+        return PREFIX + self.node
 
     @property
     def connection(self) -> str:
@@ -108,15 +107,18 @@ def follow_placement(catalog: Catalog) -> tuple[str, ...]:
 _LATER: Final = "when that is repaired: shardids lookup refresh"
 
 
-def untold_nodes(catalog: Catalog) -> list[str]:
-    """Returns the nodes whose triggers look for a shard elsewhere than where it is."""
+def faulty_nodes(catalog: Catalog) -> dict[str, str]:
+    """Returns what is wrong with strict look-ups on the nodes that answer, by node.
+
+    Triggers there look for a shard elsewhere than where it is, or others reach their connections.
+    """
     placement = catalog.placement()
     if not any(one.is_strict for one in placement.lookups.values()):
-        return []
+        return {}
     wanted = dict(placement.node_of)
     with Nodes(placement.nodes, catalog.url, application_name="shardids lookup") as nodes:
 
-        def told(name: str, _engine: object) -> bool:
+        def fault(name: str, _engine: object) -> str | None:
             with nodes[name].connect() as connection:
                 servers = {s.node: s.options for s in _servers(placement, nodes, stored=None)}
                 there = connection.execute(
@@ -124,12 +126,15 @@ def untold_nodes(catalog: Catalog) -> list[str]:
                         select p.shard, p.node, s.srvoptions from shardids.lookup_place p
                         left join pg_foreign_server s on s.srvname = p.server""")
                 ).all()
-                return {row.shard: row.node for row in there} == wanted and all(
-                    _parsed(row.srvoptions or ()) == servers[row.node] for row in there
-                )
+                if {row.shard: row.node for row in there} != wanted or any(
+                    _parsed(row.srvoptions or ()) != servers[row.node] for row in there
+                ):
+                    return "it does not know where every shard is"
+                owner, _ = dblink.engine_owner(connection)
+                return "; ".join(dblink.strangers(connection, owner)) or None
 
-        answers = nodes.each(told, placement.by_node()).all()
-    return [name for name, is_told in answers.items() if not is_told]
+        answers = nodes.each(fault, placement.by_node()).results
+    return {name: what for name, what in answers.items() if what is not None}
 
 
 def _servers(placement: Placement, nodes: Nodes, *, stored: bool | None) -> Iterator[_Server]:
@@ -146,12 +151,8 @@ def _servers(placement: Placement, nodes: Nodes, *, stored: bool | None) -> Iter
 
 def _tell(connection: Connection, logins: Nodes, placement: Placement, *, store_password: bool) -> None:
     prepare(connection)
-    owner, is_superuser = connection.execute(
-        text("""
-            select o.rolname, o.rolsuper from pg_namespace n join pg_roles o on o.oid = n.nspowner
-            where n.nspname = 'shardids'""")
-    ).one()
-    _make_dblink(connection, owner)
+    owner, is_superuser = dblink.engine_owner(connection)
+    dblink.make(connection, owner)
     mapped = {
         row.srvname: row.has_password
         for row in connection.execute(
@@ -159,7 +160,7 @@ def _tell(connection: Connection, logins: Nodes, placement: Placement, *, store_
                 select srvname, exists (select from unnest(umoptions) o where starts_with(o, 'password=')) as
                        has_password
                 from pg_user_mappings where usename = :owner and starts_with(srvname, :prefix)"""),
-            {"owner": owner, "prefix": _PREFIX},
+            {"owner": owner, "prefix": PREFIX},
         )
     }
     stored = True if store_password else False if any(mapped.values()) else None
@@ -203,45 +204,6 @@ def _tell(connection: Connection, logins: Nodes, placement: Placement, *, store_
             )
 
 
-def _make_dblink(connection: Connection, owner: str) -> None:
-    """Creates dblink where nobody but the engine's owner can call it."""
-    where = connection.scalar(
-        text("""
-            select n.nspname from pg_extension e join pg_namespace n on n.oid = e.extnamespace
-            where e.extname = 'dblink'""")
-    )
-    if where is None:
-        names = {"schema": sql.Identifier(SCHEMA), "owner": sql.Identifier(owner)}
-        run(
-            connection,
-            [
-                sql.SQL("create schema if not exists {schema}").format(**names),
-                sql.SQL("create extension dblink schema {schema}").format(**names),
-                sql.SQL("grant usage on schema {schema} to {owner}").format(**names),
-            ],
-        )
-    elif where != SCHEMA:
-        raise ClusterConflict(
-            f"extension dblink is in schema {where}, where others may call its functions: in a session whose"
-            " statement has claimed, they would reach the trigger's connections",
-            hint=f"If nothing else needs it: CREATE SCHEMA {SCHEMA};"
-            f" ALTER EXTENSION dblink SET SCHEMA {SCHEMA}",
-        )
-    strangers = connection.scalars(
-        text("""
-            select distinct case a.grantee when 0 then 'public' else pg_get_userbyid(a.grantee) end
-            from pg_namespace n, aclexplode(n.nspacl) a
-            where n.nspname = :schema and a.grantee not in (n.nspowner, :owner ::regrole)"""),
-        {"schema": SCHEMA, "owner": sql.Identifier(owner).as_string()},
-    ).all()
-    if strangers:
-        raise ClusterConflict(
-            f"schema {SCHEMA} was granted to {', '.join(strangers)}, who would reach the triggers'"
-            " connections",
-            hint=f"REVOKE ALL ON SCHEMA {SCHEMA} FROM them.",
-        )
-
-
 def _correct(connection: Connection, server: _Server, owner: str, *, is_mapped: bool) -> None:
     name, role = sql.Identifier(server.name), sql.Identifier(owner)
     there = connection.scalar(
@@ -277,7 +239,7 @@ def _forget(connection: Connection, *, keep: list[str] | tuple[str, ...]) -> Non
             select s.srvname from pg_foreign_server s join pg_foreign_data_wrapper w on w.oid = s.srvfdw
             where starts_with(s.srvname, :prefix) and w.fdwname = 'dblink_fdw'
               and s.srvname <> all (:keep)"""),
-        {"prefix": _PREFIX, "keep": list(keep)},
+        {"prefix": PREFIX, "keep": list(keep)},
     ).all()
     run(connection, [sql.SQL("drop server {} cascade").format(sql.Identifier(name)) for name in names])
     if not keep:

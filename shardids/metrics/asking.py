@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from threading import Thread
@@ -45,7 +45,9 @@ class Asker:
     def __init__(self, catalog_url: str | URL, *, timeout_s: float = TIMEOUT_S) -> None:
         self._login = parse_url(catalog_url)
         self._timeout_s = timeout_s
-        self._catalog = _Respondent(self._engine(self._login, "the catalog"), _ask_catalog)
+        self._catalog = _Respondent(
+            "the catalog", lambda: self._engine(self._login, "the catalog"), _ask_catalog
+        )
         self._nodes: dict[tuple[str, str], _Respondent[NodeAnswer]] = {}
         self._known: CatalogState | None = None
 
@@ -67,12 +69,10 @@ class Asker:
     def _ask_catalog(self) -> ShardidsError | None:
         question = self._catalog.asked()
         wait([question], self._timeout_s / 2)
-        if not question.done():
-            return _silent("the catalog", self._timeout_s / 2)
-        try:
-            self._known = question.result()
-        except ShardidsError as error:
-            return error
+        answer = question.result() if question.done() else _silent("the catalog", self._timeout_s / 2)
+        if isinstance(answer, ShardidsError):
+            return answer
+        self._known = answer
         return None
 
     def _ask_nodes(self, known: CatalogState, begun: float) -> Mapping[str, NodeAnswer]:
@@ -81,17 +81,24 @@ class Asker:
             self._nodes.pop(gone).close()
         clock = LocalClock()
         for name, url in there - self._nodes.keys():
-            engine = self._engine(with_login_of(parse_url(url), self._login), f'node "{name}"')
-            self._nodes[name, url] = _Respondent(engine, partial(_ask_node, name, known.cluster))
+            self._nodes[name, url] = _Respondent(
+                f'node "{name}"',
+                partial(self._engine_of_node, name, url),
+                partial(_ask_node, name, known.cluster),
+            )
         questions = {name: self._nodes[name, url].asked(clock) for name, url in sorted(there)}
         wait(questions.values(), max(0.0, begun + self._timeout_s - time.monotonic()))
         waited_s = time.monotonic() - begun
-        return {
-            name: question.result()
-            if question.done()
-            else NodeAnswer(seconds=waited_s, error=_silent(f'node "{name}"', waited_s))
-            for name, question in questions.items()
-        }
+        answers: dict[str, NodeAnswer] = {}
+        for name, question in questions.items():
+            answer = question.result() if question.done() else _silent(f'node "{name}"', waited_s)
+            if isinstance(answer, ShardidsError):
+                answer = NodeAnswer(seconds=waited_s, error=answer)
+            answers[name] = answer
+        return answers
+
+    def _engine_of_node(self, name: str, url: str) -> Engine:
+        return self._engine(with_login_of(parse_url(url), self._login), f'node "{name}"')
 
     def _engine(self, url: URL, what: str) -> Engine:
         engine = administrative_engine(
@@ -105,14 +112,19 @@ def _silent(what: str, seconds: float) -> ConnectionFailed:
 
 
 class _Respondent(Generic[T]):
-    """A server that is asked one question at a time: while it has not answered, the same question stands."""
+    """A server that is asked one question at a time: while it has not answered, the same question stands.
 
-    def __init__(self, engine: Engine, ask: Callable[..., T]) -> None:
-        self._engine = engine
+    Whatever goes wrong is its answer, so that the others' are not lost.
+    """
+
+    def __init__(self, what: str, make_engine: Callable[[], Engine], ask: Callable[..., T]) -> None:
+        self._what = what
+        self._make_engine = make_engine
+        self._engine: Engine | None = None
         self._ask = ask
-        self._question: Future[T] | None = None
+        self._question: Future[T | ShardidsError] | None = None
 
-    def asked(self, *arguments: object) -> Future[T]:
+    def asked(self, *arguments: object) -> Future[T | ShardidsError]:
         if self._question is None or self._question.done():
             self._question = Future()
             Thread(
@@ -124,16 +136,20 @@ class _Respondent(Generic[T]):
             ).start()
         return self._question
 
-    def _answer(self, question: Future[T], *arguments: object) -> None:
+    def _answer(self, question: Future[T | ShardidsError], *arguments: object) -> None:
+        answer: T | ShardidsError
         try:
+            self._engine = self._engine or self._make_engine()
             answer = self._ask(self._engine, *arguments)
+        except ShardidsError as error:
+            answer = error
         except BaseException as error:  # noqa: BLE001 -- passed on to who asks
-            question.set_exception(error)
-        else:
-            question.set_result(answer)
+            answer = ShardidsError(f"{self._what} can't be asked: {type(error).__name__}: {error}")
+        question.set_result(answer)
 
     def close(self) -> None:
-        self._engine.dispose()
+        if self._engine is not None:
+            self._engine.dispose()
 
 
 def _ask_catalog(engine: Engine) -> CatalogState:
@@ -154,8 +170,10 @@ def _ask_node(name: str, cluster: UUID, engine: Engine, clock: LocalClock) -> No
                 known["clock"] = clock.compare(connection)
                 known["state"] = state = _read_state(connection, name, cluster)
                 if not state.is_standby:
-                    known["shards"] = _read_shards(connection)
-                    known["read_at"] = time.monotonic()
+                    for batch in _batches_of_shards(connection):
+                        known.setdefault("shards", []).extend(batch)
+                        known["read_at"] = time.monotonic()
+                    known["has_all_shards"] = True
                     _require_readable(name, known["shards"])
         except ShardidsError as error:
             known["error"] = error
@@ -185,15 +203,15 @@ def _require_readable(name: str, shards: Sequence[Shard]) -> None:
         )
 
 
-def _read_shards(connection: Connection) -> list[Shard]:
+def _batches_of_shards(connection: Connection) -> Iterator[list[Shard]]:
     query = read_sql("metrics/shards.v1")
-    shards: list[Shard] = []
+    first = 0
     while True:
-        first = shards[-1].shard + 1 if shards else 0
         with connection.begin():
             prepare(connection, first_shard=first, count=BATCH)
             found = connection.execution_options(no_parameters=True).exec_driver_sql(query)
             batch = [Shard._make(row) for row in found]
-        shards += batch
+        yield batch
         if len(batch) < BATCH:
-            return shards
+            return
+        first = batch[-1].shard + 1

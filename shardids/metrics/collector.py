@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from threading import Lock
 
 from sqlalchemy.engine import URL
 
 from shardids.errors import BadArgument, MissingLibrary, ShardidsError
+from shardids.logs import logger
 from shardids.metrics.asking import TIMEOUT_S, Asker
 from shardids.metrics.facts import Reading
 from shardids.metrics.names import METRICS
@@ -24,7 +24,7 @@ except ImportError as error:
         "metrics need prometheus_client", hint="To install it: pip install 'shardids[metrics]'"
     ) from error
 
-log = logging.getLogger("shardids.metrics")
+log = logger("metrics")
 
 
 class ClusterCollector(Collector):
@@ -54,29 +54,34 @@ class ClusterCollector(Collector):
         self._lock = Lock()
         self._rates: dict[str, NodeRates] = {}
         self._down: set[str] = set()
-        self._begun = float("-inf")
-        self._samples: list[Sample] = []
+        self._going_on: Future[list[Sample]] | None = None
 
     def describe(self) -> list[Metric]:
         """Returns nothing, so that a registry does not ask the cluster when it is given the collector."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yields the metrics of a reading that was begun after this was called."""
+        """Yields the metrics of a reading; see :meth:`read`."""
         families = {name: _family(name) for name in METRICS}
         for sample in self.read():
             families[sample.name].add_metric(sample.labels, sample.value)
         yield from (family for family in families.values() if family.samples)
 
     def read(self) -> list[Sample]:
-        """Returns the samples of a reading that was begun after this was called."""
-        called = time.monotonic()
+        """Returns the samples of a reading: of one that goes on in another thread already, if one does."""
         with self._lock:
-            # Who waited for another's reading may find one that was begun since.
-            if self._begun < called:
-                self._begun = time.monotonic()
-                self._samples = self._read()
-            return self._samples
+            going_on = self._going_on
+            if going_on is None:
+                self._going_on = mine = Future[list[Sample]]()
+        if going_on is not None:
+            return going_on.result()
+        try:
+            mine.set_result(self._read())
+        except BaseException as error:  # noqa: BLE001 -- raised below, and where others wait
+            mine.set_exception(error)
+        with self._lock:
+            self._going_on = None
+        return mine.result()
 
     def close(self) -> None:
         """Closes all connections."""

@@ -34,26 +34,34 @@ class NodeRates:
 
     Attributes:
         total: how many ticks were used since the first look.
-        per_second: what each shard uses a second, without those that use none; empty before the second look.
+        per_second: what each shard uses a second, without those that use none; ``None`` before the
+            second look.
     """
 
     def __init__(self) -> None:
         self.total = 0
-        self.per_second: Mapping[int, float] = {}
+        self.per_second: Mapping[int, float] | None = None
         self._looked_at: float | None = None
-        self._before: dict[int, Shard] = {}
+        self._before: dict[int, tuple[float, Shard]] = {}
 
     def look(self, shards: Sequence[Shard], at: float, layout: Layout) -> None:
-        """Takes a look at ``at``, in seconds of a clock that never steps. One too soon changes nothing."""
+        """Takes a look at ``at``, in seconds of a clock that never steps. One too soon changes nothing.
+
+        A shard that is not seen this time counts from its last look on when it is seen again.
+        """
         seconds = None if self._looked_at is None else at - self._looked_at
         if seconds is not None and seconds < INTERVAL_S:
             return
-        now = {shard.shard: shard for shard in shards if shard.offset_ms is not None}
+        per_second: dict[int, float] = {}
+        for shard in shards:
+            if shard.offset_ms is None:
+                continue
+            if shard.shard in self._before:
+                then, before = self._before[shard.shard]
+                if count := used(before, shard, layout):
+                    self.total += count
+                    per_second[shard.shard] = count / (at - then)
+            self._before[shard.shard] = at, shard
         if seconds is not None:
-            counts = {
-                number: used(self._before[number], now[number], layout)
-                for number in self._before.keys() & now.keys()
-            }
-            self.total += sum(counts.values())
-            self.per_second = {number: count / seconds for number, count in counts.items() if count}
-        self._looked_at, self._before = at, now
+            self.per_second = per_second
+        self._looked_at = at

@@ -61,7 +61,7 @@ def samples(reading: Reading, rates: Mapping[str, NodeRates], *, top: int, total
         if answer.state is not None:
             yield from _of_server(name, answer.state)
         if answer.shards is not None:
-            yield from _of_shards(name, answer.shards, reading)
+            yield from _of_shards(name, answer.shards, reading, has_all=answer.has_all_shards)
             yield from _of_rates(name, rates[name], top, totals=totals)
             yield from _of_leads(name, answer.shards, reading.known, top)
 
@@ -111,16 +111,18 @@ def _of_server(name: str, state: NodeState) -> Iterator[Sample]:
         yield Sample("shardids_prepared_transactions", count, (name, kind))
         yield Sample("shardids_prepared_oldest_seconds", oldest_s, (name, kind))
     for kind in ("move", "adoption", "reference", "other"):
-        slots, lag_bytes = state.slots.get(kind, (0, None))
+        slots, lag_bytes, kept_bytes, lost = state.slots.get(kind, (0, None, None, 0))
         yield Sample("shardids_replication_slots", slots, (name, kind))
+        yield Sample("shardids_replication_slots_lost", lost, (name, kind))
         yield Sample("shardids_replication_lag_bytes", lag_bytes or 0, (name, kind))
+        yield Sample("shardids_replication_kept_bytes", kept_bytes or 0, (name, kind))
         subscriptions, stopped, silent_s = state.subscriptions.get(kind, (0, 0, None))
         yield Sample("shardids_subscriptions", subscriptions, (name, kind))
         yield Sample("shardids_subscriptions_stopped", stopped, (name, kind))
         yield Sample("shardids_subscription_silent_seconds", silent_s or 0, (name, kind))
 
 
-def _of_shards(name: str, shards: Iterable[Shard], reading: Reading) -> Iterator[Sample]:
+def _of_shards(name: str, shards: Iterable[Shard], reading: Reading, *, has_all: bool) -> Iterator[Sample]:
     states = {shard.shard: shard.state for shard in shards}
     counts = Counter(states.values())
     for state in _SHARD_STATES:
@@ -132,14 +134,19 @@ def _of_shards(name: str, shards: Iterable[Shard], reading: Reading) -> Iterator
         # An older placement would call a shard stopped that has moved since.
         moving = {move.shard for move in known.moves}
         placed = known.placed.get((name, "active"), frozenset()) - moving
-        stopped = sum(states.get(shard) not in ("active", "unreadable") for shard in placed)
+        seen = placed if has_all else placed & states.keys()
+        stopped = sum(states.get(shard) not in ("active", "unreadable") for shard in seen)
         yield Sample("shardids_stopped_shards", stopped, (name,))
 
 
 def _of_rates(name: str, rates: NodeRates, top: int, *, totals: bool) -> Iterator[Sample]:
     if totals:
         yield Sample("shardids_ticks_used_total", rates.total, (name,))
+    if rates.per_second is None:
+        return
     yield Sample("shardids_ticks_per_second", sum(rates.per_second.values()), (name,))
+    most = max(rates.per_second.values(), default=0)
+    yield Sample("shardids_shard_ticks_per_second_max", most, (name,))
     for shard, rate in _largest(rates.per_second, top):
         yield Sample("shardids_shard_ticks_per_second", rate, (name, str(shard)))
 

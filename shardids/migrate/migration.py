@@ -20,6 +20,7 @@ from shardids.migrate.compiled import Compiled, Compiler
 from shardids.migrate.environment import Direction, Environment, contract_of
 from shardids.migrate.hashes import Recorded, read_recorded
 from shardids.migrate.lint import require_own_schema
+from shardids.migrate.logged import RunLog
 from shardids.migrate.models import OWN_VERSION_TABLE
 from shardids.migrate.node_revisions import migrate_node, pending_on_node, read_node_heads
 from shardids.migrate.plan import (
@@ -343,6 +344,7 @@ class Migration:
         """Carries out a prepared run. The caller holds :func:`shardids.migrate.runner.one_run`."""
         # Compiles in this thread, before the workers compete for Alembic.
         prepared.compiled()
+        log = RunLog(observer, prepared.target)
         nodes = self._run_on_nodes(prepared, settings.limits)
         report = Run(
             prepared.plan,
@@ -354,8 +356,10 @@ class Migration:
             ),
             settings=settings,
             failed_nodes={o.node: StatementFailed(o.error) for o in nodes if o.status == "failed"},
-            observer=observer,
+            observer=log,
             stop=stop,
         ).go()
         outcomes = sorted((*prepared.refused, *report.outcomes), key=lambda outcome: outcome.shard)
-        return replace(report, outcomes=tuple(outcomes), nodes=tuple(nodes))
+        report = replace(report, outcomes=tuple(outcomes), nodes=tuple(nodes))
+        log.finished(report)
+        return report

@@ -118,7 +118,8 @@ class Outcome:
     """What a run did to one shard.
 
     ``start`` and ``end`` are its revisions before the run and now, ``seconds`` the time over all
-    ``attempts``, ``way`` how it was run, and ``error`` what stopped it.
+    ``attempts``, ``way`` how it was run, ``error`` what stopped it, and ``cause`` what
+    may be logged of that.
     """
 
     shard: int
@@ -130,6 +131,7 @@ class Outcome:
     way: str = ""
     attempts: int = 0
     error: str = ""
+    cause: str = ""
 
     def row(self) -> dict[str, object]:
         """Returns the outcome as commands show it."""

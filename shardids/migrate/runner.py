@@ -30,6 +30,7 @@ from shardids.catalog.connections import CONNECT_TIMEOUT_S, open_engine
 from shardids.catalog.locks import AdvisoryLock
 from shardids.catalog.rows import Catalog
 from shardids.errors import ClusterConflict, ConnectionFailed, RevisionChanged, ShardBusy, ShardidsError
+from shardids.logs import shown_error
 from shardids.migrate.compiled import Compiled
 from shardids.migrate.plan import MigrationPlan, Outcome, Position, Route, RunReport, Start
 from shardids.migrate.player import Limits, Player
@@ -282,6 +283,7 @@ class Run:
                 with suppress(Exception):
                     now = player.reread(now)
             outcome |= {"status": "failed", "end": now.heads, "error": _message_of(error)}
+            outcome["cause"] = shown_error(error)
         else:
             outcome |= {"status": "done", "end": compiled.route.end}
         seconds = time.monotonic() - began

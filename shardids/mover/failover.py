@@ -23,6 +23,7 @@ from shardids.errors import ClusterConflict, ConnectionFailed, UnsupportedServer
 from shardids.mover import homes
 from shardids.mover.history import LOSS, all_moves, open_moves
 from shardids.mover.journal import Journal
+from shardids.mover.logged import log_replacement
 from shardids.mover.losses import Held, LostShard, arrivals, examine, held, why_lost
 from shardids.mover.readers import follow_placement
 
@@ -125,7 +126,7 @@ def replace_node(
                 _fence(nodes, new, found, found.active_here.keys() & lost)
             accepted = tuple(shard for shard in found.lost if shard.shard in accept_loss)
             set_aside = () if dry_run else _accept(catalog, nodes, journals, accepted)
-    return Replacement(
+    replacement = Replacement(
         node=name,
         url=shown_url(parse_url(url)),
         shards=len(found.sound) + sum(shard.home == name for shard in accepted),
@@ -136,6 +137,9 @@ def replace_node(
         set_aside=set_aside,
         stale_views=() if dry_run else follow_placement(catalog),
     )
+    if not dry_run:
+        log_replacement(replacement)
+    return replacement
 
 
 def _require_gone(catalog: Catalog, old: Node) -> None:

@@ -15,6 +15,7 @@ from shardids.mover.events import OnEvent, Result, StepBegun, StepDone
 from shardids.mover.following import ReferencesOfTarget
 from shardids.mover.history import ABORT, LAST_STEP, Outcome
 from shardids.mover.journal import Journal
+from shardids.mover.logged import MoveLog
 from shardids.mover.options import Options
 from shardids.mover.programs import Scripts
 from shardids.mover.readers import follow_placement
@@ -32,7 +33,7 @@ class Mover:
         sides: Sides,
         name: str,
         actions: Actions,
-        on_event: OnEvent,
+        log: MoveLog,
         refresh_views: Callable[[], tuple[str, ...]],
     ) -> None:
         self._move = journal.move
@@ -41,7 +42,7 @@ class Mover:
         self._sides = sides
         self._name = name
         self._actions = actions
-        self._on_event = on_event
+        self._log = log
         self._refresh_views = refresh_views
         self._started = time.monotonic()
 
@@ -60,7 +61,9 @@ class Mover:
         """Yields a mover for the journal's move; ``scripts`` is the shard's schema, if it was just read."""
         move = journal.move
         name = move.session_name(directory.cluster)
+        log = MoveLog(move, on_event)
         with ExitStack() as kept:
+            kept.enter_context(log.watching())
             sides = kept.enter_context(directory.sides(move.shard, move.source, move.target, name=name))
             # A process that slept, and lost the lock, finds its sessions ended. It is not to open others.
             for side in (sides.source, sides.target):
@@ -72,7 +75,7 @@ class Mover:
                 references=kept.enter_context(following),
                 name=name,
                 options=options,
-                on_event=on_event,
+                on_event=log,
                 kept=kept,
                 scripts=scripts,
             )
@@ -81,7 +84,7 @@ class Mover:
                 sides=sides,
                 name=name,
                 actions=actions,
-                on_event=on_event,
+                log=log,
                 refresh_views=lambda: follow_placement(catalog),
             )
 
@@ -106,13 +109,13 @@ class Mover:
         for step in self._steps[names.index(journal.step) :]:
             if journal.step != step.name and step.journaled:
                 journal.begin_step(step.name)
-            self._on_event(StepBegun(shard=shard, step=step.name))
+            self._log(StepBegun(shard=shard, step=step.name))
             try:
                 step.act(self._actions)
             except BaseException as error:
                 self._recover(step, error)
                 raise
-            self._on_event(StepDone(shard=shard, step=step.name))
+            self._log(StepDone(shard=shard, step=step.name))
         stale_views = self._refresh_views()
         journal.end("moved")
         return self._result("moved", stale_views=stale_views)
@@ -123,11 +126,11 @@ class Mover:
         A target that does not answer is left as it is: it was never activated before the switch.
         """
         self._journal.begin_step(ABORT)
-        self._on_event(StepBegun(shard=self._move.shard, step=ABORT))
+        self._log(StepBegun(shard=self._move.shard, step=ABORT))
         for step in reversed(self._steps):
             if step.undo is not None:
                 step.undo(self._actions)
-        self._on_event(StepDone(shard=self._move.shard, step=ABORT))
+        self._log(StepDone(shard=self._move.shard, step=ABORT))
         self._journal.end("aborted")
         return self._result("aborted")
 
@@ -162,7 +165,7 @@ class Mover:
 
     def _result(self, outcome: Outcome, *, stale_views: tuple[str, ...] = ()) -> Result:
         comparison = self._actions.comparison
-        return Result(
+        result = Result(
             shard=self._move.shard,
             source=self._move.source,
             target=self._move.target,
@@ -173,3 +176,5 @@ class Mover:
             left_behind=self._actions.left_behind,
             stale_views=stale_views,
         )
+        self._log.ended(result)
+        return result

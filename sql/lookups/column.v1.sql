@@ -3,6 +3,10 @@
 -- Locks:      none beyond those of reading the server's catalogs.
 -- Privileges: USAGE on schema shardids, SELECT on its tables.
 
+-- Who puts a trigger on a table that the triggers of a strict look-up write over dblink acts as the node URL's user.
+with trusted as (
+  select r.oid from pg_roles r
+  where r.rolsuper or r.oid = (select e.nspowner from pg_namespace e where e.nspname = 'shardids'))
 select s.id as shard, s.schema,
        c.oid is not null as has_table,
        format_type(a.atttypid, a.atttypmod) as type,
@@ -26,7 +30,28 @@ select s.id as shard, s.schema,
        c.relkind = 'p' or exists (select from pg_inherits h where c.oid in (h.inhrelid, h.inhparent)) as has_parts,
        (select count(*) from pg_trigger g join pg_proc p on p.oid = g.tgfoid
         where g.tgrelid = c.oid and g.tgenabled in ('O', 'A') and p.pronamespace = 'shardids'::regnamespace and p.proname = 'claim_rows'
-          and g.tgname in (current_setting('shardids.claims') || '_ins', current_setting('shardids.claims') || '_upd')) as triggers
+          and g.tgname in (current_setting('shardids.claims') || '_ins', current_setting('shardids.claims') || '_upd')) as triggers,
+       coalesce(claims.relowner = c.relowner, true) as claims_follow,
+       (select string_agg(distinct w.what, '; ' order by w.what)
+        from (
+          select format('role %I owns %I', pg_get_userbyid(o.role), o.name)
+          from (values (c.relname, c.relowner), (n.nspname, case pg_get_userbyid(n.nspowner) when 'pg_database_owner' then
+                  (select d.datdba from pg_database d where d.datname = current_database()) else n.nspowner end)) o (name, role)
+          where o.role not in (select r.oid from trusted r)
+          union all
+          select format('%s may make triggers on %I', case a.grantee when 0 then 'public' else format('role %I', pg_get_userbyid(a.grantee)) end,
+                        r.relname)
+          from pg_class r, aclexplode(r.relacl) a
+          where r.oid in (c.oid, claims.oid) and a.privilege_type = 'TRIGGER' and a.grantee <> r.relowner
+            and a.grantee not in (select r.oid from trusted r)
+          union all
+          select format('trigger %I on %I calls a function of role %I', g.tgname, c.relname, pg_get_userbyid(p.proowner))
+          from pg_trigger g join pg_proc p on p.oid = g.tgfoid
+          where g.tgrelid = c.oid and not g.tgisinternal and p.proowner not in (select r.oid from trusted r)
+          union all
+          select format('trigger %I is on %I', g.tgname, claims.relname)
+          from pg_trigger g where g.tgrelid = claims.oid and not g.tgisinternal
+            and g.tgfoid not in (select p.oid from pg_proc p where p.pronamespace = 'shardids'::regnamespace)) w (what)) as strangers
 from shardids.shard s
 join pg_namespace n on n.nspname = s.schema
 left join pg_class c on c.relnamespace = n.oid and c.relname = current_setting('shardids.table') and c.relkind in ('r', 'p')

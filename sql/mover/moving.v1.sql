@@ -75,8 +75,9 @@ comment on function shardids.without_barrier(integer, boolean) is
 -- disabled its triggers, or made the table, or change the schema. They hold a lock that conflicts with writers, or on
 -- the schema, in which a table that nobody else can see yet is being made. Functions, grants and comments leave no
 -- lock: a transaction that has changed something, and no table that anybody can see, may have changed those.
--- RowExclusiveLock alone is the lock of a writer who has not written yet, and waits for the barrier: with waiting, the
--- caller wants to know of those too. VACUUM and ANALYZE change nothing that moves.
+-- RowExclusiveLock alone is the lock of a writer who has not written yet, and waits for the barrier; one who holds the
+-- advisory lock after the mover had it alone took it after the fence, and is being refused. With waiting, the caller wants to
+-- know of both. VACUUM and ANALYZE change nothing that moves.
 create function shardids.barrier_holders(shard integer, waiting boolean)
 returns table (pid integer, holder text, seconds integer)
 language sql volatile set search_path = pg_catalog, pg_temp
@@ -90,7 +91,7 @@ begin atomic
     -- Of one transaction, also of a prepared one, which has no process.
     select h.pid, array_agg(h.transactionid::text) as xids,
            bool_or(h.database = shardids.database() and case h.locktype
-             when 'advisory' then h.classid = 1936220521 and h.objid = shard and h.objsubid = 2
+             when 'advisory' then waiting and h.classid = 1936220521 and h.objid = shard and h.objsubid = 2
              when 'object' then h.classid = 'pg_namespace'::regclass and h.objid = n.oid
              when 'relation' then
                h.relnamespace = n.oid

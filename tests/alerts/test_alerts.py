@@ -176,12 +176,21 @@ def test_a_node_that_takes_no_writes(pair: tuple[URL, URL], tmp_path: Path) -> N
             )
 
 
-def test_a_shard_that_uses_more_ticks_than_it_has(pair: tuple[URL, URL], tmp_path: Path) -> None:
-    with collecting(pair[0]) as collector:
+@pytest.mark.parametrize("top", [20, 0])
+def test_a_shard_that_uses_more_ticks_than_it_has(pair: tuple[URL, URL], tmp_path: Path, top: int) -> None:
+    with collecting(pair[0], top=top) as collector:
         run(pair[0], f"select shardids.reserve(1, {MOST_TICKS})")
         read(collector)
         run(pair[0], "select pg_sleep(0.6)", f"select shardids.reserve(1, {MOST_TICKS})")
         assert firing(tmp_path, read(collector)) == {"ShardidsShardHot"}
+
+
+def test_shards_that_can_not_be_read(pair: tuple[URL, URL], tmp_path: Path) -> None:
+    with connected(pair[1]) as holding:
+        holding.execute("begin")
+        holding.execute("alter sequence shard_0005.id_counter increment 1")
+        series = scraped(pair[0])
+    assert firing(tmp_path, series) == {"ShardidsNodeIncomplete"}
 
 
 def test_a_layout_that_ends_within_a_year(blank_database: Blank, tmp_path: Path) -> None:
@@ -199,7 +208,8 @@ def test_a_layout_that_ends_within_a_year(blank_database: Blank, tmp_path: Path)
         # What takes days or gigabytes to make for real.
         ({("shardids_sequence_left_ratio", "b"): 0.04}, "ShardidsExhausted"),
         ({("shardids_clock_skew_seconds", "b"): -1.5}, "ShardidsClockSkewed"),
-        ({("shardids_replication_lag_bytes", "a", "move"): 2.0**31}, "ShardidsReplicationLag"),
+        ({("shardids_replication_kept_bytes", "a", "move"): 2.0**31}, "ShardidsReplicationLag"),
+        ({("shardids_replication_slots_lost", "a", "reference"): 1}, "ShardidsReplicationLost"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -85,8 +85,8 @@ def test_one_shard_that_the_standby_lacks_does_not_hold_up_the_others(nodes: Two
         last = take(nodes, "b", 0, "given up")
         words = ("node", "replace", "b", "--url", standby.url())
 
-        def replace(*more: str) -> tuple[int, str, str]:
-            done = command(*words, *more, SHARDIDS_CATALOG=nodes.catalog_url)
+        def replace(*more: str, verbose: bool = False) -> tuple[int, str, str]:
+            done = command(*["-v"] * verbose, *words, *more, SHARDIDS_CATALOG=nodes.catalog_url)
             return done.returncode, done.stdout, done.stderr
 
         with promoted(nodes, standby):
@@ -95,10 +95,11 @@ def test_one_shard_that_the_standby_lacks_does_not_hold_up_the_others(nodes: Two
             assert (code, nodes.catalog.placement()) == (3, before)
             assert "would be at" in said
             assert ", with 13 shards\nShard 0 would be lost: it is not there;" in said
-            code, said, told = replace()
+            code, said, told = replace(verbose=True)
             assert code == 3
             assert 'Shard 0 is lost: it is not there; node "a" has it as it was when it left there' in said
             assert "--accept-loss 0 --yes" in told
+            assert 'WARNING shardids.mover: node "b" is at postgresql://' in told
             assert 'view "photos" on node "a" still reads shards where they were: shard 0 was lost' in told
             for shard in range(13, SHARDS):
                 assert titles(nodes, shard) == ["sea", "new"]

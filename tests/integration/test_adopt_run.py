@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from shardids.adopt import adoption
 from shardids.adopt.events import Event, Waiting
 from shardids.adopt.plan import Finding, Hop, Kind, Severity, TablePlan
 from shardids.adopt.plan_file import write_plan
+from shardids.adopt.steps import run_steps
 from shardids.catalog.topology import shard_for_key
 from shardids.cli import app
 from shardids.dev.embedded import temporary_servers
@@ -68,6 +71,24 @@ def test_it_is_undone_as_if_it_had_never_been(shop: Shop) -> None:
         before = clients.count
     assert before > 0
     assert_as_before(shop)
+
+
+def test_it_is_logged(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "shardids.adopt"):
+        adoption.run(shop.catalog, shop.plan)
+        adoption.abort(shop.catalog)
+    records = [one for one in caplog.records if one.name == "shardids.adopt"]
+    assert len({one.adoption for one in records}) == 1  # type: ignore[attr-defined] # by extra
+    steps = [one.step for one in records if one.levelno == logging.DEBUG]  # type: ignore[attr-defined] # by extra
+    assert steps == [*(step.name for step in run_steps(shop.plan)), "abort"]
+    states = [one.message.split(": ")[1] for one in records if one.levelno == logging.INFO]
+    states = [re.sub(r"[\d.]+ s$", "N s", words) for words in states if "waits" not in words]
+    assert states == [
+        f"begins at step {steps[0]}",
+        "follow after N s",
+        "begins at step follow",
+        "aborted after N s",
+    ]
 
 
 def test_it_takes_over(shop: Shop) -> None:

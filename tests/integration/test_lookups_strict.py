@@ -15,6 +15,8 @@ from shardids import Cluster, lookups, mover
 from shardids.catalog.lookups import claims_name, shard_of_claim
 from shardids.catalog.urls import parse_url
 from shardids.errors import BadArgument, ClusterConflict
+from shardids.lookups.comparing import compare_all
+from shardids.lookups.places import faulty_nodes
 from tests.conftest import BlankDatabases, dsn
 from tests.support.clusters import catalog_at
 from tests.support.generator import connect
@@ -263,13 +265,118 @@ def test_what_triggers_can_not_keep_is_refused(cluster: Cluster, url: str) -> No
         one.execute("create table shard_0001.more_users () inherits (shard_0001.users)")
         with pytest.raises(BadArgument, match="users is partitioned or inherited"):
             lookups.create(catalog, EMAIL, strict=True)
+        (seen,) = compare_all(catalog, every_row=False)
+        assert "users is partitioned or inherited" in str(seen.error)
         one.execute("drop table shard_0001.more_users")
         one.execute("grant usage on schema shardids_dblink to public")
         with pytest.raises(ClusterConflict, match="schema shardids_dblink was granted to public"):
             lookups.create(catalog, EMAIL, strict=True)
+        assert faulty_nodes(catalog) == {
+            cluster.placement.node_of[1]: "schema shardids_dblink was granted to public"
+        }
         one.execute("revoke usage on schema shardids_dblink from public")
         lookups.create(catalog, EMAIL, strict=True)
     assert cluster.session(shard=1).scalars(select(User).limit(1)).all() is not None
+
+
+@pytest.fixture
+def stranger(cluster: Cluster) -> Iterator[str]:
+    """A role on the node of shard 1 that may write there, and owns nothing."""
+    name = f"stranger_{uuid4().hex}"
+    with psql(cluster, 1) as one:
+        one.execute(f"create role {name}; grant usage on schema shardids, shard_0001 to {name}")
+        one.execute(f"grant insert on shard_0001.users to {name}; select shardids.grant_usage(1, '{name}')")
+        yield name
+        one.execute(f"reassign owned by {name} to current_user; drop owned by {name}; drop role {name}")
+
+
+def test_roles_that_read_everything_do_not_reach_the_connections(
+    cluster: Cluster, email: str, stranger: str, url: str
+) -> None:
+    """PostgreSQL gives pg_read_all_data and pg_write_all_data USAGE on every schema."""
+    with psql(cluster, 1) as one, catalog_at(url) as catalog:
+        one.execute(f"grant pg_read_all_data, pg_write_all_data to {stranger}")
+        for repair in (False, True):
+            if repair:
+                one.execute("grant execute on all functions in schema shardids_dblink to public")
+                assert list(faulty_nodes(catalog)) == [cluster.placement.node_of[1]]
+                assert lookups.refresh(catalog) == {}
+            with one.transaction(force_rollback=True):
+                one.execute(f"set local role {stranger}")
+                one.execute(inserted(1, email))
+                with pytest.raises(psycopg.errors.InsufficientPrivilege, match="function dblink_get"):
+                    one.execute("select shardids_dblink.dblink_get_connections()")
+        one.execute(f"grant execute on function shardids_dblink.dblink_get_connections() to {stranger}")
+        with pytest.raises(ClusterConflict, match="a function in schema shardids_dblink was granted to"):
+            lookups.create(catalog, EMAIL, strict=True)
+
+
+def test_what_belongs_to_others_is_not_taken_for_ours(cluster: Cluster, stranger: str, url: str) -> None:
+    with psql(cluster, 1) as one, catalog_at(url) as catalog:
+        one.execute(f"grant usage on foreign data wrapper dblink_fdw to {stranger}")
+        for what in (
+            "schema shardids_dblink",
+            "server lookups_a",
+            "function shardids_dblink.dblink_get_connections()",
+        ):
+            one.execute(f"alter {what} owner to {stranger}")
+            with pytest.raises(ClusterConflict, match=f"is owned by role {stranger}"):
+                lookups.create(catalog, EMAIL, strict=True)
+            assert list(faulty_nodes(catalog)) == [cluster.placement.node_of[1]]
+            one.execute(f"alter {what} owner to current_user")
+        lookups.create(catalog, EMAIL, strict=True)
+
+
+MADE = "create function {0}.zz() returns trigger language plpgsql as 'begin return null; end';"
+TRIGGER = " create trigger zz after insert on {0}.{2} for each statement execute function {0}.zz()"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (
+            "alter table {0}.users owner to {1}",
+            "alter table {0}.users owner to current_user",
+            "owns users",
+        ),
+        ("alter schema {0} owner to {1}", "alter schema {0} owner to current_user", "owns shard_0001"),
+        ("grant trigger on {0}.users to {1}", "revoke trigger on {0}.users from {1}", "triggers on users"),
+        ("grant trigger on {0}.{2} to public", "revoke trigger on {0}.{2} from public", "public may make"),
+        (MADE + TRIGGER, "drop function {0}.zz() cascade", "trigger zz is on "),
+        (
+            MADE + TRIGGER.replace("{2}", "users") + "; alter function {0}.zz() owner to {1}",
+            "drop function {0}.zz() cascade",
+            "trigger zz on users calls a function of role ",
+        ),
+    ],
+    ids=["table", "schema", "granted", "granted-on-claims", "on-claims", "function"],
+)
+def test_triggers_of_others_are_refused(
+    cluster: Cluster, url: str, stranger: str, case: tuple[str, str, str]
+) -> None:
+    """They would run over dblink, as the user of the node's URL."""
+    damage, repair, what = case
+    with psql(cluster, 1) as one, catalog_at(url) as catalog:
+        one.execute(damage.format("shard_0001", stranger, CLAIMS))
+        try:
+            with pytest.raises(ClusterConflict, match=f"can't be strict in shard 1: .*{what}"):
+                lookups.create(catalog, EMAIL, strict=True)
+            (seen,) = compare_all(catalog, every_row=False)
+            assert seen.error is not None
+            assert what in seen.error.message
+        finally:
+            one.execute(repair.format("shard_0001", stranger, CLAIMS))
+        assert lookups.create(catalog, EMAIL, strict=True) == []
+
+
+def test_claims_of_another_owner_are_found_and_given_back(cluster: Cluster, url: str, stranger: str) -> None:
+    with psql(cluster, 1) as one, catalog_at(url) as catalog:
+        one.execute(f"alter table shard_0001.{CLAIMS} owner to {stranger}")
+        (seen,) = compare_all(catalog, every_row=False)
+        assert "claims have another owner" in str(seen.error)
+        lookups.create(catalog, EMAIL, strict=True)
+        (seen,) = compare_all(catalog, every_row=False)
+        assert seen.error is None
 
 
 def test_a_node_that_was_not_told_refuses_what_it_can_not_claim(

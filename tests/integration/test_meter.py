@@ -6,19 +6,21 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psycopg
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from sqlalchemy import select, text
+from sqlalchemy import event, select, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import IntegrityError, ProgrammingError
 from sqlalchemy.orm import Session
 
 from shardids import AsyncCluster, Cluster
 from shardids.client.metering import _Metered
-from shardids.errors import FanOutRefused, ShardFenced, WrongShard
+from shardids.errors import ConnectionFailed, FanOutRefused, ShardFenced, WrongShard
 from tests.conftest import dsn
 from tests.support import moves_by_hand
+from tests.support.clusters import connected
 from tests.support.moves_by_hand import SHARD, Note, two_nodes
 from tests.support.moves_by_hand import Base as NoteBase
 from tests.support.signups import User, open_signups
@@ -99,6 +101,44 @@ def test_sessions_statements_refusals_and_fan_outs(url: URL, telemetry: Telemetr
     assert told["db.client.operation.duration", "postgresql", "b"] >= 1
 
 
+def test_a_node_that_dies_on_its_first_connection(url: URL, telemetry: Telemetry) -> None:
+    def connect_and_die(
+        _dialect: object, _record: object, arguments: Any, options: Any
+    ) -> psycopg.Connection:
+        connection = psycopg.connect(*arguments, **options)
+        with connected(url) as other:
+            other.execute("select pg_terminate_backend(%s, 10000)", [connection.info.backend_pid])
+        return connection
+
+    with Cluster.connect(url, listen=False, meter=telemetry.meter) as cluster:
+        engine = cluster.engine(cluster.node_of(1))
+        event.listen(engine, "do_connect", connect_and_die)
+        with (
+            cluster.session(shard=1) as session,
+            pytest.raises(ConnectionFailed, match='node "a" can\'t be reached'),
+        ):
+            session.execute(text("select 1"))
+        event.remove(engine, "do_connect", connect_and_die)
+        with cluster.session(shard=1) as session:
+            assert session.execute(text("select 1")).scalar_one() == 1
+            with pytest.raises(ProgrammingError):
+                session.execute(text("select nonesuch"))
+    told = {
+        key[1:]: value for key, value in telemetry.told().items() if key[0] == "db.client.operation.duration"
+    }
+    assert told == {("postgresql", "a"): 1, ("postgresql", "UndefinedColumn", "a"): 1}
+
+
+def test_a_fan_out_that_fails(url: URL, telemetry: Telemetry) -> None:
+    with Cluster.connect(url, listen=False, meter=telemetry.meter) as cluster:
+        with cluster.engine(cluster.node_of(3)).begin() as connection:
+            connection.execute(text("drop table shard_0003.users cascade"))
+        with cluster.sharded_session() as session, pytest.raises(ProgrammingError):
+            session.scalars(select(User)).all()
+    fan_outs = {key[1:]: value for key, value in telemetry.told().items() if "fan_out" in key[0]}
+    assert fan_outs == {("ProgrammingError", "all"): 1}
+
+
 def test_clashes_of_look_ups(url: URL, telemetry: Telemetry) -> None:
     with Cluster.connect(url, listen=False, meter=telemetry.meter) as cluster:
         for shard in (0, 1):
@@ -109,6 +149,9 @@ def test_clashes_of_look_ups(url: URL, telemetry: Telemetry) -> None:
                     continue
                 with pytest.raises(IntegrityError):
                     session.commit()
+        claiming: Any = cluster._claiming.of(cluster.node_of(1))
+        listeners = {listener.__module__ for listener in claiming.dispatch.after_cursor_execute}
+        assert "shardids.client.metering" in listeners
     told = telemetry.told()
     assert {key: value for key, value in told.items() if "clash" in key[0]} == {
         ("shardids.client.lookup_clashes", "users.email"): 1

@@ -11,6 +11,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
@@ -25,6 +26,7 @@ from sqlalchemy.engine import URL
 
 import shardids.metrics
 from shardids.catalog.gids import Gid
+from shardids.catalog.queries import BATCH
 from shardids.catalog.topology import Node
 from shardids.dev import devcluster
 from shardids.dev.embedded import temporary_server, temporary_servers
@@ -101,7 +103,10 @@ def test_rates_come_from_the_sequences_and_only_the_quickest_have_series(pair: P
     a, b = pair
     with collecting(a, top=2) as collector:
         first = read(collector)
-        assert first["shardids_ticks_used_total", "a"] == first["shardids_ticks_per_second", "a"] == 0
+        assert first["shardids_ticks_used_total", "a"] == 0
+        assert {"shardids_ticks_per_second", "shardids_shard_ticks_per_second_max"}.isdisjoint(
+            name for name, *_ in first
+        )
         run(a, *(f"select shard_000{n}.next_id() from generate_series(1, {100 * (n + 1)})" for n in range(4)))
         run(b, "select pg_sleep(0.6)")
         second = read(collector)
@@ -111,6 +116,8 @@ def test_rates_come_from_the_sequences_and_only_the_quickest_have_series(pair: P
             int(key[2]): value for key, value in second.items() if key[0] == "shardids_shard_ticks_per_second"
         }
         assert list(rates) == sorted(taken, key=taken.__getitem__, reverse=True)[:2]
+        assert second["shardids_shard_ticks_per_second_max", "a"] == rates[3]
+        assert second["shardids_shard_ticks_per_second_max", "b"] == 0
         assert rates[3] / rates[2] == pytest.approx(taken[3] / taken[2])
         assert second["shardids_ticks_per_second", "a"] == pytest.approx(
             rates[3] * sum(taken.values()) / taken[3]
@@ -197,6 +204,50 @@ def test_moves_that_run_and_moves_that_were_interrupted(pair: Pair) -> None:
     # A shard that is being moved stops for a moment.
     assert series["shardids_stopped_shards", "a"] == 1
     assert (series["shardids_replication_slots", "a", "move"],) == slots
+
+
+def test_a_slot_that_keeps_the_log_and_then_loses_it() -> None:
+    with temporary_server(settings={"max_slot_wal_keep_size": "32MB"}) as server:
+        url = devcluster.found([server], 2)
+        with collecting(url) as collector, psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("select pg_create_physical_replication_slot('shardids_move_x', true)")
+
+            def write() -> None:
+                connection.execute("select pg_logical_emit_message(false, '', ''), pg_switch_wal()")
+
+            write()
+            series = read(collector)
+            assert 0 < series["shardids_replication_kept_bytes", "a", "move"] <= 2**26
+            assert series["shardids_replication_slots_lost", "a", "move"] == 0
+            for _ in range(8):
+                write()
+            connection.execute("checkpoint")
+            assert read(collector)["shardids_replication_slots_lost", "a", "move"] == 1
+
+
+def test_writable_is_what_holds_for_everybody(pair: Pair, make_role: MakeRole) -> None:
+    role = make_role().set(database=pair[0].database)
+    name = sql.Identifier(str(role.username))
+    with connected(pair[0]) as connection:
+        for statement in (
+            "grant pg_read_all_data to {}",
+            "alter role {} set default_transaction_read_only = on",
+        ):
+            connection.execute(sql.SQL(statement).format(name))
+        database = sql.Identifier(str(pair[0].database))
+        with collecting(role) as collector:
+
+            def writable() -> float:
+                return read(collector)["shardids_node_writable", "a"]
+
+            assert writable() == 1
+            # While the exporter's session lasts.
+            for value, writes in (("on", 0), ("off", 1), ("on", 0)):
+                setting = sql.SQL("alter database {} set default_transaction_read_only = {}")
+                connection.execute(setting.format(database, sql.SQL(value)))
+                assert writable() == writes
+            connection.execute(sql.SQL("alter database {} reset all").format(database))
+            assert writable() == 1
 
 
 def test_transactions_in_doubt(pair: Pair) -> None:
@@ -291,6 +342,50 @@ def test_a_silent_node_takes_no_longer_than_the_timeout() -> None:
                 assert threading.active_count() <= threads + 1
             proxy.forward()
             wait_for(lambda: read(collector)["shardids_node_up", "b"], "the node is read again")
+
+
+def test_who_asks_during_a_reading_is_given_it() -> None:
+    with temporary_servers(2) as servers, Proxy(servers[1].port) as proxy:
+        url = devcluster.found(servers, 4)
+        with catalog_at(url) as catalog:
+            catalog.point_node(
+                Node(name="b", url=servers[1].url().replace(str(servers[1].port), str(proxy.port)))
+            )
+        with collecting(url, timeout_s=2.0) as collector, ThreadPoolExecutor() as pool:
+            read(collector)
+            proxy.swallow()
+            first, second = [pool.submit(collector.read) for _ in range(2)]
+            assert first.result() is second.result()
+            assert collector.read() is not first.result()
+
+
+@pytest.mark.parametrize("bad", ["mysql://h/x", "postgresql://h:port/x", "postgresql://h/x?nonesuch=1"])
+def test_a_node_whose_url_is_none_leaves_the_others(
+    pair: Pair, bad: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with connected(pair[0]) as connection:
+        connection.execute("update shardids_catalog.node set url = %s where name = 'b'", [bad])
+    series = scraped(pair[0])
+    assert series["shardids_catalog_up",] == 1
+    assert [series["shardids_node_up", node] for node in "ab"] == [1, 0]
+    assert [series["shardids_node_complete", node] for node in "ab"] == [1, 0]
+    assert 'node "b" could not be read: ' in caplog.text
+
+
+def test_what_was_read_before_a_failure_is_kept(blank_database: Blank) -> None:
+    url = blank_database()
+    found_cluster(url, {"a": url}, BATCH + 4)
+    with psycopg.connect(dsn(url)) as holding:
+        holding.execute(f"alter sequence shard_0{BATCH + 1}.id_counter increment 1")
+        holding.execute("select shardids.fence(3)")
+        # Not committed: the second batch of shards waits for the sequence's lock.
+        series = scraped(url)
+        holding.rollback()
+    assert (series["shardids_node_up", "a"], series["shardids_node_complete", "a"]) == (1, 0)
+    assert sum(value for key, value in series.items() if key[0] == "shardids_shards") == BATCH
+    # Shard 3 was fenced, though that was rolled back. Those that were not read are not called stopped.
+    assert series["shardids_stopped_shards", "a"] == 1
+    assert scraped(url)["shardids_node_complete", "a"] == 1
 
 
 def test_a_database_that_is_not_the_node(pair: Pair) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,11 +12,13 @@ import psycopg
 import pytest
 
 from shardids import mover
+from shardids.catalog.locks import AdvisoryLock
 from shardids.dev.embedded import temporary_servers
 from shardids.errors import ClusterConflict, MoveRefused
 from shardids.mover import Options, StepBegun, StepDone, Waiting, cutover
 from tests.support.clusters import command
 from tests.support.moves import TwoNodes, assert_one_owner, finish, schema, two_nodes
+from tests.support.waiting import wait_for
 
 TABLES = """
     create table {s}.users (id bigint primary key default {s}.next_id(), name text);
@@ -402,4 +406,33 @@ def test_what_is_done_between_the_last_look_and_the_end_of_the_cutover_is_not_lo
         assert reasons == ["the shard's schema was changed"]
         assert mover.abort(nodes.catalog, shard).outcome == "aborted"
     assert states == [("active",)]
+    assert_one_owner(nodes, shard)
+
+
+def test_writers_that_are_being_refused_do_not_put_the_cutover_off(
+    nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They get the barrier's lock when the fence is committed, and have it until they have rolled back."""
+    shard = nodes.new_shard(TABLES)
+    read_handover, waiting = cutover.read_handover, threading.Event()
+    with nodes.connected("a") as writer, nodes.connected("a") as watching, ThreadPoolExecutor(1) as beside:
+        lock = [int(AdvisoryLock.WRITE_BARRIER), shard]
+
+        def meanwhile(*arguments: Any) -> cutover.Handover:
+            if not waiting.is_set():
+                beside.submit(writer.execute, "select pg_advisory_lock_shared(%s, %s)", lock)
+                is_waiting = (
+                    "select count(*) from pg_locks where not granted and classid = %s and objid = %s",
+                    lock,
+                )
+                wait_for(lambda: watching.execute(*is_waiting).fetchone() == (1,), "the writer waits")
+                waiting.set()
+            return read_handover(*arguments)
+
+        monkeypatch.setattr(cutover, "read_handover", meanwhile)
+        events: list[mover.Event] = []
+        assert mover.move(nodes.catalog, shard, "b", on_event=events.append).outcome == "moved"
+
+    assert waiting.is_set()
+    assert [event.reason for event in events if isinstance(event, Waiting)] == []
     assert_one_owner(nodes, shard)

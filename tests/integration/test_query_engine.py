@@ -120,7 +120,7 @@ GROUPS = select(User.age, func.count(), func.avg(User.id)).group_by(User.age)
 def test_a_result_says_which_way_its_statement_took(
     session: Session, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "shardids.routing")
+    caplog.set_level(logging.INFO, "shardids.client")
     assert way(session.execute(select(User).where(User.name == "user 1"))) == "shard"
     assert way(session.execute(select(User))) == "merge"
     assert caplog.messages == []

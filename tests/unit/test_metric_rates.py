@@ -76,7 +76,7 @@ def test_ticks_between_two_looks(before: Shard, after: Shard, ticks: int) -> Non
 def test_the_rates_of_a_node() -> None:
     rates = NodeRates()
     rates.look([shard(10), shard(0, number=2)], 100.0, DEFAULT)
-    assert (rates.total, rates.per_second) == (0, {})
+    assert (rates.total, rates.per_second) == (0, None)
     rates.look([shard(14), shard(0, number=2), shard(50, number=3)], 102.0, DEFAULT)
     assert (rates.total, rates.per_second) == (4, {1: 2.0})
     rates.look([shard(99)], 102.4, DEFAULT)  # too soon
@@ -85,6 +85,8 @@ def test_the_rates_of_a_node() -> None:
     assert (rates.total, rates.per_second) == (14, {3: 5.0})
     rates.look([], 106.0, DEFAULT)
     assert (rates.total, rates.per_second) == (14, {})
+    rates.look([shard(68, number=3)], 108.0, DEFAULT)  # it was not seen in between
+    assert (rates.total, rates.per_second) == (22, {3: 2.0})
 
 
 def test_the_alerts_and_the_dashboard_ask_for_metrics_that_exist() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from logging import INFO
 from typing import Any, Final, Literal, Protocol
 from weakref import WeakKeyDictionary
 
@@ -17,6 +17,7 @@ from sqlalchemy.orm import ORMExecuteState
 from sqlalchemy.sql import visitors
 from sqlalchemy.util import await_only
 
+from shardids.catalog.statement_log import shown_statement
 from shardids.catalog.topology import Node, Placement
 from shardids.client.routing.fanout import ANY_SHARD, compiled, fetched
 from shardids.client.routing.functions import kinds_on
@@ -30,6 +31,7 @@ from shardids.errors import (
     ConnectionFailed,
     MissingPrivilege,
 )
+from shardids.logs import logger
 
 EngineChoice = Literal["merge", "views", "refuse"]
 """What becomes of a statement over several shards: what is known to be right is merged, and the rest refused;
@@ -47,7 +49,7 @@ _PATIENCE_S: Final = 5.0
 _PAUSE_S: Final = 0.1
 _HINT: Final = "If tables have changed: shardids view refresh. Or select the rows and compute it in Python."
 
-_log = logging.getLogger("shardids.routing")
+_log = logger("client")
 
 _NOT_THERE: Final = (
     psycopg.errors.UndefinedTable,
@@ -132,7 +134,8 @@ def by_views(router: Router, context: ORMExecuteState, refused: CannotCombine, s
         router.shards.refresh()
         raise explained from error
     # The shard's node is not asked: the statement is loaded from the rows that are there.
-    _log.info("views: %s rows of the query node: %s", len(rows), context.statement)
+    if _log.isEnabledFor(INFO):
+        _log.info("views: %s rows of the query node: %s", len(rows), shown_statement(str(context.statement)))
     replay = Replay.of(rows, description)
     return context.invoke_statement(
         bind_arguments={"shard_id": shard},

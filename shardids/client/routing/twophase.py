@@ -7,7 +7,6 @@ out, so a client that dies leaves no doubt; ``shardids transaction resolve`` end
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -30,8 +29,9 @@ from shardids.errors import (
     ShardidsError,
     UnsupportedServer,
 )
+from shardids.logs import logger
 
-log = logging.getLogger(__name__)
+log = logger("client")
 
 _NODE: Final = "shardids_node"
 _HAS_WRITTEN: Final = """
@@ -316,5 +316,6 @@ class Whole:
             part.node.name,
             "committed" if verb == "commit" else "rolled back",
             reason,
+            extra={"node": part.node.name},
         )
         return False

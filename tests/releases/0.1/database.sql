@@ -941,7 +941,7 @@ CREATE FUNCTION shardids.barrier_holders(shard integer, waiting boolean) RETURNS
              array_agg((h.transactionid)::text) AS xids,
              bool_or(((h.database = shardids.database()) AND
                  CASE h.locktype
-                     WHEN 'advisory'::text THEN ((h.classid = (1936220521)::oid) AND (h.objid = (barrier_holders.shard)::oid) AND (h.objsubid = 2))
+                     WHEN 'advisory'::text THEN (barrier_holders.waiting AND (h.classid = (1936220521)::oid) AND (h.objid = (barrier_holders.shard)::oid) AND (h.objsubid = 2))
                      WHEN 'object'::text THEN ((h.classid = ('pg_namespace'::regclass)::oid) AND (h.objid = n.oid))
                      WHEN 'relation'::text THEN ((h.relnamespace = n.oid) AND (h.mode <> ALL (ARRAY['AccessShareLock'::text, 'RowShareLock'::text])) AND (barrier_holders.waiting OR (h.mode <> 'RowExclusiveLock'::text)))
                      ELSE false
@@ -4957,9 +4957,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (383034343192264706);
-INSERT INTO shard_0000.kept VALUES (383034343192264707);
-INSERT INTO shard_0000.kept VALUES (383034343192264708);
+INSERT INTO shard_0000.kept VALUES (383037933017366530);
+INSERT INTO shard_0000.kept VALUES (383037933017366531);
+INSERT INTO shard_0000.kept VALUES (383037933017366532);
 
 
 --
@@ -4993,8 +4993,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711140058854918125/5/16676', 1, 4745457001109127168, '755', '2026-11-22 23:21:43.804239+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711140058854918125/5/16676', 1, 4745457001109127168, '756', '2026-11-22 23:21:43.814718+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711143734768068938/5/16676', 1, 8045715918669479936, '755', '2026-11-22 23:35:59.701449+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711143734768068938/5/16676', 1, 8045715918669479936, '756', '2026-11-22 23:35:59.711667+00', NULL);
 
 
 --
@@ -5014,7 +5014,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 23:21:43.644098+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 23:35:59.575773+00');
 
 
 --
@@ -5033,7 +5033,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 23:21:43.825999+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 23:35:59.716342+00');
 
 
 --
@@ -5104,7 +5104,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 4745457092431631019, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 8045716009992839668, true);
 
 
 --
@@ -5118,7 +5118,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 4745457092431630982, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 8045716009992839647, true);
 
 
 --
