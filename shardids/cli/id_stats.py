@@ -24,16 +24,22 @@ if TYPE_CHECKING:
 
 _MOST_NAMED = 5
 _MOST_FOUND = 20
+_MOST_LISTED = 10
 
 
 def stats(
     file: Annotated[
-        str, typer.Argument(metavar="FILE|-", help="IDs, one a line, or a CSV file; - is stdin.")
-    ] = "-",
+        str | None,
+        typer.Argument(
+            metavar="FILE|-", help="IDs, one a line, or a CSV file; - is stdin.", show_default="-"
+        ),
+    ] = None,
     column: Annotated[
         str | None, typer.Option(metavar="NAME", help="The file is CSV, and this column has the IDs.")
     ] = None,
-    delimiter: Annotated[str, typer.Option(help="What separates the fields of the CSV file.")] = ",",
+    delimiter: Annotated[
+        str | None, typer.Option(help="What separates the fields of the CSV file.", show_default=",")
+    ] = None,
     query: Annotated[
         str | None, typer.Option(metavar="SQL", help="Ask the database of --url for IDs instead; one column.")
     ] = None,
@@ -44,7 +50,14 @@ def stats(
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Name what is no ID and go on, where otherwise it ends here.")
     ] = False,
-    top: Annotated[int, typer.Option(min=1, help="How many shards to list, those with most IDs first.")] = 10,
+    top: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="How many shards to list, those with most IDs first.",
+            show_default="10; with --json all",
+        ),
+    ] = None,
     layout: Annotated[
         str | None,
         typer.Option("--layout", metavar="NAME|T-S-Q[@EPOCH_MS]", help="As for shardids id decode."),
@@ -70,15 +83,26 @@ def stats(
 
     if (query is None) != (url is None):
         raise BadArgument("--query and --url go together", hint="The one is asked, the other says where.")
+    if query is not None:
+        _refuse_of_file({"FILE": file, "--column": column, "--delimiter": delimiter})
+    if delimiter is not None and column is None:
+        raise BadArgument("--delimiter goes with --column", hint="Without it, each line is an ID.")
     used, old_ids_below = _layout(layout, catalog)
-    read = _read(file, column, delimiter, query, url)
+    read = _read(file or "-", column, delimiter or ",", query, url)
     ids, bad = _checked(read, used)
     _name(bad, skip_bad=skip_bad)
     measured = of(ids, used, now=datetime.now(UTC), old_ids_below=old_ids_below)
     if as_json:
         print_json(_as_json(measured, len(bad), top))
     else:
-        _print(measured, top)
+        _print(measured, top or _MOST_LISTED)
+
+
+def _refuse_of_file(given: dict[str, str | None]) -> None:
+    if names := [name for name, value in given.items() if value is not None]:
+        raise BadArgument(
+            f"--query does not go with {', '.join(names)}", hint="The IDs are of a file or of a query."
+        )
 
 
 def _layout(layout: str | None, catalog: str | None) -> tuple[Layout, int | None]:
@@ -137,7 +161,9 @@ def _print(stats: IdStats, top: int) -> None:
         out.print()
         out.print(_shards(stats, top))
     out.print()
-    if not stats.tells_clocks:
+    if stats.is_sorted:
+        out.print("Nothing is said of clocks: the IDs are sorted, which hides whose clock is off.")
+    elif not stats.tells_clocks:
         out.print(
             "Nothing is said of clocks: that takes four shards, and IDs in the order of their insertion."
         )
@@ -221,7 +247,7 @@ def _by_count(stats: IdStats, top: int | None) -> list[dict[str, Any]]:
     ]
 
 
-def _as_json(stats: IdStats, bad: int, top: int) -> dict[str, object]:
+def _as_json(stats: IdStats, bad: int, top: int | None) -> dict[str, object]:
     return {
         "ids": stats.count,
         "bad": bad,
@@ -234,6 +260,7 @@ def _as_json(stats: IdStats, bad: int, top: int) -> dict[str, object]:
         "ahead": stats.ahead,
         "most_ahead_ms": stats.most_ahead_ms,
         "out_of_order": stats.out_of_order,
+        "sorted": stats.is_sorted,
         "tells_clocks": stats.tells_clocks,
         "shard_count": int(stats.shards.shard.size),
         "shards": _by_count(stats, top),

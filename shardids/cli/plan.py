@@ -142,7 +142,7 @@ def _show(plan: Plan, load: Any, prices: dict[str, float], *, as_json: bool) -> 
             }
         )
         return
-    from shardids.cli.output import out
+    from shardids.cli.output import out, print_warnings
 
     out.print(f"layout {plan.layout} ({plan.layout.name}), {plan.shards:,} shards", markup=False)
     out.print(f"made by: shardids init --shards {plan.shards} --layout {plan.layout}\n", markup=False)
@@ -165,6 +165,10 @@ def _show(plan: Plan, load: Any, prices: dict[str, float], *, as_json: bool) -> 
     for one in plan.limits:
         when = f"after {one.year:,.2f} years" if math.isfinite(one.year) else "not within 1,000 years"
         out.print(f"  {one.what}: {when}; {one.message}", markup=False)
+    crowded = [one.message for one in plan.limits if one.what == "shards a node" and not one.year]
+    print_warnings(
+        f"shards a node: {message}; measure yours, or begin with more nodes" for message in crowded
+    )
     out.print("\nKeys and one foreign key a row, with their indexes, after 10 years:")
     for kind, size in keys.items():
         out.print(f"  {kind}: {size / 1e12:,.4g} TB", markup=False)

@@ -78,7 +78,10 @@ class NodeEngines:
         options = {name: self._options[name] for name in kept if name in self._options}
         options["connect_args"] = dict(options.get("connect_args", {}))
         return NodeEngines(
-            self._login, options | {"isolation_level": "AUTOCOMMIT"}, schema_of=self._schema_of
+            self._login,
+            options | {"isolation_level": "AUTOCOMMIT"},
+            schema_of=self._schema_of,
+            on_made=self._on_made,
         )
 
     def made(self) -> list[Engine]:

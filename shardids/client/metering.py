@@ -144,10 +144,14 @@ class MeteredRoutedSession(_Metered, RoutedSession):
 
     def _ask_several(self, context: Any, named: Any) -> Result[Any]:
         begun = time.perf_counter()
-        result = super()._ask_several(context, named)
-        seconds = time.perf_counter() - begun
-        self.meters.fan_outs.record(seconds, {"shardids.shards": "all" if named.shards is None else "named"})
-        return result
+        attributes = {"shardids.shards": "all" if named.shards is None else "named"}
+        try:
+            return super()._ask_several(context, named)
+        except BaseException as error:
+            attributes["error.type"] = type(error).__name__
+            raise
+        finally:
+            self.meters.fan_outs.record(time.perf_counter() - begun, attributes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,11 +95,11 @@ def add_node(
 
     Raises:
         ClusterConflict: the database is a node of another cluster, or another node of this one; or the
-            cluster has reference tables, and not ``with_references``.
+            cluster has reference tables, the name is new, and not ``with_references``.
         MissingPrivilege: the role may not create a schema there, or schema ``shardids`` belongs to another.
         ConnectionFailed, UnsupportedServer, BadArgument: as their own descriptions say.
     """
-    if not with_references:
+    if not with_references and name not in catalog.nodes():
         require_none(catalog, "add_node")
     description = catalog.describe()
     node = Node(name=validate_node_name(name), url=url)

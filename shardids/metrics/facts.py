@@ -54,12 +54,12 @@ class NodeState:
         max_ahead_s: the lead from which on draws are refused.
         safety_margin_s: how far a new incarnation jumps ahead.
         is_standby: whether it is in recovery; then its sequences can't be read.
-        is_writable: whether it takes writes.
+        is_writable: whether it takes writes of roles that have no settings of their own.
         connections: sessions in all databases of its server.
         most_connections: ``max_connections`` of its server.
         prepared: by kind, how many transactions are prepared, and for how long the oldest has been, in s.
-        slots: by kind, how many replication slots there are, and how many bytes of the log the one farthest
-            behind has not confirmed.
+        slots: by kind, how many replication slots there are, how many bytes of the log the one farthest
+            behind has not confirmed, how many are kept for one, and how many slots are not sure of their log.
         subscriptions: by kind, how many there are, how many of them no worker serves, and how long ago one
             last heard of its publisher, in s.
     """
@@ -73,7 +73,7 @@ class NodeState:
     connections: int
     most_connections: int
     prepared: Mapping[str, tuple[int, float]]
-    slots: Mapping[str, tuple[int, int | None]]
+    slots: Mapping[str, tuple[int, int | None, int | None, int]]
     subscriptions: Mapping[str, tuple[int, int, float | None]]
 
 

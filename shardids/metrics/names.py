@@ -46,7 +46,11 @@ METRICS: Final = {
         _of("shardids_node_up", _NODE, "Whether the node answered, and is that node."),
         _of("shardids_node_complete", _NODE, "Whether all of the node could be read."),
         _of("shardids_node_scrape_seconds", _NODE, "How long it took to ask the node."),
-        _of("shardids_node_writable", _NODE, "Whether the node takes writes: it is no standby."),
+        _of(
+            "shardids_node_writable",
+            _NODE,
+            "Whether the node takes writes: no standby, nor read-only by default.",
+        ),
         _of(
             "shardids_ticks_used_total",
             _NODE,
@@ -77,7 +81,11 @@ METRICS: Final = {
         _of("shardids_prepared_transactions", _KIND, "Prepared transactions, by who prepared them."),
         _of("shardids_prepared_oldest_seconds", _KIND, "Time since the oldest of them was prepared."),
         _of("shardids_replication_slots", _KIND, "Replication slots, by what they are for."),
+        _of(
+            "shardids_replication_slots_lost", _KIND, "Those of them whose log was removed, or soon will be."
+        ),
         _of("shardids_replication_lag_bytes", _KIND, "Log that the slot farthest behind has not confirmed."),
+        _of("shardids_replication_kept_bytes", _KIND, "Log that the server keeps for one of them, at most."),
         _of("shardids_subscriptions", _KIND, "Subscriptions, by what they are for."),
         _of("shardids_subscriptions_stopped", _KIND, "Those of them that no worker serves."),
         _of("shardids_subscription_silent_seconds", _KIND, "Time since one of them heard of its publisher."),

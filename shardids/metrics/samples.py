@@ -111,9 +111,11 @@ def _of_server(name: str, state: NodeState) -> Iterator[Sample]:
         yield Sample("shardids_prepared_transactions", count, (name, kind))
         yield Sample("shardids_prepared_oldest_seconds", oldest_s, (name, kind))
     for kind in ("move", "adoption", "reference", "other"):
-        slots, lag_bytes = state.slots.get(kind, (0, None))
+        slots, lag_bytes, kept_bytes, lost = state.slots.get(kind, (0, None, None, 0))
         yield Sample("shardids_replication_slots", slots, (name, kind))
+        yield Sample("shardids_replication_slots_lost", lost, (name, kind))
         yield Sample("shardids_replication_lag_bytes", lag_bytes or 0, (name, kind))
+        yield Sample("shardids_replication_kept_bytes", kept_bytes or 0, (name, kind))
         subscriptions, stopped, silent_s = state.subscriptions.get(kind, (0, 0, None))
         yield Sample("shardids_subscriptions", subscriptions, (name, kind))
         yield Sample("shardids_subscriptions_stopped", stopped, (name, kind))

@@ -16,6 +16,8 @@ from shardids.planning.load import Load, Node
 
 HEADROOM: Final = 0.5
 """How much of its IDs a second a shard uses in the busiest one: the rest is for shards that are not alike."""
+MEASURED_SHARDS: Final = 1024
+"""The most shards with tables on one node into which docs/benchmarks.md has measured inserts."""
 _FURTHEST: Final = 1000.0
 
 
@@ -24,7 +26,8 @@ class Limit:
     """Something that ends.
 
     Attributes:
-        what: ``IDs a millisecond``, ``years``, ``rows a second``, ``disk`` or ``connections``.
+        what: ``IDs a millisecond``, ``years``, ``shards a node``, ``rows a second``, ``disk`` or
+            ``connections``.
         year: after how many years from now; infinite if not within a thousand.
         message: it in words.
     """
@@ -54,6 +57,11 @@ def limits(load: Load, *, layout: Layout, shards: int, nodes: int, node: Node, n
             what="years",
             year=max(layout.years_left(now), 0.0),
             message=f"the layout's time ends at {layout.last_time:%Y-%m-%d}",
+        ),
+        Limit(
+            what="shards a node",
+            year=0.0 if shards > MEASURED_SHARDS * nodes else math.inf,
+            message=f"{math.ceil(shards / nodes):,}; no more than {MEASURED_SHARDS:,} have been measured",
         ),
     ]
     found += [

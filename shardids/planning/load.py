@@ -151,7 +151,7 @@ def parse_growth(text: str) -> float:
     """Parses ``40%/y``, or ``2%/m`` as what becomes of it in a year; returns 0.4 for the first.
 
     Raises:
-        BadArgument: another form, or a month that leaves nothing.
+        BadArgument: another form, a month that leaves nothing, or one of which no number can say the year.
     """
     found = _GROWTH.fullmatch(text.strip())
     if found is None:
@@ -159,4 +159,7 @@ def parse_growth(text: str) -> float:
     part = float(found[1]) / 100
     if part <= -1:
         raise BadArgument(f"--growth: {text!r} leaves nothing")
-    return float((1 + part) ** 12 - 1) if found[2] == "m" else part
+    try:
+        return float((1 + part) ** 12 - 1) if found[2] == "m" else part
+    except OverflowError:
+        raise BadArgument(f"--growth: {text!r} is too much") from None

@@ -7,6 +7,7 @@ more behind its node's clock raises the offset in steps of 16 ms, or at once aft
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -87,8 +88,8 @@ class Shards:
         at_clock = np.floor(self.clock(true_ms)).astype(np.int64) - (
             self.counter >> self.layout.sequence_bits
         )
-        target = np.maximum(self.offset_ms, at_clock) + self.margin_ms
-        target += np.where(target > at_clock, int(self.margin_ms * mark), 0)
+        past = np.maximum(self.offset_ms, at_clock)
+        target = past + self.margin_ms + np.where(past > at_clock, int(self.margin_ms * mark), 0)
         self.offset_ms = np.where(here, target, self.offset_ms)
 
     def _ms(self, counter: Integers) -> Integers:
@@ -148,12 +149,17 @@ def play(
     the load is how many times itself; ``restart`` is a node and when it does. A seed gives one run.
 
     Raises:
-        BadArgument: no shard or node, a shard that the layout has not, no time, or a load below zero.
+        BadArgument: no shard or node, a shard that the layout has not, no time, a load below zero, one of
+            both without end, or a restart of a node that is not there or at a time that is not played.
     """
     checked_integer("shards", shards, 1, layout.shard_limit)
     checked_integer("nodes", nodes, 1, shards)
-    if not seconds > 0 or not ids_per_second >= 0:
-        raise BadArgument("seconds must be above 0 and ids_per_second not below it")
+    if not 0 < seconds < math.inf or not 0 <= ids_per_second < math.inf:
+        raise BadArgument("seconds must be above 0, ids_per_second not below it, and both finite")
+    if restart is not None:
+        checked_integer("the node of restart", restart[0], 0, nodes - 1)
+        if not 0 <= restart[1] * 1000 < round(seconds * 1000):
+            raise BadArgument(f"a restart after {restart[1]:g} s is not within the {seconds:g} s of the run")
     chance = np.random.default_rng(seed)
     start_ms = float(1 << (layout.time_bits - 2))
     state = Shards(

@@ -18,6 +18,7 @@ class Kind(StrEnum):
     SILENCE = "silence"
     CLOCK = "clock jump"
     FUTURE = "future"
+    OUTSIDE = "outside"
     SEQUENCE = "sequence"
     LAYOUT = "layout"
 

@@ -70,7 +70,7 @@ def _hot(series: Series, bounds: Thresholds) -> Iterator[Anomaly]:
     off = scale - np.median(scale)
     bound = bounds.deviations * NORMAL * np.median(np.abs(off))
     is_hot = (totals >= bounds.ratio * usual) & (off > bound)
-    is_hot &= poisson_tail(totals, usual) < math.log(bounds.chance / count)
+    is_hot &= poisson_tail(totals, usual) / series.batches < math.log(bounds.chance / count)
     for row in sorted(np.flatnonzero(is_hot), key=lambda one: -totals[one]):
         share, peers = totals[row] / whole, usual[row] / whole
         yield Anomaly(
@@ -126,7 +126,7 @@ def _bursts(series: Series, bounds: Thresholds) -> Iterator[Anomaly]:
     tail = binomial_tail(
         counts[rows, columns], np.broadcast_to(of_all, counts.shape)[rows, columns], share[rows, columns]
     )
-    is_rare = tail < math.log(bounds.chance / counts.size / len(_LENGTHS))
+    is_rare = tail / series.batches[rows] < math.log(bounds.chance / counts.size / len(_LENGTHS))
     places: dict[int, list[int]] = {}
     for row, column in zip(rows[is_rare].tolist(), columns[is_rare].tolist(), strict=True):
         if counts[row, column] >= bounds.ratio * around(counts[row], column):
@@ -164,7 +164,7 @@ def _silences(series: Series, bounds: Thresholds) -> Iterator[Anomaly]:
         own = float(series.counts[row].sum())
         for first, after, others in _longest_gaps(used, so_far, series.intervals):
             share = own / (so_far[-1] - others)
-            if share < 1 and others * math.log1p(-share) < bound:
+            if share < 1 and others * math.log1p(-share) < bound * series.batches[row]:
                 expected = own / (so_far[-1] - others - own) * others
                 yield _silence(series, first, after, int(series.shards[row]), expected)
 
@@ -200,7 +200,8 @@ def _of_all(series: Series, bounds: Thresholds) -> Iterator[Anomaly]:
         return
     # Not of empty ones: what follows a silence is no burst.
     usual = np.array([around(of_all, place, at_least=1) for place in range(of_all.size)])
-    rare = math.log(bounds.chance / of_all.size)
+    # IDs that come together count once: a bound on a logarithm is that many times as low.
+    rare = math.log(bounds.chance / of_all.size) * series.batch_of_all
     is_burst = (of_all >= bounds.ratio * usual) & (poisson_tail(of_all, usual) < rare) & (usual > 0)
     for run in _runs(np.flatnonzero(is_burst).tolist()):
         yield _burst(series, run, None, of_all, usual)
@@ -212,7 +213,7 @@ def _of_all(series: Series, bounds: Thresholds) -> Iterator[Anomaly]:
     for place in np.flatnonzero(gaps > 2 * third):
         first, after = int(used[place]) + 1, int(used[place + 1])
         beside = np.r_[of_all[max(0, first - _AROUND) : first], of_all[after : after + _AROUND]]
-        if -float(np.median(beside)) * (after - first) < rare:
+        if beside.size >= _AROUND and -float(np.median(beside)) * (after - first) < rare:
             yield _silence(series, first, after, None, float(np.median(beside)) * (after - first))
 
 

@@ -16,7 +16,7 @@ from shardids.ids.layout import DEFAULT, Layout
 from shardids.stats.anomalies import DEFAULTS, Anomaly, Kind, Thresholds, time_of
 from shardids.stats.detector import NORMAL, find, jump
 from shardids.stats.order import against_neighbours, pairs_out_of_order
-from shardids.stats.series import Series, series_of
+from shardids.stats.series import Series, bounds_of, series_of
 
 _MOST_OUT_OF_ORDER: Final = 0.3
 _PEERS: Final = 4
@@ -56,8 +56,12 @@ class IdStats:
         duplicates: IDs that had come before.
         ahead: IDs whose time is after ``now``, and ``most_ahead_ms`` by how much at most.
         out_of_order: the share of all pairs that stand in another order than that of their times and numbers.
+        is_sorted: whether none of several IDs stands before a smaller one; then their order says nothing.
         tells_clocks: whether their order says whose clock is off.
-        series: counts by shard and interval, until now, and a minute more at most.
+        per_second: IDs a second from the first to the last that ``series`` has; 0 if they are of one
+            millisecond.
+        series: counts by shard and interval, until now, and a minute more at most, and without a few IDs that
+            are far from all others.
     """
 
     layout: Layout
@@ -68,7 +72,9 @@ class IdStats:
     ahead: int
     most_ahead_ms: int
     out_of_order: float
+    is_sorted: bool
     tells_clocks: bool
+    per_second: float
     shards: ByShard
     series: Series
     anomalies: list[Anomaly]
@@ -82,12 +88,6 @@ class IdStats:
     def last(self) -> datetime | None:
         """When the latest ID was born, or None if there is none."""
         return time_of(int(self.shards.last_ms.max())) if self.count else None
-
-    @property
-    def per_second(self) -> float:
-        """IDs a second from the first to the last; 0 if they are of one millisecond."""
-        span = int(self.shards.last_ms.max() - self.shards.first_ms.min()) if self.count else 0
-        return self.count * 1000 / span if span else 0.0
 
 
 def of(
@@ -126,13 +126,16 @@ def of(
     now_ms = (now - time_of(0)) // _MS
     by_shard, duplicates = _by_shard(numbers, row, bits, layout)
     out_of_order = pairs_out_of_order(bits)
-    tells_clocks = numbers.size >= _PEERS and out_of_order <= _MOST_OUT_OF_ORDER
+    # Sorted IDs are so whatever the clocks said.
+    tells_clocks = numbers.size >= _PEERS and 0 < out_of_order <= _MOST_OUT_OF_ORDER
     is_ahead = ms > now_ms
-    latest = min(int(ms.max()), now_ms + thresholds.future_ms) if ms.size else 0
-    earliest = min(int(ms.min()), latest) if ms.size else 0
-    series = series_of(numbers, row, ms, earliest, latest)
+    ordered = np.sort(ms)
+    ordered = ordered[: np.searchsorted(ordered, now_ms + thresholds.future_ms, "right")]
+    first, last = bounds_of(ordered) if ordered.size else (now_ms, now_ms)
+    series = series_of(numbers, row, ms, first, last)
     anomalies = find(series, layout=layout, now=now, thresholds=thresholds) if ms.size else []
     anomalies += _future(by_shard, now_ms, thresholds)
+    anomalies += _outside(ordered, first, last)
     if tells_clocks:
         anomalies += _jumps(numbers, row, ms, thresholds)
     return IdStats(
@@ -144,7 +147,9 @@ def of(
         ahead=int(is_ahead.sum()),
         most_ahead_ms=max(int(ms.max()) - now_ms, 0) if ms.size else 0,
         out_of_order=out_of_order,
+        is_sorted=given.size > 1 and not out_of_order,
         tells_clocks=tells_clocks,
+        per_second=int(series.counts.sum()) * 1000 / (last - first) if last > first else 0.0,
         shards=by_shard,
         series=series,
         anomalies=anomalies,
@@ -214,6 +219,22 @@ def _longest(goes_on: npt.NDArray[np.bool_], start: npt.NDArray[np.intp]) -> Int
     first = np.flatnonzero(begins)
     lengths = np.diff(np.r_[first, goes_on.size])
     return np.maximum.reduceat(lengths, np.searchsorted(first, start)).astype(np.int64)
+
+
+def _outside(ordered: Integers, first_ms: int, last_ms: int) -> Iterator[Anomaly]:
+    """IDs that the series is without, before it and after it."""
+    before, after = np.searchsorted(ordered, first_ms), np.searchsorted(ordered, last_ms, "right")
+    for far, where in ((ordered[:before], "before"), (ordered[after:], "after")):
+        if far.size:
+            yield Anomaly(
+                kind=Kind.OUTSIDE,
+                start=time_of(int(far[0])),
+                end=time_of(int(far[-1])),
+                value=float(far.size),
+                expected=0.0,
+                message=f"{far.size:,} ID{'s' * (far.size > 1)}, long {where} all others:"
+                " left out of rates, bursts and silences",
+            )
 
 
 def _future(shards: ByShard, now_ms: int, bounds: Thresholds) -> Iterator[Anomaly]:

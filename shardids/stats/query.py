@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from tempfile import TemporaryFile
-from typing import IO
+from typing import IO, cast
 
 import psycopg
+from sqlalchemy.pool import NullPool
 
+from shardids.catalog.connections import CONNECT_TIMEOUT_S, open_engine
 from shardids.catalog.urls import parse_url
 from shardids.errors import ShardidsError
 
@@ -21,13 +23,15 @@ def answer(url: str, query: str) -> Iterator[IO[bytes]]:
         BadArgument: the URL is not one of PostgreSQL.
         ShardidsError: the database can't be reached, or refuses the query.
     """
-    where = parse_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    engine = open_engine(
+        parse_url(url), what="the database", connect_timeout_s=CONNECT_TIMEOUT_S, poolclass=NullPool
+    )
     # What the user wrote is the user's SQL, with the user's rights. The line feed ends a comment.
     copy = f"copy ({query.rstrip().removesuffix(';')}\n) to stdout".encode()
     with TemporaryFile() as file:
         try:
-            with psycopg.connect(where) as connection, connection.cursor() as cursor:
-                connection.read_only = True
+            with engine.connect().execution_options(postgresql_readonly=True) as connection:
+                cursor = cast("psycopg.Cursor", connection.connection.cursor())
                 with cursor.copy(copy) as rows:
                     for row in rows:
                         file.write(row)

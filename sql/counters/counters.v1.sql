@@ -103,11 +103,11 @@ begin
       end if;
     end loop;
   end if;
-  -- By ctid: the row is locked, so it stays where it is, and is not looked up again.
+  -- By the key: the row may be locked in a version that the snapshot of the statement has not, as after a concurrent draw.
   update {schema}.shardids_counter c
   set next_number = c.next_number + next_lane_number.lanes, is_whole = begun = next_lane_number.lanes
-  where c.ctid = (
-    select f.ctid from {schema}.shardids_counter f
+  where c.tenant = of_tenant and c.kind = of_kind and c.period = of_period and c.lane = (
+    select f.lane from {schema}.shardids_counter f
     where f.tenant = of_tenant and f.kind = of_kind and f.period = of_period
       and (own < next_lane_number.lanes / 2 or f.xmin = pg_current_xact_id()::xid)
     order by f.next_number limit 1 for update skip locked)
@@ -153,8 +153,8 @@ begin
     -- A transaction that has written may hold lanes already.
     if pg_current_xact_id_if_assigned() is null then
       update {schema}.shardids_counter c set next_number = c.next_number + this.lanes
-      where c.ctid = (
-        select f.ctid from {schema}.shardids_counter f
+      where c.tenant = of_tenant and c.kind = of_kind and c.period = now_in and c.lane = (
+        select f.lane from {schema}.shardids_counter f
         where f.tenant = of_tenant and f.kind = of_kind and f.period = now_in
         order by f.next_number limit 1 for update skip locked) and c.is_whole
       returning c.next_number - this.lanes into number;

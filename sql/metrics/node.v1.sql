@@ -12,10 +12,26 @@ slots as (
               when starts_with(r.slot_name, 'shardids_ref_') then 'reference'
               else 'other' end as kind,
          count(*) as slots,
-         max(pg_wal_lsn_diff(h.position, coalesce(r.confirmed_flush_lsn, r.restart_lsn)))::bigint as lag_bytes
+         max(pg_wal_lsn_diff(h.position, coalesce(r.confirmed_flush_lsn, r.restart_lsn)))::bigint as lag_bytes,
+         max(pg_wal_lsn_diff(h.position, r.restart_lsn))::bigint as kept_bytes,
+         count(*) filter (where r.wal_status in ('unreserved', 'lost')) as lost
   from pg_replication_slots r
   join here h on r.datoid is null or r.datoid = h.oid
   group by 1),
+-- What holds for everybody's new sessions. That of this session may be its role's, or older than the database's.
+read_only as (
+  select coalesce(
+           (select split_part(o.option, '=', 2)::boolean
+            from pg_db_role_setting r
+            cross join unnest(r.setconfig) o (option)
+            join here h on r.setdatabase in (0, h.oid)
+            where r.setrole = 0 and starts_with(o.option, 'default_transaction_read_only=')
+            order by r.setdatabase desc limit 1),
+           (select p.reset_val::boolean
+            from pg_settings p
+            where p.name = 'default_transaction_read_only'
+              and p.source in ('default', 'environment variable', 'configuration file', 'command line')),
+           false) as is_default),
 -- What copies a table has its own row, with relid.
 subscriptions as (
   select case when starts_with(s.subname, 'shardids_move_') then 'move'
@@ -42,11 +58,11 @@ select n.name,
        extract(epoch from n.max_ahead)::float8 as max_ahead_s,
        extract(epoch from n.safety_margin)::float8 as safety_margin_s,
        pg_is_in_recovery() as is_standby,
-       not (pg_is_in_recovery() or current_setting('default_transaction_read_only')::boolean) as is_writable,
+       not (pg_is_in_recovery() or (select r.is_default from read_only r)) as is_writable,
        (select coalesce(sum(d.numbackends), 0)::integer from pg_stat_database d where d.datid <> 0) as connections,
        current_setting('max_connections')::integer as most_connections,
        (select coalesce(json_object_agg(p.kind, json_build_array(p.transactions, p.oldest_s)), '{}') from prepared p) as prepared,
-       (select coalesce(json_object_agg(s.kind, json_build_array(s.slots, s.lag_bytes)), '{}') from slots s) as slots,
+       (select coalesce(json_object_agg(s.kind, json_build_array(s.slots, s.lag_bytes, s.kept_bytes, s.lost)), '{}') from slots s) as slots,
        (select coalesce(json_object_agg(s.kind, json_build_array(s.subscriptions, s.stopped, s.silent_s)), '{}')
         from subscriptions s) as subscriptions
 from shardids.node n;

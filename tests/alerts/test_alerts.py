@@ -208,7 +208,8 @@ def test_a_layout_that_ends_within_a_year(blank_database: Blank, tmp_path: Path)
         # What takes days or gigabytes to make for real.
         ({("shardids_sequence_left_ratio", "b"): 0.04}, "ShardidsExhausted"),
         ({("shardids_clock_skew_seconds", "b"): -1.5}, "ShardidsClockSkewed"),
-        ({("shardids_replication_lag_bytes", "a", "move"): 2.0**31}, "ShardidsReplicationLag"),
+        ({("shardids_replication_kept_bytes", "a", "move"): 2.0**31}, "ShardidsReplicationLag"),
+        ({("shardids_replication_slots_lost", "a", "reference"): 1}, "ShardidsReplicationLost"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

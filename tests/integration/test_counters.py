@@ -307,6 +307,31 @@ def test_sixteen_clients_draw_each_number_once(db: Db, node: str, lanes: int) ->
         assert max(numbers) < 320 + 2 * lanes
 
 
+def test_nobody_waits_beside_a_transaction_that_stays_open(db: Db, node: str) -> None:
+    """Others draw from a lane after a draw has begun, and before it locks one."""
+    define(db, lanes=64, padding=6)
+    db.execute("create table shard_0005.drawn (number text)")
+    for _ in range(192):
+        draw(db)
+
+    def client(_index: int) -> None:
+        with connect(node) as session:
+            session.execute("set lock_timeout = '100ms'")
+            session.execute(
+                "do $$ begin for turn in 1..200 loop insert into shard_0005.drawn"
+                " select shard_0005.next_number('ACME', 'order', '2026-11-22Z'); commit; end loop; end $$"
+            )
+
+    with connect(node) as holder, ThreadPoolExecutor(16) as pool:
+        holder.execute("begin")
+        held = {draw(holder) for _ in range(30)}
+        assert len({number_of(number) % 64 for number in held}) == 30
+        list(pool.map(client, range(16)))
+        holder.execute("commit")
+    drawn = {number for (number,) in db.execute("select number from shard_0005.drawn").fetchall()}
+    assert len(drawn | held) == 3230
+
+
 # By hand.
 
 

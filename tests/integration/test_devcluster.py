@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from shardids import Cluster
@@ -104,6 +105,18 @@ def test_a_cluster_that_stays(folder: Path) -> None:
     assert [path.name for path in home.rglob("*")] == ["c", "thesis.txt"]
     shutil.rmtree(home)
     assert not any(path.exists() for path in data)
+
+
+def test_a_cluster_with_reference_tables_starts_again(folder: Path) -> None:
+    home = folder / "cluster"
+    catalog = devcluster.up(home, 2, 4)["a"].url()
+    with psycopg.connect(catalog, autocommit=True) as connection:
+        connection.execute("create table shardids_ref.units (code text primary key)")
+    made = command("reference", "create", "units", "--writer", "a", "--catalog", catalog)
+    assert made.returncode == 0, made.stderr
+    devcluster.down(home, remove=False)
+    assert list(devcluster.up(home)) == ["a", "b"]
+    devcluster.down(home, remove=True)
 
 
 def test_a_cluster_that_cannot_be_made_leaves_nothing(folder: Path) -> None:

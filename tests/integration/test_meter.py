@@ -129,6 +129,16 @@ def test_a_node_that_dies_on_its_first_connection(url: URL, telemetry: Telemetry
     assert told == {("postgresql", "a"): 1, ("postgresql", "UndefinedColumn", "a"): 1}
 
 
+def test_a_fan_out_that_fails(url: URL, telemetry: Telemetry) -> None:
+    with Cluster.connect(url, listen=False, meter=telemetry.meter) as cluster:
+        with cluster.engine(cluster.node_of(3)).begin() as connection:
+            connection.execute(text("drop table shard_0003.users cascade"))
+        with cluster.sharded_session() as session, pytest.raises(ProgrammingError):
+            session.scalars(select(User)).all()
+    fan_outs = {key[1:]: value for key, value in telemetry.told().items() if "fan_out" in key[0]}
+    assert fan_outs == {("ProgrammingError", "all"): 1}
+
+
 def test_clashes_of_look_ups(url: URL, telemetry: Telemetry) -> None:
     with Cluster.connect(url, listen=False, meter=telemetry.meter) as cluster:
         for shard in (0, 1):
@@ -139,6 +149,9 @@ def test_clashes_of_look_ups(url: URL, telemetry: Telemetry) -> None:
                     continue
                 with pytest.raises(IntegrityError):
                     session.commit()
+        claiming: Any = cluster._claiming.of(cluster.node_of(1))
+        listeners = {listener.__module__ for listener in claiming.dispatch.after_cursor_execute}
+        assert "shardids.client.metering" in listeners
     told = telemetry.told()
     assert {key: value for key, value in told.items() if "clash" in key[0]} == {
         ("shardids.client.lookup_clashes", "users.email"): 1

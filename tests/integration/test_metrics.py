@@ -206,6 +206,50 @@ def test_moves_that_run_and_moves_that_were_interrupted(pair: Pair) -> None:
     assert (series["shardids_replication_slots", "a", "move"],) == slots
 
 
+def test_a_slot_that_keeps_the_log_and_then_loses_it() -> None:
+    with temporary_server(settings={"max_slot_wal_keep_size": "32MB"}) as server:
+        url = devcluster.found([server], 2)
+        with collecting(url) as collector, psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("select pg_create_physical_replication_slot('shardids_move_x', true)")
+
+            def write() -> None:
+                connection.execute("select pg_logical_emit_message(false, '', ''), pg_switch_wal()")
+
+            write()
+            series = read(collector)
+            assert 0 < series["shardids_replication_kept_bytes", "a", "move"] <= 2**26
+            assert series["shardids_replication_slots_lost", "a", "move"] == 0
+            for _ in range(8):
+                write()
+            connection.execute("checkpoint")
+            assert read(collector)["shardids_replication_slots_lost", "a", "move"] == 1
+
+
+def test_writable_is_what_holds_for_everybody(pair: Pair, make_role: MakeRole) -> None:
+    role = make_role().set(database=pair[0].database)
+    name = sql.Identifier(str(role.username))
+    with connected(pair[0]) as connection:
+        for statement in (
+            "grant pg_read_all_data to {}",
+            "alter role {} set default_transaction_read_only = on",
+        ):
+            connection.execute(sql.SQL(statement).format(name))
+        database = sql.Identifier(str(pair[0].database))
+        with collecting(role) as collector:
+
+            def writable() -> float:
+                return read(collector)["shardids_node_writable", "a"]
+
+            assert writable() == 1
+            # While the exporter's session lasts.
+            for value, writes in (("on", 0), ("off", 1), ("on", 0)):
+                setting = sql.SQL("alter database {} set default_transaction_read_only = {}")
+                connection.execute(setting.format(database, sql.SQL(value)))
+                assert writable() == writes
+            connection.execute(sql.SQL("alter database {} reset all").format(database))
+            assert writable() == 1
+
+
 def test_transactions_in_doubt(pair: Pair) -> None:
     with temporary_server(settings={"max_prepared_transactions": "5"}) as server:
         url = devcluster.found([server], 2)

@@ -12,6 +12,7 @@ from shardids import stats
 from shardids.errors import BadArgument
 from shardids.ids.layout import DEFAULT, Layout
 from shardids.stats import Anomaly, Kind, Series
+from shardids.stats.series import series_of
 from tests.support.planted import DAY_MS, HOUR_MS, MINUTE_MS, MONDAY, Week
 
 SEEDS = range(8)
@@ -106,6 +107,88 @@ def test_what_is_planted_is_found_and_nothing_else(what: str) -> None:
         others += [f"{seed}: {one}" for one in anomalies if one not in wanted]
     assert found == len(SEEDS)
     assert others == []
+
+
+def hour_with_a_burst(seed: int) -> Week:
+    hour = Week(seed=seed, shards=16, rows=0)
+    hour.days = 1
+    hour.add(None, 0, HOUR_MS, 200_000)
+    hour.add(5, 20 * MINUTE_MS, 21 * MINUTE_MS, 5_000)
+    return hour
+
+
+@pytest.mark.parametrize(("where", "count"), [("before", 1), ("before", 5), ("after", 1), ("now", 1)])
+def test_a_few_ids_far_away_hide_nothing(where: str, count: int) -> None:
+    hour = hour_with_a_burst(1)
+    ids = hour.ids()
+    plain = stats.of(ids, now=hour.end)
+    (planted,) = plain.anomalies
+    assert (planted.kind, planted.shard) == (Kind.BURST, 5)
+    assert plain.per_second == pytest.approx(205_000 / 3600, rel=0.01)
+    if where == "before":
+        far = np.arange(7, 7 + count)
+    else:
+        far = np.array([DEFAULT.encode(at=hour.end + timedelta(days=400 if where == "now" else 0), shard=5)])
+    told = stats.of(np.r_[far, ids], now=hour.end)
+    assert told.count == 205_000 + count
+    assert told.series.interval_ms == plain.series.interval_ms == 10_000
+    assert told.per_second == pytest.approx(plain.per_second)
+    (burst, other) = told.anomalies
+    assert (burst.kind, burst.shard, burst.start, burst.end) == (
+        planted.kind,
+        planted.shard,
+        planted.start,
+        planted.end,
+    )
+    assert other.kind is (Kind.FUTURE if where == "now" else Kind.OUTSIDE)
+    if where != "now":
+        assert (other.value, f"{count} ID" in other.message, where in other.message) == (count, True, True)
+
+
+def test_there_are_never_over_a_million_counts() -> None:
+    every = np.arange(1 << 16)
+    years = np.linspace(START_MS, START_MS + 20 * 365 * DAY_MS, every.size).astype(np.int64)
+    counted = series_of(every, every, years, int(years[0]), int(years[-1]))
+    assert counted.counts.size <= 1 << 20
+    assert counted.counts.sum() == every.size
+    assert counted.interval_ms % (7 * DAY_MS) == 0
+    assert counted.intervals > 8
+
+
+@pytest.mark.parametrize("statements", [500, 2_000, 8_000])
+@pytest.mark.parametrize("spread", [False, True])
+def test_an_ordinary_day_of_batches_raises_no_alarm(statements: int, spread: bool) -> None:
+    """Statements of 20 to 200 rows at random times, of up to 20 ms, each into one shard or over all."""
+    alarms = []
+    for seed in range(3):
+        chance = np.random.default_rng(seed)
+        day = Week(seed=seed, shards=16, rows=0)
+        rows = chance.integers(20, 201, statements)
+        day.ms = np.repeat(np.sort(chance.integers(0, DAY_MS, statements)), rows)
+        day.ms += np.concatenate([np.arange(count) // 10 for count in rows])
+        day.shard = (
+            chance.integers(0, 16, day.ms.size)
+            if spread
+            else np.repeat(chance.integers(0, 16, statements), rows)
+        )
+        day.clock_ms = np.zeros_like(day.ms)
+        alarms += stats.of(np.sort(day.ids()), now=MONDAY + timedelta(days=1)).anomalies
+    assert alarms == []
+
+
+def test_a_burst_and_a_silence_among_batches_are_found() -> None:
+    chance = np.random.default_rng(1)
+    day = Week(seed=1, shards=16, rows=0)
+    at, shard = np.sort(chance.integers(0, DAY_MS, 20_000)), chance.integers(0, 16, 20_000)
+    at[shard == 3] = np.sort(np.r_[chance.integers(0, 10 * HOUR_MS, (shard == 3).sum())])
+    more = chance.integers(12 * HOUR_MS, 13 * HOUR_MS, 400)
+    at, shard = np.r_[at, more], np.r_[shard, np.full(400, 7)]
+    rows = chance.integers(20, 201, at.size)
+    day.ms, day.shard = np.repeat(at, rows), np.repeat(shard, rows)
+    day.clock_ms = np.zeros_like(day.ms)
+    found = {(one.kind, one.shard) for one in stats.of(np.sort(day.ids()), now=day.end).anomalies}
+    assert {(Kind.BURST, 7), (Kind.SILENCE, 3)} <= found
+    assert not {one for one in found if one[1] not in (3, 7)}
 
 
 def series(counts: object, interval_ms: int = 1000) -> Series:

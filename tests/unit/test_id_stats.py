@@ -73,7 +73,7 @@ def test_what_a_few_ids_tell(layout: Layout) -> None:
     assert (told.count, told.old, told.duplicates, told.ahead, told.most_ahead_ms) == (5, 0, 1, 1, 61_000)
     assert (told.first, told.last) == (NOW - timedelta(seconds=5), NOW + timedelta(seconds=61))
     assert told.out_of_order == pytest.approx(3 / 10)
-    assert told.per_second == pytest.approx(5 / 66)
+    assert told.per_second == pytest.approx(4 / 4)
     shards = told.shards
     assert (shards.shard.tolist(), shards.count.tolist()) == ([5, 9], [4, 1])
     assert (shards.gap_ms.tolist(), shards.most_in_ms.tolist()) == ([4000, 0], [3, 1])
@@ -111,6 +111,19 @@ def test_counts_are_those_of_numpy_in_any_order() -> None:
     assert (told.series.counts == shuffled.series.counts).all()
 
 
+def test_sorted_ids_say_nothing_of_clocks() -> None:
+    week = Week(seed=1, shards=8, rows=20_000)
+    week.clock_ms[week.shard == 3] += 30_000
+    ids = week.ids()
+    assert stats.of(ids, now=week.end).tells_clocks
+    for one, is_sorted in ((np.sort(ids), True), (np.sort(ids)[::-1], False)):
+        told = stats.of(one, now=week.end)
+        assert (told.is_sorted, told.tells_clocks, told.anomalies) == (is_sorted, False, [])
+    text = "\n".join(map(str, np.sort(ids))).encode()
+    assert b"Nothing is said of clocks: the IDs are sorted" in command(stdin=text).stdout
+    assert json.loads(command("--json", stdin=text).stdout)["sorted"] is True
+
+
 def command(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", COMMAND, "id", "stats", *words],
@@ -132,6 +145,9 @@ def test_the_command() -> None:
     told = json.loads(command("--json", "--top", "2", stdin=text).stdout)
     assert (told["ids"], told["shard_count"], len(told["shards"]), told["anomalies"]) == (len(ids), 4, 2, [])
     assert told["first"] > MONDAY.isoformat()
+    many = "\n".join(map(str, Week(seed=2, shards=12, rows=2000).ids())).encode()
+    assert len(json.loads(command("--json", stdin=many).stdout)["shards"]) == 12
+    assert command(stdin=many).stdout.count(b"2026-03-2") >= 10
 
 
 def test_the_command_names_what_is_wrong() -> None:
@@ -146,6 +162,15 @@ def test_the_command_names_what_is_wrong() -> None:
     assert (skipped.returncode, json.loads(skipped.stdout)["bad"]) == (0, 2)
     assert skipped.stderr.decode().count("left out") == 2
     assert command("--query", "select 1").returncode == 2
+    for words in (["ids.txt"], ["-"], ["--column", "id"], ["--delimiter", ";"]):
+        ran = command("--url", "postgresql://127.0.0.1:1/x", "--query", "select 1", *words)
+        assert (ran.returncode, ran.stdout) == (2, b"")
+        name = words[0] if words[0].startswith("--") else "FILE"
+        assert f"--query does not go with {name}" in ran.stderr.decode()
+    nobody = command("--url", "postgresql://127.0.0.1:1/x", "--query", "select 1")
+    assert nobody.returncode != 0
+    assert "the database can't be reached" in " ".join(nobody.stderr.decode().split())
+    assert b"--delimiter goes with --column" in command("--delimiter", ";").stderr
     assert command("/nonexistent/ids").returncode == 1
 
 

@@ -88,11 +88,22 @@ def test_what_ends_first() -> None:
     assert load.bytes_after(when["disk"]) == pytest.approx(8e12)
     steady = limits(Load(ids_per_second=1), layout=DEFAULT, shards=1, nodes=1, node=node, now=NOW)
     assert {one.what for one in steady if math.isinf(one.year)} == {
+        "shards a node",
         "IDs a millisecond",
         "rows a second",
         "disk",
         "connections",
     }
+
+
+@pytest.mark.parametrize(
+    ("shards", "nodes", "year"), [(1024, 1, math.inf), (1025, 1, 0), (4096, 4, math.inf)]
+)
+def test_more_shards_a_node_than_were_measured(shards: int, nodes: int, year: float) -> None:
+    found = limits(Load(ids_per_second=1), layout=DEFAULT, shards=shards, nodes=nodes, node=Node(), now=NOW)
+    (crowded,) = [one for one in found if one.what == "shards a node"]
+    assert crowded.year == year
+    assert "no more than 1,024 have been measured" in crowded.message
 
 
 @pytest.mark.parametrize(
@@ -150,6 +161,7 @@ def test_how_people_write_numbers() -> None:
         (parse_growth, "fast"),
         (parse_growth, "40"),
         (parse_growth, "-100%/y"),
+        (parse_growth, "9" * 40 + "%/m"),
         (parse_peak, "x8"),
     ):
         with pytest.raises(BadArgument):
@@ -221,4 +233,7 @@ def test_the_commands_of_the_page() -> None:
     assert len(lines) == 3
     for line in lines:
         ran = command(*shlex.split(line)[2:])
-        assert (ran.returncode, ran.stderr) == (0, "")
+        assert ran.returncode == 0
+        is_crowded = "shards a node: after 0.00 years; 65,536" in ran.stdout
+        assert is_crowded == ran.stderr.startswith("Warning: shards a node: 65,536; no more than 1,024")
+        assert is_crowded or not ran.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -51,6 +53,13 @@ def test_a_restart_goes_past_clock_and_lead() -> None:
     assert after - before >= 10_000 * 4
 
 
+def test_only_shards_that_lead_go_further_by_the_mark() -> None:
+    shards = Shards(node_of=[0, 0, 0], skew_ms=[0.0], start_ms=1000.0, layout=SMALL)
+    shards.offset_ms[2] += 90_000
+    shards.restart(0, 61_000.0)
+    assert shards.lead_ms(61_000.0).tolist() == [10_000, 10_000, 45_000]
+
+
 def test_a_run_is_the_same_again_and_ticks_increase() -> None:
     run = {
         "shards": 32,
@@ -81,7 +90,17 @@ def test_more_than_the_sequence_has_runs_ahead_by_what_is_too_much() -> None:
 
 
 def test_what_can_not_be_played() -> None:
-    for options in ({"shards": 65}, {"nodes": 5}, {"seconds": 0.0}, {"ids_per_second": -1.0}):
+    for options in (
+        {"shards": 65},
+        {"nodes": 5},
+        {"seconds": 0.0},
+        {"seconds": math.inf},
+        {"ids_per_second": -1.0},
+        {"ids_per_second": math.inf},
+        {"restart": (4, 0.01)},
+        {"restart": (-1, 0.01)},
+        {"restart": (0, 0.1)},
+    ):
         with pytest.raises(BadArgument):
             play(
                 **{

@@ -1514,11 +1514,11 @@ begin
       end if;
     end loop;
   end if;
-  -- By ctid: the row is locked, so it stays where it is, and is not looked up again.
+  -- By the key: the row may be locked in a version that the snapshot of the statement has not, as after a concurrent draw.
   update {schema}.shardids_counter c
   set next_number = c.next_number + next_lane_number.lanes, is_whole = begun = next_lane_number.lanes
-  where c.ctid = (
-    select f.ctid from {schema}.shardids_counter f
+  where c.tenant = of_tenant and c.kind = of_kind and c.period = of_period and c.lane = (
+    select f.lane from {schema}.shardids_counter f
     where f.tenant = of_tenant and f.kind = of_kind and f.period = of_period
       and (own < next_lane_number.lanes / 2 or f.xmin = pg_current_xact_id()::xid)
     order by f.next_number limit 1 for update skip locked)
@@ -1564,8 +1564,8 @@ begin
     -- A transaction that has written may hold lanes already.
     if pg_current_xact_id_if_assigned() is null then
       update {schema}.shardids_counter c set next_number = c.next_number + this.lanes
-      where c.ctid = (
-        select f.ctid from {schema}.shardids_counter f
+      where c.tenant = of_tenant and c.kind = of_kind and c.period = now_in and c.lane = (
+        select f.lane from {schema}.shardids_counter f
         where f.tenant = of_tenant and f.kind = of_kind and f.period = now_in
         order by f.next_number limit 1 for update skip locked) and c.is_whole
       returning c.next_number - this.lanes into number;
@@ -4957,9 +4957,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (383037933017366530);
-INSERT INTO shard_0000.kept VALUES (383037933017366531);
-INSERT INTO shard_0000.kept VALUES (383037933017366532);
+INSERT INTO shard_0000.kept VALUES (383041427770179586);
+INSERT INTO shard_0000.kept VALUES (383041427770179587);
+INSERT INTO shard_0000.kept VALUES (383041427770179588);
 
 
 --
@@ -4993,8 +4993,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711143734768068938/5/16676', 1, 8045715918669479936, '755', '2026-11-22 23:35:59.701449+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711143734768068938/5/16676', 1, 8045715918669479936, '756', '2026-11-22 23:35:59.711667+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711147310242227491/5/16676', 1, 3687726815188615168, '755', '2026-11-22 23:49:52.898458+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711147310242227491/5/16676', 1, 3687726815188615168, '756', '2026-11-22 23:49:52.915998+00', NULL);
 
 
 --
@@ -5014,7 +5014,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 23:35:59.575773+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 23:49:52.668163+00');
 
 
 --
@@ -5033,7 +5033,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 23:35:59.716342+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 23:49:52.926472+00');
 
 
 --
@@ -5104,7 +5104,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 8045716009992839668, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3687726906512808114, true);
 
 
 --
@@ -5118,7 +5118,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 8045716009992839647, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 3687726906512808083, true);
 
 
 --
