@@ -210,16 +210,22 @@ def keep_settings(engine: Engine, settings: Mapping[str, str]) -> None:
 
 
 def keep_out_of_logs(connection: Connection) -> None:
-    """Keeps passwords in the transaction's next statements out of the server's log, if the role may."""
+    """Keeps passwords in the transaction's next statements out of the server's log, if the role may.
+
+    Also out of ``pg_stat_statements``, which keeps utility statements with their constants.
+    """
     for setting, value in (
         ("log_statement", "none"),
         ("log_min_duration_statement", "-1"),
         ("log_min_duration_sample", "-1"),
         ("log_min_error_statement", "panic"),
+        ("pg_stat_statements.track_utility", "off"),
     ):
         with suppress(MissingPrivilege), connection.begin_nested():
+            # A setting that there is not belongs to a library that is not loaded.
             connection.execute(
-                text("select set_config(:name, :value, true)"), {"name": setting, "value": value}
+                text("select set_config(name, :value, true) from pg_settings where name = :name"),
+                {"name": setting, "value": value},
             )
 
 

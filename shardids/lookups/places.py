@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Final
 
@@ -16,7 +16,13 @@ from shardids.catalog.queries import prepare
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Placement
 from shardids.catalog.urls import parse_url, role_of
-from shardids.errors import ClusterConflict, MissingPrivilege, ShardidsError
+from shardids.errors import (
+    ClusterConflict,
+    ConnectionFailed,
+    MissingPrivilege,
+    ShardidsError,
+    StatementFailed,
+)
 from shardids.lookups import dblink
 from shardids.lookups.dblink import PREFIX
 from shardids.views.database import lock, password_of, run, try_servers
@@ -26,10 +32,13 @@ _SESSION: Final = {
     "application_name": "shardids claims",
     "connect_timeout": "5",
     "tcp_user_timeout": "10000",
+    "keepalives_idle": "5",
+    "keepalives_interval": "2",
+    "keepalives_count": "3",
     "options": r"-c default_transaction_isolation=read\ committed -c lock_timeout=5s -c statement_timeout=10s"
     " -c DateStyle=ISO -c bytea_output=hex",
 }
-"""Of a node that does not answer, the statement that claims says so within seconds."""
+"""Of a host that does not answer, the statement that claims says so within seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -52,6 +61,10 @@ class _Server:
         return f"shardids_{_short(self.name)}_{_short(address)}"
 
 
+class PartlyTold(StatementFailed):
+    """A node knows where each shard is, and could not log in to some of the other nodes."""
+
+
 def refresh(
     catalog: Catalog, *, store_password: bool = False, dry_run: bool = False
 ) -> dict[str, ShardidsError]:
@@ -63,7 +76,8 @@ def refresh(
         dry_run: do all of it on each node, and roll back.
 
     Returns:
-        The nodes where it failed, each with the error; nothing was changed there.
+        The nodes where it failed, each with the error; nothing was changed there, or, with
+        :class:`PartlyTold`, the node knows where each shard is and could not log in to some others.
     """
     nodes_ = catalog.nodes()
     own = "shardids lookup"
@@ -78,12 +92,18 @@ def refresh(
                 lock(connection, f'node "{name}"')
                 # Read under the lock, so that the second of two callers has the newer one.
                 is_strict = any(one.is_strict for one in catalog.lookups().values())
+                untried = []
                 if is_strict:
-                    _tell(connection, logins, catalog.placement(), store_password=store_password)
+                    untried = _tell(connection, logins, catalog.placement(), store_password=store_password)
                 else:
                     _forget(connection, keep=())
                 if dry_run:
                     transaction.rollback()
+            if untried:
+                # Of what was committed: the node is to claim where it can.
+                raise PartlyTold(
+                    f'node "{name}": ' + "; ".join(untried), hint=f"{_LATER[:1].upper()}{_LATER[1:]}"
+                )
 
         asked = nodes.each(tell)
     return dict(asked.failures)
@@ -98,8 +118,10 @@ def follow_placement(catalog: Catalog) -> tuple[str, ...]:
     except ShardidsError as error:
         return (f"nodes were not told where shards are, for strict look-ups: {error.message}; {_LATER}",)
     return tuple(
-        f'node "{name}" was not told where shards are, and its strict look-ups refuse what they can\'t claim:'
-        f" {error.message}; {_LATER}"
+        f"strict look-ups claim where they can: {error.message}; {_LATER}"
+        if isinstance(error, PartlyTold)
+        else f'node "{name}" was not told where shards are, and its strict look-ups refuse what they'
+        f" can't claim: {error.message}; {_LATER}"
         for name, error in failed.items()
     )
 
@@ -120,7 +142,7 @@ def faulty_nodes(catalog: Catalog) -> dict[str, str]:
 
         def fault(name: str, _engine: object) -> str | None:
             with nodes[name].connect() as connection:
-                servers = {s.node: s.options for s in _servers(placement, nodes, stored=None)}
+                servers = {s.node: s.options for s in _servers(placement)}
                 there = connection.execute(
                     text("""
                         select p.shard, p.node, s.srvoptions from shardids.lookup_place p
@@ -137,19 +159,17 @@ def faulty_nodes(catalog: Catalog) -> dict[str, str]:
     return {name: what for name, what in answers.items() if what is not None}
 
 
-def _servers(placement: Placement, nodes: Nodes, *, stored: bool | None) -> Iterator[_Server]:
-    """Yields the nodes as servers; ``stored``: whether they need a password, or ``None`` if there is none."""
+def _servers(placement: Placement) -> Iterator[_Server]:
+    """Yields the nodes as servers, without passwords."""
     for node in placement.nodes.values():
         url = parse_url(node.url)
         yield _Server(
-            node=node.name,
-            options=address_options(url) | _SESSION,
-            user=role_of(url),
-            password=None if stored is None else password_of(nodes, node, must_have=stored),
+            node=node.name, options=address_options(url) | _SESSION, user=role_of(url), password=None
         )
 
 
-def _tell(connection: Connection, logins: Nodes, placement: Placement, *, store_password: bool) -> None:
+def _tell(connection: Connection, logins: Nodes, placement: Placement, *, store_password: bool) -> list[str]:
+    """Tells a node; returns why it could not log in to others, whose user mappings are left as they are."""
     prepare(connection)
     owner, is_superuser = dblink.engine_owner(connection)
     dblink.make(connection, owner)
@@ -163,16 +183,29 @@ def _tell(connection: Connection, logins: Nodes, placement: Placement, *, store_
             {"owner": owner, "prefix": PREFIX},
         )
     }
-    stored = True if store_password else False if any(mapped.values()) else None
-    servers = list(_servers(placement, logins, stored=stored))
-    for server in servers:
-        if not is_superuser and server.password is None and not mapped.get(server.name):
+    needs_password = store_password or any(mapped.values())
+    servers, silent = [], dict[str, str]()
+    for without in _servers(placement):
+        server, is_mapped, name = without, without.name in mapped, without.node
+        if needs_password:
+            try:
+                password = password_of(logins, placement.nodes[name], must_have=store_password)
+                server = replace(without, password=password)
+            except ConnectionFailed as error:
+                silent[name] = error.message
+        if (
+            name not in silent
+            and not is_superuser
+            and server.password is None
+            and not mapped.get(server.name)
+        ):
             raise MissingPrivilege(
                 f'{server.name}: dblink lets role "{owner}", which is no superuser, log in to other servers'
                 " with a stored password alone",
                 hint="Add --store-password.",
             )
-        _correct(connection, server, owner, is_mapped=server.name in mapped)
+        _correct(connection, server, owner, is_mapped=is_mapped, is_silent=name in silent)
+        servers.append(server)
     _forget(connection, keep=[server.name for server in servers])
     by_node = {server.node: server for server in servers}
     connection.execute(text("delete from shardids.lookup_place"))
@@ -189,22 +222,38 @@ def _tell(connection: Connection, logins: Nodes, placement: Placement, *, store_
         },
     )
     run(connection, [sql.SQL("set local role {}").format(sql.Identifier(owner))])
-    # A wrong address or password shows before anything is committed.
-    ask = sql.SQL("select a from shardids.ask_node({}, {}, 'select name from shardids.node') a")
-    asked = {
-        server: ask.format(sql.Literal(server.connection), sql.Literal(server.name)) for server in servers
-    }
-    try_servers(connection, ((one.name, query) for one, query in asked.items()), "a strict look-up")
-    for server, query in asked.items():
-        found = connection.execution_options(no_parameters=True).exec_driver_sql(query.as_string()).scalar()
-        if found != server.node:
-            raise ClusterConflict(
-                f'the URL of node "{server.node}" leads to node "{found}" from here',
-                hint="See: shardids node list",
-            )
+    for server in servers:
+        if server.node not in silent:
+            try:
+                with connection.begin_nested():
+                    _try(connection, server)
+            except StatementFailed as error:
+                silent[server.node] = error.message
+    return list(silent.values())
 
 
-def _correct(connection: Connection, server: _Server, owner: str, *, is_mapped: bool) -> None:
+def _try(connection: Connection, server: _Server) -> None:
+    """Logs in to a node as the triggers do.
+
+    Raises:
+        ClusterConflict: another node is there.
+        StatementFailed: it can't be asked.
+    """
+    ask = sql.SQL("select a from shardids.ask_node({}, {}, 'select name from shardids.node') a").format(
+        sql.Literal(server.connection), sql.Literal(server.name)
+    )
+    try_servers(connection, [(server.name, ask)], "a strict look-up")
+    found = connection.execution_options(no_parameters=True).exec_driver_sql(ask.as_string()).scalar()
+    if found != server.node:
+        raise ClusterConflict(
+            f'the URL of node "{server.node}" leads to node "{found}" from here',
+            hint="See: shardids node list",
+        )
+
+
+def _correct(
+    connection: Connection, server: _Server, owner: str, *, is_mapped: bool, is_silent: bool
+) -> None:
     name, role = sql.Identifier(server.name), sql.Identifier(owner)
     there = connection.scalar(
         text("select coalesce(srvoptions, '{}') from pg_foreign_server where srvname = :name"),
@@ -222,7 +271,7 @@ def _correct(connection: Connection, server: _Server, owner: str, *, is_mapped: 
         )
     elif (changes := changed_options(server.options, _parsed(there))) is not None:
         run(connection, [sql.SQL("alter server {} options ({})").format(name, changes)])
-    if server.password is not None or not is_mapped:
+    if server.password is not None or not (is_mapped or is_silent):
         login = {"user": server.user} | ({"password": server.password} if server.password else {})
         if server.password is not None:
             keep_out_of_logs(connection)

@@ -15,7 +15,7 @@ from sqlalchemy import text
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.notation import named_shards, shown_shards
 from shardids.catalog.placing import point_node
-from shardids.catalog.references import require_none
+from shardids.catalog.references import references_of, require_none
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Node, Placement
 from shardids.catalog.urls import parse_url, shown_url
@@ -97,6 +97,7 @@ def replace_node(
 
     Raises:
         ClusterConflict: the node is unknown; the cluster has reference tables, and not ``with_references``;
+            their writer is being moved, and there is an ``accept_loss``;
             the old server still takes writes; a shard of it is being moved; the new server is another
             database, still a standby, a copy rather than a standby, or has none of the node's shards; or a
             shard of ``accept_loss`` is active on another node.
@@ -104,6 +105,12 @@ def replace_node(
     """
     if not with_references:
         require_none(catalog, "replace_node")
+    if accept_loss and (successor := references_of(catalog).successor) is not None:
+        raise ClusterConflict(
+            f'the writer of reference tables is being moved to node "{successor}", so no shard gets a home',
+            hint="Undo that: shardids reference repair. If it needs this node, replace it without"
+            " --accept-loss first.",
+        )
     old = catalog.existing_node(name)
     new = Node(name=name, url=url)
     if shown_url(parse_url(old.url)) != shown_url(parse_url(url)):

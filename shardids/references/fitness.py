@@ -131,6 +131,48 @@ def require_capacity(work: Work) -> None:
         )
 
 
+# Without NOT NULL, which the columns tell.
+_RULES = text("""
+    select c.relname::text as table, rule
+    from pg_class c cross join lateral (
+      select replace(pg_get_constraintdef(k.oid), ' NOT VALID', '') as rule from pg_constraint k
+      where k.conrelid = c.oid and k.contype in ('p', 'u', 'f', 'c', 'x')
+      union
+      select pg_get_indexdef(i.indexrelid) from pg_index i
+      where i.indrelid = c.oid and i.indisunique and i.indisvalid
+        and not exists (select from pg_constraint k where k.conindid = i.indexrelid)
+      union
+      select case when a.attidentity = ''
+                  then format('column %I DEFAULT %s', a.attname, pg_get_expr(d.adbin, c.oid))
+                  else format('column %I GENERATED %s AS IDENTITY', a.attname,
+                              case a.attidentity when 'a' then 'ALWAYS' else 'BY DEFAULT' end) end
+      from pg_attribute a left join pg_attrdef d on d.adrelid = c.oid and d.adnum = a.attnum
+      where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+        and (a.attidentity <> '' or d.oid is not null)
+    ) as found
+    where c.relnamespace = to_regnamespace(:schema) and c.relname = any(:tables)""")
+
+
+def require_same_rules(writer: Side, successor: Side, tables: Sequence[str]) -> None:
+    """Refuses a node that as the writer would not enforce, or set, what the present one does, or more.
+
+    Raises:
+        ClusterConflict: a constraint, a unique index, a default or an identity column differs.
+    """
+    asked = {"schema": REFERENCE_SCHEMA, "tables": list(tables)}
+    with writer.autocommit() as one, successor.autocommit() as other:
+        there, here = (
+            {(row.table, row.rule) for row in side.execute(_RULES, asked)} for side in (one, other)
+        )
+    for table, rule in sorted(there ^ here):
+        lacks, has = (successor, writer) if (table, rule) in there else (writer, successor)
+        raise ClusterConflict(
+            f'reference table {table} on node "{lacks.name}" lacks what it has on node "{has.name}": {rule}',
+            hint="Make them alike, as by a revision for the node (shardids migrate up). Then repeat the"
+            " command.",
+        )
+
+
 def _too_few(side: Side, needed: int, **free: int) -> list[str]:
     return [
         f'node "{side.name}" has {max(there, 0)} free of {setting} and needs {needed}: raise it there and'

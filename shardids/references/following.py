@@ -100,14 +100,17 @@ def detach(work: Work, reader: Side) -> None:
         drop_slot(connection, work.writer, name)
 
 
-def _make_slot(writer: Side, name: str) -> None:
+def _make_slot(writer: Side, name: str, *, is_trial: bool = False) -> None:
     """Makes a slot: PostgreSQL waits for all transactions that are writing on that server."""
     with writer.begin() as connection:
         connection.execute(text("select set_config('statement_timeout', :t, true)"), {"t": _SLOT_TIMEOUT})
         try:
             connection.execute(
-                text("select pg_create_logical_replication_slot(:name, 'pgoutput')"), {"name": name}
+                text("select pg_create_logical_replication_slot(:name, 'pgoutput', :is_trial)"),
+                {"name": name, "is_trial": is_trial},
             )
+            if is_trial:
+                connection.execute(text("select pg_drop_replication_slot(:name)"), {"name": name})
         except StatementFailed as error:
             if error.sqlstate != "57014":
                 raise
@@ -116,6 +119,15 @@ def _make_slot(writer: Side, name: str) -> None:
                 f" have not ended within {_SLOT_TIMEOUT}",
                 hint="End them (pg_stat_activity, pg_prepared_xacts), then repeat the command.",
             ) from error
+
+
+def require_slot(writer: Side, name: str) -> None:
+    """Requires that a slot can be made on a node, by making one that is dropped at once.
+
+    Raises:
+        ClusterConflict: transactions that write on that server don't end.
+    """
+    _make_slot(writer, name, is_trial=True)
 
 
 _SLOT_TIMEOUT: Final = "60s"

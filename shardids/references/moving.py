@@ -8,26 +8,41 @@ same call, or undone by :func:`shardids.references.repair`.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from psycopg import sql
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 
 from shardids.catalog.references import PUBLICATION, REFERENCE_SCHEMA
 from shardids.catalog.rows import Catalog, unknown_node
-from shardids.errors import ClusterConflict, StatementFailed
-from shardids.mover.replication import LOCK_FAILURES, drop_slot
+from shardids.errors import ClusterConflict, ConnectionFailed, ShardidsError, StatementFailed
+from shardids.mover.replication import LOCK_FAILURES, drop_slot, unsubscribe
 from shardids.mover.sides import Side
-from shardids.references.fitness import require_capacity
-from shardids.references.following import attach, detach, require_alike, run
+from shardids.references.fitness import require_capacity, require_same_rules
+from shardids.references.following import attach, detach, require_alike, require_slot, run
 from shardids.references.state import differs, has_arrived
 from shardids.references.tables import active, guard, publish
 from shardids.references.work import Work, begun, let_through, require_nothing_moves
 
+# A sequence that no column owns goes by its own name.
 _SEQUENCES: Final = text("""
-    select c.relname::text from pg_class c
-    where c.relnamespace = to_regnamespace(:schema) and c.relkind = 'S' order by 1""")
+    select array[n.nspname::text, s.relname::text] as name,
+           coalesce((select format('%I.%I.%I', n.nspname, t.relname, a.attname)
+                     from pg_depend d join pg_class t on t.oid = d.refobjid
+                     join pg_attribute a on a.attrelid = t.oid and a.attnum = d.refobjsubid
+                     where d.classid = 'pg_class'::regclass and d.objid = s.oid and d.deptype in ('a', 'i')
+                       and d.refclassid = 'pg_class'::regclass),
+                    format('%I.%I', n.nspname, s.relname)) as of
+    from pg_class s join pg_namespace n on n.oid = s.relnamespace
+    where s.relkind = 'S'
+      and (n.nspname = :schema
+           or exists (select from pg_depend u join pg_attrdef f on f.oid = u.objid
+                      join pg_class t on t.oid = f.adrelid
+                      where u.classid = 'pg_attrdef'::regclass and u.refclassid = 'pg_class'::regclass
+                        and u.refobjid = s.oid and t.relnamespace = to_regnamespace(:schema)))
+    order by 2""")
 
 
 def move_writer(catalog: Catalog, node: str, *, dry_run: bool = False) -> str:
@@ -39,11 +54,13 @@ def move_writer(catalog: Catalog, node: str, *, dry_run: bool = False) -> str:
 
     Raises:
         ClusterConflict: there is no such node; a table or a row is being made, deleted or dropped; a shard
-            is being moved or a database adopted; the other nodes can't follow the new one; a transaction
-            writes to a reference table and does not end; or the new one has not the same rows. All is as
-            before.
-        ConnectionFailed: a node does not answer. If it did before, the move is open: repeat it, or undo it
-            by :func:`~shardids.references.repair`.
+            is being moved or a database adopted; the other nodes can't follow the new one, or it does not
+            enforce what the old one does; a transaction writes to a reference table and does not end; or the
+            new one has not the same rows. All is as before.
+        ClusterConflict: other nodes could not be turned to the new one. The old one takes writes again;
+            :func:`~shardids.references.repair` lets all follow it.
+        ConnectionFailed: a node does not answer. If the writer or the catalog did before, the move may be
+            open: repeat it, or undo it by :func:`~shardids.references.repair`.
     """
     with begun(catalog, moving=True) as work:
         before, successor = work.writer.name, work.known.successor
@@ -61,6 +78,9 @@ def move_writer(catalog: Catalog, node: str, *, dry_run: bool = False) -> str:
             return before
         later = seen_from(work, node)
         _require_ready(work, later)
+        if successor is None:
+            _require_arrived(work, later.writer)
+            require_slot(later.writer, later.slot(work.writer))
         if not dry_run:
             _begin(work, node)
             try:
@@ -71,11 +91,18 @@ def move_writer(catalog: Catalog, node: str, *, dry_run: bool = False) -> str:
                 raise
             try:
                 _require_same(work, later.writer)
-            except ClusterConflict:
+            except ShardidsError:
                 undo_move(work, node)
                 raise
-            _carry_sequences(work.writer, later.writer)
-            _turn(work, later)
+            try:
+                _carry_sequences(work, later.writer)
+                _turn(work, later)
+            except ShardidsError as error:
+                undo_move(work, node)
+                raise ClusterConflict(
+                    f'reference tables are written to on node "{before}" still: {error.message}',
+                    hint="Let all nodes follow it again: shardids reference repair. Then repeat the command.",
+                ) from error
             work.record("update shardids_catalog.reference_writer set node = :node", node=node)
             open_writer(later)
         return before
@@ -98,8 +125,19 @@ def _require_ready(work: Work, later: Work) -> None:
             hint="Complete that first. See: shardids doctor",
         )
     require_capacity(later)
+    tables = active(work)
     for reader in work.readers.values():
-        require_alike(work, reader, active(work))
+        require_alike(work, reader, tables)
+    require_same_rules(work.writer, later.writer, tables)
+    _matched_sequences(work, later.writer)
+
+
+def _require_arrived(work: Work, side: Side) -> None:
+    if not has_arrived(work, side):
+        raise ClusterConflict(
+            f'node "{side.name}" has not all changes of the writer of reference tables yet',
+            hint="See shardids reference status. If it does not follow: shardids reference repair",
+        )
 
 
 def _begin(work: Work, node: str) -> None:
@@ -116,7 +154,7 @@ def _close(work: Work, later: Work) -> None:
         with work.writer.begin() as connection:
             let_through(connection)
             for table in active(work):
-                guard(connection, table, later, is_writer=False)
+                guard(connection, table, later.writer.name, is_writer=False)
     except StatementFailed as error:
         if error.sqlstate not in LOCK_FAILURES:
             raise
@@ -139,14 +177,39 @@ def _require_same(work: Work, side: Side) -> None:
         )
 
 
-def _carry_sequences(before: Side, after: Side) -> None:
-    with before.autocommit() as source, after.autocommit() as target:
-        for name in source.scalars(_SEQUENCES, {"schema": REFERENCE_SCHEMA}).all():
-            sequence = sql.Identifier(REFERENCE_SCHEMA, name)
+def _matched_sequences(work: Work, successor: Side) -> list[tuple[sql.Identifier, str]]:
+    """Returns the writer's sequences, each with the name of the successor's that takes its place.
+
+    Raises:
+        ClusterConflict: the successor lacks one.
+    """
+    there, here = (_sequences(side) for side in (work.writer, successor))
+    if missing := sorted(there.keys() - here.keys()):
+        raise ClusterConflict(
+            f'node "{successor.name}" lacks the sequence of {missing[0]}, which node'
+            f' "{work.writer.name}" has',
+            hint="Make it there, as by a revision for the node (shardids migrate up).",
+        )
+    return [
+        (sql.Identifier(*one.name), sql.Identifier(*here[of].name).as_string()) for of, one in there.items()
+    ]
+
+
+def _sequences(side: Side) -> dict[str, Any]:
+    """Returns the sequences that numbers of reference tables come from, by the columns that own them."""
+    with side.autocommit() as connection:
+        rows = connection.execute(_SEQUENCES, {"schema": REFERENCE_SCHEMA})
+        return {row.of: row for row in rows}
+
+
+def _carry_sequences(work: Work, successor: Side) -> None:
+    matched = _matched_sequences(work, successor)
+    with work.writer.autocommit() as source, successor.autocommit() as target:
+        for sequence, own in matched:
             value = run(source, sql.SQL("select last_value, is_called from {}").format(sequence)).one()
             target.execute(
-                text("select setval(to_regclass(:sequence), :last_value, :is_called)"),
-                {"sequence": sequence.as_string(), **value._asdict()},
+                text("select setval(cast(:own as regclass), :last_value, :is_called)"),
+                {"own": own, **value._asdict()},
             )
 
 
@@ -164,42 +227,49 @@ def _turn(work: Work, later: Work) -> None:
         with reader.begin() as connection:
             let_through(connection)
             for table in tables:
-                guard(connection, table, later, is_writer=False)
+                guard(connection, table, later.writer.name, is_writer=False)
         attach(later, reader, tables)
 
 
 def open_writer(work: Work) -> None:
-    """Lets the node that the catalog names take writes, which ends the move."""
-    for reader in work.readers.values():
-        with reader.begin() as connection:
-            _unpublish(connection)
+    """Lets the node that the catalog names take writes, which ends the move.
+
+    A node that does not answer keeps what it has of a writer; :func:`clear` takes it away.
+    """
     _open(work)
+    for reader in work.readers.values():
+        with suppress(ConnectionFailed):
+            clear(work, reader)
+    _end(work)
 
 
 def undo_move(work: Work, successor: str) -> None:
     """Lets the old writer take writes again; nodes that follow the new one already are left to repair."""
     later = seen_from(work, successor)
-    with later.writer.autocommit() as connection:
-        for reader in later.readers.values():
-            here = text("""
-                select exists (select from pg_replication_slots
-                               where slot_name = :name and database = current_database())""")
-            if connection.scalar(here, {"name": later.slot(reader)}):
-                drop_slot(connection, later.writer, later.slot(reader))
-        _unpublish(connection)
+    # First: what is repaired on the successor must not come back to it.
+    unsubscribe(work.writer, later.slot(work.writer))
     _open(work)
+    with suppress(ConnectionFailed):
+        clear(work, later.writer)
+    _end(work)
 
 
-def _unpublish(connection: Connection) -> None:
-    run(connection, sql.SQL("drop publication if exists {}").format(sql.Identifier(PUBLICATION)))
+def clear(work: Work, reader: Side) -> None:
+    """Takes what only a writer has from a node that is none: its publication, and slots of nodes."""
+    with reader.autocommit() as connection:
+        here = text("""
+            select slot_name::text from pg_replication_slots
+            where slot_name = any(:names) and database = current_database()""")
+        for name in connection.scalars(here, {"names": [work.slot(side) for side in work.sides]}).all():
+            drop_slot(connection, reader, name)
+        run(connection, sql.SQL("drop publication if exists {}").format(sql.Identifier(PUBLICATION)))
 
 
 def _open(work: Work) -> None:
     with work.writer.begin() as connection:
         let_through(connection)
         for table in active(work):
-            guard(connection, table, work, is_writer=True)
-    _end(work)
+            guard(connection, table, work.writer.name, is_writer=True)
 
 
 def _end(work: Work) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from psycopg import sql
 from sqlalchemy import text
@@ -17,9 +17,9 @@ from shardids.mover import failover
 from shardids.references.deleting import end_deletion, undo_deletion
 from shardids.references.fitness import referrers, require_capacity
 from shardids.references.following import attach, detach, run
-from shardids.references.moving import open_writer, undo_move
+from shardids.references.moving import clear, open_writer, undo_move
 from shardids.references.state import differing
-from shardids.references.tables import copy_definitions, guard, published
+from shardids.references.tables import copy_definitions, guard, publish, published
 from shardids.references.work import begun
 
 
@@ -41,8 +41,8 @@ def repair(catalog: Catalog, *, anyway: Collection[str] = (), dry_run: bool = Fa
     the new one, it opens that. Nodes that fail are in the answer; the others are repaired.
 
     Raises:
-        ClusterConflict: the servers' settings don't allow it, or another process is at it.
-        ConnectionFailed: the writer, or a reader before anything was changed, does not answer.
+        ClusterConflict: another process is at it.
+        ConnectionFailed: the writer does not answer.
     """
     if references_of(catalog).writer is None:
         return []
@@ -61,16 +61,19 @@ def repair(catalog: Catalog, *, anyway: Collection[str] = (), dry_run: bool = Fa
         )
         done: list[Repaired] = []
         if wrong and not dry_run:
-            require_capacity(work)
             with work.writer.begin() as connection:
                 for table in tables:
-                    guard(connection, table, work, is_writer=True)
+                    guard(connection, table, work.writer.name, is_writer=True)
+                    publish(connection, table)
         for name, reason in sorted(wrong.items()):
             error, hint = "", ""
             try:
                 if not dry_run:
-                    copy_definitions(work, work.readers[name], tables)
-                    attach(work, work.readers[name], tables)
+                    reader = work.readers[name]
+                    require_capacity(replace(work, readers={name: reader}))
+                    copy_definitions(work, reader, tables)
+                    clear(work, reader)
+                    attach(work, reader, tables)
             except ShardidsError as failure:
                 error, hint = failure.message, failure.hint
             done.append(Repaired(node=name, wrong=reason, error=error, hint=hint))

@@ -14,7 +14,7 @@ from shardids.catalog.nodes import Nodes
 from shardids.catalog.references import AWAIT, MARK, REFERENCE_SCHEMA, WITHIN_S, references_of, slots_of
 from shardids.catalog.rows import Catalog
 from shardids.client.references import followers_behind
-from shardids.errors import ReferencesBehind
+from shardids.errors import ConnectionFailed, ReferencesBehind
 from shardids.mover.sides import Side
 from shardids.references.following import run
 from shardids.references.work import LOCK_TIMEOUT, Work
@@ -150,10 +150,13 @@ def differing(work: Work, names: Sequence[str]) -> Mapping[str, str]:
     with work.writer.autocommit() as connection:
         slots = {row.name: row for row in connection.execute(_SLOTS, {"names": list(followers)})}
     for name, reader in work.readers.items():
-        with reader.autocommit() as connection:
-            found = wrong_subscription(connection, work.slot(reader)) or wrong_slot(
-                slots.get(work.slot(reader))
-            )
+        try:
+            with reader.autocommit() as connection:
+                found = wrong_subscription(connection, work.slot(reader)) or wrong_slot(
+                    slots.get(work.slot(reader))
+                )
+        except ConnectionFailed as error:
+            found = error.message
         if found is not None and "worker" not in found:
             wrong[name] = found
     rest = {slot: name for slot, name in followers.items() if name not in wrong}

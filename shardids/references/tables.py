@@ -96,7 +96,7 @@ def _make(work: Work, name: str) -> None:
         "insert into shardids_catalog.reference_table (name) values (:name) on conflict do nothing", name=name
     )
     with work.writer.begin() as connection:
-        guard(connection, name, work, is_writer=True)
+        guard(connection, name, work.writer.name, is_writer=True)
     tables = sorted({name, *active(work)})
     for reader in work.readers.values():
         copy_definitions(work, reader, tables)
@@ -123,13 +123,13 @@ def published(work: Work) -> list[str]:
         ]
 
 
-def guard(connection: Connection, name: str, work: Work, *, is_writer: bool) -> None:
-    """Lets writes pass on the writer alone."""
+def guard(connection: Connection, name: str, writer: str, *, is_writer: bool) -> None:
+    """Lets writes to a table pass on the writer alone."""
     connection.execute(
         text("""select shardids.guard_reference_table(
                          to_regclass(format('%I.%I', cast(:schema as text), cast(:name as text))),
                          :writer, :is_writer)"""),
-        {"schema": REFERENCE_SCHEMA, "name": name, "writer": work.writer.name, "is_writer": is_writer},
+        {"schema": REFERENCE_SCHEMA, "name": name, "writer": writer, "is_writer": is_writer},
     )
 
 
@@ -173,7 +173,7 @@ def copy_definitions(work: Work, reader: Side, tables: Sequence[str]) -> None:
             script = programs.dump_table(work.writer.parameters(), REFERENCE_SCHEMA, name)
         with reader.begin() as connection:
             play(connection, script)
-            guard(connection, name, work, is_writer=False)
+            guard(connection, name, work.writer.name, is_writer=False)
 
 
 def drop_table(catalog: Catalog, name: str, *, dry_run: bool = False) -> None:
@@ -216,7 +216,7 @@ def _drop(work: Work, name: str) -> None:
     with work.writer.begin() as connection:
         if _exists(connection, name):
             # From here on nothing can be written that nodes would look for the table for.
-            guard(connection, name, work, is_writer=False)
+            guard(connection, name, work.writer.name, is_writer=False)
     await_all(work, f"reference table {name} is not dropped: earlier changes have not reached")
     statement = sql.SQL("drop table if exists {}").format(sql.Identifier(REFERENCE_SCHEMA, name))
     for side in reversed(work.sides):

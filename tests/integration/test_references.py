@@ -534,7 +534,8 @@ def test_a_writer_that_can_not_be_moved_stays(nodes: Nodes, monkeypatch: pytest.
     monkeypatch.setattr("shardids.references.work.LOCK_TIMEOUT", "300ms")
     followed = nodes.following()
     with nodes.connected("a") as connection, connection.transaction():
-        connection.execute("update shardids_ref.countries set name = 'changing' where code = 'FR'")
+        # Without an ID, for which a slot on this server would wait.
+        connection.execute("lock table shardids_ref.countries in row exclusive mode")
         with pytest.raises(ClusterConflict, match='transaction on node "a" that writes to a reference table'):
             references.move_writer(nodes.catalog, "b")
     with nodes.connected("b") as connection, connection.transaction():
@@ -542,11 +543,73 @@ def test_a_writer_that_can_not_be_moved_stays(nodes: Nodes, monkeypatch: pytest.
         connection.execute("update shardids_ref.countries set name = 'other' where code = 'FR'")
     with pytest.raises(ClusterConflict, match='node "b" has not the same rows of reference table countries'):
         references.move_writer(nodes.catalog, "b")
+    monkeypatch.setattr("shardids.references.following._SLOT_TIMEOUT", "300ms")
+    with nodes.connected("b") as connection, connection.transaction():
+        connection.execute("select pg_current_xact_id()")
+        with pytest.raises(ClusterConflict, match=r'node "b": transactions .* have not ended within 300ms'):
+            references.move_writer(nodes.catalog, "b")
     assert nodes.following() == followed
+    nodes.write(Country(code="FR", name="changed"))
     nodes.write(Country(code="FR", name="France"))
     assert references.repair(nodes.catalog) == []
     refused = command("node", "remove", "a", **nodes.environment)
     assert refused.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("node", "change", "undo", "lacks"),
+    [
+        (
+            "b",
+            "drop constraint countries_currency_fkey",
+            "add constraint countries_currency_fkey"
+            " foreign key (currency) references shardids_ref.currencies",
+            '"b" lacks .* "a": FOREIGN KEY',
+        ),
+        ("a", "add constraint c unique (name) deferrable", "drop constraint c", '"b" lacks .*: UNIQUE'),
+        ("b", "add constraint c check (name <> '')", "drop constraint c", '"a" lacks .*: CHECK'),
+        ("a", "alter name set default 'x'", "alter name drop default", '"b" lacks .*: column name DEFAULT'),
+    ],
+)
+def test_a_writer_enforces_what_the_one_before_did(
+    nodes: Nodes, node: str, change: str, undo: str, lacks: str
+) -> None:
+    with nodes.connected(node) as connection:
+        connection.execute(f"alter table shardids_ref.countries {change}")
+        try:
+            with pytest.raises(ClusterConflict, match=f"reference table countries on node {lacks}"):
+                references.move_writer(nodes.catalog, "b")
+        finally:
+            connection.execute(f"alter table shardids_ref.countries {undo}")
+    nodes.write(Country(code="FR", name="France"))
+
+
+def test_numbers_go_on_from_a_sequence_of_another_name(nodes: Nodes) -> None:
+    with nodes.connected("a") as connection:
+        connection.execute(
+            "create table shardids_ref.plans (id int generated always as identity primary key)"
+        )
+    references.create_table(nodes.catalog, "plans")
+    with nodes.connected("a") as connection, nodes.connected("b") as other:
+        connection.execute("insert into shardids_ref.plans default values")
+        other.execute("alter sequence shardids_ref.plans_id_seq rename to numbers")
+        connection.execute("create sequence shardids_ref.loose")
+        with pytest.raises(ClusterConflict, match=r'"b" lacks the sequence of shardids_ref.loose'):
+            references.move_writer(nodes.catalog, "b")
+        connection.execute("drop sequence shardids_ref.loose")
+        references.move_writer(nodes.catalog, "b")
+        row = other.execute("insert into shardids_ref.plans default values returning id").fetchone()
+        assert row == (2,)
+    references.move_writer(nodes.catalog, "a")
+    references.drop_table(nodes.catalog, "plans")
+
+
+def test_a_writer_without_its_publication_is_repaired(nodes: Nodes) -> None:
+    with nodes.connected("a") as connection:
+        connection.execute("drop publication shardids_ref")
+    assert references.follow(nodes.catalog, "b", "c") == ()
+    nodes.write(Country(code="BE", name="Belgium"))
+    assert references.repair(nodes.catalog) == []
 
 
 # Making and dropping.

@@ -14,6 +14,8 @@ import pytest
 from shardids import doctor, mover, references
 from shardids.dev.embedded import EmbeddedServer, temporary_server
 from shardids.errors import ClusterConflict, ReferenceRefused
+from shardids.mover import failover
+from tests.conftest import dsn
 from tests.support.clusters import Nursery
 from tests.support.faults import scaled
 from tests.support.referring import Country, Nodes, database, nodes_at
@@ -42,7 +44,7 @@ MOVING = [
     *(("moving", "detach", n) for n in (1, 2)),
     ("moving", "publish", 1),
     *(("moving", "attach", n) for n in (1, 2)),
-    ("moving", "_unpublish", 1),
+    ("moving", "clear", 1),
     ("moving", "guard", 5),
     ("moving", "guard", 7),
 ]
@@ -156,6 +158,10 @@ def test_a_move_of_the_writer_that_was_killed(
         mover.move(nodes.catalog, shard, "a")
     with pytest.raises(ClusterConflict, match='writer to node "b" was interrupted'):
         finished(lambda: references.delete_row(nodes.catalog, "countries", ["FR"]))
+    with pytest.raises(ClusterConflict, match='moved to node "b", so no shard gets a home'):
+        failover.replace_node(
+            nodes.catalog, "c", dsn(nodes.urls["c"]), accept_loss=[shard], with_references=True
+        )
     (found,) = doctor.examine(nodes.catalog, ["reference-unfinished"]).findings
     assert 'writer to node "b" was interrupted' in found.what
     if how == "repeated":
@@ -163,7 +169,7 @@ def test_a_move_of_the_writer_that_was_killed(
         assert_written_to(nodes, "b")
     else:
         assert [one.error for one in references.repair(nodes.catalog) if one.error] == []
-        assert_written_to(nodes, "b" if step[1] in ("_unpublish", "guard") and step != MOVING[9] else "a")
+        assert_written_to(nodes, "b" if step[1] in ("clear", "guard") and step != MOVING[9] else "a")
     references.move_writer(nodes.catalog, "a")
     assert_written_to(nodes, "a")
 
@@ -188,6 +194,45 @@ def assert_written_to(nodes: Nodes, node: str) -> None:
             )
             assert slots.fetchone() == (2 * int(one == node),)
     references.delete_row(nodes.catalog, "countries", ["MV"])
+
+
+@pytest.mark.parametrize("step", [MOVING[2], MOVING[7], MOVING[8]])
+def test_a_node_that_is_down_keeps_no_writer_closed(
+    nodes: Nodes, nursery: Nursery, step: tuple[str, str, int]
+) -> None:
+    killed(nodes, nursery, "move_writer(catalog, 'b')", step)
+    writer = "b" if step == MOVING[8] else "a"
+    with nodes.connected(writer) as connection:
+        connection.execute("alter database node_c allow_connections false")
+        try:
+            connection.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity where datname = 'node_c'"
+            )
+            (failed,) = [one for one in finished(lambda: references.repair(nodes.catalog)) if one.error]
+            assert (failed.node, "node_c" in failed.error) == ("c", True)
+            connection.execute("update shardids_ref.countries set name = 'Allemagne' where code = 'DE'")
+        finally:
+            connection.execute("alter database node_c allow_connections true")
+    assert [one.error for one in references.repair(nodes.catalog) if one.error] == []
+    assert_written_to(nodes, writer)
+    references.move_writer(nodes.catalog, "a")
+    assert_written_to(nodes, "a")
+
+
+def test_a_move_whose_readers_can_not_turn_is_undone(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardids.references.work.LOCK_TIMEOUT", "300ms")
+    with nodes.connected("c") as connection, connection.transaction():
+        connection.execute("lock table shardids_ref.countries in share mode")
+        with pytest.raises(ClusterConflict, match='are written to on node "a" still') as refused:
+            references.move_writer(nodes.catalog, "b")
+    assert "shardids reference repair" in refused.value.hint
+    with nodes.connected("a") as connection:
+        connection.execute("update shardids_ref.countries set name = 'Allemagne' where code = 'DE'")
+        own = """select count(*) from pg_subscription
+                 where subdbid = (select oid from pg_database where datname = current_database())"""
+        assert connection.execute(own).fetchone() == (0,)
+    assert [one.error for one in references.repair(nodes.catalog)] == ["", ""]
+    assert_written_to(nodes, "a")
 
 
 @pytest.mark.parametrize("how", ["repeated", "repaired", "referred to"])
