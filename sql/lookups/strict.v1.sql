@@ -115,7 +115,12 @@ begin
       if connection <> all (coalesce(shardids_dblink.dblink_get_connections(), '{}')) then
         perform shardids_dblink.dblink_disconnect(c.name)
         from unnest(shardids_dblink.dblink_get_connections()) c (name) where starts_with(c.name, left(connection, 22));
-        perform shardids_dblink.dblink_connect(connection, server);
+        -- By its name alone: dblink would take any other text for the options of a connection.
+        perform shardids_dblink.dblink_connect(connection, s.srvname::text) from pg_foreign_server s where s.srvname = server;
+        if not found then
+          raise undefined_object using message = format('this node has no foreign server "%s" for look-ups', server),
+            hint = 'shardids lookup refresh';
+        end if;
       end if;
       return query select answer.value from shardids_dblink.dblink(connection, statement) answer (value text);
       return;

@@ -389,3 +389,18 @@ def test_a_node_that_was_not_told_refuses_what_it_can_not_claim(
         assert refused.value.diag.message_hint == "shardids lookup refresh"
         assert lookups.refresh(catalog) == {}
         one.execute(inserted(1, email))
+
+
+def test_a_place_whose_server_is_none_of_ours_is_not_connected_to(
+    cluster: Cluster, email: str, url: str
+) -> None:
+    """Of dblink any other text is the options of a connection, of whoever may write the table."""
+    with psql(cluster, 1) as one, catalog_at(url) as catalog:
+        there = parse_url(url)
+        elsewhere = f"host={there.host} port={there.port} dbname={there.database} user={there.username}"
+        one.execute("update shardids.lookup_place set connection = 'planted', server = %s", [elsewhere])
+        with pytest.raises(psycopg.Error, match="has no foreign server") as refused:
+            one.execute(inserted(1, email))
+        assert refused.value.diag.message_hint == "shardids lookup refresh"
+        assert lookups.refresh(catalog) == {}
+        one.execute(inserted(1, email))

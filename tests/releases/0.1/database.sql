@@ -774,7 +774,12 @@ begin
       if connection <> all (coalesce(shardids_dblink.dblink_get_connections(), '{}')) then
         perform shardids_dblink.dblink_disconnect(c.name)
         from unnest(shardids_dblink.dblink_get_connections()) c (name) where starts_with(c.name, left(connection, 22));
-        perform shardids_dblink.dblink_connect(connection, server);
+        -- By its name alone: dblink would take any other text for the options of a connection.
+        perform shardids_dblink.dblink_connect(connection, s.srvname::text) from pg_foreign_server s where s.srvname = server;
+        if not found then
+          raise undefined_object using message = format('this node has no foreign server "%s" for look-ups', server),
+            hint = 'shardids lookup refresh';
+        end if;
       end if;
       return query select answer.value from shardids_dblink.dblink(connection, statement) answer (value text);
       return;
@@ -4957,9 +4962,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (383041427770179586);
-INSERT INTO shard_0000.kept VALUES (383041427770179587);
-INSERT INTO shard_0000.kept VALUES (383041427770179588);
+INSERT INTO shard_0000.kept VALUES (383053191278755842);
+INSERT INTO shard_0000.kept VALUES (383053191278755843);
+INSERT INTO shard_0000.kept VALUES (383053191278755844);
 
 
 --
@@ -4993,8 +4998,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711147310242227491/5/16676', 1, 3687726815188615168, '755', '2026-11-22 23:49:52.898458+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711147310242227491/5/16676', 1, 3687726815188615168, '756', '2026-11-22 23:49:52.915998+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711159359879315630/5/16676', 1, 8951300083584860160, '755', '2026-11-23 00:36:37.55358+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711159359879315630/5/16676', 1, 8951300083584860160, '756', '2026-11-23 00:36:37.562246+00', NULL);
 
 
 --
@@ -5014,7 +5019,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-22 23:49:52.668163+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-23 00:36:37.453178+00');
 
 
 --
@@ -5033,7 +5038,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-22 23:49:52.926472+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-23 00:36:37.567368+00');
 
 
 --
@@ -5104,7 +5109,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3687726906512808114, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 8951300174911857745, true);
 
 
 --
@@ -5118,7 +5123,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 3687726906512808083, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 8951300174911857722, true);
 
 
 --
