@@ -98,7 +98,7 @@ class ShardTestRunner(DiscoverRunner):
         if self.parallel > 1:
             raise BadArgument("shards for tests are made once: --parallel is not there yet")
         if self.keepdb:
-            raise BadArgument("shards for tests are made anew for each run: --keepdb is not there yet")
+            raise BadArgument("shards for tests are made again for each run: --keepdb is not there yet")
         self._shards = ExitStack()
         self._shards.enter_context(shards_for_tests())
         try:

@@ -25,7 +25,7 @@ _DAYS_A_YEAR = 365.2425
 @check(
     "layout-differs",
     Severity.ERROR,
-    remedy="Take the node out of use at once; its engine must be installed anew.",
+    remedy="Take the node out of use at once; its engine must be installed again.",
 )
 def layout_differs(facts: ClusterFacts) -> Iterator[Found]:
     """A node's layout or schema prefix is not the cluster's: its IDs mean something else."""

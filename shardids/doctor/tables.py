@@ -130,7 +130,7 @@ def foreign_key_leaves_shard(facts: ClusterFacts) -> Iterator[Found]:
                 )
 
 
-@check("invalid-index", Severity.WARNING, remedy="Build it anew: `reindex index concurrently`.")
+@check("invalid-index", Severity.WARNING, remedy="Build it again: `reindex index concurrently`.")
 def invalid_index(facts: ClusterFacts) -> Iterator[Found]:
     """An index that CREATE INDEX CONCURRENTLY left unfinished: it is not used, and may not be unique."""
     for name, node in facts.nodes.items():

@@ -58,7 +58,7 @@ class Work:
 def begun(catalog: Catalog, *, writer: str | None = None, moving: bool = False) -> Iterator[Work]:
     """Yields the work, which no other process does meanwhile; ``writer``: for a cluster that has none yet.
 
-    ``moving``: the work goes on with a move of the writer that was interrupted, or undoes it.
+    ``moving``: the work resumes an interrupted move of the writer, or undoes it.
 
     Raises:
         ClusterConflict: another process is at it; or there is no writer, or another, or no such node; or a

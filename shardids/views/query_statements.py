@@ -90,7 +90,7 @@ def local_removal(name: str) -> Iterator[sql.Composable]:
 
 
 def signature(table: QueryTable) -> str:
-    """Returns what tells whether a table of the query node has to be created anew."""
+    """Returns what tells whether a table of the query node has to be created again."""
     return sha256(repr(table).encode()).hexdigest()[:20]
 
 

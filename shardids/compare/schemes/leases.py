@@ -80,7 +80,7 @@ class Lease:
         if not renewed:
             raise LeaseLost(
                 f"worker number {self.number} was leased to another process",
-                hint="This one was stopped or cut off for too long. Lease a number anew.",
+                hint="This one was stopped or cut off for too long. Lease a number again.",
             )
         ((self.used_until_ms,),) = renewed
 
