@@ -46,6 +46,7 @@ class ShardColumn:
     has_parts: bool
     triggers: int
     claims_follow: bool
+    planted: str | None
     strangers: str | None
 
     @property
@@ -131,6 +132,22 @@ def check_claims(columns: dict[int, ShardColumn], lookup: RegisteredLookup) -> N
                 f"{lookup} in shard {shard} is now {column.type}, and its claims are of another type or"
                 " collation: values that they can't hold are refused",
                 hint=f"To alter the claims in every shard: shardids lookup create {lookup}",
+            )
+
+
+def check_owners(columns: dict[int, ShardColumn], lookup: RegisteredLookup) -> None:
+    """Refuses claims that a role owns whom others don't trust: its defaults and triggers run when they claim.
+
+    Raises:
+        ClusterConflict: there are some.
+    """
+    for shard, column in sorted(columns.items()):
+        if column.planted:
+            raise ClusterConflict(
+                f"claims of {lookup} in shard {shard}: {column.planted}, which decides what runs when others"
+                " claim",
+                hint="DROP it and create the look-up again; or, when you have seen that it has no defaults,"
+                " constraints, rules or triggers of others: ALTER TABLE … OWNER TO the table's owner.",
             )
 
 

@@ -3,7 +3,7 @@
 -- Locks:      none beyond those of reading the server's catalogs.
 -- Privileges: USAGE on schema shardids, SELECT on its tables.
 
--- Who puts a trigger on a table that the triggers of a strict look-up write over dblink acts as the node URL's user.
+-- Who owns claims decides what runs when others claim. Who puts a trigger on a table that the triggers of a strict look-up write over dblink acts as the node URL's user.
 with trusted as (
   select r.oid from pg_roles r
   where r.rolsuper or r.oid = (select e.nspowner from pg_namespace e where e.nspname = 'shardids'))
@@ -32,6 +32,9 @@ select s.id as shard, s.schema,
         where g.tgrelid = c.oid and g.tgenabled in ('O', 'A') and p.pronamespace = 'shardids'::regnamespace and p.proname = 'claim_rows'
           and g.tgname in (current_setting('shardids.claims') || '_ins', current_setting('shardids.claims') || '_upd')) as triggers,
        coalesce(claims.relowner = c.relowner, true) as claims_follow,
+       case when claims.relkind <> 'r' then format('%I is no table', claims.relname)
+            when claims.relowner <> c.relowner and claims.relowner not in (select r.oid from trusted r)
+            then format('%I is owned by role %I', claims.relname, pg_get_userbyid(claims.relowner)) end as planted,
        (select string_agg(distinct w.what, '; ' order by w.what)
         from (
           select format('role %I owns %I', pg_get_userbyid(o.role), o.name)

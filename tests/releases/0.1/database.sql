@@ -1195,8 +1195,9 @@ begin
     when 'text' then convert_to('s:' || value, 'UTF8')
     when 'date' then convert_to('s:' || to_char(value::date, 'YYYY-MM-DD'), 'UTF8')
     when 'bigint' then convert_to('i:' || value, 'UTF8')
-    when 'bytea' then '\x623a'::bytea || value::bytea
-    when 'uuid' then '\x753a'::bytea || uuid_send(value::uuid) end), 1, 8), 'hex'))::bit(64)::bigint;
+    -- No backslashes: what they mean is a setting of the session that writes.
+    when 'bytea' then convert_to('b:', 'UTF8') || value::bytea
+    when 'uuid' then convert_to('u:', 'UTF8') || uuid_send(value::uuid) end), 1, 8), 'hex'))::bit(64)::bigint;
   return mod(hash + case when hash < 0 then 18446744073709551616 else 0 end, shard_count);
 end
 $$;
@@ -4962,9 +4963,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (383053191278755842);
-INSERT INTO shard_0000.kept VALUES (383053191278755843);
-INSERT INTO shard_0000.kept VALUES (383053191278755844);
+INSERT INTO shard_0000.kept VALUES (383099030932029442);
+INSERT INTO shard_0000.kept VALUES (383099030932029443);
+INSERT INTO shard_0000.kept VALUES (383099030932029444);
 
 
 --
@@ -4998,8 +4999,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711159359879315630/5/16676', 1, 8951300083584860160, '755', '2026-11-23 00:36:37.55358+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711159359879315630/5/16676', 1, 8951300083584860160, '756', '2026-11-23 00:36:37.562246+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711206276903977358/5/16676', 1, 223306413554794496, '755', '2026-11-23 03:38:46.533388+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711206276903977358/5/16676', 1, 223306413554794496, '756', '2026-11-23 03:38:46.575603+00', NULL);
 
 
 --
@@ -5019,7 +5020,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-23 00:36:37.453178+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-23 03:38:45.991373+00');
 
 
 --
@@ -5038,7 +5039,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-23 00:36:37.567368+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-23 03:38:46.589376+00');
 
 
 --
@@ -5109,7 +5110,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 8951300174911857745, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 223306504892721106, true);
 
 
 --
@@ -5123,7 +5124,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 8951300174911857722, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 223306504892721071, true);
 
 
 --
