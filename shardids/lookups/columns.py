@@ -212,7 +212,8 @@ def check_trust(columns: dict[int, ShardColumn], lookup: RegisteredLookup) -> No
                 f"{lookup} can't be strict in shard {shard}: {column.strangers}; their triggers would run as"
                 " the user of the node's URL",
                 hint="Let the owner of schema shardids own the table, its schema and the functions of its"
-                " triggers; REVOKE TRIGGER; DROP TRIGGER on claims. Or without: --no-strict",
+                " triggers; REVOKE TRIGGER, and REFERENCES on claims; DROP what is on claims. Or without:"
+                " --no-strict",
             )
 
 

@@ -42,10 +42,12 @@ select s.id as shard, s.schema,
                   (select d.datdba from pg_database d where d.datname = current_database()) else n.nspowner end)) o (name, role)
           where o.role not in (select r.oid from trusted r)
           union all
-          select format('%s may make triggers on %I', case a.grantee when 0 then 'public' else format('role %I', pg_get_userbyid(a.grantee)) end,
-                        r.relname)
+          select format('%s may %s %I', case a.grantee when 0 then 'public' else format('role %I', pg_get_userbyid(a.grantee)) end,
+                        case a.privilege_type when 'TRIGGER' then 'make triggers on' else 'refer to' end, r.relname)
           from pg_class r, aclexplode(r.relacl) a
-          where r.oid in (c.oid, claims.oid) and a.privilege_type = 'TRIGGER' and a.grantee <> r.relowner
+          where r.oid in (c.oid, claims.oid) and a.grantee <> r.relowner
+            -- Before PostgreSQL 18, what a deletion cascades to fires triggers there as the role that deletes.
+            and (a.privilege_type = 'TRIGGER' or a.privilege_type = 'REFERENCES' and r.oid = claims.oid)
             and a.grantee not in (select r.oid from trusted r)
           union all
           select format('trigger %I on %I calls a function of role %I', g.tgname, c.relname, pg_get_userbyid(p.proowner))
@@ -54,7 +56,10 @@ select s.id as shard, s.schema,
           union all
           select format('trigger %I is on %I', g.tgname, claims.relname)
           from pg_trigger g where g.tgrelid = claims.oid and not g.tgisinternal
-            and g.tgfoid not in (select p.oid from pg_proc p where p.pronamespace = 'shardids'::regnamespace)) w (what)) as strangers
+            and g.tgfoid not in (select p.oid from pg_proc p where p.pronamespace = 'shardids'::regnamespace)
+          union all
+          select format('%s refers to %I', k.conrelid::regclass, claims.relname)
+          from pg_constraint k where k.confrelid = claims.oid and k.contype = 'f') w (what)) as strangers
 from shardids.shard s
 join pg_namespace n on n.nspname = s.schema
 left join pg_class c on c.relnamespace = n.oid and c.relname = current_setting('shardids.table') and c.relkind in ('r', 'p')

@@ -348,6 +348,8 @@ TRIGGER = " create trigger zz after insert on {0}.{2} for each statement execute
         ("alter schema {0} owner to {1}", "alter schema {0} owner to current_user", "owns shard_0001"),
         ("grant trigger on {0}.users to {1}", "revoke trigger on {0}.users from {1}", "triggers on users"),
         ("grant trigger on {0}.{2} to public", "revoke trigger on {0}.{2} from public", "public may make"),
+        ("grant references on {0}.{2} to {1}", "revoke references on {0}.{2} from {1}", "may refer to "),
+        ("create table {0}.zz (v varchar references {0}.{2})", "drop table {0}.zz", "zz refers to "),
         (MADE + TRIGGER, "drop function {0}.zz() cascade", "trigger zz is on "),
         (
             MADE + TRIGGER.replace("{2}", "users") + "; alter function {0}.zz() owner to {1}",
@@ -355,7 +357,16 @@ TRIGGER = " create trigger zz after insert on {0}.{2} for each statement execute
             "trigger zz on users calls a function of role ",
         ),
     ],
-    ids=["table", "schema", "granted", "granted-on-claims", "on-claims", "function"],
+    ids=[
+        "table",
+        "schema",
+        "granted",
+        "granted-on-claims",
+        "references",
+        "referring",
+        "on-claims",
+        "function",
+    ],
 )
 def test_triggers_of_others_are_refused(
     cluster: Cluster, url: str, stranger: str, case: tuple[str, str, str]
