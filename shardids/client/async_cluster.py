@@ -126,9 +126,9 @@ class AsyncCluster:
         """See :meth:`shardids.Cluster.refresh`."""
         return await to_thread(self.sync_cluster.refresh)
 
-    def shard_for(self, key: Key) -> int:
+    def shard_for(self, key: Key, *, region: str | None = None) -> int:
         """See :meth:`shardids.Cluster.shard_for`."""
-        return self.sync_cluster.shard_for(key)
+        return self.sync_cluster.shard_for(key, region=region)
 
     def decode(self, id_: int) -> DecodedId:
         """See :meth:`shardids.Cluster.decode`."""
@@ -168,6 +168,7 @@ class AsyncCluster:
         self,
         *,
         key: Key | None = None,
+        region: str | None = None,
         id: int | UUID | None = None,
         of: Any = None,
         shard: int | None = None,
@@ -181,6 +182,7 @@ class AsyncCluster:
         self,
         *,
         key: Key | None = None,
+        region: str | None = None,
         id: int | UUID | None = None,  # noqa: A002 -- the field's word for it
         of: Any = None,
         shard: int | None = None,
@@ -192,7 +194,7 @@ class AsyncCluster:
         An old ID or a ``lookup``, whose shard would have to be asked for, is refused, but not by
         :meth:`run`. ``options`` go to :class:`sqlalchemy.ext.asyncio.AsyncSession`.
         """
-        number = self.sync_cluster._pick(key, id, shard, of, lookup)
+        number = self.sync_cluster._pick(key, id, shard, of, lookup=lookup, region=region)
         return self._session(number, self.node_of(number), options)
 
     @overload
@@ -296,6 +298,7 @@ class AsyncCluster:
         fn: Callable[[AsyncSession], Awaitable[T]],
         *,
         key: Key | None = None,
+        region: str | None = None,
         id: int | UUID | None = None,
         of: Any = None,
         shard: int | None = None,
@@ -318,6 +321,7 @@ class AsyncCluster:
         fn: Callable[[Any], Awaitable[T]],
         *,
         key: Key | None = None,
+        region: str | None = None,
         id: int | UUID | None = None,  # noqa: A002 -- the field's word for it
         of: Any = None,
         shard: int | None = None,
@@ -331,7 +335,9 @@ class AsyncCluster:
         :meth:`shardids.Cluster.run`, also for the errors. ``options`` go to
         :class:`sqlalchemy.ext.asyncio.AsyncSession`; ``expire_on_commit`` is false unless they say otherwise.
         """
-        number = await greenlet_spawn(self.sync_cluster._pick, key, id, shard, of, lookup)
+        number = await greenlet_spawn(
+            self.sync_cluster._pick, key, id, shard, of, lookup=lookup, region=region
+        )
         attempts = Attempts(self.sync_cluster._followed, number, patience_s)
         while True:
             try:

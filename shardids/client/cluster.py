@@ -152,6 +152,7 @@ class Cluster(WritesReferences):
         self,
         *,
         key: Key | None = None,
+        region: str | None = None,
         id: int | UUID | None = None,
         of: Any = None,
         shard: int | None = None,
@@ -165,6 +166,7 @@ class Cluster(WritesReferences):
         self,
         *,
         key: Key | None = None,
+        region: str | None = None,
         id: int | UUID | None = None,  # noqa: A002 -- the field's word for it
         of: Any = None,
         shard: int | None = None,
@@ -175,6 +177,7 @@ class Cluster(WritesReferences):
 
         ``lookup`` is a criterion on a look-up key, ``User.email == "…"``: the shard is that of the row.
         ``of`` says whose ID it is, for those that were issued before the cluster: see :meth:`shard_of`.
+        ``region`` says that a key is among that region's shards: see :meth:`shard_for`.
 
         Models without a schema live in the shard's schema, through ``schema_translate_map``. ``options`` go
         to :class:`sqlalchemy.orm.Session`, or to ``class_``, a class of yours derived from it.
@@ -182,12 +185,13 @@ class Cluster(WritesReferences):
         is written.
 
         Raises:
-            BadArgument: not exactly one of ``key``, ``id``, ``shard`` and ``lookup``, or one out of range.
+            BadArgument: not exactly one of ``key``, ``id``, ``shard`` and ``lookup``, or one out of range, or
+                no such region.
             UnknownValue: no row has the value of a look-up key.
             UnknownId: an old ID that no row had.
             UnknownShard: no node holds the shard.
         """
-        number = self._pick(key, id, shard, of, lookup)
+        number = self._pick(key, id, shard, of, lookup=lookup, region=region)
         return self._session(number, self.node_of(number), options)
 
     @overload
@@ -242,6 +246,7 @@ class Cluster(WritesReferences):
         fn: Callable[[Session], T],
         *,
         key: Key | None = None,
+        region: str | None = None,
         id: int | UUID | None = None,
         of: Any = None,
         shard: int | None = None,
@@ -264,6 +269,7 @@ class Cluster(WritesReferences):
         fn: Callable[[Any], T],
         *,
         key: Key | None = None,
+        region: str | None = None,
         id: int | UUID | None = None,  # noqa: A002 -- the field's word for it
         of: Any = None,
         shard: int | None = None,
@@ -291,7 +297,7 @@ class Cluster(WritesReferences):
             ShardFenced: the shard is fenced and is not being moved.
             CommitUncertain: the connection was lost during COMMIT.
         """
-        number = self._pick(key, id, shard, of, lookup)
+        number = self._pick(key, id, shard, of, lookup=lookup, region=region)
         attempts = Attempts(self._followed, number, patience_s)
         while True:
             try:

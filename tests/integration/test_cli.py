@@ -621,6 +621,7 @@ READING = {
         "metrics alerts",
         "metrics dashboard",
         "shard show",
+        "region show",
         "id decode",
         "id encode",
         "id range",

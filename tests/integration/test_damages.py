@@ -97,6 +97,12 @@ DAMAGES = (
         found=("shard-unfinished",),
         on="catalog",
     ),
+    Damage(
+        done="insert into shardids_catalog.region (name, first_shard, last_shard) values ('eu', 5, 5)",
+        found=("shard-outside-region",),
+        on="catalog",
+        undo="delete from shardids_catalog.region",
+    ),
     Damage(done="delete from shardids.shard where id = 5", found=("shard-unregistered",)),
     Damage(done="update shardids.shard set server = 'x/1' where id = 5", found=("copy-not-activated",)),
     Damage(done="update shardids.node set on_copy = 'warn'", found=("on-copy-warns",)),

@@ -167,7 +167,7 @@ CREATE SEQUENCE shard_0000.id_counter
 --
 
 CREATE SEQUENCE shard_0000.id_offset
-    START WITH 72378788872192
+    START WITH 72468983185408
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -313,7 +313,7 @@ CREATE SEQUENCE shard_0001.id_counter
 --
 
 CREATE SEQUENCE shard_0001.id_offset
-    START WITH 72434623447041
+    START WITH 72524817760257
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -4145,7 +4145,7 @@ begin
   perform shardids_catalog.wait_for_grants();
   execute format('grant usage on schema shardids_catalog to %I', role);
   execute format(
-    'grant select on shardids_catalog.cluster, shardids_catalog.node, shardids_catalog.placement,'
+    'grant select on shardids_catalog.cluster, shardids_catalog.node, shardids_catalog.region, shardids_catalog.placement,'
     ' shardids_catalog.query_node, shardids_catalog.old_id_rule, shardids_catalog.old_id_directory,'
     ' shardids_catalog.lookup, shardids_catalog.reference_writer to %I', role);
 end
@@ -4567,7 +4567,7 @@ COMMENT ON COLUMN shardids_catalog.cluster.old_ids_below IS 'IDs below it were i
 -- Name: COLUMN cluster.version; Type: COMMENT; Schema: shardids_catalog; Owner: -
 --
 
-COMMENT ON COLUMN shardids_catalog.cluster.version IS 'Grows with every change of nodes or placement';
+COMMENT ON COLUMN shardids_catalog.cluster.version IS 'Grows with every change of nodes, regions or placement';
 
 
 --
@@ -4690,7 +4690,8 @@ ALTER TABLE shardids_catalog.move ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTI
 CREATE TABLE shardids_catalog.node (
     name text NOT NULL,
     url text NOT NULL,
-    added_at timestamp with time zone DEFAULT now() NOT NULL
+    added_at timestamp with time zone DEFAULT now() NOT NULL,
+    region text
 );
 
 
@@ -4699,6 +4700,13 @@ CREATE TABLE shardids_catalog.node (
 --
 
 COMMENT ON TABLE shardids_catalog.node IS 'The PostgreSQL databases that hold shards';
+
+
+--
+-- Name: COLUMN node.region; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.node.region IS 'The region whose shards it takes; null: it takes the shards of no region';
 
 
 --
@@ -4914,6 +4922,33 @@ COMMENT ON COLUMN shardids_catalog.reference_writer.successor IS 'The node that 
 
 
 --
+-- Name: region; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.region (
+    name text NOT NULL,
+    first_shard integer NOT NULL,
+    last_shard integer NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT region_shards CHECK (((first_shard >= 0) AND (first_shard <= last_shard)))
+);
+
+
+--
+-- Name: TABLE region; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.region IS 'Names for ranges of shards, which are to live on the nodes of their region alone';
+
+
+--
+-- Name: COLUMN region.last_shard; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.region.last_shard IS 'The last that belongs to it';
+
+
+--
 -- Name: shardids_version; Type: TABLE; Schema: shardids_catalog; Owner: -
 --
 
@@ -4962,9 +4997,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (383053191278755842);
-INSERT INTO shard_0000.kept VALUES (383053191278755843);
-INSERT INTO shard_0000.kept VALUES (383053191278755844);
+INSERT INTO shard_0000.kept VALUES (383092203464949762);
+INSERT INTO shard_0000.kept VALUES (383092203464949763);
+INSERT INTO shard_0000.kept VALUES (383092203464949764);
 
 
 --
@@ -4998,8 +5033,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711159359879315630/5/16676', 1, 8951300083584860160, '755', '2026-11-23 00:36:37.55358+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711159359879315630/5/16676', 1, 8951300083584860160, '756', '2026-11-23 00:36:37.562246+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711199300097470142/5/16697', 1, 7587369103468265472, '755', '2026-11-23 03:11:38.783272+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711199300097470142/5/16697', 1, 7587369103468265472, '756', '2026-11-23 03:11:38.796465+00', NULL);
 
 
 --
@@ -5019,7 +5054,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-23 00:36:37.453178+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-23 03:11:38.580482+00');
 
 
 --
@@ -5038,7 +5073,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-23 00:36:37.567368+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-23 03:11:38.801306+00', NULL);
 
 
 --
@@ -5086,6 +5121,12 @@ INSERT INTO shardids_catalog.placement VALUES (1, 'a', 'active');
 
 
 --
+-- Data for Name: region; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
+
+
+--
 -- Data for Name: shardids_version; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
@@ -5109,7 +5150,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 8951300174911857745, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 7587369194804564287, true);
 
 
 --
@@ -5123,7 +5164,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 8951300174911857722, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 7587369194804564268, true);
 
 
 --
@@ -5309,6 +5350,22 @@ ALTER TABLE ONLY shardids_catalog.reference_writer
 
 
 --
+-- Name: region region_overlap; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.region
+    ADD CONSTRAINT region_overlap EXCLUDE USING gist (int4range(first_shard, last_shard, '[]'::text) WITH &&);
+
+
+--
+-- Name: region region_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.region
+    ADD CONSTRAINT region_pkey PRIMARY KEY (name);
+
+
+--
 -- Name: shardids_version shardids_version_pkc; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
 --
 
@@ -5381,6 +5438,13 @@ CREATE TRIGGER changed AFTER UPDATE ON shardids_catalog.reference_writer FOR EAC
 
 
 --
+-- Name: region changed; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE ON shardids_catalog.region FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.changed();
+
+
+--
 -- Name: adoption refuse_while_references_change; Type: TRIGGER; Schema: shardids_catalog; Owner: -
 --
 
@@ -5432,6 +5496,14 @@ ALTER TABLE ONLY shardids_catalog.query_node
 
 ALTER TABLE ONLY shardids_catalog.reference_writer
     ADD CONSTRAINT reference_writer_node_fkey FOREIGN KEY (node) REFERENCES shardids_catalog.node(name) ON UPDATE CASCADE;
+
+
+--
+-- Name: node region_of_node; Type: FK CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.node
+    ADD CONSTRAINT region_of_node FOREIGN KEY (region) REFERENCES shardids_catalog.region(name);
 
 
 --
