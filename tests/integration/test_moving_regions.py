@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
+from pathlib import Path
 
 import psycopg
 import pytest
 from click.testing import Result
+from markdown_it import MarkdownIt
 from sqlalchemy.engine import URL
 from typer.testing import CliRunner
 
@@ -23,11 +28,12 @@ from shardids.dev.embedded import EmbeddedServer, temporary_servers
 from shardids.errors import ClusterConflict
 from shardids.mover.journal import Journal
 from tests.conftest import dsn, found_cluster
-from tests.support.clusters import Nursery, catalog_at
+from tests.support.clusters import Nursery, catalog_at, command, environment
 from tests.support.moves import url_of
 
 Run = Callable[..., Result]
 
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "regions.md"
 EU = Region(name="eu", first_shard=0, last_shard=3)
 TABLE = "create table {s}.users (id bigint primary key default {s}.next_id(), name text not null)"
 REBALANCE_KILLED = """
@@ -53,14 +59,20 @@ def servers() -> Iterator[Sequence[EmbeddedServer]]:
 _numbers = count()
 
 
-@pytest.fixture
-def nodes(servers: Sequence[EmbeddedServer]) -> dict[str, URL]:
-    """Node a on one server, b and c on another; of six shards each has two. The catalog is with a."""
+def three_nodes(servers: Sequence[EmbeddedServer], names: Sequence[str]) -> dict[str, URL]:
+    """Empty databases, one on the first server and two on the second."""
     number, found = next(_numbers), {}
-    for name, server in zip("abc", (servers[0], servers[1], servers[1]), strict=True):
+    for name, server in zip(names, (servers[0], servers[1], servers[1]), strict=True):
         with psycopg.connect(server.url(), autocommit=True) as connection:
             connection.execute(f"create database {name}{number}".encode())
         found[name] = url_of(server).set(database=f"{name}{number}")
+    return found
+
+
+@pytest.fixture
+def nodes(servers: Sequence[EmbeddedServer]) -> dict[str, URL]:
+    """Node a on one server, b and c on another; of six shards each has two. The catalog is with a."""
+    found = three_nodes(servers, "abc")
     placed = found_cluster(found["a"], found, 6)
     for shard, name in placed.items():
         with psycopg.connect(dsn(found[name]), autocommit=True) as connection:
@@ -98,7 +110,7 @@ def test_what_is_outside_is_found_and_comes_home(nodes: dict[str, URL], catalog:
         ("shard-outside-region", (2, 3), ("b",)),
         ("shard-outside-region", (4, 5), ("c",)),
     ]
-    assert {command.text for one in outside for command in one.commands} == {"shardids rebalance"}
+    assert {remedy.text for one in outside for remedy in one.commands} == {"shardids rebalance"}
     for words, message in (
         (("0", "--to", "b"), 'shard 0 is of region "eu", and node "b" is of no region'),
         (("4", "--to", "a"), 'shard 4 is of no region, and node "a" is of region "eu"'),
@@ -118,8 +130,8 @@ def test_what_is_outside_is_found_and_comes_home(nodes: dict[str, URL], catalog:
         ("copy-outside-region", (4, 5), ("c",)),
     ]
     for one in copies:
-        for command in one.commands:
-            run(*command.text.removeprefix("shardids ").split(), "--yes")
+        for remedy in one.commands:
+            run(*remedy.text.removeprefix("shardids ").split(), "--yes")
     assert findings(catalog) == []
 
 
@@ -191,3 +203,26 @@ def test_a_move_that_was_planned_before_the_region_is_refused(catalog: Catalog) 
             journal.enter("b", offline=False)
         assert not journal.is_open
     assert mover.all_moves(catalog) == []
+
+
+def test_the_page(servers: Sequence[EmbeddedServer]) -> None:
+    """docs/how-to/regions.md as it stands: its commands, and what its code prints."""
+    tokens = MarkdownIt().parse(PAGE.read_text(encoding="utf-8"))
+    (code,) = [one.content for one in tokens if one.type == "fence" and one.info == "python"]
+    (printed,) = [one.content for one in tokens if one.type == "fence" and one.info == "text"]
+    lines = [line for one in tokens if one.type == "code_block" for line in one.content.splitlines()]
+    found = three_nodes(servers, ("frankfurt", "paris", "ohio"))
+    url = found["frankfurt"]
+    assert {*found_cluster(url, found, 8).values()} == {*found}
+    for line in lines:
+        ran = command(*shlex.split(line)[1:], SHARDIDS_CATALOG=dsn(url))
+        assert ran.returncode == 0, (line, ran)
+    shown = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env=environment(SHARDIDS_CATALOG=dsn(url)),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (shown.stdout, shown.stderr) == (printed, "")
