@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from shardids import views
 from shardids.catalog import region_changes
 from shardids.catalog.notation import named_nodes, named_shards, parse_shards
 from shardids.catalog.regions import Region, existing_region
@@ -20,7 +21,7 @@ from shardids.cli.common import (
     opened,
     print_json,
 )
-from shardids.cli.output import err, out, print_rows
+from shardids.cli.output import err, out, print_rows, print_warnings
 from shardids.errors import BadArgument
 
 app = typer.Typer(
@@ -50,11 +51,13 @@ def create(
             )
         region = Region(name=name, first_shard=numbers[0], last_shard=numbers[-1])
         after = region_changes.create_region(there, region, node or (), dry_run=dry_run)
+        stale_views = () if dry_run else views.follow_placement(there)
     out.print(
         f'{"Would create" if dry_run else "Created"} region "{name}" of {named_shards(numbers)}', markup=False
     )
     _print_nodes(after, name)
     _print_outside(after)
+    print_warnings(stale_views)
 
 
 @app.command("assign")
@@ -120,8 +123,10 @@ def drop(name: str, catalog: CatalogOption, dry_run: DryRunOption = False, yes: 
                 yes=yes,
             )
         after = region_changes.drop_region(there, name, dry_run=dry_run)
+        stale_views = () if dry_run else views.follow_placement(there)
     out.print(f'{"Would drop" if dry_run else "Dropped"} region "{name}"', markup=False)
     _print_outside(after)
+    print_warnings(stale_views)
 
 
 def _row(region: Region, placement: Placement) -> dict[str, object]:

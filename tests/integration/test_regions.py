@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections import Counter
@@ -12,10 +13,11 @@ import pytest
 from click.testing import Result
 from sqlalchemy import ForeignKey, select, text
 from sqlalchemy.engine import URL
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 from typer.testing import CliRunner
 
-from shardids import AsyncCluster, Cluster, doctor, primary_key, sharding_key
+from shardids import AsyncCluster, Cluster, doctor, primary_key, sharding_key, views
 from shardids.catalog.region_changes import assign_nodes, create_region
 from shardids.catalog.regions import Region
 from shardids.cli import app
@@ -245,20 +247,48 @@ def test_models_say_the_region_of_their_keys(cluster_url: URL) -> None:
         assert wrong.shards == (7,)
 
 
-async def test_asyncio_finds_keys_by_region(cluster_url: URL) -> None:
+def test_views_tell_the_region_of_a_shard(run: Run, cluster_url: URL) -> None:
+    told = "select shard, shardids_views.region_of(shard) from shardids_views.notes order by 1"
+    with Cluster.connect(cluster_url, listen=False) as cluster, catalog_at(cluster_url) as catalog:
+        for shard in range(8):
+            with cluster.shard_engine(shard).begin() as connection:
+                schema = cluster.schema_of(shard)
+                connection.execute(
+                    text(f"create table {schema}.notes (id bigint default {schema}.next_id())")
+                )
+                connection.execute(text(f"insert into {schema}.notes default values"))
+        views.create(catalog, "notes", table="notes", node="a", store_password=True)
+    run("region", "create", "eu", "--shards", "0-2")
+    run("region", "create", "o'brien", "--shards", "7", code=2)
+    run("region", "create", "us", "--shards", "7")
+    with connected(cluster_url) as connection:
+        found = dict(connection.execute(told).fetchall())
+        assert found == dict.fromkeys(range(3), "eu") | dict.fromkeys(range(3, 7)) | {7: "us"}
+        run("region", "drop", "us", "--yes")
+        assert dict(connection.execute(told).fetchall()) == found | {7: None}
+        run("region", "drop", "eu", "--yes")
+        assert {*dict(connection.execute(told).fetchall()).values()} == {None}
     with catalog_at(cluster_url) as catalog:
-        create_region(catalog, EU)
-    async with await AsyncCluster.connect(cluster_url) as cluster:
-        shard = cluster.shard_for("ann", region="eu")
-        assert shard == cluster.sync_cluster.shard_for("ann", region="eu")
+        assert views.refresh(catalog, "notes") == []
 
-        async def where(session):
-            return (await session.execute(text("select current_database()"))).scalar_one()
 
-        there = cluster.node_of(shard).url.rpartition("/")[2]
-        assert await cluster.run(where, key="ann", region="eu") == there
-        async with cluster.session(key="ann", region="eu") as session:
-            assert await where(session) == there
+def test_asyncio_finds_keys_by_region(cluster_url: URL) -> None:
+    async def where(session: AsyncSession) -> str:
+        return str((await session.execute(text("select current_database()"))).scalar_one())
+
+    async def ask() -> None:
+        async with await AsyncCluster.connect(cluster_url) as cluster:
+            shard = cluster.shard_for("ann", region="us")
+            there = cluster.node_of(shard).url.partition("?")[0].rpartition("/")[2]
+            assert await cluster.run(where, key="ann", region="us") == there
+            async with cluster.session(key="ann", region="us") as session:
+                assert await where(session) == there
+            with pytest.raises(BadArgument, match='there is no region "mars"'):
+                cluster.session(key="ann", region="mars")
+
+    with catalog_at(cluster_url) as catalog:
+        create_region(catalog, Region(name="us", first_shard=6, last_shard=7))
+    asyncio.run(ask())
 
 
 def test_a_change_of_regions_waits_for_moves_that_begin(cluster_url: URL) -> None:
