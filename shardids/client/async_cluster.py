@@ -262,6 +262,7 @@ class AsyncCluster:
         *,
         columns: Sequence[Any] | None = None,
         key: Any = None,
+        region: str | None = None,
         id: Any = None,  # noqa: A002 -- the field's word for it
         shard: int | None = None,
         on_progress: Callable[[Copied], object] = quietly,
@@ -278,6 +279,7 @@ class AsyncCluster:
         settings = CopySettings(
             columns=columns,
             key=key,
+            region=region,
             id_=id,
             shard=None if shard is None else cluster._checked(shard),
             on_progress=lambda copied: loop.call_soon_threadsafe(on_progress, copied),

@@ -323,6 +323,7 @@ class Cluster(WritesReferences):
         *,
         columns: Sequence[Any] | None = None,
         key: Any = None,
+        region: str | None = None,
         id: Any = None,  # noqa: A002 -- the field's word for it
         shard: int | None = None,
         on_progress: Callable[[Copied], object] = quietly,
@@ -338,8 +339,9 @@ class Cluster(WritesReferences):
         write them, but for SQL expressions.
 
         A row's shard is told by what the model says: sharding key, ID, foreign keys to either. ``key`` names
-        the column to shard by where it does not, and ``id`` one that holds IDs; ``shard`` is one for all
-        rows. What tells the shard agrees in each row, and the named column is not NULL.
+        the column to shard by where it does not, ``region`` the region of all keys, and ``id`` a column that
+        holds IDs; ``shard`` is one for all rows. What tells the shard agrees in each row, and the named
+        column is not NULL.
 
         Up to ``rows_a_transaction`` rows of a shard are a transaction, and at most ten times as many are in
         memory. It is not one transaction: when it fails, each shard has the first of its rows, in the order
@@ -356,6 +358,7 @@ class Cluster(WritesReferences):
         settings = CopySettings(
             columns=columns,
             key=key,
+            region=region,
             id_=id,
             shard=None if shard is None else self._checked(shard),
             on_progress=on_progress,

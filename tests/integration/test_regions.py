@@ -7,22 +7,23 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import psycopg
 import pytest
 from click.testing import Result
-from sqlalchemy import ForeignKey, select, text
+from sqlalchemy import Column, ForeignKey, MetaData, Table, Text, select, text
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 from typer.testing import CliRunner
 
-from shardids import AsyncCluster, Cluster, doctor, primary_key, sharding_key, views
+from shardids import AsyncCluster, Cluster, doctor, primary_key, primary_key_column, sharding_key, views
 from shardids.catalog.region_changes import assign_nodes, create_region
 from shardids.catalog.regions import Region
 from shardids.cli import app
 from shardids.doctor.samples import ShardingKey
-from shardids.errors import BadArgument, ClusterConflict, WrongShard
+from shardids.errors import BadArgument, ClusterConflict, CopyFailed, WrongShard
 from shardids.ids.layout import DEFAULT
 from shardids.install import provision
 from shardids.models.columns import next_id
@@ -235,6 +236,8 @@ def test_models_say_the_region_of_their_keys(cluster_url: URL) -> None:
             with pytest.raises(WrongShard):
                 session.flush()
         assert cluster.copy(Customer, [{"name": "us-new"}]).by_shard == {6: 1}
+        with pytest.raises(BadArgument, match="keys that tell their region themselves"):
+            cluster.copy(Customer, [{"name": "us-other"}], key="name", region="eu")
         keys = [ShardingKey(table_name="customers", column_name="name")]
         assert not doctor.examine(catalog, ["key-in-wrong-shard"], keys, every_row=True).findings
         with cluster.connection(7) as connection:
@@ -245,6 +248,28 @@ def test_models_say_the_region_of_their_keys(cluster_url: URL) -> None:
             connection.commit()
         (wrong,) = doctor.examine(catalog, ["key-in-wrong-shard"], keys, every_row=True).findings
         assert wrong.shards == (7,)
+
+
+def test_rows_are_copied_and_loaded_into_a_region(run: Run, cluster_url: URL, tmp_path: Path) -> None:
+    run("region", "create", "us", "--shards", "6-7")
+    people = Table("people", MetaData(), primary_key_column("id"), Column("name", Text))
+    names = [f"person {number}" for number in range(50)]
+    with Cluster.connect(cluster_url, listen=False) as cluster:
+        for shard in range(8):
+            with cluster.shard_engine(shard).begin() as connection:
+                people.metadata.create_all(connection)
+        rows = [{"name": name} for name in names]
+        there = Counter(cluster.shard_for(name, region="us") for name in names)
+        assert cluster.copy(people, rows, key="name", region="us").by_shard == there
+        assert {*there} == {6, 7}
+        with pytest.raises(BadArgument, match="goes with key="):
+            cluster.copy(people, rows, shard=1, region="us")
+        with pytest.raises(CopyFailed, match='there is no region "mars"'):
+            cluster.copy(people, rows, key="name", region="mars")
+    file = tmp_path / "people.csv"
+    file.write_text("name\n" + "\n".join(names) + "\n", encoding="utf-8")
+    loaded = run("load", str(file), "--table", "people", "--key", "name", "--region", "us", "--json")
+    assert json.loads(loaded.stdout)["by_shard"] == {str(shard): count for shard, count in there.items()}
 
 
 def test_views_tell_the_region_of_a_shard(run: Run, cluster_url: URL) -> None:
