@@ -42,6 +42,7 @@ shardids.schema_prefix()
 shardids.sequence_bits()
 shardids.sequence_of(bigint)
 shardids.server()
+shardids.server_timeline()
 shardids.shard_bits()
 shardids.shard_of(bigint)
 shardids.time_bits()
@@ -55,6 +56,7 @@ shardids_catalog.refuse_while_references_change()
 BY_ADMINISTRATORS = {
     "shardids.enter_shard(integer)",
     "shardids.is_marked(bigint,bigint)",
+    "shardids.server_timeline()",
     "shardids.timeline()",
 }
 """Those of them that no draw needs; enter_shard says which membership its caller lacks."""
@@ -66,6 +68,7 @@ shard_0005.next_ids(integer)
 shard_0005.next_number(text,text,timestamp with time zone)
 shard_0005.set_aside(regclass,integer)
 shardids.decide(bytea,bytea[])
+shardids.takes_reference_writes(name)
 """
 """What ``shardids grant`` lets a role execute."""
 
