@@ -68,7 +68,6 @@ shard_0005.next_ids(integer)
 shard_0005.next_number(text,text,timestamp with time zone)
 shard_0005.set_aside(regclass,integer)
 shardids.decide(bytea,bytea[])
-shardids.takes_reference_writes(name)
 """
 """What ``shardids grant`` lets a role execute."""
 
@@ -165,6 +164,7 @@ shardids.subscribe(integer,name,text,integer)
 shardids.tables_of(integer)
 shardids.take_claim(text,text,text,text,uuid,integer)
 shardids.take_rows(integer)
+shardids.takes_reference_writes(name)
 shardids.transaction_of(bytea)
 shardids.try_subscribing(text)
 shardids.unguard_part(regclass)
