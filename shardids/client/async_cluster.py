@@ -241,8 +241,9 @@ class AsyncCluster:
         See :meth:`shardids.Cluster.reference_session`: ``async with await cluster.reference_session() as
         session``.
         """
-        engine = AsyncEngine(await to_thread(self.sync_cluster._reference_writer))
-        own = self.sync_cluster._waiting(wait, within_s)
+        node = await to_thread(self.sync_cluster._reference_writer)
+        own = self.sync_cluster._waiting(node, wait, within_s)
+        engine = AsyncEngine(self.sync_cluster._engines.of(node))
         return _async_session(ReferenceSession, dict(options), bind=engine, **own)
 
     def connection(self, shard: int) -> AsyncConnection:

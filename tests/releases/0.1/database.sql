@@ -167,7 +167,7 @@ CREATE SEQUENCE shard_0000.id_counter
 --
 
 CREATE SEQUENCE shard_0000.id_offset
-    START WITH 72486163054592
+    START WITH 72494752989184
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -313,7 +313,7 @@ CREATE SEQUENCE shard_0001.id_counter
 --
 
 CREATE SEQUENCE shard_0001.id_offset
-    START WITH 72541997629441
+    START WITH 72550587564033
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -900,8 +900,10 @@ declare
 begin
   loop
     behind := array(
-      select s.name from unnest(slots) s (name) left join pg_replication_slots r on r.slot_name = s.name
-      where (r.confirmed_flush_lsn >= wanted) is not true);
+      select s.name from unnest(slots) s (name)
+      where not exists (
+        select from pg_replication_slots r join pg_stat_get_wal_senders() w on w.pid = r.active_pid
+        where r.slot_name = s.name and r.confirmed_flush_lsn >= wanted));
     exit when behind = '{}' or clock_timestamp() > deadline;
     perform pg_sleep(0.001);
   end loop;
@@ -2478,6 +2480,12 @@ begin
       errcode = 'SI013',
       message = format('reference table %I is written to on node "%s" alone', tg_table_name, tg_argv[0]),
       hint = 'Connect to that node; in Python: cluster.reference_session().';
+  elsif tg_argv[1] = 'returned' then
+    raise exception using
+      errcode = 'SI013',
+      message = format('reference table %I takes no writes: this server was promoted, restored or upgraded since node "%s" became'
+                       ' the writer', tg_table_name, tg_argv[0]),
+      hint = 'If the catalog has its address, shardids reference repair gives it the right to write again, unless another node has it.';
   elsif tg_op = 'TRUNCATE' then
     raise exception using
       errcode = 'SI013',
@@ -2514,6 +2522,10 @@ begin
     case when not is_writer then 'insert or update or ' end, name, writer, case when is_writer then 'writer' else 'reader' end);
   -- A node that was the writer keeps it: DROP TRIGGER would wait for all who read the table.
   if is_writer then
+    execute format(
+      'create or replace trigger shardids_reference_right before insert or update on %s for each statement '
+      'when (shardids.server_timeline() <> %L) execute function shardids.guard_reference(%L, ''returned'')',
+      name, shardids.server_timeline(), writer);
     execute format(
       'create or replace trigger shardids_reference_key after update on %s '
       'for each row execute function shardids.keep_reference_key()', name);
@@ -3536,6 +3548,38 @@ COMMENT ON FUNCTION shardids.server() IS 'System identifier of this server, OID 
 
 
 --
+-- Name: timeline(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.timeline() RETURNS integer
+    LANGUAGE sql PARALLEL SAFE
+    RETURN ((('x'::text || "left"(pg_walfile_name(pg_current_wal_lsn()), 8)))::bit(32))::integer;
+
+
+--
+-- Name: FUNCTION timeline(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.timeline() IS 'WAL timeline of this server; it changes when a standby is promoted';
+
+
+--
+-- Name: server_timeline(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.server_timeline() RETURNS text
+    LANGUAGE sql PARALLEL SAFE
+    RETURN ((shardids.server() || '/'::text) || shardids.timeline());
+
+
+--
+-- Name: FUNCTION server_timeline(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.server_timeline() IS 'This database on this server and its timeline; another one once it was restored elsewhere, or its standby promoted';
+
+
+--
 -- Name: set_aside(regclass, integer, integer, bigint); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -3980,6 +4024,28 @@ COMMENT ON FUNCTION shardids.take_rows(shard integer) IS 'Opens the transaction 
 
 
 --
+-- Name: takes_reference_writes(name); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.takes_reference_writes(name name) RETURNS boolean
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+  select g.tgtype & 4 = 0 and coalesce(strpos(pg_get_triggerdef(r.oid), quote_literal(shardids.server_timeline())) > 0, false)
+  from pg_trigger g
+  left join pg_trigger r on r.tgrelid = g.tgrelid and r.tgname = 'shardids_reference_right' and r.tgenabled in ('O', 'A')
+  where g.tgrelid = to_regclass(format('shardids_ref.%I', name)) and g.tgname = 'shardids_reference' and g.tgenabled in ('O', 'A')
+$$;
+
+
+--
+-- Name: FUNCTION takes_reference_writes(name name); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.takes_reference_writes(name name) IS 'Whether this server may be written to as the writer of a reference table, by its triggers';
+
+
+--
 -- Name: tick_of(bigint); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -4025,22 +4091,6 @@ CREATE FUNCTION shardids.time_of(id bigint) RETURNS timestamp with time zone
 --
 
 COMMENT ON FUNCTION shardids.time_of(id bigint) IS 'The time at which an ID was born, to the millisecond';
-
-
---
--- Name: timeline(); Type: FUNCTION; Schema: shardids; Owner: -
---
-
-CREATE FUNCTION shardids.timeline() RETURNS integer
-    LANGUAGE sql PARALLEL SAFE
-    RETURN ((('x'::text || "left"(pg_walfile_name(pg_current_wal_lsn()), 8)))::bit(32))::integer;
-
-
---
--- Name: FUNCTION timeline(); Type: COMMENT; Schema: shardids; Owner: -
---
-
-COMMENT ON FUNCTION shardids.timeline() IS 'WAL timeline of this server; it changes when a standby is promoted';
 
 
 --
@@ -5099,9 +5149,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (383097977218007042);
-INSERT INTO shard_0000.kept VALUES (383097977218007043);
-INSERT INTO shard_0000.kept VALUES (383097977218007044);
+INSERT INTO shard_0000.kept VALUES (383101670361399298);
+INSERT INTO shard_0000.kept VALUES (383101670361399299);
+INSERT INTO shard_0000.kept VALUES (383101670361399300);
 
 
 --
@@ -5135,8 +5185,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711205214369118718/5/16698', 1, 4094088720628580352, '755', '2026-11-23 03:34:35.305493+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711205214369118718/5/16698', 1, 4094088720628580352, '756', '2026-11-23 03:34:35.339847+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711208993726023375/5/16698', 1, 5766727381452587008, '755', '2026-11-23 03:49:15.803958+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711208993726023375/5/16698', 1, 5766727381452587008, '756', '2026-11-23 03:49:15.828038+00', NULL);
 
 
 --
@@ -5156,7 +5206,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-23 03:34:35.035691+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-23 03:49:15.24919+00');
 
 
 --
@@ -5175,7 +5225,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-23 03:34:35.362514+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-23 03:49:15.851629+00', NULL);
 
 
 --
@@ -5252,7 +5302,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 4094088811966255737, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 5766727472791142907, true);
 
 
 --
@@ -5266,7 +5316,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 4094088811966255691, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 5766727472791142835, true);
 
 
 --
@@ -6266,6 +6316,13 @@ REVOKE ALL ON FUNCTION shardids.take_claim(schema text, claims text, kind text, 
 --
 
 REVOKE ALL ON FUNCTION shardids.take_rows(shard integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION takes_reference_writes(name name); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.takes_reference_writes(name name) FROM PUBLIC;
 
 
 --
