@@ -42,10 +42,6 @@ def shop() -> Iterator[Shop]:
         temporary_servers(2) as nodes,
     ):
         shop = new_shop([*sources, *nodes], can_go_back=True)
-        with shop.connected("source") as source:
-            # How soon a failed apply worker tries again.
-            source.execute("alter system set wal_retrieve_retry_interval = '200ms'")
-            source.execute("select pg_reload_conf()")
         yield shop
         shop.catalog.close()
 
