@@ -314,6 +314,7 @@ def reader_of(shop: Shop) -> URL:
     return url.set(username="reader", password="reads", query={})
 
 
+@pytest.mark.long
 def test_a_switch_without_a_way_back_gets_none_later(own_shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     shop = own_shop
 
@@ -342,6 +343,7 @@ def test_a_switch_without_a_way_back_gets_none_later(own_shop: Shop, monkeypatch
     assert adoption.resume(shop.catalog).outcome == "adopted"
 
 
+@pytest.mark.long
 def test_a_source_that_dies_and_the_standby_in_its_place(
     own_shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
