@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
@@ -13,7 +14,7 @@ from shardids.catalog.topology import Node, Placement, schema_name, shard_for_ke
 from shardids.client.listener import FollowedPlacement
 from shardids.client.lookups import Claims
 from shardids.client.old_ids import KnownOldIds, WithinShard, how_ids_tell
-from shardids.client.routing import Key
+from shardids.client.routing import After, Key
 from shardids.client.routing.claiming import shown as shown_value
 from shardids.client.routing.models import ShardFinder, Tells
 from shardids.client.routing.stored import claimed_value
@@ -136,6 +137,20 @@ class ShardsOfCluster:
         if id_ is not None:
             return self.shard_of(id_, of=of)
         return self._checked(shard)
+
+    def _latest(self, after: After | None) -> int | None:
+        """Returns the latest of the IDs that a session's are to sort after; ``None`` if there are none.
+
+        Raises:
+            BadArgument: one is no ID of this cluster, or was issued before it.
+        """
+        if after is None:
+            return None
+        given = after if isinstance(after, Iterable) else (after,)
+        ids = [as_integer("an ID", one) for one in given]
+        for id_ in ids:
+            self._checked(self.decode(id_).shard)
+        return max(ids, default=None)
 
     def _checked(self, shard: int | None) -> int:
         number = as_integer("a shard", shard)

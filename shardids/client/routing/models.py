@@ -288,6 +288,12 @@ def is_sharding_key(column: object) -> bool:
     return isinstance(column, Column) and bool(column.info.get(SHARDING_KEY))
 
 
+def is_filled(column: Column[Any]) -> bool:
+    """Returns whether the shard fills a column: with the next ID."""
+    default = column.server_default
+    return isinstance(default, DefaultClause) and isinstance(default.arg, next_id)
+
+
 def how_it_tells(column: object) -> Tells | None:
     """Returns how the values of a table's column tell the shard of their rows.
 
@@ -302,9 +308,7 @@ def how_it_tells(column: object) -> Tells | None:
             if table is not None:
                 break
             return Tells(kind=kind_of_key(column.type, str(column)), type_=column.type)
-        default = referred.server_default
-        filled = isinstance(default, DefaultClause) and isinstance(default.arg, next_id)
-        if filled and referred.primary_key:
+        if is_filled(referred) and referred.primary_key:
             # An ID that refers to another is the same, as with joined inheritance: the last table issued it.
             table = referred.table.name
     return None if table is None else Tells(kind=None, type_=column.type, table=table)
