@@ -139,7 +139,7 @@ class ReferenceRefused(ShardidsError):
 
 
 class ReferencesBehind(ShardidsError):
-    """A change of reference tables is committed, and has not reached all nodes in time. It still will."""
+    """A change of reference tables is committed, and not all nodes have confirmed it in time."""
 
 
 class ConnectionFailed(ShardidsError):

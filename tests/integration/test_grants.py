@@ -44,6 +44,7 @@ shardids.schema_prefix()
 shardids.sequence_bits()
 shardids.sequence_of(bigint)
 shardids.server()
+shardids.server_timeline()
 shardids.shard_bits()
 shardids.shard_of(bigint)
 shardids.tick_before(bigint,integer)
@@ -59,6 +60,7 @@ shardids_catalog.refuse_while_references_change()
 BY_ADMINISTRATORS = {
     "shardids.enter_shard(integer)",
     "shardids.is_marked(bigint,bigint)",
+    "shardids.server_timeline()",
     "shardids.timeline()",
 }
 """Those of them that no draw needs; enter_shard says which membership its caller lacks."""
@@ -166,6 +168,7 @@ shardids.subscribe(integer,name,text,integer)
 shardids.tables_of(integer)
 shardids.take_claim(text,text,text,text,uuid,integer)
 shardids.take_rows(integer)
+shardids.takes_reference_writes(name)
 shardids.transaction_of(bytea)
 shardids.try_subscribing(text)
 shardids.unguard_part(regclass)

@@ -167,7 +167,7 @@ CREATE SEQUENCE shard_0000.id_counter
 --
 
 CREATE SEQUENCE shard_0000.id_offset
-    START WITH 72395968741376
+    START WITH 72494752989184
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -313,7 +313,7 @@ CREATE SEQUENCE shard_0001.id_counter
 --
 
 CREATE SEQUENCE shard_0001.id_offset
-    START WITH 72451803316225
+    START WITH 72550587564033
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -900,8 +900,10 @@ declare
 begin
   loop
     behind := array(
-      select s.name from unnest(slots) s (name) left join pg_replication_slots r on r.slot_name = s.name
-      where (r.confirmed_flush_lsn >= wanted) is not true);
+      select s.name from unnest(slots) s (name)
+      where not exists (
+        select from pg_replication_slots r join pg_stat_get_wal_senders() w on w.pid = r.active_pid
+        where r.slot_name = s.name and r.confirmed_flush_lsn >= wanted));
     exit when behind = '{}' or clock_timestamp() > deadline;
     perform pg_sleep(0.001);
   end loop;
@@ -2478,6 +2480,12 @@ begin
       errcode = 'SI013',
       message = format('reference table %I is written to on node "%s" alone', tg_table_name, tg_argv[0]),
       hint = 'Connect to that node; in Python: cluster.reference_session().';
+  elsif tg_argv[1] = 'returned' then
+    raise exception using
+      errcode = 'SI013',
+      message = format('reference table %I takes no writes: this server was promoted, restored or upgraded since node "%s" became'
+                       ' the writer', tg_table_name, tg_argv[0]),
+      hint = 'If the catalog has its address, shardids reference repair gives it the right to write again, unless another node has it.';
   elsif tg_op = 'TRUNCATE' then
     raise exception using
       errcode = 'SI013',
@@ -2514,6 +2522,10 @@ begin
     case when not is_writer then 'insert or update or ' end, name, writer, case when is_writer then 'writer' else 'reader' end);
   -- A node that was the writer keeps it: DROP TRIGGER would wait for all who read the table.
   if is_writer then
+    execute format(
+      'create or replace trigger shardids_reference_right before insert or update on %s for each statement '
+      'when (shardids.server_timeline() <> %L) execute function shardids.guard_reference(%L, ''returned'')',
+      name, shardids.server_timeline(), writer);
     execute format(
       'create or replace trigger shardids_reference_key after update on %s '
       'for each row execute function shardids.keep_reference_key()', name);
@@ -3536,6 +3548,38 @@ COMMENT ON FUNCTION shardids.server() IS 'System identifier of this server, OID 
 
 
 --
+-- Name: timeline(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.timeline() RETURNS integer
+    LANGUAGE sql PARALLEL SAFE
+    RETURN ((('x'::text || "left"(pg_walfile_name(pg_current_wal_lsn()), 8)))::bit(32))::integer;
+
+
+--
+-- Name: FUNCTION timeline(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.timeline() IS 'WAL timeline of this server; it changes when a standby is promoted';
+
+
+--
+-- Name: server_timeline(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.server_timeline() RETURNS text
+    LANGUAGE sql PARALLEL SAFE
+    RETURN ((shardids.server() || '/'::text) || shardids.timeline());
+
+
+--
+-- Name: FUNCTION server_timeline(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.server_timeline() IS 'This database on this server and its timeline; another one once it was restored elsewhere, or its standby promoted';
+
+
+--
 -- Name: set_aside(regclass, integer, integer, bigint); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -3980,6 +4024,28 @@ COMMENT ON FUNCTION shardids.take_rows(shard integer) IS 'Opens the transaction 
 
 
 --
+-- Name: takes_reference_writes(name); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.takes_reference_writes(name name) RETURNS boolean
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+  select g.tgtype & 4 = 0 and coalesce(strpos(pg_get_triggerdef(r.oid), quote_literal(shardids.server_timeline())) > 0, false)
+  from pg_trigger g
+  left join pg_trigger r on r.tgrelid = g.tgrelid and r.tgname = 'shardids_reference_right' and r.tgenabled in ('O', 'A')
+  where g.tgrelid = to_regclass(format('shardids_ref.%I', name)) and g.tgname = 'shardids_reference' and g.tgenabled in ('O', 'A')
+$$;
+
+
+--
+-- Name: FUNCTION takes_reference_writes(name name); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.takes_reference_writes(name name) IS 'Whether this server may be written to as the writer of a reference table, by its triggers';
+
+
+--
 -- Name: tick_of(bigint); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -4025,22 +4091,6 @@ CREATE FUNCTION shardids.time_of(id bigint) RETURNS timestamp with time zone
 --
 
 COMMENT ON FUNCTION shardids.time_of(id bigint) IS 'The time at which an ID was born, to the millisecond';
-
-
---
--- Name: timeline(); Type: FUNCTION; Schema: shardids; Owner: -
---
-
-CREATE FUNCTION shardids.timeline() RETURNS integer
-    LANGUAGE sql PARALLEL SAFE
-    RETURN ((('x'::text || "left"(pg_walfile_name(pg_current_wal_lsn()), 8)))::bit(32))::integer;
-
-
---
--- Name: FUNCTION timeline(); Type: COMMENT; Schema: shardids; Owner: -
---
-
-COMMENT ON FUNCTION shardids.timeline() IS 'WAL timeline of this server; it changes when a standby is promoted';
 
 
 --
@@ -4247,7 +4297,7 @@ begin
   perform shardids_catalog.wait_for_grants();
   execute format('grant usage on schema shardids_catalog to %I', role);
   execute format(
-    'grant select on shardids_catalog.cluster, shardids_catalog.node, shardids_catalog.placement,'
+    'grant select on shardids_catalog.cluster, shardids_catalog.node, shardids_catalog.region, shardids_catalog.placement,'
     ' shardids_catalog.query_node, shardids_catalog.old_id_rule, shardids_catalog.old_id_directory,'
     ' shardids_catalog.lookup, shardids_catalog.reference_writer to %I', role);
 end
@@ -4669,7 +4719,7 @@ COMMENT ON COLUMN shardids_catalog.cluster.old_ids_below IS 'IDs below it were i
 -- Name: COLUMN cluster.version; Type: COMMENT; Schema: shardids_catalog; Owner: -
 --
 
-COMMENT ON COLUMN shardids_catalog.cluster.version IS 'Grows with every change of nodes or placement';
+COMMENT ON COLUMN shardids_catalog.cluster.version IS 'Grows with every change of nodes, regions or placement';
 
 
 --
@@ -4792,7 +4842,8 @@ ALTER TABLE shardids_catalog.move ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTI
 CREATE TABLE shardids_catalog.node (
     name text NOT NULL,
     url text NOT NULL,
-    added_at timestamp with time zone DEFAULT now() NOT NULL
+    added_at timestamp with time zone DEFAULT now() NOT NULL,
+    region text
 );
 
 
@@ -4801,6 +4852,13 @@ CREATE TABLE shardids_catalog.node (
 --
 
 COMMENT ON TABLE shardids_catalog.node IS 'The PostgreSQL databases that hold shards';
+
+
+--
+-- Name: COLUMN node.region; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.node.region IS 'The region whose shards it takes; null: it takes the shards of no region';
 
 
 --
@@ -5016,6 +5074,33 @@ COMMENT ON COLUMN shardids_catalog.reference_writer.successor IS 'The node that 
 
 
 --
+-- Name: region; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.region (
+    name text NOT NULL,
+    first_shard integer NOT NULL,
+    last_shard integer NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT region_shards CHECK (((first_shard >= 0) AND (first_shard <= last_shard)))
+);
+
+
+--
+-- Name: TABLE region; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.region IS 'Names for ranges of shards, which are to live on the nodes of their region alone';
+
+
+--
+-- Name: COLUMN region.last_shard; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.region.last_shard IS 'The last that belongs to it';
+
+
+--
 -- Name: shardids_version; Type: TABLE; Schema: shardids_catalog; Owner: -
 --
 
@@ -5064,9 +5149,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (383092852713848834);
-INSERT INTO shard_0000.kept VALUES (383092852713848835);
-INSERT INTO shard_0000.kept VALUES (383092852713848836);
+INSERT INTO shard_0000.kept VALUES (383101670361399298);
+INSERT INTO shard_0000.kept VALUES (383101670361399299);
+INSERT INTO shard_0000.kept VALUES (383101670361399300);
 
 
 --
@@ -5100,8 +5185,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711199966654524856/5/16677', 1, 3063520869960646656, '755', '2026-11-23 03:14:13.563268+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711199966654524856/5/16677', 1, 3063520869960646656, '756', '2026-11-23 03:14:13.578744+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711208993726023375/5/16698', 1, 5766727381452587008, '755', '2026-11-23 03:49:15.803958+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711208993726023375/5/16698', 1, 5766727381452587008, '756', '2026-11-23 03:49:15.828038+00', NULL);
 
 
 --
@@ -5121,7 +5206,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-23 03:14:13.382623+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-23 03:49:15.24919+00');
 
 
 --
@@ -5140,7 +5225,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-23 03:14:13.585059+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-23 03:49:15.851629+00', NULL);
 
 
 --
@@ -5188,6 +5273,12 @@ INSERT INTO shardids_catalog.placement VALUES (1, 'a', 'active');
 
 
 --
+-- Data for Name: region; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
+
+
+--
 -- Data for Name: shardids_version; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
@@ -5211,7 +5302,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3063520961297100264, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 5766727472791142907, true);
 
 
 --
@@ -5225,7 +5316,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 3063520961297100234, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 5766727472791142835, true);
 
 
 --
@@ -5411,6 +5502,22 @@ ALTER TABLE ONLY shardids_catalog.reference_writer
 
 
 --
+-- Name: region region_overlap; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.region
+    ADD CONSTRAINT region_overlap EXCLUDE USING gist (int4range(first_shard, last_shard, '[]'::text) WITH &&);
+
+
+--
+-- Name: region region_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.region
+    ADD CONSTRAINT region_pkey PRIMARY KEY (name);
+
+
+--
 -- Name: shardids_version shardids_version_pkc; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
 --
 
@@ -5483,6 +5590,13 @@ CREATE TRIGGER changed AFTER UPDATE ON shardids_catalog.reference_writer FOR EAC
 
 
 --
+-- Name: region changed; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE ON shardids_catalog.region FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.changed();
+
+
+--
 -- Name: adoption refuse_while_references_change; Type: TRIGGER; Schema: shardids_catalog; Owner: -
 --
 
@@ -5534,6 +5648,14 @@ ALTER TABLE ONLY shardids_catalog.query_node
 
 ALTER TABLE ONLY shardids_catalog.reference_writer
     ADD CONSTRAINT reference_writer_node_fkey FOREIGN KEY (node) REFERENCES shardids_catalog.node(name) ON UPDATE CASCADE;
+
+
+--
+-- Name: node region_of_node; Type: FK CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.node
+    ADD CONSTRAINT region_of_node FOREIGN KEY (region) REFERENCES shardids_catalog.region(name);
 
 
 --
@@ -6194,6 +6316,13 @@ REVOKE ALL ON FUNCTION shardids.take_claim(schema text, claims text, kind text, 
 --
 
 REVOKE ALL ON FUNCTION shardids.take_rows(shard integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION takes_reference_writes(name name); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.takes_reference_writes(name name) FROM PUBLIC;
 
 
 --
