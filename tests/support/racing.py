@@ -24,10 +24,10 @@ configure_mappers()
 
 MANY = 1000
 """How many rows a flush or a statement writes, unless it is one."""
-BLOCKS = 64
+BLOCKS = 24
 """How many blocks of as many values are raced for at a time."""
-TRIES_A_VALUE = 2
-"""How often each value is tried, about."""
+TRIES_A_VALUE = 1
+"""How often each value is tried, about, by who does not know that it is taken."""
 
 Rows = dict[str, int]
 """Addresses, and the shards where they are written."""
