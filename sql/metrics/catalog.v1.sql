@@ -15,6 +15,9 @@ select c.id as cluster,
        c.time_bits,
        c.shard_bits,
        c.sequence_bits,
+       c.layout_name,
+       c.shard_count,
+       c.schema_prefix,
        (select coalesce(json_object_agg(n.name, n.url), '{}') from shardids_catalog.node n) as nodes,
        (select coalesce(json_agg(json_build_array(p.node, p.state, p.shards)), '[]')
         from (select p.node, p.state, array_agg(p.shard) as shards

@@ -1,0 +1,46 @@
+"""Serves the console until it is told to end."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from contextlib import closing
+
+from shardids.console.app import Console
+from shardids.errors import MissingLibrary
+from shardids.metrics.addresses import Address
+
+try:
+    import uvicorn
+except ImportError as error:
+    raise MissingLibrary(
+        "the console needs uvicorn", hint="To install it: pip install 'shardids[console]'"
+    ) from error
+
+
+class _Server(uvicorn.Server):
+    """Ends the streams first: they would keep the server from ending."""
+
+    def __init__(self, config: uvicorn.Config, console: Console) -> None:
+        super().__init__(config)
+        self._console = console
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._console.broadcast.end()
+        await super().shutdown(sockets)
+
+
+def serve(console: Console, address: Address, *, on_start: Callable[[Address], object]) -> None:
+    """Serves until SIGINT or SIGTERM; ``on_start`` is called with the address once it listens.
+
+    Raises:
+        OSError: it can't listen there.
+    """
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with closing(socket.create_server((address.host, address.port), family=family)) as listening:
+        config = uvicorn.Config(
+            console.app(), log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=5
+        )
+        server = _Server(config, console)
+        on_start(Address(host=address.host, port=listening.getsockname()[1]))
+        server.run(sockets=[listening])
