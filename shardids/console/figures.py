@@ -20,18 +20,13 @@ TOP: Final = 10
 Values = dict[str, Any]
 
 
-def cluster(seen: Seen, catalog: str, *, interval_s: float, actions: bool) -> Values:
-    """What is true of all of the cluster; ``catalog`` is the catalog's URL."""
+def cluster(seen: Seen, catalog_url: str, *, interval_s: float, actions: bool) -> Values:
+    """What is true of all of the cluster."""
     known = seen.known
     return {
         "version": shardids.__version__,
         "placement_version": known and known.version,
-        "catalog": host_of(catalog)
-        | {
-            "up": seen.catalog_error is None,
-            "error": told(seen.catalog_error),
-            "answered_at": seen.known_at,
-        },
+        "catalog": catalog(seen, catalog_url),
         "layout": None if known is None else _layout(known),
         "shard_count": known and known.shard_count,
         "regions": [],
@@ -41,6 +36,15 @@ def cluster(seen: Seen, catalog: str, *, interval_s: float, actions: bool) -> Va
         "interval_s": interval_s,
         "history_s": HISTORY_S,
         "read_at": seen.at,
+    }
+
+
+def catalog(seen: Seen, url: str) -> Values:
+    """Where the catalog is, and whether it answers."""
+    return host_of(url) | {
+        "up": seen.catalog_error is None,
+        "error": told(seen.catalog_error),
+        "answered_at": seen.known_at,
     }
 
 
@@ -70,6 +74,14 @@ def told(error: ShardidsError | None) -> str | None:
     return None if error is None else error.in_a_line()
 
 
+def owner_of(seen: Seen, shard: int) -> str | None:
+    """The node that the catalog places a shard on; ``None`` if it lives nowhere now."""
+    placed = seen.known.placed if seen.known else {}
+    return next(
+        (node for (node, state), shards in placed.items() if state == "active" and shard in shards), None
+    )
+
+
 def nodes(seen: Seen) -> list[Values]:
     """What is known of each node, by name."""
     return [_node(node, seen) for _, node in sorted(seen.nodes.items())]
@@ -91,7 +103,7 @@ def _node(node: SeenNode, seen: Seen) -> Values:
         "placed": sum(len(placed) for (name, _), placed in known.placed.items() if name == node.name)
         if known
         else 0,
-        "ticks_per_s": None if node.per_second is None else round(sum(node.per_second.values()), 1),
+        "ticks_per_s": None if node.per_second is None else short(sum(node.per_second.values())),
         "lead_s": max((0, *leads)) / 1000,
         "clock_skew_s": None if node.skew_s is None else round(node.skew_s, 4),
         "years_left": None if known is None else round(known.layout.years_left(datetime.now(UTC)), 2),
@@ -112,14 +124,20 @@ def _node(node: SeenNode, seen: Seen) -> Values:
 def rates(seen: Seen, history: History) -> Values:
     """The rates of the last hour: of all nodes, and of the shards that are first now."""
     points = history.points()
-    first = nlargest(TOP, _now(seen).items(), key=lambda pair: pair[1])
     names = sorted(seen.nodes)
     return {
         "times": [round(point.time, 1) for point in points],
         "nodes": {name: [_rounded(point.nodes.get(name)) for point in points] for name in names},
-        "shards": {str(shard): [_rounded(rate_of(point, shard)) for point in points] for shard, _ in first},
+        "shards": {
+            str(shard): [_rounded(rate_of(point, shard)) for point in points] for shard in first_shards(seen)
+        },
         "source": "memory",
     }
+
+
+def first_shards(seen: Seen) -> list[int]:
+    """The shards with the highest rates now, the highest first."""
+    return nlargest(TOP, (now := _now(seen)), key=lambda shard: now[shard])
 
 
 def newest_rates(seen: Seen) -> Values:
@@ -128,7 +146,7 @@ def newest_rates(seen: Seen) -> Values:
     return {
         "time": round(seen.at, 1),
         "nodes": {
-            name: None if node.per_second is None else round(sum(node.per_second.values()), 1)
+            name: None if node.per_second is None else short(sum(node.per_second.values()))
             for name, node in sorted(seen.nodes.items())
         },
         "shards": {
@@ -145,5 +163,11 @@ def _now(seen: Seen) -> dict[int, float]:
     return found
 
 
+def short(value: float) -> float:
+    """A value with a decimal, or without where it is whole: thousands of them are sent."""
+    rounded = round(value, 1)
+    return int(rounded) if rounded == int(rounded) else rounded
+
+
 def _rounded(rate: float | None) -> float | None:
-    return None if rate is None else round(rate, 1)
+    return None if rate is None else short(rate)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
+from shardids.console.figures import short
+from shardids.console.slow_facts import SlowFacts
 from shardids.console.watching import Seen, SeenNode
 from shardids.metrics.facts import CatalogState
 
@@ -52,19 +55,48 @@ def columns(seen: Seen) -> Columns:
     return found
 
 
-def _fill(found: Columns, shard: int, placed_as: str, node: SeenNode, known: CatalogState) -> None:
+def slow_columns(seen: Seen, facts: SlowFacts, lags: Mapping[int, int]) -> dict[str, Any]:
+    """The columns that are read seldom: size, revision; and the lag of shards that are being moved."""
+    shards = range(seen.known.shard_count if seen.known else 0)
+    revisions = sorted(set(facts.revisions.values()))
+    places = {revision: place for place, revision in enumerate(revisions)}
+    return {
+        "revisions": revisions,
+        "sizes_at": facts.at,
+        "size_bytes": [facts.sizes.get(shard) for shard in shards],
+        "revision": [
+            None if (revision := facts.revisions.get(shard)) is None else places[revision] for shard in shards
+        ],
+        "lag_bytes": [lags.get(shard) for shard in shards],
+        "region": [None for _ in shards],
+    }
+
+
+def state_of(seen: Seen, shard: int) -> str:
+    """The state of a shard where the catalog places it."""
+    for (name, placed_as), shards in (seen.known.placed if seen.known else {}).items():
+        if shard in shards and name in seen.nodes:
+            return _state(shard, placed_as, seen.nodes[name])
+    return "none"
+
+
+def _state(shard: int, placed_as: str, node: SeenNode) -> str:
     if placed_as != "active":
-        found["state"][shard] = _NUMBERS[placed_as]
-        return
+        return placed_as
+    if (there := node.shards.get(shard)) is not None:
+        return there.state
+    has_all = node.up and node.answer is not None and node.answer.has_all_shards
+    return "missing" if has_all else "unknown"
+
+
+def _fill(found: Columns, shard: int, placed_as: str, node: SeenNode, known: CatalogState) -> None:
+    found["state"][shard] = _NUMBERS[_state(shard, placed_as, node)]
     there = node.shards.get(shard)
-    if there is None:
-        is_read = node.up and node.answer is not None and node.answer.has_all_shards
-        found["state"][shard] = _NUMBERS["missing" if is_read else "unknown"]
+    if there is None or placed_as != "active":
         return
-    found["state"][shard] = _NUMBERS[there.state]
     if node.per_second is not None:
-        found["ticks_per_s"][shard] = round(node.per_second.get(shard, 0.0), 1)
+        found["ticks_per_s"][shard] = short(node.per_second.get(shard, 0.0))
     lead_ms = there.lead_ms(known.layout)
     if lead_ms is not None:
         # Idle shards are hours behind: seconds are enough there.
-        found["lead_s"][shard] = round(lead_ms / 1000, 1) if abs(lead_ms) < 60_000 else lead_ms // 1000
+        found["lead_s"][shard] = short(lead_ms / 1000) if abs(lead_ms) < 60_000 else lead_ms // 1000

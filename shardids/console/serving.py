@@ -6,16 +6,10 @@ import socket
 from collections.abc import Callable
 from contextlib import closing
 
-from shardids.console.app import Console
-from shardids.errors import MissingLibrary
-from shardids.metrics.addresses import Address
+import uvicorn
 
-try:
-    import uvicorn
-except ImportError as error:
-    raise MissingLibrary(
-        "the console needs uvicorn", hint="To install it: pip install 'shardids[console]'"
-    ) from error
+from shardids.console.app import Console
+from shardids.metrics.addresses import Address
 
 
 class _Server(uvicorn.Server):
@@ -30,8 +24,10 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def serve(console: Console, address: Address, *, on_start: Callable[[Address], object]) -> None:
+def serve(console: Console, address: Address, *, on_start: Callable[[Address], object]) -> str | None:
     """Serves until SIGINT or SIGTERM; ``on_start`` is called with the address once it listens.
+
+    Returns what to say of an action that was interrupted, if one was.
 
     Raises:
         OSError: it can't listen there.
@@ -44,3 +40,4 @@ def serve(console: Console, address: Address, *, on_start: Callable[[Address], o
         server = _Server(config, console)
         on_start(Address(host=address.host, port=listening.getsockname()[1]))
         server.run(sockets=[listening])
+    return console.actions.stop()
