@@ -4,6 +4,8 @@ import { post } from "./api.js";
 import { h, say, show } from "./dom.js";
 import { live } from "./live.js";
 
+/** How long the server keeps a plan. */
+const CONFIRM_MS = 60_000;
 const WORDS = /** @type {Record<string, {title: string, about: string, begin: string}>} */ ({
   move: { title: "Move shard", about: "The shard's rows go to another node while applications use them; writes stop for the cutover only.", begin: "Move it" },
   rebalance: { title: "Rebalance the shards", about: "Shards are moved, one after another, until every node has its share.", begin: "Rebalance" },
@@ -55,7 +57,12 @@ export function openAction(action, shard) {
 
   /** @param {any} answer */
   function askToType(answer) {
-    const wanted = String(answer.type ?? shard ?? action);
+    if (!answer.confirm) {
+      show(step, h("p", null, answer.plan.join("\n")));
+      plan.remove();
+      return;
+    }
+    const wanted = String(shard ?? action);
     const field = /** @type {HTMLInputElement} */ (h("input", { name: "typed", autocomplete: "off", spellcheck: "false", on: {
       input: () => { typed = field.value.trim(); begin.disabled = typed !== wanted; },
     } }));
@@ -68,7 +75,7 @@ export function openAction(action, shard) {
     expiry = setTimeout(() => {
       begin.disabled = field.disabled = true;
       show(said, "The plan is out of date. Close this, and begin again.");
-    }, (answer.expires_s ?? 60) * 1000);
+    }, CONFIRM_MS);
   }
 
   /** @param {SubmitEvent} event */
@@ -77,8 +84,7 @@ export function openAction(action, shard) {
     if (begin.hidden || begin.disabled) return;
     begin.disabled = true;
     try {
-      const answer = await post(`actions/${action}`, { confirm, typed });
-      live.job = answer.job ?? answer;
+      live.job = await post(`actions/${action}`, { confirm });
       live.changed("job");
       dialog.close();
       say(`${name}: begun`);

@@ -25,7 +25,7 @@ export function lines(place, wish) {
   /** @param {{name: string, colour: string, dash?: number[]}[]} series */
   function make(series) {
     plot?.destroy();
-    plot = new uPlot({
+    plot = new (/** @type {any} */ (uPlot))({
       width: Math.max(place.clientWidth, 200),
       height: wish.height,
       legend: { show: wish.legend, live: true },

@@ -53,6 +53,9 @@ export function span(seconds) {
   return `${sign}${whole.format(size / 31_557_600)} years`;
 }
 
+/** How far ticks are ahead of a clock, in words: those of an idle shard are behind it. @param {number} seconds */
+export const lead = (seconds) => seconds < -86_400 ? "idle" : Math.abs(seconds) < 5e-4 ? "none" : seconds > 0 ? `${span(seconds)} ahead` : `${span(-seconds)} behind`;
+
 /** How long ago. @param {number | null | undefined} seconds */
 export const ago = (seconds) => missing(seconds) ? "never"
   : /** @type {number} */ (seconds) < 1.5 ? "just now" : `${span(/** @type {number} */ (seconds))} ago`;

@@ -66,11 +66,12 @@ function summary() {
   const down = live.nodes.length - up.length;
   /** @type {Record<string, number>} */
   const states = {};
-  for (const node of live.nodes) {
-    for (const [state, number] of Object.entries(node.shards ?? {})) states[state] = (states[state] ?? 0) + number;
+  for (const at of live.map?.state ?? []) {
+    const state = live.map?.states[at ?? -1] ?? "unknown";
+    states[state] = (states[state] ?? 0) + 1;
   }
   const { active = 0, ...others } = states;
-  const rest = Object.entries(others).filter(([, number]) => number > 0);
+  const rest = Object.entries(others);
   const wrong = (live.doctor?.findings ?? []).filter((/** @type {any} */ f) => f.severity !== "info");
   const errors = wrong.filter((/** @type {any} */ f) => f.severity === "error").length;
   const doubts = sum(up.map((node) => node.in_doubt));
@@ -121,8 +122,7 @@ function nodeTable() {
 
 /** @param {import("./live.js").ClusterNode} node @param {number} at */
 function nodeRow(node, at) {
-  const states = Object.entries(node.shards ?? {}).filter(([state, number]) => state !== "active" && number > 0);
-  const shards = sum(Object.values(node.shards ?? {}));
+  const states = Object.entries(node.shards ?? {}).filter(([state]) => state !== "active");
   const used = node.connections !== null && node.max_connections ? node.connections / node.max_connections : null;
   const level = used === null ? "" : used > 0.9 ? "bad" : used > 0.75 ? "warn" : "";
   const meter = used === null ? null : h("span", { class: `meter ${level}`, "aria-hidden": "true" },
@@ -133,7 +133,9 @@ function nodeRow(node, at) {
     node.up ? [h("span", { class: "chip good" }, "up"), " ", node.standby ? h("span", { class: "chip warn" }, "standby") : null]
       : [h("span", { class: "chip bad" }, "down"), h("span", { class: "small soft" }, ` answered ${ago(live.age(node.read_at))}`),
         node.error ? h("div", { class: "small bad-text why" }, node.error) : null],
-    [count(shards), states.map(([state, number]) => [" ", h("span", { class: "chip warn" }, `${count(number)} ${state}`)])],
+    [count(node.placed), states.map(([state, number]) => [" ", state === "moved"
+      ? h("span", { class: "chip", title: "Left by moves, until they are purged" }, plural(number, "old copy", "old copies"))
+      : h("span", { class: "chip warn" }, `${count(number)} ${state}`)])],
     node.up ? short(node.ticks_per_s) : UNKNOWN,
     node.up ? span(node.lead_s) : UNKNOWN,
     node.up ? span(node.clock_skew_s) : UNKNOWN,

@@ -72,7 +72,7 @@ export function mount(root) {
 
   function draw() {
     const answer = kept.answer;
-    if (!live.cluster) return;
+    if (!live.known) return;
     if (!answer) {
       show(body, h("p", { class: "empty" }, "An ID tells when and in which shard its row was born. Paste IDs from a log, an error message or a table: what is no ID is listed with the reason."));
       return;
@@ -130,13 +130,15 @@ export function mount(root) {
 /** @param {any} answer */
 function summary(answer) {
   const wrong = (answer.bad ?? []).length;
-  return [plural(answer.count, "ID"), wrong ? h("span", { class: "warn-text" }, `, ${count(answer.bad_count ?? wrong)} that ${wrong === 1 ? "is" : "are"} none`) : null];
+  const unread = answer.unread ?? [];
+  return [plural(answer.count, "ID"), wrong ? h("span", { class: "warn-text" }, `, and ${plural(answer.bad_count, "entry", "entries")} without one`) : null,
+    unread.map((/** @type {string} */ sentence) => h("span", { class: "warn-text" }, ` Not looked everywhere: ${sentence}.`))];
 }
 
 /** @param {any} one */
 function foundWords(one) {
   if (one.found === true) return [h("span", { class: "chip good" }, "found"), " ", h("code", null, one.table ?? "")];
-  if (one.found === false) return h("span", { class: "chip warn" }, "not there");
+  if (one.found === false) return h("span", { class: "chip warn" }, "in no table");
   return one.table ? h("code", null, one.table) : h("span", { class: "soft" }, "not looked");
 }
 
@@ -146,7 +148,7 @@ function picture(one) {
     ["Born", one.time === null ? UNKNOWN : [utc(one.time), h("span", { class: "soft" }, ` ${ago(live.age(one.time))}`)]],
     ["Here", one.time === null ? null : local(one.time)],
     ["Shard", one.shard === null ? UNKNOWN : [h("a", { href: `#map/${one.shard}` }, one.shard), one.region ? ` in region ${one.region}` : ""]],
-    ["Node", one.node ? [`${one.node}, now`, one.origin_differs ? h("span", { class: "chip own" }, "moved since") : null] : h("span", { class: "warn-text" }, "on no node")],
+    ["Node", one.node ? [one.node, one.origin_differs ? h("span", { class: "soft" }, ` now; born on ${one.born_on}`) : null] : h("span", { class: "warn-text" }, "none")],
     ["Row", foundWords(one)],
     ["Base 32", one.text ? h("code", null, one.text) : null],
     ["Note", one.note ? h("span", { class: "warn-text" }, one.note) : null],

@@ -26,11 +26,11 @@ export function overTime(answer) {
 export function overShards(answer) {
   const all = [...answer.shards].sort((a, b) => b[1] - a[1] || a[0] - b[0]);
   const most = all[0][1];
-  const total = all.reduce((sum, [, n]) => sum + n, 0);
+  const total = answer.count - (answer.old ?? 0);
   const shown = all.slice(0, SHARDS);
   return h("section", { class: "card", "aria-labelledby": "shards" },
-    h("header", null, h("h2", { id: "shards" }, "Over shards"), h("span", { class: "soft small" }, plural(all.length, "shard"),
-      all.length > shown.length ? `; the ${shown.length} with most` : "")),
+    h("header", null, h("h2", { id: "shards" }, "Over shards"), h("span", { class: "soft small" }, plural(answer.shard_count, "shard"),
+      answer.shard_count > shown.length ? `; the ${shown.length} with most` : "")),
     h("ul", { class: "bars columns" }, shown.map(([shard, n]) => h("li", null,
       h("a", { class: "label", href: `#map/${shard}` }, shard),
       h("span", { class: "progress", "aria-hidden": "true" }, h("i", { style: { width: `${((n / most) * 100).toFixed(1)}%` } })),

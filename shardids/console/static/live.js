@@ -1,16 +1,16 @@
 // What is known of the cluster now: read once, then kept up to date by the server's events.
 
-import { get } from "./api.js";
+import { get, serverClock } from "./api.js";
 
 /**
- * @typedef {{name: string, up: boolean, error: string | null, host: string, shards: Record<string, number>,
+ * @typedef {{name: string, up: boolean, error: string | null, host: string, shards: Record<string, number>, placed: number,
  *   ticks_per_s: number | null, lead_s: number | null, clock_skew_s: number | null, connections: number | null,
  *   max_connections: number | null, years_left: number | null, replication_lag_bytes: number | null,
  *   in_doubt: number | null, standby: boolean, read_at: number | null}} ClusterNode
  * @typedef {{first: number, nodes: string[], states: string[], revisions: string[], node: (number | null)[],
  *   state: (number | null)[], ticks_per_s: (number | null)[], lead_s: (number | null)[], size_bytes: (number | null)[],
  *   lag_bytes: (number | null)[], revision: (number | null)[], region: (number | null)[], sizes_at: number | null}} ShardMap
- * @typedef {{times: number[], nodes: Record<string, (number | null)[]>, shards: Record<string, (number | null)[]>}} Rates
+ * @typedef {{times: number[], nodes: Record<string, (number | null)[]>, shards: Record<string, (number | null)[]>, note?: string}} Rates
  */
 
 const POINTS = 720;
@@ -21,17 +21,14 @@ class Live extends EventTarget {
   /** @type {ShardMap | null} */ map = null;
   /** @type {Rates | null} */ rates = null;
   /** @type {any[]} */ moves = [];
-  /** @type {string[]} */ steps = [];
   /** @type {any} */ job = null;
   /** @type {any} */ doctor = null;
   /** @type {"connecting" | "open" | "lost"} */ connection = "connecting";
   /** @type {string} */ problem = "";
-  #server = 0;
-  #arrived = 0;
 
   /** The server's clock now, in seconds since 1970; the browser's own may differ from it. */
   now() {
-    return this.#server ? this.#server + (performance.now() - this.#arrived) / 1000 : Date.now() / 1000;
+    return serverClock.s + (performance.now() - serverClock.heard) / 1000;
   }
 
   /** How old a reading is, in seconds. @param {number | null | undefined} at */
@@ -45,11 +42,9 @@ class Live extends EventTarget {
     return { age, stale: age !== null && age > 3 * (this.cluster?.interval_s ?? 5) + 2 };
   }
 
-  /** @param {any} answer */
-  #heard(answer) {
-    if (typeof answer.now !== "number") return;
-    this.#server = answer.now;
-    this.#arrived = performance.now();
+  /** Whether the catalog ever answered: until then not even the layout is known. */
+  get known() {
+    return Boolean(this.cluster?.layout);
   }
 
   /** @param {string} what */
@@ -72,7 +67,6 @@ class Live extends EventTarget {
   /** Reads everything again; also after the connection was lost, as events were missed. */
   async reload() {
     const cluster = await get("cluster");
-    this.#heard(cluster);
     this.cluster = cluster;
     const part = (/** @type {string} */ path, /** @type {(answer: any) => void} */ take) => get(path).then(take, () => {});
     // What cannot be read now stays as it was: a part that fails is no reason to show nothing.
@@ -80,7 +74,8 @@ class Live extends EventTarget {
       part("nodes", (nodes) => { this.nodes = nodes; }),
       part("map", (map) => { this.map = map; }),
       part("rates", (rates) => { this.rates = rates; }),
-      part("moves", (moves) => this.#took(moves)),
+      part("moves", (moves) => { this.moves = moves; }),
+      part("job", (job) => { this.job = job; }),
       part("doctor", (doctor) => { this.doctor = doctor; }),
     ]);
     this.changed("all");
@@ -92,14 +87,13 @@ class Live extends EventTarget {
   }
 
   async reloadMoves() {
-    this.#took(await get("moves"));
+    this.moves = await get("moves");
     this.changed("moves");
   }
 
-  /** @param {any} moves */
-  #took(moves) {
-    this.moves = moves.moves ?? moves;
-    this.steps = moves.steps ?? this.steps;
+  async reloadDoctor() {
+    this.doctor = await get("doctor");
+    this.changed("doctor");
   }
 
   #listen() {
@@ -117,27 +111,40 @@ class Live extends EventTarget {
       if (source.readyState !== EventSource.CLOSED) return; // the browser tries again by itself
       setTimeout(() => this.start(), 3000);
     });
-    source.addEventListener("tick", (event) => this.#tick(JSON.parse(/** @type {MessageEvent} */ (event).data)));
+    const on = (/** @type {string} */ name, /** @type {(data: any) => void} */ then) =>
+      source.addEventListener(name, (event) => then(JSON.parse(/** @type {MessageEvent} */ (event).data)));
+    on("tick", (tick) => this.#tick(tick));
+    on("job", (job) => this.#work(job));
   }
 
   /** @param {any} tick */
   #tick(tick) {
-    this.#heard(tick);
-    const running = this.job?.state;
-    if (tick.read_at) this.cluster.read_at = tick.read_at;
-    if (tick.catalog) Object.assign(this.cluster.catalog, tick.catalog);
-    if (tick.nodes) this.nodes = tick.nodes;
-    if (tick.rates) this.#append(tick.rates);
-    if (tick.map?.refetch) this.reloadMap().catch(() => {});
-    else if (tick.map && this.map) Object.assign(this.map, tick.map);
-    if (tick.doctor) this.doctor = tick.doctor;
-    if (tick.job !== undefined) this.job = tick.job;
+    const wasKnown = this.known;
+    const placed = this.cluster.placement_version;
+    for (const key of ["read_at", "catalog", "placement_version"]) this.cluster[key] = tick[key] ?? this.cluster[key];
+    this.nodes = tick.nodes;
+    this.#append(tick.rates);
+    if (this.map) Object.assign(this.map, tick.map);
     const over = tick.moves ? this.#merge(tick.moves) : false;
+    if (tick.job) this.#work(tick.job);
     this.changed("tick");
-    if (over || (running === "running" && this.job?.state !== "running")) {
-      this.reloadMoves().catch(() => {});
-      this.reloadMap().catch(() => {});
-    }
+    const ignore = () => {}; // the next tick asks again
+    if (!wasKnown && tick.placement_version !== null) this.reload().catch(ignore);
+    else if (over || placed !== tick.placement_version) {
+      this.reloadMoves().catch(ignore);
+      this.reloadMap().catch(ignore);
+    } else if (tick.sizes_at !== this.map?.sizes_at) this.reloadMap().catch(ignore);
+    if (tick.doctor !== this.doctor?.state) this.reloadDoctor().catch(ignore);
+  }
+
+  /** Takes what the console's own work has come to. @param {any} job */
+  #work(job) {
+    const ended = this.job?.state === "running" && job.state !== "running";
+    this.job = job;
+    this.changed("job");
+    if (!ended) return;
+    this.reloadMoves().catch(() => {});
+    this.reloadMap().catch(() => {});
   }
 
   /** Takes the moves that are open. Returns whether one that was is not any more. @param {any[]} open */

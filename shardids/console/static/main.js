@@ -47,13 +47,13 @@ async function route() {
   const root = h("section", { "aria-labelledby": "title", class: `view ${name}` });
   main.append(root);
   view = section.mount(root, argument);
-  if (live.cluster) view.update("all");
+  if (live.known) view.update("all");
   else showWaiting(root);
 }
 
 /** @param {HTMLElement} root */
 function showWaiting(root) {
-  root.append(h("p", { class: "empty waiting" }, "Reading the cluster …"));
+  root.append(h("p", { class: "empty waiting" }, "Nothing is known of the cluster yet: its catalog is being asked."));
 }
 
 function showTabs() {
@@ -86,11 +86,12 @@ function showStatus() {
 
 function showContext() {
   const cluster = live.cluster;
-  if (!cluster) return;
+  if (!cluster) return undefined;
   const { catalog, layout } = cluster;
+  const at = h("span", null, "Catalog ", h("b", null, `${catalog.host}/${catalog.dbname}`));
+  if (!live.known) return show(byId("context"), at);
   const spare = 64 - layout.time_bits - layout.shard_bits - layout.sequence_bits;
-  show(byId("context"),
-    h("span", null, "Catalog ", h("b", null, `${catalog.host}/${catalog.dbname}`)),
+  return show(byId("context"), at,
     h("span", null, h("b", null, plural(cluster.shard_count, "shard")), ` on ${plural(live.nodes.length, "node")}`),
     h("span", { class: "more", title: `Bits of time, shard and sequence${spare ? `; ${spare} unused` : ""}` }, "Layout ",
       h("b", null, `${layout.name ? `${layout.name} ` : ""}${layout.time_bits}-${layout.shard_bits}-${layout.sequence_bits}`)),
@@ -107,7 +108,7 @@ function showAlerts() {
   } else if (live.cluster && !live.cluster.catalog.up) {
     const { error, answered_at: read } = live.cluster.catalog;
     alerts.push(notice("bad", `The catalog does not answer: ${error ?? "no reason given"}`,
-      `Placement and moves are those of ${ago(live.age(read))}. Shards go on issuing IDs without the catalog.`));
+      read ? `Placement and moves are those of ${ago(live.age(read))}. Shards issue IDs without the catalog, too.` : "It has not answered since the console was started."));
   } else if (stale) {
     alerts.push(notice("warn", "The server is behind with reading the cluster.", shown));
   }
@@ -171,12 +172,12 @@ async function copy(text) {
 /** @param {Event} event */
 function onChange(event) {
   const what = /** @type {CustomEvent} */ (event).detail;
-  if (what === "all") main.querySelector(".waiting")?.remove();
+  if (live.known) main.querySelector(".waiting")?.remove();
   showTabs();
   showStatus();
   showContext();
   showAlerts();
-  if (live.cluster) view?.update(what);
+  if (live.known) view?.update(what);
 }
 
 addEventListener("hashchange", route);

@@ -1,6 +1,6 @@
 // What the map can be coloured by: for each shard a group, for each group a colour and words.
 
-import { bytes, rate, short, span } from "./format.js";
+import { bytes, lead, rate, short, span } from "./format.js";
 import { live } from "./live.js";
 
 /**
@@ -23,7 +23,7 @@ export const CHOICES = {
   rate: { name: "Rate", colouring: () => scaled("ticks_per_s", rate, "idle") },
   lead: { name: "Lead", colouring: () => scaled("lead_s", span, "not ahead of its clock") },
   size: { name: "Size", colouring: () => scaled("size_bytes", bytes, "empty") },
-  lag: { name: "Lag", colouring: () => scaled("lag_bytes", bytes, "no lag") },
+  lag: { name: "Move lag", colouring: () => scaled("lag_bytes", bytes, "no lag") },
   revision: { name: "Revision", colouring: () => named("revision", "revisions", (_, at) => `--node-${at % 8}`, (at) => at >= 8) },
 };
 
@@ -110,9 +110,9 @@ export function facts(shard) {
     ["State", nameOf("states", "state")],
     ["Region", region],
     ["IDs/s", at("ticks_per_s") === null ? null : short(at("ticks_per_s"))],
-    ["Lead", at("lead_s") === null ? null : span(at("lead_s"))],
+    ["Lead", at("lead_s") === null ? null : lead(at("lead_s"))],
     ["Size", at("size_bytes") === null ? null : bytes(at("size_bytes"))],
-    ["Lag", at("lag_bytes") ? bytes(at("lag_bytes")) : null],
+    ["Move lag", at("lag_bytes") ? bytes(at("lag_bytes")) : null],
     ["Revision", nameOf("revisions", "revision")],
   ];
   return /** @type {[string, string][]} */ (known.filter(([, words]) => words !== null && words !== undefined));

@@ -15,7 +15,7 @@ const COLUMNS = [
   { key: "ticks_per_s", title: "IDs/s", number: true, words: rate },
   { key: "lead_s", title: "Lead", number: true, words: span },
   { key: "size_bytes", title: "Size", number: true, words: bytes },
-  { key: "lag_bytes", title: "Lag", number: true, words: bytes },
+  { key: "lag_bytes", title: "Move lag", number: true, words: bytes },
   { key: "revision", title: "Revision", words: (at) => named("revisions", at) },
 ];
 

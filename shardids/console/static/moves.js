@@ -2,12 +2,11 @@
 
 import { get } from "./api.js";
 import { cells, command, h, show, table } from "./dom.js";
-import { ago, count, minute, plural, span, UNKNOWN } from "./format.js";
+import { ago, bytes, minute, plural, span, UNKNOWN } from "./format.js";
 import { live } from "./live.js";
 
 export const title = "Moves";
 const PAST = [{ title: "Shard" }, { title: "From" }, { title: "To" }, { title: "Began" }, { title: "Took", class: "number" }, { title: "Outcome" }];
-const RUNS = [{ title: "Run" }, { title: "Revision" }, { title: "Node" }, { title: "Began" }, { title: "Done", class: "number" }, { title: "Failed", class: "number" }, { title: "Left", class: "number" }];
 
 /** @param {HTMLElement} root */
 export function mount(root) {
@@ -54,31 +53,39 @@ function part(id, heading) {
 
 /** @param {any} job */
 function jobOf(job) {
-  const kind = /** @type {Record<string, string>} */ ({ running: "own", done: "good", failed: "bad" })[job.state] ?? "";
-  const lines = job.lines ?? [];
+  const kind = /** @type {Record<string, string>} */ ({ running: "own", done: "good", failed: "bad", interrupted: "warn" })[job.state] ?? "";
+  const { progress, lines = [] } = job;
   return [
-    h("header", null, h("h2", { id: "job" }, job.shard === null || job.shard === undefined ? job.action : `${job.action} shard ${job.shard}`),
-      h("span", { class: `chip ${kind}` }, job.state), h("span", { class: "soft small" }, `begun ${ago(live.age(job.started))}, from this console`)),
-    job.error ? h("p", { class: "notice bad" }, h("b", null, job.error), job.hint ? ` ${job.hint}` : "") : null,
-    lines.length ? h("pre", { class: "lines", tabindex: "0", "aria-label": "Progress" }, lines.slice(-12).join("\n")) : null,
+    h("header", null, h("h2", { id: "job" }, job.title), h("span", { class: `chip ${kind}` }, job.state),
+      h("span", { class: "soft small" }, `begun from this console ${ago(live.age(job.started))}`, job.ended ? `, took ${span(job.ended - job.started)}` : "")),
+    progress ? h("p", { class: "small" }, `Shard ${progress.shard}: ${progress.step}`, progressWords(progress)) : null,
+    progress?.total ? bar(progress.done / progress.total, job.title) : null,
+    job.error ? h("p", { class: "notice bad" }, job.error) : null,
+    lines.length ? h("pre", { class: "lines", tabindex: "0", "aria-label": "Progress" }, lines.slice(-14).join("\n")) : null,
   ];
 }
 
+/** @param {any} progress */
+function progressWords(progress) {
+  if (progress.total) return `, ${bytes(progress.done)} of ${bytes(progress.total)}${progress.seconds_left ? `, about ${span(progress.seconds_left)} left` : ""}`;
+  return progress.lag_bytes === undefined ? "" : `, ${bytes(progress.lag_bytes)} behind`;
+}
+
+/** @param {number} share @param {string} label */
+const bar = (share, label) => h("span", {
+  class: "progress", role: "progressbar", "aria-label": label, "aria-valuenow": Math.round(share * 100), "aria-valuemin": 0, "aria-valuemax": 100,
+}, h("i", { style: { width: `${(share * 100).toFixed(0)}%` } }));
+
 /** @param {any} move */
 function moving(move) {
-  const at = live.steps.indexOf(move.step);
-  const share = at < 0 ? null : ((at + 0.5) / live.steps.length) * 100;
+  const interrupted = move.state === "interrupted";
   return h("li", { "data-move": move.id },
     h("p", { class: "what" }, h("a", { href: `#map/${move.shard}` }, h("b", null, `Shard ${move.shard}`)),
       h("span", null, h("span", { class: "name" }, move.from), " → ", h("span", { class: "name" }, move.to)),
-      h("span", { class: "chip own" }, move.step),
-      move.alive === false ? h("span", { class: "chip warn" }, "interrupted") : null,
-      h("span", { class: "soft small" }, `begun ${ago(live.age(move.started))}`, at >= 0 ? `, step ${at + 1} of ${live.steps.length}` : "")),
-    share === null ? null : h("span", { class: "progress", role: "progressbar", "aria-label": `Move of shard ${move.shard}`, "aria-valuenow": Math.round(share), "aria-valuemin": 0, "aria-valuemax": 100 },
-      h("i", { style: { width: `${share.toFixed(0)}%` } })),
-    move.progress ? h("p", { class: "soft small" }, move.progress) : null,
-    move.error ? h("p", { class: "bad-text small" }, move.error) : null,
-    move.alive === false ? [h("p", { class: "small" }, "Its process ended before the move did. To go on, or to undo it:"),
+      h("span", { class: "chip own" }, move.step), h("span", { class: interrupted ? "chip warn" : "chip" }, move.state),
+      h("span", { class: "soft small" }, `begun ${ago(live.age(move.started))}`, move.how === "offline" ? ", without writes" : "", move.steps ? `, step ${move.at + 1} of ${move.steps}` : "")),
+    move.steps ? bar((move.at + 0.5) / move.steps, `Move of shard ${move.shard}`) : null,
+    interrupted ? [h("p", { class: "small" }, "Its process ended before the move did. To resume it, or to undo it:"),
       command(`shardids shard move ${move.shard} --resume`), command(`shardids shard move ${move.shard} --abort`)] : null);
 }
 
@@ -87,27 +94,24 @@ function pastTable(moves) {
   const kind = /** @type {Record<string, string>} */ ({ moved: "good", aborted: "warn", accepted: "warn" });
   return table("Moves that are over", PAST, moves.map((move) => cells(PAST, [h("a", { href: `#map/${move.shard}` }, move.shard), move.from, move.to, minute(move.started),
       typeof move.done === "number" ? span(move.done - move.started) : UNKNOWN,
-      h("span", { class: `chip ${kind[move.outcome] ?? ""}` }, move.outcome ?? "over")])), "snug");
+      h("span", { class: `chip ${kind[move.state] ?? ""}` }, move.state)])), "snug");
 }
 
 /** @param {any} answer */
 function migrationsOf(answer) {
   const revisions = answer.revisions ?? [];
-  const runs = answer.runs ?? [];
+  const runs = answer.running ?? [];
   const all = revisions.reduce((/** @type {number} */ total, /** @type {any} */ one) => total + one.shards, 0);
-  if (!all && !runs.length) {
-    return h("div", { class: "empty" }, h("p", null, "No shard has a revision: the application's tables were not migrated by shardids. To begin:"), command("shardids migrate --help"));
+  if (!revisions.some((/** @type {any} */ one) => one.revision !== null) && !runs.length) {
+    return h("div", { class: "empty" }, h("p", null, "No shard has a revision: the application's tables were not migrated by shardids. To begin:"), command("shardids migrate init --help"));
   }
-  const heads = answer.heads ?? [];
   return [
     revisions.length > 1 ? h("p", { class: "warn-text" }, `The shards are at ${plural(revisions.length, "revision")}.`) : null,
     h("ul", { class: "bars" }, revisions.map((/** @type {any} */ one) => h("li", null,
-      h("span", { class: "label" }, h("code", null, one.revision ?? "none"), heads.includes(one.revision) ? h("span", { class: "chip" }, "head") : null),
+      h("span", { class: "label" }, h("code", null, one.revision ?? "none")),
       h("span", { class: "progress", "aria-hidden": "true" }, h("i", { style: { width: `${((one.shards / Math.max(1, all)) * 100).toFixed(1)}%` } })),
       h("span", { class: "number" }, plural(one.shards, "shard"))))),
-    answer.unread ? h("p", { class: "warn-text small" }, `${plural(answer.unread, "shard")} could not be read.`) : null,
-    runs.length ? table("Runs", RUNS, runs.map((/** @type {any} */ run) => cells(RUNS, [run.id, h("code", null, run.revision ?? UNKNOWN), run.node ?? UNKNOWN,
-        minute(run.started), count(run.done), count(run.failed), count(run.left)])), "snug") : null,
+    runs.map((/** @type {string} */ run) => h("p", null, h("span", { class: "chip own" }, "running"), " ", run)),
     answer.read_at ? h("p", { class: "soft small" }, `Read ${ago(live.age(answer.read_at))}.`) : null,
   ];
 }

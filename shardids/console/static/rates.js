@@ -32,14 +32,14 @@ export function mount(root) {
     for (const button of buttons.children) {
       button.setAttribute("aria-pressed", String(Number(/** @type {HTMLElement} */ (button).dataset.seconds) === seconds));
     }
-    const rates = live.rates ?? { times: [], nodes: {}, shards: {} };
+    const rates = live.rates ?? { times: [], nodes: {}, shards: {}, note: "" };
     const from = rates.times.findIndex((time) => time >= live.now() - seconds);
     const times = from < 0 ? [] : rates.times.slice(from);
     empty.hidden = times.length > 1;
     nodes.card.hidden = shards.card.hidden = times.length < 2;
     show(empty, h("b", null, "No history yet. "), `The console reads rates every ${span(live.cluster.interval_s)} and keeps an hour of them`,
       " while it runs; with ", h("code", null, "--prometheus URL"), " the hour before comes from Prometheus.");
-    show(said, times.length > 1 ? `${plural(times.length, "reading")}, one in ${span(live.cluster.interval_s)}` : "");
+    show(said, rates.note ? h("span", { class: "warn-text" }, `${rates.note}; these are the console's own readings`) : times.length > 1 ? `${plural(times.length, "reading")}, one in ${span(live.cluster.interval_s)}` : "");
     if (times.length < 2) return;
     const names = live.nodes.map((node) => node.name);
     const listed = [...new Set([...names, ...Object.keys(rates.nodes)])].filter((name) => rates.nodes[name]);

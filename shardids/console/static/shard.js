@@ -45,7 +45,7 @@ export function mountShard(root, close) {
   }
 
   function update() {
-    if (shard === null || !live.cluster) return;
+    if (shard === null || !live.known) return;
     show(heading, `Shard ${shard}`);
     show(known, h("dl", { class: "facts" }, [...facts(shard), ...placeOf(answer)].map(([name, words]) => [h("dt", null, name), h("dd", null, words)])));
     showActions();
@@ -63,10 +63,8 @@ export function mountShard(root, close) {
   }
 
   function showRates() {
-    const points = answer?.ticks_per_s ?? [];
-    const values = points.values ?? points;
-    const times = points.times ?? live.rates?.times.slice(-values.length) ?? [];
-    const usable = values.length > 1 && times.length === values.length && values.some((/** @type {any} */ x) => x !== null);
+    const { times = [], ticks_per_s: values = [] } = answer ?? {};
+    const usable = times.length > 1 && values.some((/** @type {number | null} */ x) => x !== null);
     rates.hidden = !usable;
     if (!usable) return;
     chart ??= lines(place, { height: 120, legend: false });
@@ -102,20 +100,21 @@ const placeOf = (answer) => answer?.schema ? [["Schema", answer.schema]] : [];
 function details(answer, age) {
   const last = answer.last_id;
   return [
+    (answer.errors ?? []).map((/** @type {string} */ error) => h("p", { class: "notice bad" }, h("b", null, "Not all could be read. "), error)),
     h("h3", null, "Last ID"),
     last ? h("div", { class: "last" },
       h("p", null, h("code", null, last.id), " ", h("button", { type: "button", class: "plain", "data-copy": last.id, "aria-label": `Copy: ${last.id}` }, "Copy")),
       bitPicture(last.id),
       h("p", { class: "soft small" }, `${local(last.time)}, ${ago(live.age(last.time))}`),
-      last.note ? h("p", { class: "warn-text small" }, last.note) : null)
-      : h("p", { class: "empty" }, "It has issued none yet."),
+)
+      : h("p", { class: "empty" }, "None is known: it has issued none yet, or its node did not tell."),
     h("h3", null, "Tables"),
     (answer.tables ?? []).length ? table("Tables", TABLES, answer.tables.map((/** @type {any} */ one) => cells(TABLES, [h("span", { class: "name", title: one.name }, one.name),
         one.rows_estimate === null || one.rows_estimate < 0 ? UNKNOWN : count(one.rows_estimate), bytes(one.size_bytes)])))
       : h("p", { class: "empty" }, "It has no tables. They come with ", h("code", null, "shardids migrate"), "."),
     h("h3", null, "Moves"),
     (answer.moves ?? []).length ? table("Moves", MOVES, answer.moves.map((/** @type {any} */ move) => cells(MOVES, [move.from, move.to, minute(move.started),
-        move.outcome ?? (move.done ? "over" : `at ${move.step}`)])))
+        move.done ? move.state : `${move.state}, at ${move.step}`])))
       : h("p", { class: "empty" }, "It was never moved."),
     h("p", { class: "soft small" }, `Read ${ago(age)}.`),
   ];
