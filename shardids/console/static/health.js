@@ -115,7 +115,7 @@ const tile = (name, value, kind, note) => h("div", { class: `tile ${kind}` },
 function nodeTable() {
   if (!live.nodes.length) {
     return h("div", { class: "empty" }, h("p", null, "The catalog knows no node yet. Make the first:"),
-      command("shardids node add NAME URL"));
+      command("shardids node add NAME --url postgresql://…"));
   }
   return table("Nodes", COLUMNS, live.nodes.map(nodeRow), "cards");
 }
