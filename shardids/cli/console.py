@@ -56,7 +56,10 @@ def console(
     interval: Annotated[
         float,
         typer.Option(
-            min=1, max=300, metavar="SECONDS", help="How often up to 4,096 shards are read; more take longer."
+            min=1,
+            max=300,
+            metavar="SECONDS",
+            help="How often the cluster is read; with over 300 shards for each second, less often.",
         ),
     ] = 5.0,
 ) -> None:

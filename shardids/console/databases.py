@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from threading import BoundedSemaphore, Lock, Thread
 from typing import Final, TypeVar
 
@@ -125,6 +126,7 @@ class _Server:
         self.what = what
         self._url = url
         self._engine: Engine | None = None
+        self._is_closed = False
         self._lock = Lock()
         self._free = BoundedSemaphore(_AT_ONCE)
 
@@ -142,7 +144,7 @@ class _Server:
     def _answer(self, question: Question[T], answer: Future[T | ShardidsError]) -> None:
         found: T | ShardidsError
         try:
-            with self._opened().connect() as connection, connection.begin():
+            with self._connected() as connection, connection.begin():
                 prepare(connection)
                 connection.exec_driver_sql(f"set local statement_timeout = '{_STATEMENT}'")
                 found = question(connection)
@@ -154,6 +156,18 @@ class _Server:
         finally:
             self._free.release()
         answer.set_result(found)
+
+    @contextmanager
+    def _connected(self) -> Iterator[Connection]:
+        connection = self._opened().connect()
+        try:
+            yield connection
+        finally:
+            with self._lock:
+                if self._is_closed:
+                    # A pool that was disposed of would keep it open.
+                    connection.invalidate()
+                connection.close()
 
     def _opened(self) -> Engine:
         with self._lock:
@@ -170,5 +184,6 @@ class _Server:
 
     def close(self) -> None:
         with self._lock:
+            self._is_closed = True
             if self._engine is not None:
                 self._engine.dispose()

@@ -28,7 +28,7 @@ _MOST_BAD: Final = 50
 _MOST_BARS: Final = 120
 _MOST_SHARDS: Final = 64
 _MOST_ANOMALIES: Final = 20
-_WORD: Final = re.compile(r"""[^\s,;:"'`=()\[\]{}<>|]+""")
+_WORD: Final = re.compile(r"""[^\s,;:"'`=()\[\]{}<>|/?&#]+""")
 _FUTURE_MS: Final = 60_000
 
 Values = dict[str, Any]

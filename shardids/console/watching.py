@@ -19,8 +19,9 @@ from shardids.metrics.rates import NodeRates
 from shardids.metrics.samples import skews
 
 INTERVAL_S: Final = 5.0
-"""How long it is from reading to reading of up to :data:`SHARDS_AN_INTERVAL` shards."""
-SHARDS_AN_INTERVAL: Final = 4096
+"""How far apart readings are, unless there are many shards."""
+SHARDS_A_SECOND: Final = 300
+"""How many shards are read a second: it bounds what the nodes spend on it, whatever their number."""
 _SECOND_LOOK_S: Final = 1.0
 
 log = logger("console")
@@ -77,8 +78,8 @@ class Watcher:
 
     Args:
         catalog_url: the catalog; its user logs in to the nodes, too.
-        interval_s: how far apart readings are, at least. Larger clusters are read less often: each 4,096
-            shards take as long.
+        interval_s: how far apart readings are, at least. Large clusters are read less often: see
+            :data:`SHARDS_A_SECOND`.
     """
 
     def __init__(self, catalog_url: str | URL, *, interval_s: float = INTERVAL_S) -> None:
@@ -156,7 +157,7 @@ class Watcher:
         return seen
 
     def _follow_size(self, shard_count: int) -> None:
-        interval_s = self._shortest_s * max(1.0, shard_count / SHARDS_AN_INTERVAL)
+        interval_s = max(self._shortest_s, shard_count / SHARDS_A_SECOND)
         if interval_s != self.interval_s:
             self.interval_s = interval_s
             self.history = History(interval_s)
