@@ -23,7 +23,7 @@ CONFIRM_S: Final = 60.0
 """How long a plan can be confirmed."""
 _MOST_PLANS: Final = 16
 _MOST_LINES: Final = 200
-_PATIENCE_S: Final = 20.0
+_PATIENCE_S: Final = 10.0
 _RESUME: Final = "shardids shard move --resume"
 _OPTIONS: Final = mover.Options()
 
