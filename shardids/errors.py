@@ -84,7 +84,7 @@ class CopyNotActivated(ShardidsError):
 
 
 class TooFarAhead(ShardidsError):
-    """The shard's ticks are ahead of the server's clock by more than ``max_ahead``."""
+    """The shard's ticks, or an ID that it was to go past, lead the server's clock by over ``max_ahead``."""
 
     sqlstate = "SI005"
 
@@ -139,7 +139,7 @@ class ReferenceRefused(ShardidsError):
 
 
 class ReferencesBehind(ShardidsError):
-    """A change of reference tables is committed, and has not reached all nodes in time. It still will."""
+    """A change of reference tables is committed, and not all nodes have confirmed it in time."""
 
 
 class ConnectionFailed(ShardidsError):

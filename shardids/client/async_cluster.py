@@ -27,7 +27,7 @@ from shardids.client.old_ids import KnownOldIds
 from shardids.client.options import AsyncSessionOptions
 from shardids.client.references import ReferenceSession
 from shardids.client.retries import PATIENCE_S, Attempts
-from shardids.client.routing import EngineChoice, FanOut, Key, session_class
+from shardids.client.routing import After, EngineChoice, FanOut, Key, session_class
 from shardids.errors import ShardidsError
 from shardids.ids import DecodedId, Layout
 
@@ -126,9 +126,9 @@ class AsyncCluster:
         """See :meth:`shardids.Cluster.refresh`."""
         return await to_thread(self.sync_cluster.refresh)
 
-    def shard_for(self, key: Key) -> int:
+    def shard_for(self, key: Key, *, region: str | None = None) -> int:
         """See :meth:`shardids.Cluster.shard_for`."""
-        return self.sync_cluster.shard_for(key)
+        return self.sync_cluster.shard_for(key, region=region)
 
     def decode(self, id_: int) -> DecodedId:
         """See :meth:`shardids.Cluster.decode`."""
@@ -168,10 +168,12 @@ class AsyncCluster:
         self,
         *,
         key: Key | None = None,
+        region: str | None = None,
         id: int | UUID | None = None,
         of: Any = None,
         shard: int | None = None,
         lookup: Any = None,
+        after: After | None = None,
         **options: Unpack[AsyncSessionOptions],
     ) -> AsyncSession: ...
     @overload
@@ -181,10 +183,12 @@ class AsyncCluster:
         self,
         *,
         key: Key | None = None,
+        region: str | None = None,
         id: int | UUID | None = None,  # noqa: A002 -- the field's word for it
         of: Any = None,
         shard: int | None = None,
         lookup: Any = None,
+        after: After | None = None,
         **options: Any,
     ) -> AsyncSession:
         """Returns an ``AsyncSession`` on one shard, as :meth:`shardids.Cluster.session` does.
@@ -192,8 +196,8 @@ class AsyncCluster:
         An old ID or a ``lookup``, whose shard would have to be asked for, is refused, but not by
         :meth:`run`. ``options`` go to :class:`sqlalchemy.ext.asyncio.AsyncSession`.
         """
-        number = self.sync_cluster._pick(key, id, shard, of, lookup)
-        return self._session(number, self.node_of(number), options)
+        number = self.sync_cluster._pick(key, id, shard, of, lookup=lookup, region=region)
+        return self._session(number, self.node_of(number), self.sync_cluster._latest(after), options)
 
     @overload
     def sharded_session(
@@ -237,19 +241,20 @@ class AsyncCluster:
         See :meth:`shardids.Cluster.reference_session`: ``async with await cluster.reference_session() as
         session``.
         """
-        engine = AsyncEngine(await to_thread(self.sync_cluster._reference_writer))
-        own = self.sync_cluster._waiting(wait, within_s)
+        node = await to_thread(self.sync_cluster._reference_writer)
+        own = self.sync_cluster._waiting(node, wait, within_s)
+        engine = AsyncEngine(self.sync_cluster._engines.of(node))
         return _async_session(ReferenceSession, dict(options), bind=engine, **own)
 
     def connection(self, shard: int) -> AsyncConnection:
         """Returns a Core connection on one shard, to be used with ``async with`` or ``await``."""
         return self.shard_engine(shard).connect()
 
-    async def reserve(self, shard: int, count: int) -> IdBlock:
+    async def reserve(self, shard: int, count: int, *, after: After | None = None) -> IdBlock:
         """Sets IDs of a shard aside; see :meth:`shardids.Cluster.reserve`, also for the errors."""
-        number = self.sync_cluster._checked(shard)
+        number, latest = self.sync_cluster._checked(shard), self.sync_cluster._latest(after)
         async with self.shard_engine(number).begin() as connection:
-            return await connection.run_sync(blocks.reserve, number, count, self.layout)
+            return await connection.run_sync(blocks.reserve, number, count, self.layout, after=latest)
 
     async def copy(
         self,
@@ -258,6 +263,7 @@ class AsyncCluster:
         *,
         columns: Sequence[Any] | None = None,
         key: Any = None,
+        region: str | None = None,
         id: Any = None,  # noqa: A002 -- the field's word for it
         shard: int | None = None,
         on_progress: Callable[[Copied], object] = quietly,
@@ -274,6 +280,7 @@ class AsyncCluster:
         settings = CopySettings(
             columns=columns,
             key=key,
+            region=region,
             id_=id,
             shard=None if shard is None else cluster._checked(shard),
             on_progress=lambda copied: loop.call_soon_threadsafe(on_progress, copied),
@@ -296,10 +303,12 @@ class AsyncCluster:
         fn: Callable[[AsyncSession], Awaitable[T]],
         *,
         key: Key | None = None,
+        region: str | None = None,
         id: int | UUID | None = None,
         of: Any = None,
         shard: int | None = None,
         lookup: Any = None,
+        after: After | None = None,
         patience_s: float = PATIENCE_S,
         **options: Unpack[AsyncSessionOptions],
     ) -> T: ...
@@ -318,10 +327,12 @@ class AsyncCluster:
         fn: Callable[[Any], Awaitable[T]],
         *,
         key: Key | None = None,
+        region: str | None = None,
         id: int | UUID | None = None,  # noqa: A002 -- the field's word for it
         of: Any = None,
         shard: int | None = None,
         lookup: Any = None,
+        after: After | None = None,
         patience_s: float = PATIENCE_S,
         **options: Any,
     ) -> T:
@@ -331,23 +342,31 @@ class AsyncCluster:
         :meth:`shardids.Cluster.run`, also for the errors. ``options`` go to
         :class:`sqlalchemy.ext.asyncio.AsyncSession`; ``expire_on_commit`` is false unless they say otherwise.
         """
-        number = await greenlet_spawn(self.sync_cluster._pick, key, id, shard, of, lookup)
+        number = await greenlet_spawn(
+            self.sync_cluster._pick, key, id, shard, of, lookup=lookup, region=region
+        )
+        latest = self.sync_cluster._latest(after)
         attempts = Attempts(self.sync_cluster._followed, number, patience_s)
         while True:
             try:
-                return await self._transaction(fn, number, attempts.next_node(), options)
+                return await self._transaction(fn, number, attempts.next_node(), latest, options)
             except (ShardidsError, DBAPIError) as error:
                 pause_s = await to_thread(attempts.pause_after, error)
             await _wait(attempts, pause_s)
 
     async def _transaction(
-        self, fn: Callable[[AsyncSession], Awaitable[T]], shard: int, node: Node, options: dict[str, Any]
+        self,
+        fn: Callable[[AsyncSession], Awaitable[T]],
+        shard: int,
+        node: Node,
+        after: int | None,
+        options: dict[str, Any],
     ) -> T:
         options = {"expire_on_commit": False} | options
-        async with self._session(shard, node, options) as session, session.begin():
+        async with self._session(shard, node, after, options) as session, session.begin():
             return await fn(session)
 
-    def _session(self, shard: int, node: Node, options: dict[str, Any]) -> AsyncSession:
+    def _session(self, shard: int, node: Node, after: int | None, options: dict[str, Any]) -> AsyncSession:
         engine = AsyncEngine(self.sync_cluster._engines.of_shard(shard, node))
         cluster = self.sync_cluster
         return _async_session(
@@ -357,5 +376,6 @@ class AsyncCluster:
             finder=cluster._within(shard),
             claims=cluster.claims,
             shard=shard,
+            after=after,
             **cluster._kinds.options,
         )

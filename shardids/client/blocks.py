@@ -9,6 +9,7 @@ from typing import overload
 
 from sqlalchemy import Connection, text
 
+from shardids.client.routing.after import advance_past
 from shardids.ids.layout import Layout
 from shardids.ids.text import checked_integer
 
@@ -75,9 +76,16 @@ def next_ids(connection: Connection, shard: int, count: int = 1) -> list[int]:
     return list(reserve(connection, shard, count, layout_of(connection)))
 
 
-def reserve(connection: Connection, shard: int, count: int, layout: Layout) -> IdBlock:
-    """Reserves ``count`` IDs of a shard in one round trip. Raises what :func:`next_ids` does."""
+def reserve(
+    connection: Connection, shard: int, count: int, layout: Layout, *, after: int | None = None
+) -> IdBlock:
+    """Reserves ``count`` IDs of a shard, which sort after one, in one round trip, or two with ``after``.
+
+    Raises what :func:`next_ids` does.
+    """
     size = checked_integer("the number of IDs", count, 1, _MOST_RESERVED)
+    if after is not None:
+        advance_past(connection, shard, after)
     first_tick: int = connection.execute(
         text("select first_tick from shardids.reserve(:shard, :count)"),
         {"shard": shard, "count": size},

@@ -26,7 +26,7 @@ from shardids.client.old_ids import KnownOldIds
 from shardids.client.options import SessionOptions
 from shardids.client.references import WritesReferences
 from shardids.client.retries import PATIENCE_S, Attempts
-from shardids.client.routing import EngineChoice, FanOut, Key, RoutedSession, session_class
+from shardids.client.routing import After, EngineChoice, FanOut, Key, RoutedSession, session_class
 from shardids.client.routing.twophase import Decisions
 from shardids.errors import ShardidsError
 
@@ -152,10 +152,12 @@ class Cluster(WritesReferences):
         self,
         *,
         key: Key | None = None,
+        region: str | None = None,
         id: int | UUID | None = None,
         of: Any = None,
         shard: int | None = None,
         lookup: Any = None,
+        after: After | None = None,
         **options: Unpack[SessionOptions],
     ) -> Session: ...
     @overload
@@ -165,16 +167,23 @@ class Cluster(WritesReferences):
         self,
         *,
         key: Key | None = None,
+        region: str | None = None,
         id: int | UUID | None = None,  # noqa: A002 -- the field's word for it
         of: Any = None,
         shard: int | None = None,
         lookup: Any = None,
+        after: After | None = None,
         **options: Any,
     ) -> Session:
         """Returns a plain SQLAlchemy session on one shard: of a key, of an ID's origin, or by number.
 
         ``lookup`` is a criterion on a look-up key, ``User.email == "…"``: the shard is that of the row.
         ``of`` says whose ID it is, for those that were issued before the cluster: see :meth:`shard_of`.
+        ``region`` says that a key is among that region's shards: see :meth:`shard_for`.
+
+        ``after`` is an ID, or several: what this session writes answers their rows, and the IDs of its rows
+        sort after them, whatever the nodes' clocks show. Each transaction begins with a look at the shard,
+        which is raised if it has to be; see :doc:`/explanation/order`.
 
         Models without a schema live in the shard's schema, through ``schema_translate_map``. ``options`` go
         to :class:`sqlalchemy.orm.Session`, or to ``class_``, a class of yours derived from it.
@@ -182,13 +191,15 @@ class Cluster(WritesReferences):
         is written.
 
         Raises:
-            BadArgument: not exactly one of ``key``, ``id``, ``shard`` and ``lookup``, or one out of range.
+            BadArgument: not exactly one of ``key``, ``id``, ``shard`` and ``lookup``, or one out of range, or
+                no such region; or ``after`` is no ID of this cluster, or an old one.
             UnknownValue: no row has the value of a look-up key.
             UnknownId: an old ID that no row had.
             UnknownShard: no node holds the shard.
+            TooFarAhead: by the first statement, if ``after`` leads the node's clock by over ``max_ahead``.
         """
-        number = self._pick(key, id, shard, of, lookup)
-        return self._session(number, self.node_of(number), options)
+        number = self._pick(key, id, shard, of, lookup=lookup, region=region)
+        return self._session(number, self.node_of(number), self._latest(after), options)
 
     @overload
     def sharded_session(
@@ -242,10 +253,12 @@ class Cluster(WritesReferences):
         fn: Callable[[Session], T],
         *,
         key: Key | None = None,
+        region: str | None = None,
         id: int | UUID | None = None,
         of: Any = None,
         shard: int | None = None,
         lookup: Any = None,
+        after: After | None = None,
         patience_s: float = PATIENCE_S,
         **options: Unpack[SessionOptions],
     ) -> T: ...
@@ -264,10 +277,12 @@ class Cluster(WritesReferences):
         fn: Callable[[Any], T],
         *,
         key: Key | None = None,
+        region: str | None = None,
         id: int | UUID | None = None,  # noqa: A002 -- the field's word for it
         of: Any = None,
         shard: int | None = None,
         lookup: Any = None,
+        after: After | None = None,
         patience_s: float = PATIENCE_S,
         **options: Any,
     ) -> T:
@@ -291,11 +306,12 @@ class Cluster(WritesReferences):
             ShardFenced: the shard is fenced and is not being moved.
             CommitUncertain: the connection was lost during COMMIT.
         """
-        number = self._pick(key, id, shard, of, lookup)
+        number = self._pick(key, id, shard, of, lookup=lookup, region=region)
+        latest = self._latest(after)
         attempts = Attempts(self._followed, number, patience_s)
         while True:
             try:
-                return self._transaction(fn, number, attempts.next_node(), options)
+                return self._transaction(fn, number, attempts.next_node(), latest, options)
             except (ShardidsError, DBAPIError) as error:
                 pause_s = attempts.pause_after(error)
             attempts.wait(pause_s)
@@ -307,6 +323,7 @@ class Cluster(WritesReferences):
         *,
         columns: Sequence[Any] | None = None,
         key: Any = None,
+        region: str | None = None,
         id: Any = None,  # noqa: A002 -- the field's word for it
         shard: int | None = None,
         on_progress: Callable[[Copied], object] = quietly,
@@ -322,8 +339,9 @@ class Cluster(WritesReferences):
         write them, but for SQL expressions.
 
         A row's shard is told by what the model says: sharding key, ID, foreign keys to either. ``key`` names
-        the column to shard by where it does not, and ``id`` one that holds IDs; ``shard`` is one for all
-        rows. What tells the shard agrees in each row, and the named column is not NULL.
+        the column to shard by where it does not, ``region`` the region of all keys, and ``id`` a column that
+        holds IDs; ``shard`` is one for all rows. What tells the shard agrees in each row, and the named
+        column is not NULL.
 
         Up to ``rows_a_transaction`` rows of a shard are a transaction, and at most ten times as many are in
         memory. It is not one transaction: when it fails, each shard has the first of its rows, in the order
@@ -340,6 +358,7 @@ class Cluster(WritesReferences):
         settings = CopySettings(
             columns=columns,
             key=key,
+            region=region,
             id_=id,
             shard=None if shard is None else self._checked(shard),
             on_progress=on_progress,
@@ -356,18 +375,20 @@ class Cluster(WritesReferences):
         """Returns the node's engine as seen from one shard: it shares the node's pool."""
         return self._engines.of_shard(shard, self.node_of(shard))
 
-    def reserve(self, shard: int, count: int) -> IdBlock:
+    def reserve(self, shard: int, count: int, *, after: After | None = None) -> IdBlock:
         """Sets ``count`` IDs of a shard aside in one call; see :class:`shardids.client.blocks.IdBlock`.
 
+        With ``after``, all of them sort after these IDs, as those of :meth:`session` do.
+
         Raises:
-            BadArgument: a count below 1 or above the node's ``max_reserve``.
+            BadArgument: a count below 1 or above the node's ``max_reserve``, or an ID as in :meth:`session`.
             ShardFenced, ShardMoved, TooFarAhead, TimeExhausted: as they say.
         """
-        number = self._checked(shard)
+        number, latest = self._checked(shard), self._latest(after)
         with self.engine(self.node_of(number)).begin() as connection:
-            return blocks.reserve(connection, number, count, self.layout)
+            return blocks.reserve(connection, number, count, self.layout, after=latest)
 
-    def _session(self, shard: int, node: Node, options: dict[str, Any]) -> Session:
+    def _session(self, shard: int, node: Node, after: int | None, options: dict[str, Any]) -> Session:
         made: Any = session_class(self._kinds.shard, options.pop("class_", None))
         engine = self._engines.of_shard(shard, node)
         session: Session = made(
@@ -375,12 +396,20 @@ class Cluster(WritesReferences):
             finder=self._within(shard),
             claims=self._claims,
             shard=shard,
+            after=after,
             **self._kinds.options,
             **options,
         )
         return session
 
-    def _transaction(self, fn: Callable[[Session], T], shard: int, node: Node, options: dict[str, Any]) -> T:
+    def _transaction(
+        self,
+        fn: Callable[[Session], T],
+        shard: int,
+        node: Node,
+        after: int | None,
+        options: dict[str, Any],
+    ) -> T:
         options = {"expire_on_commit": False} | options
-        with self._session(shard, node, options) as session, session.begin():
+        with self._session(shard, node, after, options) as session, session.begin():
             return fn(session)

@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Mapping
-from typing import Any, Unpack
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, Unpack
 
-from sqlalchemy import Engine, event
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.orm import Session
+from sqlalchemy.util import await_only
 
 from shardids.catalog.references import AWAIT, MARK, WITHIN_S, slots_of, writer_of
 from shardids.catalog.rows import Catalog
+from shardids.catalog.topology import Node
 from shardids.client.engines import NodeEngines
 from shardids.client.finding import ShardsOfCluster
 from shardids.client.options import SessionOptions
-from shardids.errors import ClusterConflict, ReferencesBehind
+from shardids.errors import ClusterConflict, ConnectionFailed, ReferencesBehind, ShardidsError
+
+_LOOK_S: Final = 0.5
+"""How long to wait for followers before asking the catalog whether they follow another node now."""
 
 
 class ReferenceSession(Session):
     """A plain session on the writer of reference tables; see :meth:`shardids.Cluster.reference_session`.
 
-    ``followers`` returns the nodes that follow the writer now, by their slots; ``None`` if COMMIT waits for
-    nobody.
+    ``await_followers`` is called after each commit, once the session's connection is free again; ``None`` if
+    COMMIT waits for nobody.
     """
 
-    def __init__(
-        self,
-        bind: Engine,
-        *,
-        followers: Callable[[], Mapping[str, str]] | None,
-        within_s: float,
-        **options: Any,
-    ) -> None:
+    def __init__(self, bind: Engine, *, await_followers: Callable[[], None] | None, **options: Any) -> None:
         super().__init__(bind, **options)
-        self._writer = bind
-        self._followers = followers
-        self._within_s = within_s
+        self._await_followers = await_followers
         self._has_committed = False
 
     def note_commit(self) -> None:
@@ -42,35 +42,28 @@ class ReferenceSession(Session):
         self._has_committed = True
 
     def await_followers(self) -> None:
-        """Waits for the followers after a commit, once the session's connection is free again.
+        """Waits for the followers after a commit.
 
         Raises:
-            ReferencesBehind: some have not followed in time.
+            ReferencesBehind: some have not confirmed it in time.
         """
         had_committed, self._has_committed = self._has_committed, False
-        if had_committed and self._followers is not None:
-            await_followers(self._writer, self._followers(), self._within_s)
-
-
-def await_followers(writer: Engine, followers: Mapping[str, str], within_s: float) -> None:
-    """Waits until nodes have what the writer has committed; ``followers`` are their names, by their slots.
-
-    Raises:
-        ReferencesBehind: some have not in time.
-    """
-    if behind := followers_behind(writer, followers, within_s):
-        raise ReferencesBehind(
-            f"the change is committed, and has not reached node {behind} within {within_s:g} s",
-            hint="It arrives when the node follows again. See: shardids reference status",
-        )
+        if had_committed and self._await_followers is not None:
+            self._await_followers()
 
 
 def followers_behind(writer: Engine, followers: Mapping[str, str], within_s: float) -> str:
-    """Waits as :func:`await_followers` does; returns the names of those that are behind, for a message."""
+    """Waits until nodes have what the writer has committed; ``followers`` are their names, by their slots.
+
+    Returns the names of those that have not in time, for a message.
+    """
     with writer.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        wanted = connection.scalar(MARK)
-        asked = {"slots": list(followers), "wanted": wanted, "patience_s": within_s}
-        behind = sorted(followers[slot] for slot in connection.scalars(AWAIT, asked))
+        return _behind(connection, followers, str(connection.scalar(MARK)), within_s)
+
+
+def _behind(connection: Connection, followers: Mapping[str, str], wanted: str, patience_s: float) -> str:
+    asked = {"slots": list(followers), "wanted": wanted, "patience_s": patience_s}
+    behind = sorted(followers[slot] for slot in connection.scalars(AWAIT, asked))
     return ", ".join(f'"{name}"' for name in behind)
 
 
@@ -89,38 +82,95 @@ class WritesReferences(ShardsOfCluster):
     ) -> Session:
         """Returns a plain SQLAlchemy session on the node where reference tables are written to.
 
-        With ``wait=True`` COMMIT returns when all nodes have the change on disk, and so does the end of a
-        block that commits. ``options`` go to :class:`sqlalchemy.orm.Session`. Rows are deleted by
-        ``shardids reference delete``: the server refuses DELETE, TRUNCATE and changes of keys.
+        With ``wait=True`` COMMIT returns when all nodes that the cluster knows of have the change on disk,
+        and so does the end of a block that commits; also if another node becomes the writer meanwhile.
+        ``options`` go to :class:`sqlalchemy.orm.Session`. Rows are deleted by ``shardids reference delete``:
+        the server refuses DELETE, TRUNCATE and changes of keys.
 
         Raises:
             ClusterConflict: the cluster has no reference tables.
             ConnectionFailed: the catalog cannot be reached, and was not asked since nodes or shards changed.
 
         The session's COMMIT raises:
-            ReferencesBehind: ``wait=True``, and a node has not followed ``within_s`` seconds. The change is
-                committed, and arrives when that node follows again.
+            ReferencesBehind: ``wait=True``, and a node has not confirmed the change within ``within_s``
+                seconds, or the writer was lost before all had. The change is committed there, and arrives
+                when the node follows again.
         """
-        return ReferenceSession(self._reference_writer(), **self._waiting(wait, within_s), **options)
+        node = self._reference_writer()
+        return ReferenceSession(self._engines.of(node), **self._waiting(node, wait, within_s), **options)
 
-    def _reference_writer(self) -> Engine:
+    def _reference_writer(self) -> Node:
         # Its changes count as those of the placement.
-        version = self.placement.version
-        if self._writer is None or self._writer_at != version:
+        placement = self.placement
+        if self._writer is None or self._writer_at != placement.version:
             self._writer = writer_of(self._catalog)
-            self._writer_at = version
+            self._writer_at = placement.version
         if self._writer is None:
             raise ClusterConflict(
                 "the cluster has no reference tables",
                 hint="To make one: shardids reference create NAME --writer NODE",
             )
-        return self._engines.of(self.placement.nodes[self._writer])
+        return placement.nodes[self._writer]
 
-    def _waiting(self, wait: bool, within_s: float) -> dict[str, Any]:
-        return {"followers": self._reference_followers if wait else None, "within_s": within_s}
+    def _waiting(self, writer: Node, wait: bool, within_s: float) -> dict[str, Any]:
+        return {"await_followers": partial(self._await_followers, writer, within_s) if wait else None}
 
-    def _reference_followers(self) -> dict[str, str]:
-        return slots_of(self._description.cluster, self.placement.nodes, str(self._writer))
+    def _await_followers(self, writer: Node, within_s: float) -> None:
+        """Waits until nodes have what was committed on a node that was the writer then.
+
+        Another node becomes the writer once it has all of that, and the catalog names it once all follow it
+        and have what it has: then there is nothing to wait for, and nobody confirms it here any more.
+        """
+        deadline = time.monotonic() + within_s
+        nodes: Mapping[str, Node] = self.placement.nodes
+        try:
+            with (
+                self._engines.of(writer)
+                .connect()
+                .execution_options(isolation_level="AUTOCOMMIT") as connection
+            ):
+                wanted = str(connection.scalar(MARK))
+                while True:
+                    left_s = max(deadline - time.monotonic(), 0)
+                    followers = slots_of(self._description.cluster, nodes, writer.name)
+                    if not (behind := _behind(connection, followers, wanted, min(left_s, _LOOK_S))):
+                        return
+                    now, nodes = self._seen(connection, nodes)
+                    if nodes.get(writer.name) != writer:
+                        raise _lost(writer, "it was replaced")
+                    if now not in (None, writer.name):
+                        return
+                    if not left_s:
+                        raise ReferencesBehind(
+                            f"the change is committed, and node {behind} has not confirmed it within"
+                            f" {within_s:g} s",
+                            hint="It arrives when the node follows again. See: shardids reference status",
+                        )
+        except ConnectionFailed as error:
+            raise _lost(writer, error.message) from error
+
+    def _seen(
+        self, connection: Connection, nodes: Mapping[str, Node]
+    ) -> tuple[str | None, Mapping[str, Node]]:
+        """Returns the writer and the nodes as the catalog has them; no writer while it is down."""
+
+        def ask() -> tuple[str | None, Mapping[str, Node]]:
+            # The writer first: whoever is added later has what the one before it had.
+            return writer_of(self._catalog), self._catalog.placement().nodes
+
+        with suppress(ShardidsError):
+            if connection.dialect.is_async:
+                return await_only(asyncio.to_thread(ask))
+            return ask()
+        return None, nodes
+
+
+def _lost(writer: Node, why: str) -> ReferencesBehind:
+    return ReferencesBehind(
+        f'the change was committed on node "{writer.name}", which was lost before all nodes had confirmed it:'
+        f" {why}",
+        hint="Look whether it is there once the node was replaced. See: shardids reference status",
+    )
 
 
 @event.listens_for(ReferenceSession, "after_commit")

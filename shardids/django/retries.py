@@ -25,6 +25,7 @@ def run_in_shard(
     fn: Callable[[], T],
     *,
     key: Key | None = None,
+    region: str | None = None,
     id: int | UUID | None = None,  # noqa: A002 -- the field's word for it
     of: str | None = None,
     shard: int | None = None,
@@ -44,7 +45,7 @@ def run_in_shard(
         RuntimeError: a transaction is open on the shard.
     """
     cluster = get_cluster()
-    number = cluster._pick(key, id, shard, of)
+    number = cluster._pick(key, id, shard, of, region=region)
     attempts = Attempts(cluster._followed, number, patience_s)
     while True:
         node = attempts.next_node()

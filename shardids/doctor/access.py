@@ -21,7 +21,11 @@ _GENERATOR = {
     ("function", "next_id()"),
     ("function", "next_ids(n integer)"),
     ("function", "late_id(id_offset regclass)"),
-    ("function", "set_aside(id_offset regclass, n integer, OUT first_tick bigint, OUT last_tick bigint)"),
+    (
+        "function",
+        "set_aside(id_offset regclass, n integer, past_tick bigint,"
+        " OUT first_tick bigint, OUT last_tick bigint)",
+    ),
     ("sequence", "id_counter"),
     ("sequence", "id_offset"),
     ("engine schema", "shardids"),

@@ -21,13 +21,17 @@ _BETWEEN_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceOnNode:
-    """A reference table on a node; the last two are of the node's subscription, ``None`` if it has none."""
+    """A reference table on a node; the last two are of the node's subscription, ``None`` if it has none.
+
+    ``takes_writes``: whether its triggers let writes pass as on the writer; ``None`` if they are missing.
+    """
 
     name: str
     rows: int | None
     digest: object
     definition: str | None
     is_guarded: bool
+    takes_writes: bool | None
     is_enabled: bool | None
     is_working: bool | None
 

@@ -65,12 +65,36 @@ def reference_unguarded(facts: ClusterFacts) -> Iterator[Found]:
             if table.definition is not None and not table.is_guarded:
                 yield Found(
                     what=f'reference table {table.name} of node "{node}" lacks trigger shardids_reference,'
-                    " or on the writer shardids_reference_key, which refuse what would make nodes differ",
+                    " or on the writer shardids_reference_key or shardids_reference_right, which refuse what"
+                    " would make nodes differ",
                     to_do="Make it again",
                     commands=in_shell(f"shardids reference create {table.name}"),
                     nodes=(node,),
                     thing=table.name,
                 )
+
+
+@check("reference-writer", Severity.ERROR, remedy="`shardids reference repair`.")
+def reference_writer(facts: ClusterFacts) -> Iterator[Found]:
+    """The writer of reference tables, promoted or restored, takes no writes; or another node takes them."""
+    there = facts.references
+    for node, readings in there.readings.items():
+        is_writer = node == there.known.writer
+        wrong = [one.name for one in readings[-1] if one.is_guarded and one.takes_writes is not is_writer]
+        if wrong and not there.is_changing and there.known.successor is None:
+            what = (
+                f'writes to reference tables are refused on node "{node}", the writer: its server was'
+                " promoted, restored or upgraded since"
+                if is_writer
+                else f'reference tables can be written to on node "{node}", and the writer is node'
+                f' "{there.known.writer}": an old copy of its server may have come back'
+            )
+            yield Found(
+                what=f"{what}: {', '.join(wrong)}",
+                to_do="Let the writer alone take writes",
+                commands=_REPAIR,
+                nodes=(node,),
+            )
 
 
 @check("reference-lag", Severity.WARNING, remedy="See why the node does not take the changes.")
@@ -123,6 +147,7 @@ CHECKS = (
     reference_not_followed,
     reference_differs,
     reference_unguarded,
+    reference_writer,
     reference_lag,
     reference_unfinished,
 )

@@ -31,6 +31,8 @@ _PATIENCE_S = 3
 """How long to wait for the old server to show that it is not lost."""
 _MOVER_PATIENCE_S = 30.0
 """How long movers may take to notice that the node is gone; the catalog frees their locks before."""
+_LOCK_MS = 10_000
+"""How long to wait for those who write to reference tables on the new server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +128,7 @@ def replace_node(
                 _end_choices(journals, accept_loss)
                 lost = {shard.shard for shard in found.lost}
                 _fence(nodes, new, found, found.active_here.keys() - lost)
+                _close_references(nodes, new, references_of(catalog).writer)
                 with catalog.engine.begin() as connection:
                     point_node(connection, old, url, lost=lost, found=found.sound)
                 # A fence makes an old copy look newer, and like one that a move has left: not before the
@@ -259,6 +262,21 @@ def _fence(nodes: Nodes, new: Node, found: _Findings, shards: Collection[int]) -
                 text("select shardids.fence(:shard, :home), shardids.add_barriers(:shard)"),
                 {"shard": shard, "home": found.active_here[shard]},
             )
+
+
+def _close_references(nodes: Nodes, new: Node, writer: str | None) -> None:
+    """Lets nobody write to reference tables here, unless this node is the writer: it may have been that."""
+    if writer in (None, new.name):
+        return
+    with nodes[new.name].begin() as connection:
+        connection.execute(
+            text("""
+                select set_config('lock_timeout', :ms, true),
+                       shardids.guard_reference_table(c.oid, :writer, false)
+                from pg_class c join pg_trigger t on t.tgrelid = c.oid and t.tgname = 'shardids_reference'
+                where c.relnamespace = to_regnamespace('shardids_ref')"""),
+            {"ms": str(_LOCK_MS), "writer": writer},
+        )
 
 
 def _accept(

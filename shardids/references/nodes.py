@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -18,9 +18,9 @@ from shardids.references.deleting import end_deletion, undo_deletion
 from shardids.references.fitness import referrers, require_capacity
 from shardids.references.following import attach, detach, run
 from shardids.references.moving import clear, open_writer, undo_move
-from shardids.references.state import differing
+from shardids.references.state import REFUSES, differing, taking_writes
 from shardids.references.tables import copy_definitions, guard, publish, published
-from shardids.references.work import begun
+from shardids.references.work import Work, begun, let_through
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,8 @@ def repair(catalog: Catalog, *, anyway: Collection[str] = (), dry_run: bool = Fa
 
     Nodes of ``anyway`` are brought there whatever they seem to be. Undoes interrupted deletions, once all
     nodes have the writer's rows, and before that an interrupted move of the writer: once the catalog names
-    the new one, it opens that. Nodes that fail are in the answer; the others are repaired.
+    the new one, it opens that. A writer that was promoted or restored gets the right to be written to again.
+    Nodes that fail are in the answer; the others are repaired.
 
     Raises:
         ClusterConflict: another process is at it.
@@ -47,40 +48,60 @@ def repair(catalog: Catalog, *, anyway: Collection[str] = (), dry_run: bool = Fa
     if references_of(catalog).writer is None:
         return []
     with begun(catalog, moving=True) as work:
-        tables = published(work)
         if not dry_run:
-            if work.known.successor == work.writer.name:
-                open_writer(work)
-            elif work.known.successor is not None:
-                undo_move(work, work.known.successor)
-            for deletion in work.known.deletions:
-                with suppress(ClusterConflict):  # The node that lacks the row differs, and is repaired below.
-                    undo_deletion(work, deletion)
+            _undo(work)
+        tables = published(work)
+        is_open = _takes_writes(work, tables)
         wrong = {name: "it was replaced" for name in anyway if name in work.readers} | dict(
             differing(work, tables)
         )
-        done: list[Repaired] = []
-        if wrong and not dry_run:
-            with work.writer.begin() as connection:
-                for table in tables:
-                    guard(connection, table, work.writer.name, is_writer=True)
-                    publish(connection, table)
+        done = [] if is_open else [Repaired(node=work.writer.name, wrong=f"it {REFUSES}")]
+        if (wrong or not is_open) and not dry_run:
+            _open(work, tables)
         for name, reason in sorted(wrong.items()):
-            error, hint = "", ""
-            try:
-                if not dry_run:
-                    reader = work.readers[name]
-                    require_capacity(replace(work, readers={name: reader}))
-                    copy_definitions(work, reader, tables)
-                    clear(work, reader)
-                    attach(work, reader, tables)
-            except ShardidsError as failure:
-                error, hint = failure.message, failure.hint
-            done.append(Repaired(node=name, wrong=reason, error=error, hint=hint))
+            one = Repaired(node=name, wrong=reason)
+            done.append(one if dry_run else _repaired(work, one, tables))
         if not dry_run and not any(one.error for one in done):
             for deletion in work.known.deletions:
                 end_deletion(work, deletion)
     return done
+
+
+def _undo(work: Work) -> None:
+    """Ends what was interrupted."""
+    if work.known.successor == work.writer.name:
+        open_writer(work)
+    elif work.known.successor is not None:
+        undo_move(work, work.known.successor)
+    for deletion in work.known.deletions:
+        with suppress(ClusterConflict):  # The node that lacks the row differs, and is repaired.
+            undo_deletion(work, deletion)
+
+
+def _takes_writes(work: Work, tables: Sequence[str]) -> bool:
+    with work.writer.autocommit() as connection:
+        return taking_writes(connection, tables) == set(tables)
+
+
+def _open(work: Work, tables: Sequence[str]) -> None:
+    with work.writer.begin() as connection:
+        let_through(connection)
+        for table in tables:
+            guard(connection, table, work.writer.name, is_writer=True)
+            publish(connection, table)
+
+
+def _repaired(work: Work, found: Repaired, tables: Sequence[str]) -> Repaired:
+    """Brings a node to the writer's rows, and lets it follow."""
+    reader = work.readers[found.node]
+    try:
+        require_capacity(replace(work, readers={found.node: reader}))
+        copy_definitions(work, reader, tables)
+        clear(work, reader)
+        attach(work, reader, tables)
+    except ShardidsError as failure:
+        return replace(found, error=failure.message, hint=failure.hint)
+    return found
 
 
 def add_node(
@@ -88,6 +109,7 @@ def add_node(
     name: str,
     url: str,
     *,
+    region: str | None = None,
     migrate: Callable[[], None] = lambda: None,
     dry_run: bool = False,
 ) -> None:
@@ -99,7 +121,7 @@ def add_node(
     Raises:
         ClusterConflict: as there; or the node is added, and can't follow the writer; the message says why.
     """
-    provision.add_node(catalog, name, url, with_references=True, dry_run=dry_run)
+    provision.add_node(catalog, name, url, region=region, with_references=True, dry_run=dry_run)
     if dry_run:
         return
     migrate()

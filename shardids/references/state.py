@@ -20,6 +20,9 @@ from shardids.references.following import run
 from shardids.references.work import LOCK_TIMEOUT, Work
 
 _CATCH_UP_S: Final = 5.0
+_NO_WORKER: Final = "its worker does not run; the node's log says why"
+REFUSES: Final = "refuses writes: its server was promoted, restored or upgraded"
+"""The state of a writer that has to be given the right to write again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +41,7 @@ class Followed:
     Attributes:
         node: its name.
         role: ``writer`` or ``reader``.
-        state: ``follows``, or what is wrong; of the writer ``is written to``.
+        state: ``follows``, or what is wrong; of the writer ``is written to``, or why not.
         lag_bytes: how much of the writer's log it has not confirmed; ``None`` if that is unknown.
         kept_bytes: how much of its log the writer keeps for it.
     """
@@ -84,8 +87,13 @@ def status(catalog: Catalog) -> list[Followed]:
     with Nodes(placement.nodes, catalog.url, autocommit=True) as nodes:
         with nodes[known.writer].connect() as connection:
             slots = {row.name: row for row in connection.execute(_SLOTS, {"names": list(names.values())})}
+            active = [name for name, state in known.states.items() if state == "active"]
+            is_open = taking_writes(connection, active) == set(active)
         answers = nodes.each(lambda name, engine: _subscribed(engine.connect(), names[name]), names)
-    found = [Followed(node=known.writer, role="writer", state="is written to")]
+    state = "is written to" if is_open else REFUSES
+    if known.successor is not None:
+        state = f'takes no writes while node "{known.successor}" becomes the writer'
+    found = [Followed(node=known.writer, role="writer", state=state)]
     for node, name in sorted(names.items()):
         slot = slots.get(name)
         failure = answers.failures.get(node)
@@ -102,6 +110,13 @@ def status(catalog: Catalog) -> list[Followed]:
     return found
 
 
+def taking_writes(connection: Connection, names: Sequence[str]) -> set[str]:
+    """Returns the tables that take writes on a node as on their writer."""
+    asked = text("""select name::text from unnest(cast(:names as name[])) name
+                    where shardids.takes_reference_writes(name)""")
+    return set(connection.scalars(asked, {"names": list(names)}))
+
+
 def _subscribed(connection: Connection, name: str) -> str | None:
     with connection:
         return wrong_subscription(connection, name)
@@ -114,7 +129,7 @@ def wrong_subscription(connection: Connection, name: str) -> str | None:
         return "has no subscription"
     if not found.is_enabled:
         return "its subscription is disabled"
-    return None if found.is_working else "its worker does not run; the node's log says why"
+    return None if found.is_working else _NO_WORKER
 
 
 def wrong_slot(slot: Any) -> str | None:
@@ -155,9 +170,11 @@ def differing(work: Work, names: Sequence[str]) -> Mapping[str, str]:
                 found = wrong_subscription(connection, work.slot(reader)) or wrong_slot(
                     slots.get(work.slot(reader))
                 )
+                if taken := sorted(taking_writes(connection, names)):
+                    found = f"takes writes to {taken[0]} as the writer does"
         except ConnectionFailed as error:
             found = error.message
-        if found is not None and "worker" not in found:
+        if found not in (None, _NO_WORKER):
             wrong[name] = found
     rest = {slot: name for slot, name in followers.items() if name not in wrong}
     if not rest or not names:

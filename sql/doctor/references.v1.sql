@@ -11,11 +11,12 @@ select d.name::text as name,
        exists (
          select from pg_trigger t
          where t.tgrelid = to_regclass(format('shardids_ref.%I', d.name)) and t.tgname = 'shardids_reference' and t.tgenabled in ('O', 'A')
-           -- A reader's takes INSERT in; on the writer the second one keeps the keys.
-           and (t.tgtype & 4 <> 0 or exists (
-             select from pg_trigger k
-             where k.tgrelid = t.tgrelid and k.tgname = 'shardids_reference_key' and k.tgenabled in ('O', 'A')))
+           -- A reader's takes INSERT in; on the writer a second one keeps the keys, and a third knows the server.
+           and (t.tgtype & 4 <> 0 or 2 = (
+             select count(*) from pg_trigger k
+             where k.tgrelid = t.tgrelid and k.tgname in ('shardids_reference_key', 'shardids_reference_right') and k.tgenabled in ('O', 'A')))
        ) as is_guarded,
+       shardids.takes_reference_writes(d.name) as takes_writes,
        s.subenabled as is_enabled,
        exists (select from pg_stat_subscription w where w.subid = s.oid and w.pid is not null) as is_working
 from shardids.reference_digest(current_setting('shardids.names')::name[]) d

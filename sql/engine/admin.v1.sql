@@ -183,10 +183,10 @@ begin
     from pg_proc p
     where p.pronamespace = 'shardids'::regnamespace
       and p.proname in ('epoch_ms', 'time_bits', 'shard_bits', 'sequence_bits', 'schema_prefix', 'schema_of', 'id_of', 'shard_of',
-                        'sequence_of', 'time_of', 'ms_of', 'clamped_ms', 'min_id', 'max_id', 'server', 'offset_base',
+                        'sequence_of', 'time_of', 'tick_of', 'ms_of', 'clamped_ms', 'min_id', 'max_id', 'server', 'offset_base',
                         'is_current', 'is_nearly_current', 'is_ahead', 'is_unchanged', 'is_in_time', 'drawn_id', 'catch_up', 'next_id', 'lagging_id',
-                        'offset_ms', 'refuse', 'reserve', 'decide', 'await_references'));
-  execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer) to %2$I', schema, role);
+                        'offset_ms', 'refuse', 'reserve', 'tick_before', 'is_past', 'advance_past', 'decide', 'await_references'));
+  execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer, bigint) to %2$I', schema, role);
   if to_regprocedure(format('%I.next_number(text, text, timestamptz)', schema)) is not null then
     execute format('grant execute on function %I.next_number(text, text, timestamptz) to %I', schema, role);
   end if;
@@ -203,7 +203,7 @@ declare
   schema name := shardids.schema_of(shard);
 begin
   perform shardids.wait_for_installer();
-  execute format('revoke execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer) from %2$I', schema, role);
+  execute format('revoke execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer, bigint) from %2$I', schema, role);
   if to_regprocedure(format('%I.next_number(text, text, timestamptz)', schema)) is not null then
     execute format('revoke execute on function %I.next_number(text, text, timestamptz) from %I', schema, role);
   end if;

@@ -16,6 +16,11 @@ create function shardids.sequence_of(id bigint) returns integer
 language sql immutable parallel safe
 return (id & ((1::bigint << shardids.sequence_bits()) - 1))::integer;
 
+create function shardids.tick_of(id bigint) returns bigint
+language sql immutable parallel safe
+return (((id >> (shardids.shard_bits() + shardids.sequence_bits())) & ((1::bigint << shardids.time_bits()) - 1)) << shardids.sequence_bits())
+       + (id & ((1::bigint << shardids.sequence_bits()) - 1));
+
 create function shardids.time_of(id bigint) returns timestamptz
 language sql immutable parallel safe
 return to_timestamp(
@@ -47,6 +52,7 @@ return (shardids.clamped_ms(at)
 comment on function shardids.id_of(bigint, integer) is 'The ID of a tick in a shard';
 comment on function shardids.shard_of(bigint) is 'The shard in which an ID was born';
 comment on function shardids.sequence_of(bigint) is 'The sequence field of an ID';
+comment on function shardids.tick_of(bigint) is 'The tick of an ID';
 comment on function shardids.time_of(bigint) is 'The time at which an ID was born, to the millisecond';
 comment on function shardids.ms_of(timestamptz) is 'Milliseconds since the layout''s epoch, rounded down';
 comment on function shardids.clamped_ms(timestamptz) is 'Milliseconds since the layout''s epoch, within the layout''s time';

@@ -274,12 +274,14 @@ revoke execute on function
 -- draws that saw the old one have counters up to c2, read after the change, and draws that see the new one
 -- have counters above c1, read before it; the ticks (old + c2, new + c1] are nobody else's.
 --
+-- past_tick is one that the shard is not to issue any more, nor one below it, such as that of an ID of another shard.
+--
 -- setval is not transactional: what it stored stays if the caller rolls back. So a fence or another incarnation's
 -- offset is never left behind on the word of a row that the caller's own transaction wrote.
 --
 -- The lock goes with the subtransaction that raises SI099, also on cancel.
 create function shardids.advance(
-  shard integer, id_offset regclass, ticks bigint default 0,
+  shard integer, id_offset regclass, ticks bigint default 0, past_tick bigint default -1,
   out seen bigint, out first_tick bigint, out last_tick bigint)
 language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
@@ -338,7 +340,7 @@ begin
       end if;
     end if;
     target_ms := greatest(offset_ms + (seen < 0)::integer, now_ms - (c1 >> bits),
-                          ((this.high_water_tick - c1) >> bits) + 1);
+                          ((greatest(this.high_water_tick, past_tick) - c1) >> bits) + 1);
     if is_new then
       -- The incarnation before, or a lost primary, may have been a margin ahead of its clock and of all that is left.
       -- Two incarnations may begin with the same offset, if an older copy of the files takes the server's place. The
@@ -387,8 +389,8 @@ begin
 end
 $$;
 
-comment on function shardids.advance(integer, regclass, bigint) is
-  'Raises a shard''s offset to the clock, and by as many ticks as are to be set aside';
+comment on function shardids.advance(integer, regclass, bigint, bigint) is
+  'Raises a shard''s offset to the clock and past a tick, and by as many ticks as are to be set aside';
 
 create function shardids.offset_ms(seen bigint) returns bigint
 language sql immutable parallel safe
@@ -473,24 +475,26 @@ begin
 end
 $$;
 
--- Run as the owner of the engine by the shards' own set_aside(n).
-create function shardids.set_aside(id_offset regclass, shard integer, n integer, out first_tick bigint, out last_tick bigint)
+-- Run as the owner of the engine by the shards' own set_aside(n). With a past_tick n may be 0.
+create function shardids.set_aside(
+  id_offset regclass, shard integer, n integer, past_tick bigint, out first_tick bigint, out last_tick bigint)
 language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
 begin
-  if n is null or n < 1 then
+  if n is null or n < (past_tick is null)::integer then
     perform shardids.refuse('SI007', shard, n);
   end if;
-  select a.first_tick, a.last_tick into first_tick, last_tick from shardids.advance(shard, id_offset, n) a;
+  select a.first_tick, a.last_tick into first_tick, last_tick from shardids.advance(shard, id_offset, n, past_tick) a;
 end
 $$;
 
-comment on function shardids.set_aside(regclass, integer, integer) is 'Sets n consecutive ticks of a shard aside';
+comment on function shardids.set_aside(regclass, integer, integer, bigint) is
+  'Sets n consecutive ticks of a shard aside, all of them past a tick';
 
 revoke execute on function
   shardids.bound_to(regclass, integer), shardids.is_bound(regclass, regclass, integer), shardids.clock_offset(regclass),
   shardids.is_late(bigint, bigint), shardids.is_near(bigint, bigint), shardids.is_active(regclass, regclass, integer),
-  shardids.raised(bigint, bigint, regclass), shardids.incarnation(), shardids.late_id(regclass, integer), shardids.advance(integer, regclass, bigint),
-  shardids.set_aside(regclass, integer, integer)
+  shardids.raised(bigint, bigint, regclass), shardids.incarnation(), shardids.late_id(regclass, integer), shardids.advance(integer, regclass, bigint, bigint),
+  shardids.set_aside(regclass, integer, integer, bigint)
   from public;
 
 -- Calls the shard's own function, which the caller has to be allowed to execute.
@@ -515,3 +519,64 @@ $$;
 
 comment on function shardids.reserve(integer, integer) is
   'Sets n consecutive ticks of a shard aside for the caller; shardids.id_of(tick, shard) makes them IDs';
+
+-- The highest tick of a shard whose ID does not sort after this one; null if no shard of the layout has such an ID.
+create function shardids.tick_before(id bigint, shard integer) returns bigint
+language sql immutable parallel safe
+return case when shardids.id_of(shardids.tick_of(id), shardids.shard_of(id)) = id
+            then case when shard < shardids.shard_of(id) then shardids.tick_of(id) | ((1 << shardids.sequence_bits()) - 1)
+                      when shard > shardids.shard_of(id) then (shardids.tick_of(id) - shardids.sequence_of(id)) - 1
+                      else shardids.tick_of(id) end end;
+
+-- Whether the shard has issued a tick at least as high, or can't issue it any more. It is told by what is stored, not by the
+-- clock, which may step back before the draw. Not of an offset that another incarnation wrote, or of a fence.
+create function shardids.is_past(seen bigint, drawn bigint, past_tick bigint) returns boolean
+language sql stable parallel safe
+return seen >= 0 and seen & ~8796093022207 = shardids.offset_base()
+       and ((seen & 8796093022207) << shardids.sequence_bits()) + coalesce(drawn, 0) >= past_tick;
+
+-- Like reserve(), it calls the shard's own function, which the caller has to be allowed to execute.
+create function shardids.advance_past(shard integer, id bigint) returns boolean
+language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
+declare
+  counter regclass;
+  id_offset regclass;
+  schema regnamespace;
+  node shardids.node;
+  past_tick constant bigint := shardids.tick_before(id, shard);
+  ahead_ms bigint;
+begin
+  select s.id_counter, s.id_offset into counter, id_offset from shardids.shard s where s.id = advance_past.shard;
+  if counter is null then
+    perform shardids.refuse('SI001', shard);
+  elsif past_tick is null then
+    raise exception using
+      errcode = 'SI007',
+      message = format('shard %s can''t go past %s, which is no ID of this layout [node "%s"]', shard, coalesce(id::text, 'null'),
+                       (select n.name from shardids.node n)),
+      hint = 'Pass an ID that a shard of this cluster has issued.';
+  elsif shardids.is_past(pg_sequence_last_value(id_offset), pg_sequence_last_value(counter), past_tick) then
+    return false;
+  end if;
+  select n.* into node from shardids.node n;
+  ahead_ms := (shardids.tick_of(id) >> shardids.sequence_bits()) - shardids.ms_of(clock_timestamp());
+  if ahead_ms > extract(epoch from node.max_ahead) * 1000 then
+    raise exception using
+      errcode = 'SI005',
+      message = format('shard %s can''t go past ID %s, which is %s ms ahead of the clock; the limit is max_ahead = %s [node "%s"]',
+                       shard, id, ahead_ms, node.max_ahead, node.name),
+      hint = 'Is it an ID of this cluster? Then set the clocks of both servers right, or raise shardids.node.max_ahead.';
+  end if;
+  select c.relnamespace into schema from pg_class c where c.oid = id_offset;
+  if schema is null then
+    perform shardids.refuse('SI004', shard);
+  end if;
+  execute format('select from %s.set_aside($1, 0, $2)', schema) using id_offset, past_tick;
+  return true;
+end
+$$;
+
+comment on function shardids.tick_before(bigint, integer) is 'The highest tick of a shard whose ID does not sort after an ID';
+comment on function shardids.is_past(bigint, bigint, bigint) is 'Whether a shard will issue no tick up to this one any more';
+comment on function shardids.advance_past(integer, bigint) is
+  'Lets a shard issue no ID from now on that sorts before this one; whether it had to be raised';

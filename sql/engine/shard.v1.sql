@@ -20,10 +20,10 @@ begin
     'language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as '
     '$$begin return shardids.late_id(id_offset, %2$s); end$$', schema, shard);
   execute format(
-    'create function %1$I.set_aside(id_offset regclass, n integer, out first_tick bigint, out last_tick bigint) '
+    'create function %1$I.set_aside(id_offset regclass, n integer, past_tick bigint default null, out first_tick bigint, out last_tick bigint) '
     'language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as '
     '$$begin select r.first_tick, r.last_tick into first_tick, last_tick '
-    'from shardids.set_aside(id_offset, %2$s, n) r; end$$', schema, shard);
+    'from shardids.set_aside(id_offset, %2$s, n, past_tick) r; end$$', schema, shard);
   execute format(
     'create function %1$I.next_id() returns bigint language sql volatile parallel unsafe '
     'return coalesce(shardids.next_id(pg_sequence_last_value(''%1$I.id_offset''::regclass), '
@@ -38,18 +38,18 @@ begin
     'select shardids.id_of(generate_series(r.first_tick, r.last_tick), %2$s) '
     'from %1$I.set_aside(''%1$I.id_offset''::regclass, n) r where (n between 1 and 63) is not true; end', schema, shard);
   execute format(
-    'revoke execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer) from public', schema);
+    'revoke execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer, bigint) from public', schema);
   execute format('comment on function %1$I.next_id() is ''The next ID of shard %2$s''', schema, shard);
   execute format('comment on function %1$I.next_ids(integer) is ''The next n IDs of shard %2$s, in order''', schema, shard);
   execute format('comment on function %1$I.late_id(regclass) is ''What next_id() calls where the clock has gone ahead''', schema);
-  execute format('comment on function %1$I.set_aside(regclass, integer) is ''What next_ids(n) and shardids.reserve() call''', schema);
+  execute format('comment on function %1$I.set_aside(regclass, integer, bigint) is ''What next_ids(n), shardids.reserve() and shardids.advance_past() call''', schema);
   if owner <> current_user then
     execute format('alter sequence %I.id_counter owner to %I', schema, owner);
     execute format('alter sequence %I.id_offset owner to %I', schema, owner);
     execute format('alter function %I.next_id() owner to %I', schema, owner);
     execute format('alter function %I.next_ids(integer) owner to %I', schema, owner);
     execute format('alter function %I.late_id(regclass) owner to %I', schema, owner);
-    execute format('alter function %I.set_aside(regclass, integer) owner to %I', schema, owner);
+    execute format('alter function %I.set_aside(regclass, integer, bigint) owner to %I', schema, owner);
     execute format('alter table if exists %I.shardids_version owner to %I', schema, owner);
   end if;
   -- Issues IDs from now on: if this is rolled back, the sequences go with it.

@@ -4,10 +4,21 @@
 --
 -- The workers of logical replication apply changes as replicas: these triggers don't fire for them, and foreign keys are
 -- not checked. So the writer takes no change by which a row that refers to another could lose it on another node.
+--
+-- A server that was the writer may come back as it was then: a standby of it is promoted, or a dump restored. So the right
+-- to write names the server and its timeline, and holds nowhere else until shardids reference repair gives it again.
 
 create schema shardids_ref;
 
 comment on schema shardids_ref is 'Reference tables: the same rows on every node, written to on one of them';
+
+-- Bound when it is created, so that a trigger's condition takes no right on schema shardids.
+create function shardids.server_timeline() returns text
+language sql volatile parallel safe
+return shardids.server() || '/' || shardids.timeline();
+
+comment on function shardids.server_timeline() is
+  'This database on this server and its timeline; another one once it was restored elsewhere, or its standby promoted';
 
 -- As the caller: only who acts for the owner of schema shardids passes, and only after having said so.
 create function shardids.guard_reference() returns trigger
@@ -21,6 +32,12 @@ begin
       errcode = 'SI013',
       message = format('reference table %I is written to on node "%s" alone', tg_table_name, tg_argv[0]),
       hint = 'Connect to that node; in Python: cluster.reference_session().';
+  elsif tg_argv[1] = 'returned' then
+    raise exception using
+      errcode = 'SI013',
+      message = format('reference table %I takes no writes: this server was promoted, restored or upgraded since node "%s" became'
+                       ' the writer', tg_table_name, tg_argv[0]),
+      hint = 'If the catalog has its address, shardids reference repair gives it the right to write again, unless another node has it.';
   elsif tg_op = 'TRUNCATE' then
     raise exception using
       errcode = 'SI013',
@@ -77,6 +94,10 @@ begin
   -- A node that was the writer keeps it: DROP TRIGGER would wait for all who read the table.
   if is_writer then
     execute format(
+      'create or replace trigger shardids_reference_right before insert or update on %s for each statement '
+      'when (shardids.server_timeline() <> %L) execute function shardids.guard_reference(%L, ''returned'')',
+      name, shardids.server_timeline(), writer);
+    execute format(
       'create or replace trigger shardids_reference_key after update on %s '
       'for each row execute function shardids.keep_reference_key()', name);
   end if;
@@ -85,6 +106,18 @@ $$;
 
 comment on function shardids.guard_reference_table(regclass, text, boolean) is
   'Lets writes to a reference table pass on its writer alone';
+
+-- Of a table whose triggers are disabled, nothing is known.
+create function shardids.takes_reference_writes(name name) returns boolean
+language sql stable set search_path = pg_catalog, pg_temp as $$
+  select g.tgtype & 4 = 0 and coalesce(strpos(pg_get_triggerdef(r.oid), quote_literal(shardids.server_timeline())) > 0, false)
+  from pg_trigger g
+  left join pg_trigger r on r.tgrelid = g.tgrelid and r.tgname = 'shardids_reference_right' and r.tgenabled in ('O', 'A')
+  where g.tgrelid = to_regclass(format('shardids_ref.%I', name)) and g.tgname = 'shardids_reference' and g.tgenabled in ('O', 'A')
+$$;
+
+comment on function shardids.takes_reference_writes(name) is
+  'Whether this server may be written to as the writer of a reference table, by its triggers';
 
 -- definition: what a row that arrives from the writer needs. By column names, for their order may differ.
 create function shardids.reference_digest(names name[]) returns table (name name, rows bigint, digest numeric, definition text)
@@ -131,7 +164,8 @@ $$;
 
 comment on function shardids.follow_writer(name, text, name) is 'Subscribes to the writer of reference tables, from where its slot is';
 
--- Slots are read from shared memory: each look sees them as they are.
+-- Slots are read from shared memory: each look sees them as they are. A slot that nobody is sent anything from has a
+-- position, too: it is made before its node has the rows up to there, and the node subscribes when it has.
 create function shardids.await_references(slots name[], wanted pg_lsn, patience_s float8) returns setof name
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
@@ -140,8 +174,10 @@ declare
 begin
   loop
     behind := array(
-      select s.name from unnest(slots) s (name) left join pg_replication_slots r on r.slot_name = s.name
-      where (r.confirmed_flush_lsn >= wanted) is not true);
+      select s.name from unnest(slots) s (name)
+      where not exists (
+        select from pg_replication_slots r join pg_stat_get_wal_senders() w on w.pid = r.active_pid
+        where r.slot_name = s.name and r.confirmed_flush_lsn >= wanted));
     exit when behind = '{}' or clock_timestamp() > deadline;
     perform pg_sleep(0.001);
   end loop;
@@ -154,5 +190,5 @@ comment on function shardids.await_references(name[], pg_lsn, float8) is
 
 revoke execute on function
   shardids.guard_reference(), shardids.keep_reference_key(), shardids.guard_reference_table(regclass, text, boolean),
-  shardids.reference_digest(name[]), shardids.follow_writer(name, text, name)
+  shardids.takes_reference_writes(name), shardids.reference_digest(name[]), shardids.follow_writer(name, text, name)
   from public;

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
+from sqlalchemy import event
 from sqlalchemy.engine import make_url
 
-from shardids import references
+from shardids import doctor, references
 from shardids.catalog.topology import Node
 from shardids.dev.embedded import EmbeddedServer, temporary_servers
 from shardids.errors import ReferencesBehind, ShardidsError
+from shardids.mover import failover
 from shardids.references import state
+from tests.conftest import dsn
 from tests.support.clusters import command
 from tests.support.proxy import Proxy
 from tests.support.referring import Country, Nodes, nodes_at
@@ -86,6 +92,8 @@ def test_the_writer_is_lost_and_its_standby_lacks_rows(servers: dict[str, Embedd
         servers["a"].kill()
         with psycopg.connect(standby.url(), autocommit=True) as promoted:
             promoted.execute("select pg_promote()")
+            with pytest.raises(psycopg.Error, match="countries takes no writes: this server was promoted"):
+                promoted.execute("insert into shardids_ref.countries values ('XX', 'x')")
         done = command("node", "replace", "a", "--url", standby.url(), SHARDIDS_CATALOG=standby.url())
         assert done.returncode == 0, done.stderr
         assert f"rows of {users} refer to a row of reference table countries" in done.stderr
@@ -97,6 +105,65 @@ def test_the_writer_is_lost_and_its_standby_lacks_rows(servers: dict[str, Embedd
         repaired = command("reference", "repair", SHARDIDS_CATALOG=standby.url())
         assert repaired.returncode == 0, repaired.stderr
         assert nodes.codes("a") == nodes.codes("b") == nodes.codes("c") == ["DE", "FR", "IT"]
+
+
+def test_a_former_writer_whose_standby_has_not_heard_of_it_takes_no_writes(
+    nodes: Nodes, servers: dict[str, EmbeddedServer]
+) -> None:
+    references.move_writer(nodes.catalog, "c")
+    with standby_of(servers["c"]) as standby:
+        deafen(servers["c"], standby)
+        references.move_writer(nodes.catalog, "a")
+        nodes.cluster.refresh()
+        nodes.write(Country(code="IT", name="Italy"))
+        servers["c"].kill()
+        with psycopg.connect(standby.url(), autocommit=True) as promoted:
+            promoted.execute("select pg_promote()")
+            with pytest.raises(psycopg.Error, match=r'was promoted, .* since node "c" became the writer'):
+                promoted.execute("update shardids_ref.countries set name = 'x'")
+            failover.replace_node(nodes.catalog, "c", standby.url(), with_references=True)
+            with pytest.raises(psycopg.Error, match='is written to on node "a" alone'):
+                promoted.execute("update shardids_ref.countries set name = 'x'")
+        nodes.urls["c"] = make_url(standby.url()).set(drivername="postgresql")
+        assert [(one.node, one.error) for one in references.repair(nodes.catalog)] == [("c", "")]
+        assert nodes.codes("c") == nodes.codes("a")
+
+
+def test_old_files_of_a_former_writer_in_its_place_are_found_and_closed(
+    nodes: Nodes, servers: dict[str, EmbeddedServer], tmp_path: Path
+) -> None:
+    """To PostgreSQL they are the same server: it takes writes until a command has seen it."""
+    references.move_writer(nodes.catalog, "c")
+    servers["c"].stop()
+    data = servers["c"].data_directory
+    subprocess.run(["cp", "-a", data, tmp_path / "old"], check=True)
+    servers["c"].restart()
+    references.move_writer(nodes.catalog, "a")
+    servers["c"].stop()
+    shutil.rmtree(data)
+    subprocess.run(["cp", "-a", tmp_path / "old", data], check=True)
+    servers["c"].restart()
+    (found,) = doctor.examine(nodes.catalog, ["reference-writer"]).findings
+    assert found.nodes == ("c",)
+    with nodes.connected("c") as connection:
+        connection.execute("insert into shardids_ref.countries values ('XX', 'lost')")
+        failover.replace_node(nodes.catalog, "c", dsn(nodes.urls["c"]), with_references=True)
+        with pytest.raises(psycopg.Error, match='is written to on node "a" alone'):
+            connection.execute("insert into shardids_ref.countries values ('XY', 'refused')")
+    assert [(one.node, one.error) for one in references.repair(nodes.catalog)] == [("c", "")]
+    assert nodes.codes("c") == nodes.codes("a") == ["DE", "FR"]
+
+
+def test_a_commit_whose_writer_dies_before_others_have_confirmed_it_says_so(
+    nodes: Nodes, servers: dict[str, EmbeddedServer]
+) -> None:
+    references.move_writer(nodes.catalog, "c")
+    nodes.cluster.refresh()
+    with nodes.cluster.reference_session(wait=True) as session:
+        session.add(Country(code="IT", name="Italy"))
+        event.listen(session, "after_commit", lambda _: servers["c"].kill())
+        with pytest.raises(ReferencesBehind, match='committed on node "c", which was lost before'):
+            session.commit()
 
 
 def test_a_node_that_falls_silent_stops_no_writer_and_follows_again(

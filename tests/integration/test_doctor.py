@@ -225,9 +225,9 @@ def test_functions_of_the_engine_that_were_changed_by_hand(pair: Pair) -> None:
         (
             "engine-changed",
             ("a",),
-            "shardids.advance(shard integer, id_offset regclass, ticks bigint, OUT seen bigint, OUT"
-            " first_tick bigint, OUT last_tick bigint), shardids.is_unchanged(seen bigint, id_offset"
-            " regclass)",
+            "shardids.advance(shard integer, id_offset regclass, ticks bigint, past_tick bigint, OUT"
+            " seen bigint, OUT first_tick bigint, OUT last_tick bigint), shardids.is_unchanged(seen"
+            " bigint, id_offset regclass)",
         ),
         ("engine-changed", ("a",), "shardids.shard_of(text)"),
         ("engine-changed", ("b",), "shardids.revoke_usage(shard integer, role name)"),

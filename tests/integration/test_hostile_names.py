@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from sqlalchemy.engine import make_url
 
 from shardids.dev.embedded import temporary_servers
 from shardids.migrate.status import unlike
-from tests.support.generator import connect
+from tests.support.generator import DEFAULT, connect
 from tests.support.hostile import Names, plant, plant_words
 from tests.support.migrations import App
 from tests.support.moves import TwoNodes, two_nodes
@@ -234,12 +235,14 @@ def test_no_function_runs_them(nodes: TwoNodes, path: str) -> None:
         for name, types in functions:
             values = [VALUES.get(one, "'shard_0001.id_offset'") for one in types]
             statements.append(f"select * from {name}({', '.join(values)})")
+        ahead = DEFAULT.min_id(datetime.now(UTC) + timedelta(minutes=5))
         statements += [
             # What a draw does when the usual path does not do.
             "select shardids.next_id(null, 'shard_0001.id_counter', 'shard_0001.id_offset', 1)",
             "select shardids.lagging_id('shard_0001.id_counter', 'shard_0001.id_offset', 1)",
             "select shard_0001.next_ids(5000)",
             "select shardids.reserve(1, 5)",
+            f"select shardids.advance_past(1, {ahead})",
             "select shardids.activate(1)",
             # Numbers for people.
             "select shardids.define_counter(1, 'order', 'day', lanes => 4)",

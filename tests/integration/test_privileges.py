@@ -226,7 +226,8 @@ def test_another_shards_offset_can_not_be_named_to_an_allowed_one(owner: Db, app
         "select shard_0006.late_id('shard_0006.id_offset')",
         "select shardids.reserve(6, 100)",
         "select shardids.advance(6, 'shard_0006.id_offset', 100)",
-        "select shardids.set_aside('shard_0006.id_offset', 6, 100)",
+        "select shardids.set_aside('shard_0006.id_offset', 6, 100, null)",
+        "select shardids.advance_past(6, shardids.max_id(clock_timestamp()) + 9999999999)",
         "select shardids.late_id('shard_0006.id_offset', 6)",
     ],
 )

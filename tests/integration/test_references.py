@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import BigInteger, ForeignKey, Integer, String, func, insert, select, text
+from sqlalchemy import BigInteger, ForeignKey, Integer, String, event, func, insert, select, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, selectinload
 
@@ -39,9 +39,10 @@ from shardids.errors import (
 from shardids.install import provision
 from shardids.mover import cutover, failover, following
 from shardids.mover.events import Event, Waiting
+from shardids.references import following as attaching
 from shardids.references import state
 from tests.conftest import dsn, found_cluster
-from tests.support.clusters import command
+from tests.support.clusters import command_here as command
 from tests.support.migrations import App
 from tests.support.referring import Country, Currency, Nodes, User, database, nodes_at
 from tests.support.waiting import wait_for
@@ -100,7 +101,9 @@ def test_a_node_that_does_not_follow_is_named(nodes: Nodes) -> None:
         ).fetchone()
         connection.execute(f"alter subscription {name} disable")
         with (
-            pytest.raises(ReferencesBehind, match=r'committed, and has not reached node "c" within 0\.5 s'),
+            pytest.raises(
+                ReferencesBehind, match=r'committed, and node "c" has not confirmed it within 0\.5 s'
+            ),
             nodes.cluster.reference_session(wait=True, within_s=0.5) as session,
             session.begin(),
         ):
@@ -123,6 +126,47 @@ def test_a_node_that_does_not_follow_is_named(nodes: Nodes) -> None:
     assert "GBP" in nodes.codes("c", "currencies")
     again = command("reference", "repair", **nodes.environment)
     assert again.stdout == "All nodes follow the writer, with the same rows\n", again.stderr
+
+
+def test_a_commit_waits_while_another_node_becomes_the_writer(nodes: Nodes) -> None:
+    def move_to(node: str) -> None:
+        references.move_writer(nodes.catalog, node)
+        nodes.cluster.refresh()
+        nodes.cluster.reference_session().close()
+
+    with nodes.cluster.reference_session(wait=True) as session:
+        session.add(Country(code="LU", name="Luxembourg"))
+        event.listen(session, "after_commit", lambda _: move_to("b"))
+        session.commit()
+    assert all("LU" in nodes.codes(node) for node in "abc")
+
+    async def write() -> None:
+        cluster = await AsyncCluster.connect(dsn(nodes.urls["a"]))
+        async with cluster, await cluster.reference_session(wait=True) as session:
+            session.add(Country(code="LI", name="Liechtenstein"))
+            event.listen(session.sync_session, "after_commit", lambda _: move_to("a"))
+            await session.commit()
+
+    asyncio.run(write())
+    assert all("LI" in nodes.codes(node) for node in "abc")
+
+
+def test_a_node_that_is_brought_to_the_writers_rows_has_confirmed_nothing_yet(nodes: Nodes) -> None:
+    """Its slot has a position before it has the rows up to there."""
+    whole, confirmed = attaching._write, list[bool]()
+
+    def look_first(*given: Any) -> None:
+        with nodes.connected("a") as connection:
+            slots = "array(select slot_name from pg_replication_slots where not active)"
+            behind = connection.execute(f"select shardids.await_references({slots}, '0/1', 0)").fetchall()
+        confirmed.append(not behind)
+        whole(*given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attaching, "_write", look_first)
+        assert [one.error for one in references.repair(nodes.catalog, anyway=["c"])] == [""]
+    assert confirmed == [False]
+    nodes.write(Country(code="LU", name="again"))
 
 
 # Read in any session.
@@ -213,11 +257,63 @@ def test_the_writer_keeps_what_may_be_referred_to(nodes: Nodes, statement: str, 
     assert caught.value.sqlstate == "SI013"
 
 
+def test_a_writer_on_another_server_takes_no_writes_until_it_is_repaired(nodes: Nodes) -> None:
+    with nodes.connected("a") as connection:
+        (made,) = connection.execute(
+            """select replace(pg_get_triggerdef(oid), shardids.server_timeline(), 'another server')
+               from pg_trigger
+               where tgname = 'shardids_reference_right' and tgrelid = 'shardids_ref.countries'::regclass"""
+        ).fetchone()
+        connection.execute(made.replace("CREATE", "CREATE OR REPLACE", 1))
+        for statement in (
+            "insert into shardids_ref.countries values ('X', 'x')",
+            "update shardids_ref.countries set name = name",
+        ):
+            with pytest.raises(
+                psycopg.Error, match="countries takes no writes: this server was promoted"
+            ) as caught:
+                connection.execute(statement)
+            assert caught.value.sqlstate == "SI013"
+        assert [one.state for one in references.status(nodes.catalog)] == [
+            state.REFUSES,
+            "follows",
+            "follows",
+        ]
+        (found,) = doctor.examine(nodes.catalog, ["reference-writer"]).findings
+        assert (found.nodes, "countries" in found.what) == (("a",), True)
+        done = command("reference", "repair", **nodes.environment)
+        assert done.stdout == f'Node "a" repaired: it {state.REFUSES}\n', done.stderr
+        connection.execute("update shardids_ref.countries set name = name")
+
+
+def test_a_node_that_takes_writes_beside_the_writer_is_found_and_repaired(nodes: Nodes) -> None:
+    with nodes.connected("c") as connection:
+        connection.execute("select shardids.guard_reference_table('shardids_ref.countries', 'c', true)")
+        (found,) = doctor.examine(nodes.catalog, ["reference-writer"]).findings
+        assert found.nodes == ("c",)
+        assert [(one.node, one.error) for one in references.repair(nodes.catalog)] == [("c", "")]
+        with pytest.raises(psycopg.Error, match='written to on node "a" alone'):
+            connection.execute("update shardids_ref.countries set name = 'x'")
+
+
 def test_the_orm_sees_the_refusal(nodes: Nodes) -> None:
     with nodes.cluster.reference_session() as session:
         session.delete(session.get_one(Country, "FR"))
         with pytest.raises(ReferenceRefused, match="shardids reference delete countries KEY"):
             session.commit()
+
+
+def test_who_writes_needs_no_right_on_other_schemas(nodes: Nodes) -> None:
+    with nodes.connected("a") as connection:
+        connection.execute("create role clerk")
+        connection.execute("grant usage on schema shardids_ref to clerk")
+        connection.execute("grant select, insert, update on shardids_ref.currencies to clerk")
+        connection.execute("set role clerk")
+        connection.execute("insert into shardids_ref.currencies values ('CHF')")
+        connection.execute("update shardids_ref.currencies set code = code")
+        connection.execute("reset role")
+        connection.execute("drop owned by clerk")
+        connection.execute("drop role clerk")
 
 
 def test_the_guard_is_passed_by_the_owner_alone(nodes: Nodes, server: EmbeddedServer) -> None:

@@ -15,6 +15,7 @@ advance                ``advance``, up to its loop
 raise_to, set_aside    the loop of ``advance``, without and with ``ticks``
 log_offset             ``log_offset``; with it a cancel may end the statement
 reserve                ``reserve``
+advance_past           ``advance_past``: told by what is stored, or by ``advance``
 stop, fence, activate  of the same names; an ``advance`` after ``activate`` releases the fence
 activate_and_draw      ``activate`` and ``next_id`` in one transaction
 =====================  ===============================================================================
@@ -71,6 +72,7 @@ class Flaw(StrEnum):
     RAISE_UNSEEN = auto()
     FOLLOW_IN_ANY_INCARNATION = auto()
     LOCK_KEPT_ON_CANCEL = auto()
+    PAST_BY_THE_CLOCK = auto()
 
 
 class Offset(NamedTuple):
@@ -134,6 +136,7 @@ class Shared(NamedTuple):
     issued: int = 0  # bit t is set if tick t was issued
     high_water: int = -1  # the highest that a fence returned or the row had
     ceiling: int | None = None  # the high-water tick of the fence in force
+    past: int = -1  # the highest that this incarnation was advanced past
 
     def stored(self) -> Stored:
         return Stored(self.logged, self.logged_offset, self.row)
@@ -183,6 +186,15 @@ class HighWater(NamedTuple):
         return f"high-water tick {self.tick}"
 
 
+class Past(NamedTuple):
+    """An operation ended, and this incarnation issues no tick from now on that is not above this one."""
+
+    tick: int
+
+    def __str__(self) -> str:
+        return f"past tick {self.tick}"
+
+
 class Step(NamedTuple):
     """An operation, or where one goes on, remembering nothing but these arguments."""
 
@@ -190,7 +202,7 @@ class Step(NamedTuple):
     arguments: tuple[Any, ...] = ()
 
 
-Ending: TypeAlias = Ticks | HighWater | str
+Ending: TypeAlias = Ticks | HighWater | Past | str
 Steps: TypeAlias = Generator[Action, Any, Ending | Step]
 
 
@@ -362,8 +374,18 @@ def reserve(rules: Rules, ticks: int) -> Steps:
     return Step(advance, (ticks,))
 
 
-def advance(rules: Rules, ticks: int = 0, own_row: Row | None = None) -> Steps:
-    """The only place that raises the offset: to the clock, above a fence, past a crash, and by ``ticks``.
+def advance_past(rules: Rules, tick: int) -> Steps:
+    seen = yield read("offset")
+    drawn = yield read("counter")
+    if rules.flaw is Flaw.PAST_BY_THE_CLOCK and (yield clock(rules)) << SEQUENCE_BITS > tick:
+        return Past(tick)
+    if seen == Offset(seen.ms, rules.incarnation) and tick_of(seen.ms, drawn) >= tick:
+        return Past(tick)
+    return Step(advance, (0, None, tick))
+
+
+def advance(rules: Rules, ticks: int = 0, own_row: Row | None = None, past_tick: int | None = None) -> Steps:
+    """What raises the offset: to the clock, above a fence, past a crash or a tick, and by ``ticks``.
 
     ``own_row`` is the row's version that the caller's transaction wrote.
     """
@@ -378,9 +400,10 @@ def advance(rules: Rules, ticks: int = 0, own_row: Row | None = None) -> Steps:
         return Step(refuse, (own_row is not None,))
     counter = yield read("counter")
     now = yield clock(rules)
-    target = target_ms(rules, seen, row, counter, now)
+    above = row if past_tick is None else row._replace(high_water=max(row.high_water, past_tick))
+    target = target_ms(rules, seen, above, counter, now)
     if not ticks:
-        return Step(raise_to, (target, seen, target + (counter >> SEQUENCE_BITS) - now))
+        return Step(raise_to, (target, seen, target + (counter >> SEQUENCE_BITS) - now, past_tick))
     old = seen if seen.incarnation == rules.incarnation else Offset(target)
     return Step(set_aside, (target, old, ticks, now if rules.flushes else 0))
 
@@ -430,14 +453,14 @@ def flush_or_cancel() -> Action:
     return Action("flush", lambda s: [("done", s._replace(flushed=s.stored())), ("cancel", s)])
 
 
-def raise_to(rules: Rules, target: int, seen: Offset, lead_ms: int) -> Steps:
+def raise_to(rules: Rules, target: int, seen: Offset, lead_ms: int, past_tick: int | None = None) -> Steps:
     raised = Offset(target, rules.incarnation)
     if raised != seen:
         if (yield from log_offset(rules, target, seen, lead_ms)):
             return Step(refuse)
         yield setval(raised)
     yield unlock()
-    return Step(draw_again, (raised,))
+    return Step(draw_again, (raised,)) if past_tick is None else Past(past_tick)
 
 
 def set_aside(rules: Rules, target: int, seen: Offset, ticks: int, now: int) -> Steps:
@@ -585,4 +608,4 @@ def began(s: Shared, stored: Stored) -> Shared:
     )
     # A fence that was rolled back may be lost, and a copy may not have heard of one.
     ceiling = None if row.active else s.ceiling
-    return kept._replace(lock=False, row_lock=False, incarnation=s.incarnation + 1, ceiling=ceiling)
+    return kept._replace(lock=False, row_lock=False, incarnation=s.incarnation + 1, ceiling=ceiling, past=-1)

@@ -5,6 +5,7 @@ statements and objects. ``plans`` says how the answers of shards combine, ``fano
 ``statements`` executes, and ``sessions`` is what :class:`shardids.Cluster` hands out.
 """
 
+from shardids.client.routing.after import After
 from shardids.client.routing.classes import session_class
 from shardids.client.routing.models import Key
 from shardids.client.routing.one_shard import ShardSession
@@ -12,4 +13,4 @@ from shardids.client.routing.query_node import EngineChoice
 from shardids.client.routing.sessions import RoutedSession
 from shardids.client.routing.statements import FanOut
 
-__all__ = ["EngineChoice", "FanOut", "Key", "RoutedSession", "ShardSession", "session_class"]
+__all__ = ["After", "EngineChoice", "FanOut", "Key", "RoutedSession", "ShardSession", "session_class"]

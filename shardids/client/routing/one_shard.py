@@ -7,8 +7,14 @@ from itertools import chain
 from typing import Any
 
 from sqlalchemy import Connection, Engine, UpdateBase, event, insert, inspect
-from sqlalchemy.orm import InstanceState, Mapper, Session
+from sqlalchemy.orm import InstanceState, Mapper, Session, SessionTransaction
 
+from shardids.client.routing.after import (
+    advance_past,
+    refuse_earlier_object,
+    refuse_earlier_rows,
+    refuse_earlier_statement,
+)
 from shardids.client.routing.claiming import Claiming
 from shardids.client.routing.inserts import rows_of, shard_of_row, with_default_key
 from shardids.client.routing.models import Claimant, ShardFinder, facts_of, refuse_reference
@@ -23,12 +29,22 @@ class ShardSession(Claiming):
     """A plain session on one shard, which refuses objects of others; see :meth:`shardids.Cluster.session`."""
 
     def __init__(
-        self, bind: Engine, *, finder: ShardFinder, claims: Claimant, shard: int, **options: Any
+        self,
+        bind: Engine,
+        *,
+        finder: ShardFinder,
+        claims: Claimant,
+        shard: int,
+        after: int | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(bind, **options)
         self.finder = finder
         self.claims = claims
         self.shard = shard
+        self.after = after
+        if after is not None:
+            event.listen(self, "after_begin", _advance)
 
     def connection_to(self, shard: int) -> Connection:
         """Returns the session's connection."""
@@ -44,6 +60,8 @@ class ShardSession(Claiming):
             state: State = inspect(one)
             set_default_key(state)
             refuse_others(state, signs_of(state, self.finder), self.shard)
+            if self.after is not None and state.key is None:
+                refuse_earlier_object(state, self.after)
         super().bulk_save_objects(objects, *arguments, **options)
         self.claim_objects(objects, self.shard)
 
@@ -51,6 +69,8 @@ class ShardSession(Claiming):
         """As :meth:`sqlalchemy.orm.Session.bulk_insert_mappings`; rows of other shards are refused."""
         mappings = list(mappings)
         refuse_rows(inspect(mapper).mapper, mappings, self.finder, self.shard)
+        if self.after is not None:
+            refuse_earlier_rows(inspect(mapper).mapper, mappings, self.after)
         super().bulk_insert_mappings(mapper, mappings, *arguments, **options)
         self.claim_rows(inspect(mapper).mapper, mappings, self.shard, are_new=True)
 
@@ -65,6 +85,9 @@ class ShardSession(Claiming):
         # What SQLAlchemy does for the event do_orm_execute would take several times as long as the check.
         if not loads_more(statement):
             refuse_statement(statement, params, self.finder, self.shard)
+        if self.after is not None and getattr(statement, "is_insert", False):
+            rows = rows_of(statement, Read(statement, params, self.finder), params)
+            refuse_earlier_statement(statement, rows, self.after)
         return super()._execute_internal(statement, params, **options)
 
 
@@ -156,6 +179,14 @@ def loads_more(statement: Any) -> bool:
 @event.listens_for(ShardSession, "before_flush")
 def _keep_to_shard(session: Any, *_: object) -> None:
     refuse_objects(session, session.finder, session.shard)
+    for one in session.new if session.after is not None else ():
+        refuse_earlier_object(inspect(one), session.after)
+
+
+def _advance(session: Any, transaction: SessionTransaction, connection: Connection) -> None:
+    # Once a transaction: the session may begin the next on a server that was started since.
+    if not transaction.nested:
+        advance_past(connection, session.shard, session.after)
 
 
 @event.listens_for(ShardSession, "after_flush")

@@ -167,7 +167,7 @@ CREATE SEQUENCE shard_0000.id_counter
 --
 
 CREATE SEQUENCE shard_0000.id_offset
-    START WITH 72378788872192
+    START WITH 72494752989184
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -191,20 +191,20 @@ COMMENT ON FUNCTION shard_0000.next_id() IS 'The next ID of shard 0';
 
 
 --
--- Name: set_aside(regclass, integer); Type: FUNCTION; Schema: shard_0000; Owner: -
+-- Name: set_aside(regclass, integer, bigint); Type: FUNCTION; Schema: shard_0000; Owner: -
 --
 
-CREATE FUNCTION shard_0000.set_aside(id_offset regclass, n integer, OUT first_tick bigint, OUT last_tick bigint) RETURNS record
+CREATE FUNCTION shard_0000.set_aside(id_offset regclass, n integer, past_tick bigint DEFAULT NULL::bigint, OUT first_tick bigint, OUT last_tick bigint) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$begin select r.first_tick, r.last_tick into first_tick, last_tick from shardids.set_aside(id_offset, 0, n) r; end$$;
+    AS $$begin select r.first_tick, r.last_tick into first_tick, last_tick from shardids.set_aside(id_offset, 0, n, past_tick) r; end$$;
 
 
 --
--- Name: FUNCTION set_aside(id_offset regclass, n integer, OUT first_tick bigint, OUT last_tick bigint); Type: COMMENT; Schema: shard_0000; Owner: -
+-- Name: FUNCTION set_aside(id_offset regclass, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint); Type: COMMENT; Schema: shard_0000; Owner: -
 --
 
-COMMENT ON FUNCTION shard_0000.set_aside(id_offset regclass, n integer, OUT first_tick bigint, OUT last_tick bigint) IS 'What next_ids(n) and shardids.reserve() call';
+COMMENT ON FUNCTION shard_0000.set_aside(id_offset regclass, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint) IS 'What next_ids(n), shardids.reserve() and shardids.advance_past() call';
 
 
 --
@@ -313,7 +313,7 @@ CREATE SEQUENCE shard_0001.id_counter
 --
 
 CREATE SEQUENCE shard_0001.id_offset
-    START WITH 72434623447041
+    START WITH 72550587564033
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -337,20 +337,20 @@ COMMENT ON FUNCTION shard_0001.next_id() IS 'The next ID of shard 1';
 
 
 --
--- Name: set_aside(regclass, integer); Type: FUNCTION; Schema: shard_0001; Owner: -
+-- Name: set_aside(regclass, integer, bigint); Type: FUNCTION; Schema: shard_0001; Owner: -
 --
 
-CREATE FUNCTION shard_0001.set_aside(id_offset regclass, n integer, OUT first_tick bigint, OUT last_tick bigint) RETURNS record
+CREATE FUNCTION shard_0001.set_aside(id_offset regclass, n integer, past_tick bigint DEFAULT NULL::bigint, OUT first_tick bigint, OUT last_tick bigint) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$begin select r.first_tick, r.last_tick into first_tick, last_tick from shardids.set_aside(id_offset, 1, n) r; end$$;
+    AS $$begin select r.first_tick, r.last_tick into first_tick, last_tick from shardids.set_aside(id_offset, 1, n, past_tick) r; end$$;
 
 
 --
--- Name: FUNCTION set_aside(id_offset regclass, n integer, OUT first_tick bigint, OUT last_tick bigint); Type: COMMENT; Schema: shard_0001; Owner: -
+-- Name: FUNCTION set_aside(id_offset regclass, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint); Type: COMMENT; Schema: shard_0001; Owner: -
 --
 
-COMMENT ON FUNCTION shard_0001.set_aside(id_offset regclass, n integer, OUT first_tick bigint, OUT last_tick bigint) IS 'What next_ids(n) and shardids.reserve() call';
+COMMENT ON FUNCTION shard_0001.set_aside(id_offset regclass, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint) IS 'What next_ids(n), shardids.reserve() and shardids.advance_past() call';
 
 
 --
@@ -605,10 +605,10 @@ COMMENT ON FUNCTION shardids.add_route(part regclass, route name, shard integer,
 
 
 --
--- Name: advance(integer, regclass, bigint); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: advance(integer, regclass, bigint, bigint); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.advance(shard integer, id_offset regclass, ticks bigint DEFAULT 0, OUT seen bigint, OUT first_tick bigint, OUT last_tick bigint) RETURNS record
+CREATE FUNCTION shardids.advance(shard integer, id_offset regclass, ticks bigint DEFAULT 0, past_tick bigint DEFAULT '-1'::integer, OUT seen bigint, OUT first_tick bigint, OUT last_tick bigint) RETURNS record
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -668,7 +668,7 @@ begin
       end if;
     end if;
     target_ms := greatest(offset_ms + (seen < 0)::integer, now_ms - (c1 >> bits),
-                          ((this.high_water_tick - c1) >> bits) + 1);
+                          ((greatest(this.high_water_tick, past_tick) - c1) >> bits) + 1);
     if is_new then
       -- The incarnation before, or a lost primary, may have been a margin ahead of its clock and of all that is left.
       -- Two incarnations may begin with the same offset, if an older copy of the files takes the server's place. The
@@ -719,10 +719,64 @@ $$;
 
 
 --
--- Name: FUNCTION advance(shard integer, id_offset regclass, ticks bigint, OUT seen bigint, OUT first_tick bigint, OUT last_tick bigint); Type: COMMENT; Schema: shardids; Owner: -
+-- Name: FUNCTION advance(shard integer, id_offset regclass, ticks bigint, past_tick bigint, OUT seen bigint, OUT first_tick bigint, OUT last_tick bigint); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.advance(shard integer, id_offset regclass, ticks bigint, OUT seen bigint, OUT first_tick bigint, OUT last_tick bigint) IS 'Raises a shard''s offset to the clock, and by as many ticks as are to be set aside';
+COMMENT ON FUNCTION shardids.advance(shard integer, id_offset regclass, ticks bigint, past_tick bigint, OUT seen bigint, OUT first_tick bigint, OUT last_tick bigint) IS 'Raises a shard''s offset to the clock and past a tick, and by as many ticks as are to be set aside';
+
+
+--
+-- Name: advance_past(integer, bigint); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.advance_past(shard integer, id bigint) RETURNS boolean
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+declare
+  counter regclass;
+  id_offset regclass;
+  schema regnamespace;
+  node shardids.node;
+  past_tick constant bigint := shardids.tick_before(id, shard);
+  ahead_ms bigint;
+begin
+  select s.id_counter, s.id_offset into counter, id_offset from shardids.shard s where s.id = advance_past.shard;
+  if counter is null then
+    perform shardids.refuse('SI001', shard);
+  elsif past_tick is null then
+    raise exception using
+      errcode = 'SI007',
+      message = format('shard %s can''t go past %s, which is no ID of this layout [node "%s"]', shard, coalesce(id::text, 'null'),
+                       (select n.name from shardids.node n)),
+      hint = 'Pass an ID that a shard of this cluster has issued.';
+  elsif shardids.is_past(pg_sequence_last_value(id_offset), pg_sequence_last_value(counter), past_tick) then
+    return false;
+  end if;
+  select n.* into node from shardids.node n;
+  ahead_ms := (shardids.tick_of(id) >> shardids.sequence_bits()) - shardids.ms_of(clock_timestamp());
+  if ahead_ms > extract(epoch from node.max_ahead) * 1000 then
+    raise exception using
+      errcode = 'SI005',
+      message = format('shard %s can''t go past ID %s, which is %s ms ahead of the clock; the limit is max_ahead = %s [node "%s"]',
+                       shard, id, ahead_ms, node.max_ahead, node.name),
+      hint = 'Is it an ID of this cluster? Then set the clocks of both servers right, or raise shardids.node.max_ahead.';
+  end if;
+  select c.relnamespace into schema from pg_class c where c.oid = id_offset;
+  if schema is null then
+    perform shardids.refuse('SI004', shard);
+  end if;
+  execute format('select from %s.set_aside($1, 0, $2)', schema) using id_offset, past_tick;
+  return true;
+end
+$_$;
+
+
+--
+-- Name: FUNCTION advance_past(shard integer, id bigint); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.advance_past(shard integer, id bigint) IS 'Lets a shard issue no ID from now on that sorts before this one; whether it had to be raised';
 
 
 --
@@ -846,8 +900,10 @@ declare
 begin
   loop
     behind := array(
-      select s.name from unnest(slots) s (name) left join pg_replication_slots r on r.slot_name = s.name
-      where (r.confirmed_flush_lsn >= wanted) is not true);
+      select s.name from unnest(slots) s (name)
+      where not exists (
+        select from pg_replication_slots r join pg_stat_get_wal_senders() w on w.pid = r.active_pid
+        where r.slot_name = s.name and r.confirmed_flush_lsn >= wanted));
     exit when behind = '{}' or clock_timestamp() > deadline;
     perform pg_sleep(0.001);
   end loop;
@@ -2357,10 +2413,10 @@ begin
     from pg_proc p
     where p.pronamespace = 'shardids'::regnamespace
       and p.proname in ('epoch_ms', 'time_bits', 'shard_bits', 'sequence_bits', 'schema_prefix', 'schema_of', 'id_of', 'shard_of',
-                        'sequence_of', 'time_of', 'ms_of', 'clamped_ms', 'min_id', 'max_id', 'server', 'offset_base',
+                        'sequence_of', 'time_of', 'tick_of', 'ms_of', 'clamped_ms', 'min_id', 'max_id', 'server', 'offset_base',
                         'is_current', 'is_nearly_current', 'is_ahead', 'is_unchanged', 'is_in_time', 'drawn_id', 'catch_up', 'next_id', 'lagging_id',
-                        'offset_ms', 'refuse', 'reserve', 'decide', 'await_references'));
-  execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer) to %2$I', schema, role);
+                        'offset_ms', 'refuse', 'reserve', 'tick_before', 'is_past', 'advance_past', 'decide', 'await_references'));
+  execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer, bigint) to %2$I', schema, role);
   if to_regprocedure(format('%I.next_number(text, text, timestamptz)', schema)) is not null then
     execute format('grant execute on function %I.next_number(text, text, timestamptz) to %I', schema, role);
   end if;
@@ -2424,6 +2480,12 @@ begin
       errcode = 'SI013',
       message = format('reference table %I is written to on node "%s" alone', tg_table_name, tg_argv[0]),
       hint = 'Connect to that node; in Python: cluster.reference_session().';
+  elsif tg_argv[1] = 'returned' then
+    raise exception using
+      errcode = 'SI013',
+      message = format('reference table %I takes no writes: this server was promoted, restored or upgraded since node "%s" became'
+                       ' the writer', tg_table_name, tg_argv[0]),
+      hint = 'If the catalog has its address, shardids reference repair gives it the right to write again, unless another node has it.';
   elsif tg_op = 'TRUNCATE' then
     raise exception using
       errcode = 'SI013',
@@ -2460,6 +2522,10 @@ begin
     case when not is_writer then 'insert or update or ' end, name, writer, case when is_writer then 'writer' else 'reader' end);
   -- A node that was the writer keeps it: DROP TRIGGER would wait for all who read the table.
   if is_writer then
+    execute format(
+      'create or replace trigger shardids_reference_right before insert or update on %s for each statement '
+      'when (shardids.server_timeline() <> %L) execute function shardids.guard_reference(%L, ''returned'')',
+      name, shardids.server_timeline(), writer);
     execute format(
       'create or replace trigger shardids_reference_key after update on %s '
       'for each row execute function shardids.keep_reference_key()', name);
@@ -2663,6 +2729,22 @@ CREATE FUNCTION shardids.is_near(seen bigint, target bigint) RETURNS boolean
 CREATE FUNCTION shardids.is_nearly_current(seen bigint, drawn bigint) RETURNS boolean
     LANGUAGE sql PARALLEL SAFE
     RETURN (abs(((date_part('epoch'::text, clock_timestamp()) * (1000)::double precision) - ((((seen + (drawn >> shardids.sequence_bits())) & (~ ((1)::bigint << shardids.time_bits()))) + ((shardids.epoch_ms() - shardids.offset_base()) - 29950)))::double precision)) < (30050)::double precision);
+
+
+--
+-- Name: is_past(bigint, bigint, bigint); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.is_past(seen bigint, drawn bigint, past_tick bigint) RETURNS boolean
+    LANGUAGE sql STABLE PARALLEL SAFE
+    RETURN ((seen >= 0) AND ((seen & (~ '8796093022207'::bigint)) = shardids.offset_base()) AND ((((seen & '8796093022207'::bigint) << shardids.sequence_bits()) + COALESCE(drawn, (0)::bigint)) >= past_tick));
+
+
+--
+-- Name: FUNCTION is_past(seen bigint, drawn bigint, past_tick bigint); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.is_past(seen bigint, drawn bigint, past_tick bigint) IS 'Whether a shard will issue no tick up to this one any more';
 
 
 --
@@ -3270,7 +3352,7 @@ declare
   schema name := shardids.schema_of(shard);
 begin
   perform shardids.wait_for_installer();
-  execute format('revoke execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer) from %2$I', schema, role);
+  execute format('revoke execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer, bigint) from %2$I', schema, role);
   if to_regprocedure(format('%I.next_number(text, text, timestamptz)', schema)) is not null then
     execute format('revoke execute on function %I.next_number(text, text, timestamptz) from %I', schema, role);
   end if;
@@ -3466,27 +3548,59 @@ COMMENT ON FUNCTION shardids.server() IS 'System identifier of this server, OID 
 
 
 --
--- Name: set_aside(regclass, integer, integer); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: timeline(); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.set_aside(id_offset regclass, shard integer, n integer, OUT first_tick bigint, OUT last_tick bigint) RETURNS record
+CREATE FUNCTION shardids.timeline() RETURNS integer
+    LANGUAGE sql PARALLEL SAFE
+    RETURN ((('x'::text || "left"(pg_walfile_name(pg_current_wal_lsn()), 8)))::bit(32))::integer;
+
+
+--
+-- Name: FUNCTION timeline(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.timeline() IS 'WAL timeline of this server; it changes when a standby is promoted';
+
+
+--
+-- Name: server_timeline(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.server_timeline() RETURNS text
+    LANGUAGE sql PARALLEL SAFE
+    RETURN ((shardids.server() || '/'::text) || shardids.timeline());
+
+
+--
+-- Name: FUNCTION server_timeline(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.server_timeline() IS 'This database on this server and its timeline; another one once it was restored elsewhere, or its standby promoted';
+
+
+--
+-- Name: set_aside(regclass, integer, integer, bigint); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.set_aside(id_offset regclass, shard integer, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint) RETURNS record
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
-  if n is null or n < 1 then
+  if n is null or n < (past_tick is null)::integer then
     perform shardids.refuse('SI007', shard, n);
   end if;
-  select a.first_tick, a.last_tick into first_tick, last_tick from shardids.advance(shard, id_offset, n) a;
+  select a.first_tick, a.last_tick into first_tick, last_tick from shardids.advance(shard, id_offset, n, past_tick) a;
 end
 $$;
 
 
 --
--- Name: FUNCTION set_aside(id_offset regclass, shard integer, n integer, OUT first_tick bigint, OUT last_tick bigint); Type: COMMENT; Schema: shardids; Owner: -
+-- Name: FUNCTION set_aside(id_offset regclass, shard integer, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.set_aside(id_offset regclass, shard integer, n integer, OUT first_tick bigint, OUT last_tick bigint) IS 'Sets n consecutive ticks of a shard aside';
+COMMENT ON FUNCTION shardids.set_aside(id_offset regclass, shard integer, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint) IS 'Sets n consecutive ticks of a shard aside, all of them past a tick';
 
 
 --
@@ -3910,6 +4024,60 @@ COMMENT ON FUNCTION shardids.take_rows(shard integer) IS 'Opens the transaction 
 
 
 --
+-- Name: takes_reference_writes(name); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.takes_reference_writes(name name) RETURNS boolean
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+  select g.tgtype & 4 = 0 and coalesce(strpos(pg_get_triggerdef(r.oid), quote_literal(shardids.server_timeline())) > 0, false)
+  from pg_trigger g
+  left join pg_trigger r on r.tgrelid = g.tgrelid and r.tgname = 'shardids_reference_right' and r.tgenabled in ('O', 'A')
+  where g.tgrelid = to_regclass(format('shardids_ref.%I', name)) and g.tgname = 'shardids_reference' and g.tgenabled in ('O', 'A')
+$$;
+
+
+--
+-- Name: FUNCTION takes_reference_writes(name name); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.takes_reference_writes(name name) IS 'Whether this server may be written to as the writer of a reference table, by its triggers';
+
+
+--
+-- Name: tick_of(bigint); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.tick_of(id bigint) RETURNS bigint
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN ((((id >> (shardids.shard_bits() + shardids.sequence_bits())) & (((1)::bigint << shardids.time_bits()) - 1)) << shardids.sequence_bits()) + (id & (((1)::bigint << shardids.sequence_bits()) - 1)));
+
+
+--
+-- Name: FUNCTION tick_of(id bigint); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.tick_of(id bigint) IS 'The tick of an ID';
+
+
+--
+-- Name: tick_before(bigint, integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.tick_before(id bigint, shard integer) RETURNS bigint
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN CASE WHEN (shardids.id_of(shardids.tick_of(id), shardids.shard_of(id)) = id) THEN CASE WHEN (shard < shardids.shard_of(id)) THEN (shardids.tick_of(id) | (((1 << shardids.sequence_bits()) - 1))::bigint) WHEN (shard > shardids.shard_of(id)) THEN ((shardids.tick_of(id) - shardids.sequence_of(id)) - 1) ELSE shardids.tick_of(id) END ELSE NULL::bigint END;
+
+
+--
+-- Name: FUNCTION tick_before(id bigint, shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.tick_before(id bigint, shard integer) IS 'The highest tick of a shard whose ID does not sort after an ID';
+
+
+--
 -- Name: time_of(bigint); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -3923,22 +4091,6 @@ CREATE FUNCTION shardids.time_of(id bigint) RETURNS timestamp with time zone
 --
 
 COMMENT ON FUNCTION shardids.time_of(id bigint) IS 'The time at which an ID was born, to the millisecond';
-
-
---
--- Name: timeline(); Type: FUNCTION; Schema: shardids; Owner: -
---
-
-CREATE FUNCTION shardids.timeline() RETURNS integer
-    LANGUAGE sql PARALLEL SAFE
-    RETURN ((('x'::text || "left"(pg_walfile_name(pg_current_wal_lsn()), 8)))::bit(32))::integer;
-
-
---
--- Name: FUNCTION timeline(); Type: COMMENT; Schema: shardids; Owner: -
---
-
-COMMENT ON FUNCTION shardids.timeline() IS 'WAL timeline of this server; it changes when a standby is promoted';
 
 
 --
@@ -4145,7 +4297,7 @@ begin
   perform shardids_catalog.wait_for_grants();
   execute format('grant usage on schema shardids_catalog to %I', role);
   execute format(
-    'grant select on shardids_catalog.cluster, shardids_catalog.node, shardids_catalog.placement,'
+    'grant select on shardids_catalog.cluster, shardids_catalog.node, shardids_catalog.region, shardids_catalog.placement,'
     ' shardids_catalog.query_node, shardids_catalog.old_id_rule, shardids_catalog.old_id_directory,'
     ' shardids_catalog.lookup, shardids_catalog.reference_writer to %I', role);
 end
@@ -4567,7 +4719,7 @@ COMMENT ON COLUMN shardids_catalog.cluster.old_ids_below IS 'IDs below it were i
 -- Name: COLUMN cluster.version; Type: COMMENT; Schema: shardids_catalog; Owner: -
 --
 
-COMMENT ON COLUMN shardids_catalog.cluster.version IS 'Grows with every change of nodes or placement';
+COMMENT ON COLUMN shardids_catalog.cluster.version IS 'Grows with every change of nodes, regions or placement';
 
 
 --
@@ -4690,7 +4842,8 @@ ALTER TABLE shardids_catalog.move ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTI
 CREATE TABLE shardids_catalog.node (
     name text NOT NULL,
     url text NOT NULL,
-    added_at timestamp with time zone DEFAULT now() NOT NULL
+    added_at timestamp with time zone DEFAULT now() NOT NULL,
+    region text
 );
 
 
@@ -4699,6 +4852,13 @@ CREATE TABLE shardids_catalog.node (
 --
 
 COMMENT ON TABLE shardids_catalog.node IS 'The PostgreSQL databases that hold shards';
+
+
+--
+-- Name: COLUMN node.region; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.node.region IS 'The region whose shards it takes; null: it takes the shards of no region';
 
 
 --
@@ -4914,6 +5074,33 @@ COMMENT ON COLUMN shardids_catalog.reference_writer.successor IS 'The node that 
 
 
 --
+-- Name: region; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.region (
+    name text NOT NULL,
+    first_shard integer NOT NULL,
+    last_shard integer NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT region_shards CHECK (((first_shard >= 0) AND (first_shard <= last_shard)))
+);
+
+
+--
+-- Name: TABLE region; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.region IS 'Names for ranges of shards, which are to live on the nodes of their region alone';
+
+
+--
+-- Name: COLUMN region.last_shard; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.region.last_shard IS 'The last that belongs to it';
+
+
+--
 -- Name: shardids_version; Type: TABLE; Schema: shardids_catalog; Owner: -
 --
 
@@ -4962,9 +5149,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (383053191278755842);
-INSERT INTO shard_0000.kept VALUES (383053191278755843);
-INSERT INTO shard_0000.kept VALUES (383053191278755844);
+INSERT INTO shard_0000.kept VALUES (383101670361399298);
+INSERT INTO shard_0000.kept VALUES (383101670361399299);
+INSERT INTO shard_0000.kept VALUES (383101670361399300);
 
 
 --
@@ -4998,8 +5185,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711159359879315630/5/16676', 1, 8951300083584860160, '755', '2026-11-23 00:36:37.55358+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711159359879315630/5/16676', 1, 8951300083584860160, '756', '2026-11-23 00:36:37.562246+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711208993726023375/5/16698', 1, 5766727381452587008, '755', '2026-11-23 03:49:15.803958+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711208993726023375/5/16698', 1, 5766727381452587008, '756', '2026-11-23 03:49:15.828038+00', NULL);
 
 
 --
@@ -5019,7 +5206,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-23 00:36:37.453178+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-23 03:49:15.24919+00');
 
 
 --
@@ -5038,7 +5225,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-23 00:36:37.567368+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-23 03:49:15.851629+00', NULL);
 
 
 --
@@ -5086,6 +5273,12 @@ INSERT INTO shardids_catalog.placement VALUES (1, 'a', 'active');
 
 
 --
+-- Data for Name: region; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
+
+
+--
 -- Data for Name: shardids_version; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
@@ -5109,7 +5302,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 8951300174911857745, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 5766727472791142907, true);
 
 
 --
@@ -5123,7 +5316,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 8951300174911857722, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 5766727472791142835, true);
 
 
 --
@@ -5309,6 +5502,22 @@ ALTER TABLE ONLY shardids_catalog.reference_writer
 
 
 --
+-- Name: region region_overlap; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.region
+    ADD CONSTRAINT region_overlap EXCLUDE USING gist (int4range(first_shard, last_shard, '[]'::text) WITH &&);
+
+
+--
+-- Name: region region_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.region
+    ADD CONSTRAINT region_pkey PRIMARY KEY (name);
+
+
+--
 -- Name: shardids_version shardids_version_pkc; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
 --
 
@@ -5381,6 +5590,13 @@ CREATE TRIGGER changed AFTER UPDATE ON shardids_catalog.reference_writer FOR EAC
 
 
 --
+-- Name: region changed; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE ON shardids_catalog.region FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.changed();
+
+
+--
 -- Name: adoption refuse_while_references_change; Type: TRIGGER; Schema: shardids_catalog; Owner: -
 --
 
@@ -5435,6 +5651,14 @@ ALTER TABLE ONLY shardids_catalog.reference_writer
 
 
 --
+-- Name: node region_of_node; Type: FK CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.node
+    ADD CONSTRAINT region_of_node FOREIGN KEY (region) REFERENCES shardids_catalog.region(name);
+
+
+--
 -- Name: reference_writer successor_of; Type: FK CONSTRAINT; Schema: shardids_catalog; Owner: -
 --
 
@@ -5465,10 +5689,10 @@ REVOKE ALL ON FUNCTION shard_0000.next_id() FROM PUBLIC;
 
 
 --
--- Name: FUNCTION set_aside(id_offset regclass, n integer, OUT first_tick bigint, OUT last_tick bigint); Type: ACL; Schema: shard_0000; Owner: -
+-- Name: FUNCTION set_aside(id_offset regclass, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint); Type: ACL; Schema: shard_0000; Owner: -
 --
 
-REVOKE ALL ON FUNCTION shard_0000.set_aside(id_offset regclass, n integer, OUT first_tick bigint, OUT last_tick bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION shard_0000.set_aside(id_offset regclass, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint) FROM PUBLIC;
 
 
 --
@@ -5493,10 +5717,10 @@ REVOKE ALL ON FUNCTION shard_0001.next_id() FROM PUBLIC;
 
 
 --
--- Name: FUNCTION set_aside(id_offset regclass, n integer, OUT first_tick bigint, OUT last_tick bigint); Type: ACL; Schema: shard_0001; Owner: -
+-- Name: FUNCTION set_aside(id_offset regclass, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint); Type: ACL; Schema: shard_0001; Owner: -
 --
 
-REVOKE ALL ON FUNCTION shard_0001.set_aside(id_offset regclass, n integer, OUT first_tick bigint, OUT last_tick bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION shard_0001.set_aside(id_offset regclass, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint) FROM PUBLIC;
 
 
 --
@@ -5556,10 +5780,10 @@ REVOKE ALL ON FUNCTION shardids.add_route(part regclass, route name, shard integ
 
 
 --
--- Name: FUNCTION advance(shard integer, id_offset regclass, ticks bigint, OUT seen bigint, OUT first_tick bigint, OUT last_tick bigint); Type: ACL; Schema: shardids; Owner: -
+-- Name: FUNCTION advance(shard integer, id_offset regclass, ticks bigint, past_tick bigint, OUT seen bigint, OUT first_tick bigint, OUT last_tick bigint); Type: ACL; Schema: shardids; Owner: -
 --
 
-REVOKE ALL ON FUNCTION shardids.advance(shard integer, id_offset regclass, ticks bigint, OUT seen bigint, OUT first_tick bigint, OUT last_tick bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION shardids.advance(shard integer, id_offset regclass, ticks bigint, past_tick bigint, OUT seen bigint, OUT first_tick bigint, OUT last_tick bigint) FROM PUBLIC;
 
 
 --
@@ -6011,10 +6235,10 @@ REVOKE ALL ON FUNCTION shardids.sequences_of(shard integer) FROM PUBLIC;
 
 
 --
--- Name: FUNCTION set_aside(id_offset regclass, shard integer, n integer, OUT first_tick bigint, OUT last_tick bigint); Type: ACL; Schema: shardids; Owner: -
+-- Name: FUNCTION set_aside(id_offset regclass, shard integer, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint); Type: ACL; Schema: shardids; Owner: -
 --
 
-REVOKE ALL ON FUNCTION shardids.set_aside(id_offset regclass, shard integer, n integer, OUT first_tick bigint, OUT last_tick bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION shardids.set_aside(id_offset regclass, shard integer, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint) FROM PUBLIC;
 
 
 --
@@ -6092,6 +6316,13 @@ REVOKE ALL ON FUNCTION shardids.take_claim(schema text, claims text, kind text, 
 --
 
 REVOKE ALL ON FUNCTION shardids.take_rows(shard integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION takes_reference_writes(name name); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.takes_reference_writes(name name) FROM PUBLIC;
 
 
 --

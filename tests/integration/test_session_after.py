@@ -1,0 +1,229 @@
+"""Sessions with ``after``: what they write sorts after the rows that it answers, whatever clocks show."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import ForeignKey, event, insert, select, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from shardids import AsyncCluster, Cluster, primary_key
+from shardids.client.blocks import next_ids
+from shardids.errors import BadArgument, ShardFenced, TooFarAhead
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Note(Base):
+    __tablename__ = "notes"
+    id: Mapped[int] = primary_key()
+    answers: Mapped[int | None]
+
+
+class Mark(Base):
+    __tablename__ = "marks"
+    note_id: Mapped[int] = mapped_column(ForeignKey(Note.id), primary_key=True)
+
+
+HERE, THERE = 1, 6
+"""Shards on two nodes; the clock of the second is ahead, as far as its IDs tell."""
+AHEAD_MS = 2_500
+
+
+@pytest.fixture
+def question(cluster: Cluster) -> int:
+    """The ID of a row of a node whose clock is ahead."""
+    for shard in (HERE, THERE):
+        with cluster.shard_engine(shard).begin() as connection:
+            Base.metadata.create_all(connection)
+    ms = cluster.decode(cluster.reserve(HERE, 1)[0]).ms
+    asked = cluster.layout.encode(ms=ms + AHEAD_MS, shard=THERE, sequence=3)
+    with cluster.session(shard=THERE, after=asked) as session:
+        note = Note()
+        session.add(note)
+        session.commit()
+        return note.id
+
+
+def by_flush(session: Session) -> list[int]:
+    notes = [Note() for _ in range(3)]
+    session.add_all(notes)
+    session.flush()
+    return [note.id for note in notes]
+
+
+def by_insert(session: Session) -> list[int]:
+    return list(session.scalars(insert(Note).values([{"answers": 1}, {"answers": 2}]).returning(Note.id)))
+
+
+def by_mappings(session: Session) -> list[int]:
+    session.bulk_insert_mappings(Note, [{"answers": 1}, {"answers": 2}])  # type: ignore[arg-type]  # takes a class
+    return list(session.scalars(select(Note.id)))
+
+
+def by_core(session: Session) -> list[int]:
+    return list(
+        session.connection().execute(insert(Note.__table__).returning(Note.id), {"answers": 1}).scalars()
+    )  # type: ignore[arg-type]  # a table
+
+
+def by_sql(session: Session) -> list[int]:
+    return list(session.execute(text("insert into shard_0001.notes default values returning id")).scalars())
+
+
+def by_next_ids(session: Session) -> list[int]:
+    return [*next_ids(session.connection(), HERE, 5), *next_ids(session.connection(), HERE, 500)]
+
+
+WAYS: list[Callable[[Session], list[int]]] = [
+    by_flush,
+    by_insert,
+    by_mappings,
+    by_core,
+    by_sql,
+    by_next_ids,
+]
+
+
+def test_rows_sort_after_those_that_they_answer(cluster: Cluster, question: int) -> None:
+    for way in WAYS:
+        with cluster.session(shard=HERE) as session:
+            assert max(way(session)) < question
+            session.rollback()
+    for way in WAYS:
+        question += 1_000 << (cluster.layout.shard_bits + cluster.layout.sequence_bits)
+        with cluster.session(shard=HERE, after=question) as session:
+            assert min(way(session)) > question
+            session.rollback()
+            assert min(way(session)) > question
+            session.rollback()
+
+
+def test_run_and_reserve_take_it_too(cluster: Cluster, question: int) -> None:
+    block = cluster.reserve(HERE, 100, after=[question - 5, question])
+    assert block[0] > question
+    later = cluster.run(by_flush, shard=HERE, after=block)
+    assert later[0] > block[-1]
+
+
+def test_asyncio_takes_it_too(cluster_url: Any, cluster: Cluster, question: int) -> None:
+    async def answer() -> list[int]:
+        async with await AsyncCluster.connect(cluster_url) as there:
+            first = (await there.reserve(HERE, 10, after=question))[0]
+            async with there.session(shard=HERE, after=first) as session:
+                second = (await session.run_sync(by_flush))[0]
+                await session.commit()
+            third = await there.run(lambda session: session.run_sync(by_flush), shard=HERE, after=second)
+        return [question, first, second, third[0]]
+
+    ids = asyncio.run(answer())
+    assert ids == sorted(ids)
+    assert len(set(ids)) == 4
+
+
+def test_a_transaction_asks_once_and_one_without_it_not_at_all(cluster: Cluster, question: int) -> None:
+    sent: list[str] = []
+    engine = cluster.engine(cluster.node_of(HERE))
+    event.listen(engine, "before_cursor_execute", lambda _1, _2, statement, *_: sent.append(statement))
+    with cluster.session(shard=HERE, after=question) as session:
+        for _ in range(2):
+            by_flush(session)
+            with session.begin_nested():
+                by_insert(session)
+            session.commit()
+        assert sum("advance_past" in statement for statement in sent) == 2
+        sent.clear()
+    with cluster.session(shard=HERE, after=()) as session:
+        by_flush(session)
+    with cluster.session(shard=HERE) as session:
+        by_flush(session)
+    assert not [statement for statement in sent if "advance_past" in statement]
+
+
+def test_ids_that_were_set_aside_before_are_refused(cluster: Cluster, question: int) -> None:
+    block = cluster.reserve(HERE, 10)
+    early = block[5]
+    writes: list[Callable[[Session], object]] = [
+        lambda session: session.add(Note(id=early)),
+        lambda session: session.bulk_save_objects([Note(id=early)]),
+        lambda session: session.bulk_insert_mappings(Note, [{"id": early}]),  # type: ignore[arg-type]  # takes a class
+        lambda session: session.execute(insert(Note), [{"id": early}]),
+        lambda session: session.execute(insert(Note).values(id=early)),
+        lambda session: session.execute(insert(Note).values([{"id": early}, {"id": early + 1}])),
+        lambda session: session.execute(insert(Note.__table__).values(id=early)),  # type: ignore[arg-type]  # a table
+    ]
+    for write in writes:
+        with cluster.session(shard=HERE, after=question) as session:
+            refused = f"id {early} of a new row of .* does not sort after {question}"
+            with pytest.raises(BadArgument, match=refused):
+                flushed(session, write)
+            session.rollback()
+            assert session.scalars(select(Note.id)).all() == []
+    # What of a block sorts after it can be used.
+    later = cluster.reserve(HERE, 10, after=question)
+    kept = later[bisect_right(later, question) :]
+    assert len(kept) == 10
+    with cluster.session(shard=HERE, after=question) as session:
+        session.add(Note(id=kept[0]))
+        session.flush()
+        session.add(Mark(note_id=kept[0]))
+        session.execute(insert(Note), [{"id": kept[1]}])
+        session.commit()
+
+
+def flushed(session: Session, write: Callable[[Session], object]) -> None:
+    write(session)
+    session.flush()
+
+
+def test_rows_that_are_there_are_read_and_changed(cluster: Cluster, question: int) -> None:
+    with cluster.session(shard=HERE) as session:
+        (note, *_) = by_flush(session)
+        session.commit()
+    with cluster.session(shard=HERE, after=question) as session:
+        # Its key is a reference to a row, which may be older.
+        session.add(Mark(note_id=note))
+        session.get_one(Note, note).answers = 7
+        session.flush()
+        session.bulk_update_mappings(Note, [{"id": note, "answers": 8}])  # type: ignore[arg-type]  # takes a class
+        session.commit()
+        assert session.get_one(Note, note).answers == 8
+
+
+def test_what_is_no_id_is_refused_before_anything_is_asked(cluster: Cluster, question: int) -> None:
+    no_ids: list[Any] = [-1, 1 << 63, "12", 1.5, True, [5, None]]
+    for bad in no_ids:
+        with pytest.raises(BadArgument):
+            cluster.session(shard=HERE, after=bad)
+        with pytest.raises(BadArgument):
+            cluster.reserve(HERE, 1, after=bad)
+        with pytest.raises(BadArgument):
+            cluster.run(by_flush, shard=HERE, after=bad)
+    stranger = cluster.layout.encode(ms=cluster.decode(question).ms, shard=77, sequence=0)
+    with pytest.raises(BadArgument, match="there is no shard 77 in this cluster"):
+        cluster.session(shard=HERE, after=stranger)
+
+
+def test_an_id_from_the_future_is_refused_by_the_node(cluster: Cluster, question: int) -> None:
+    hours = cluster.layout.encode(ms=cluster.decode(question).ms + 7_200_000, shard=THERE, sequence=0)
+    with (
+        cluster.session(shard=HERE, after=hours) as session,
+        pytest.raises(TooFarAhead, match=rf'shard 1 can.t go past ID {hours}, which is 7\d+ ms ahead.*"a"'),
+    ):
+        by_flush(session)
+    with pytest.raises(TooFarAhead):
+        cluster.run(by_flush, shard=HERE, after=hours)
+    assert cluster.run(by_flush, shard=HERE)[0] < question
+
+
+def test_a_shard_that_issues_no_ids_is_told(cluster: Cluster, question: int) -> None:
+    with cluster.engine(cluster.node_of(HERE)).begin() as connection:
+        connection.execute(text("select shardids.fence(:shard)"), {"shard": HERE})
+    with pytest.raises(ShardFenced):
+        cluster.run(by_flush, shard=HERE, after=question, patience_s=0)
