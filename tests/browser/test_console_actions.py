@@ -83,7 +83,7 @@ def test_a_shard_is_moved_from_the_page(nodes: TwoNodes, url: str, open_page: Op
         "section", has=page.get_by_role("heading", name='Move shard 4 from node "a" to node "b"')
     )
     expect(job.last).to_contain_text("done", timeout=40_000)
-    over = page.get_by_role("region", name="Moves that are over")
+    over = page.get_by_role("group", name="Moves that are over")
     expect(over.locator("tr").filter(has_text="moved").first).to_contain_text("4")
     assert nodes.catalog.node_of(4).name == "b"
     page.goto(f"{url}/#map/4")
@@ -119,7 +119,7 @@ def test_a_move_is_seen_as_it_runs(nodes: TwoNodes, url: str, open_page: Open) -
     thread.join(60)
     assert failures == []
     expect(moving).to_have_count(0, timeout=30_000)
-    over = page.get_by_role("region", name="Moves that are over").locator("tbody tr")
+    over = page.get_by_role("group", name="Moves that are over").locator("tbody tr")
     expect(over.filter(has=page.get_by_role("link", name="7", exact=True))).to_contain_text("moved")
 
 

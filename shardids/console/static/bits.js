@@ -31,6 +31,6 @@ export function bitPicture(id, words = {}) {
     class: `field ${field.name}`, style: { "flex-grow": field.width },
   },
   h("span", { class: "label" }, field.name, h("small", null, ` ${field.width}`)),
-  h("span", { class: "row" }, [...bits.slice(field.from, field.from + field.width)].map((bit) => h("i", { class: bit === "1" ? "one" : "zero" }, bit))),
+  h("span", { class: "row" }, [...bits.slice(field.from, field.from + field.width)].map((bit) => h("i", { class: bit === "1" ? "set" : "clear" }, bit))),
   h("span", { class: "value" }, words[field.name] ?? (field.name === "unused" ? "" : field.value)))));
 }

@@ -121,7 +121,7 @@ export function command(text, place) {
 /** Returns a table with headings. @param {string} caption @param {{title: string, class?: string, hint?: string}[]} columns
  *  @param {HTMLElement[]} rows @param {string} [kind] */
 export function table(caption, columns, rows, kind) {
-  return h("div", { class: "scroll", role: "region", "aria-label": caption, tabindex: "0" }, h("table", { class: kind },
+  return h("div", { class: "scroll", role: "group", "aria-label": caption, tabindex: "0" }, h("table", { class: kind },
     h("thead", null, h("tr", null, columns.map((column) => h("th", { scope: "col", class: column.class, title: column.hint }, column.title)))),
     h("tbody", null, rows)));
 }

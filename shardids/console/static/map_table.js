@@ -68,7 +68,7 @@ export function mountTable(root) {
 
   /** @param {number[]} shards @param {(key: string, shard: number) => any} value */
   function tableOf(shards, value) {
-    return h("div", { class: "scroll", role: "region", "aria-label": "Shards", tabindex: "0" }, h("table", { class: "shards" },
+    return h("div", { class: "scroll", role: "group", "aria-label": "Shards", tabindex: "0" }, h("table", { class: "shards" },
       h("thead", null, h("tr", null, COLUMNS.map((column) => h("th", {
         scope: "col", class: column.number ? "number" : null, "aria-sort": sort === column.key ? (down ? "descending" : "ascending") : "none",
       }, h("button", { type: "button", "data-key": column.key, on: { click: () => order(column) } }, column.title, sort === column.key ? (down ? " ↓" : " ↑") : ""))))),
