@@ -12,6 +12,7 @@ from pathlib import Path
 from benchmarks import (
     adopting,
     coming_back,
+    console,
     copying,
     doctor,
     draws,
@@ -60,6 +61,7 @@ BENCHMARKS: dict[str, tuple[Callable[[int], Section], int]] = {
     "provisioning": (provisioning.run, 3),
     "doctor": (doctor.run, 7),
     "metrics": (scraping.run, 15),
+    "console": (console.run, 40),
     "migrations": (migrations.run, 5),
     "adopting": (adopting.run, 3),
     "taking-in": (taking_in.run, 3),

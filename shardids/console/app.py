@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -109,7 +110,7 @@ class Console:
                 interval_s=self._watcher.interval_s,
                 actions=settings.allow_actions,
             )
-            | {"report": settings.report is not None, "login": settings.access.token is not None}
+            | {"report": _made_at(settings.report), "login": settings.access.token is not None}
         )
 
     def _nodes(self, _request: Request) -> Response:
@@ -193,6 +194,7 @@ class Console:
             "tick",
             {
                 "read_at": seen.at,
+                "now": time.time(),
                 "catalog": figures.catalog(seen, self._settings.catalog_url),
                 "placement_version": seen.known and seen.known.version,
                 "nodes": figures.nodes(seen),
@@ -210,3 +212,7 @@ class Console:
             return changes.open_now(seen, self._databases)
         except ShardidsError:
             return None
+
+
+def _made_at(report: Path | None) -> float | None:
+    return report.stat().st_mtime if report is not None and report.is_file() else None

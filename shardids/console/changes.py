@@ -13,6 +13,7 @@ from shardids.console.slow_facts import SlowFacts
 from shardids.console.watching import Seen
 from shardids.errors import ShardidsError
 from shardids.mover.history import Move, read_moves, recent_moves
+from shardids.mover.steps import LIVE, OFFLINE
 
 MOST_MOVES: Final = 50
 _LAGS: Final = text("""
@@ -34,6 +35,7 @@ def move_values(move: Move, seen: Seen) -> Values:
     """A move as the journal records it, with whether a process works at it."""
     running = {one.shard: one.is_running for one in seen.known.moves} if seen.known else {}
     state = move.outcome or ("running" if running.get(move.shard) else "interrupted")
+    steps = [step.name for step in (OFFLINE if move.offline else LIVE)]
     return {
         "id": move.id,
         "shard": move.shard,
@@ -41,6 +43,8 @@ def move_values(move: Move, seen: Seen) -> Values:
         "to": move.target,
         "how": "offline" if move.offline else "live",
         "step": move.step,
+        "at": steps.index(move.step) + 1 if move.step in steps else None,
+        "steps": len(steps),
         "state": state,
         "started": move.started_at.timestamp(),
         "done": move.ended_at and move.ended_at.timestamp(),

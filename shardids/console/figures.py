@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from datetime import UTC, datetime
 from heapq import nlargest
@@ -29,14 +30,33 @@ def cluster(seen: Seen, catalog_url: str, *, interval_s: float, actions: bool) -
         "catalog": catalog(seen, catalog_url),
         "layout": None if known is None else _layout(known),
         "shard_count": known and known.shard_count,
-        "regions": [],
+        "regions": _regions(known) if known else [],
         "moves_open": len(known.moves) if known else 0,
         "adoption": known and known.adoption,
         "actions": actions,
         "interval_s": interval_s,
         "history_s": HISTORY_S,
         "read_at": seen.at,
+        "now": time.time(),
     }
+
+
+def _regions(known: CatalogState) -> list[Values]:
+    return [
+        {
+            "name": name,
+            "first": min(shards),
+            "last": max(shards),
+            "nodes": sorted(node for node, region in known.node_regions.items() if region == name),
+        }
+        for name, shards in sorted(known.regions.items())
+    ]
+
+
+def region_of(seen: Seen, shard: int) -> str | None:
+    """The region that a shard belongs to, if it belongs to one."""
+    regions = seen.known.regions if seen.known else {}
+    return next((name for name, shards in regions.items() if shard in shards), None)
 
 
 def catalog(seen: Seen, url: str) -> Values:
@@ -98,6 +118,8 @@ def _node(node: SeenNode, seen: Seen) -> Values:
         "error": told(node.error),
         "host": host_of(node.url)["host"],
         "dbname": host_of(node.url)["dbname"],
+        "region": known and known.node_regions.get(node.name),
+        "outside_region": len(known.outside(node.name)) if known and node.name in known.nodes else 0,
         "read_at": node.read_at,
         "shards": dict(Counter(shard.state for shard in node.shards.values())),
         "placed": sum(len(placed) for (name, _), placed in known.placed.items() if name == node.name)

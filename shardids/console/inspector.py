@@ -12,7 +12,7 @@ import numpy as np
 from sqlalchemy import Connection, text
 
 from shardids.console.databases import Databases
-from shardids.console.figures import owner_of
+from shardids.console.figures import owner_of, region_of
 from shardids.console.rows_of_ids import Found, Looked, look
 from shardids.console.watching import Seen
 from shardids.errors import BadArgument, ConnectionFailed, ShardidsError
@@ -109,7 +109,7 @@ def _told(id_: int, seen: Seen, layout: Layout, past: Past, looked: Looked | Non
         "text": to_text(id_),
         "shard": None if is_old else decoded.shard,
         "node": node,
-        "region": None,
+        "region": None if is_old else region_of(seen, decoded.shard),
         "time": None if is_old else decoded.time.timestamp(),
         "sequence": None if is_old else decoded.sequence,
         "bits": bits(id_, layout),

@@ -57,7 +57,13 @@ def columns(seen: Seen) -> Columns:
 
 def slow_columns(seen: Seen, facts: SlowFacts, lags: Mapping[int, int]) -> dict[str, Any]:
     """The columns that are read seldom: size, revision; and the lag of shards that are being moved."""
-    shards = range(seen.known.shard_count if seen.known else 0)
+    known = seen.known
+    shards = range(known.shard_count if known else 0)
+    regions = sorted(known.regions) if known else []
+    region: list[int | None] = [None for _ in shards]
+    for place, name in enumerate(regions):
+        for shard in known.regions[name] if known else ():
+            region[shard] = place
     revisions = sorted(set(facts.revisions.values()))
     places = {revision: place for place, revision in enumerate(revisions)}
     return {
@@ -68,7 +74,8 @@ def slow_columns(seen: Seen, facts: SlowFacts, lags: Mapping[int, int]) -> dict[
             None if (revision := facts.revisions.get(shard)) is None else places[revision] for shard in shards
         ],
         "lag_bytes": [lags.get(shard) for shard in shards],
-        "region": [None for _ in shards],
+        "regions": regions,
+        "region": region,
     }
 
 

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, text
 from shardids.catalog.topology import schema_name
 from shardids.console.changes import move_values
 from shardids.console.databases import Databases
-from shardids.console.figures import owner_of, told
+from shardids.console.figures import owner_of, region_of, told
 from shardids.console.history import History, rate_of
 from shardids.console.inspector import bits
 from shardids.console.placement_map import state_of
@@ -55,7 +55,7 @@ def shard(number: int, seen: Seen, history: History, databases: Databases, facts
         "shard": number,
         "node": node,
         "state": state_of(seen, number),
-        "region": None,
+        "region": region_of(seen, number),
         "schema": schema_name(seen.known.schema_prefix, number),
         "last_id": last_id(there, number, seen.known.layout) if there else None,
         "tables": _tables(number, node, databases, errors) if node else [],

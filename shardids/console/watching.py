@@ -201,5 +201,5 @@ class Watcher:
             nodes[name] = None if node.per_second is None else sum(node.per_second.values())
             for shard, rate in (node.per_second or {}).items():
                 shards[shard] = shards.get(shard, 0.0) + rate
-        if any(rate is not None for rate in nodes.values()):
+        if nodes:
             self.history.add(seen.at, nodes, shards)

@@ -89,7 +89,7 @@ def test_rates_and_the_map_follow_what_is_drawn(cluster: tuple[URL, URL], client
     rates = told(client, "/api/rates")
     assert rates["source"] == "memory"
     assert len(rates["times"]) == len(rates["nodes"]["a"]) == len(rates["nodes"]["b"])
-    assert max(rates["nodes"]["b"]) > 0
+    assert max(rate or 0 for rate in rates["nodes"]["b"]) > 0
     found = told(client, "/api/map")
     assert [found["nodes"][node] for node in found["node"]] == ["a"] * 4 + ["b"] * 4
     assert {found["states"][state] for state in found["state"]} == {"active"}
@@ -249,6 +249,27 @@ def test_what_is_asked_is_asked_in_read_only_transactions(
         assert connection.execute("select count(*) from shard_0000.users").fetchone() == (before,)
         connection.execute("drop table shard_0000.traps")
         connection.execute("drop function shard_0000.trap")
+
+
+def test_regions_are_shown(databases: BlankDatabases) -> None:
+    urls = databases.take(), databases.take()
+    found_cluster(urls[0], {"a": urls[0], "b": urls[1]}, 8)
+    with connected(urls[0]) as connection:
+        connection.execute("insert into shardids_catalog.region values ('eu', 2, 5)")
+        connection.execute("update shardids_catalog.node set region = 'eu' where name = 'b'")
+    with browsing(urls[0]) as client:
+        eu = {"name": "eu", "first": 2, "last": 5, "nodes": ["b"]}
+        assert told(client, "/api/cluster")["regions"] == [eu]
+        found = told(client, "/api/map")
+        assert (found["regions"], found["region"]) == (["eu"], [None, None, 0, 0, 0, 0, None, None])
+        # Shards 2 and 3 are on node a, which has no region; 6 and 7 on b.
+        assert [node["outside_region"] for node in told(client, "/api/nodes")] == [2, 2]
+        assert [node["region"] for node in told(client, "/api/nodes")] == [None, "eu"]
+        assert told(client, "/api/shards/3")["region"] == "eu"
+        ids = f"{DEFAULT.encode(ms=5, shard=3)} {DEFAULT.encode(ms=5, shard=7)}"
+        assert [one["region"] for one in inspected(client, ids)["ids"]] == ["eu", None]
+    for url in urls:
+        databases.give_back(url)
 
 
 def test_a_node_that_is_added_or_removed_is_seen(databases: BlankDatabases) -> None:

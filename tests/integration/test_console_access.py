@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 from sqlalchemy.engine import URL
 from starlette.testclient import TestClient
+from typer.main import get_command
 
+from shardids.cli import app
 from shardids.console.guard import Access
 from tests.support.clusters import command
 from tests.support.consoles import HERE, TOKEN, browsing
@@ -216,6 +220,16 @@ def test_an_address_of_prometheus_that_is_none(prometheus: str) -> None:
     ran = command("console", "--prometheus", prometheus, SHARDIDS_CATALOG=NOBODY)
     assert ran.returncode == 2
     assert "http://127.0.0.1:9090" in ran.stderr
+
+
+def test_each_command_of_the_page_has_its_options() -> None:
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "console.md"
+    lines = re.findall(r"^    shardids console(.*)$", page.read_text("utf-8"), re.MULTILINE)
+    assert len(lines) == 5
+    group: Any = get_command(app)
+    found = group.get_command(click.Context(group), "console")
+    for line in lines:
+        found.make_context("console", ["--catalog", NOBODY, *line.split()])
 
 
 def test_a_port_that_is_taken_is_named(admin: object, server_url: URL) -> None:
