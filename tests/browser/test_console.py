@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from shardids.catalog.region_changes import create_region, drop_region
+from shardids.catalog.regions import Region
 from tests.support.browsers import SIZES, opened
 from tests.support.console_pages import Open, console, make_users, pages
 from tests.support.moves import TwoNodes, schema
@@ -244,6 +246,19 @@ def test_names_stay_text(nodes: TwoNodes, url: str, open_page: Open) -> None:
     finally:
         with nodes.connected("a") as connection:
             connection.execute("delete from shardids_catalog.node where name = %s", [HOSTILE])
+
+
+def test_regions_are_named_where_their_shards_are(nodes: TwoNodes, url: str, open_page: Open) -> None:
+    page = open_page(url, "map/3").page
+    expect(page.locator(".drawer .facts")).not_to_contain_text("Region")
+    create_region(nodes.catalog, Region(name="eu", first_shard=0, last_shard=31), ["a"])
+    try:
+        expect(page.locator(".legend")).to_contain_text("Outlined: eu 0–31")  # noqa: RUF001 -- a dash
+        expect(page.locator(".drawer .facts")).to_contain_text("Regioneu")
+        page.goto(f"{url}/#health")
+        expect(page.locator("tr[data-node=a]")).to_contain_text("region eu")
+    finally:
+        drop_region(nodes.catalog, "eu")
 
 
 def test_a_dead_node_is_shown_as_one(nodes: TwoNodes, url: str, open_page: Open) -> None:

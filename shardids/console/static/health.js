@@ -129,13 +129,14 @@ function nodeRow(node, at) {
     h("i", { style: { width: `${Math.min(100, used * 100).toFixed(0)}%` } }));
   return cells(COLUMNS, [
     [h("i", { class: "swatch", style: { background: `var(--node-${at % 8})` } }), h("span", { class: "name", title: node.name }, node.name),
-      h("span", { class: "host" }, ` ${node.host ?? ""}`)],
+      h("span", { class: "host" }, ` ${node.host ?? ""}`, node.region ? `, region ${node.region}` : "")],
     node.up ? [h("span", { class: "chip good" }, "up"), " ", node.standby ? h("span", { class: "chip warn" }, "standby") : null]
       : [h("span", { class: "chip bad" }, "down"), h("span", { class: "small soft" }, ` answered ${ago(live.age(node.read_at))}`),
         node.error ? h("div", { class: "small bad-text why" }, node.error) : null],
     [count(node.placed), states.map(([state, number]) => [" ", state === "moved"
       ? h("span", { class: "chip", title: "Left by moves, until they are purged" }, plural(number, "old copy", "old copies"))
-      : h("span", { class: "chip warn" }, `${count(number)} ${state}`)])],
+      : h("span", { class: "chip warn" }, `${count(number)} ${state}`)]),
+    node.outside_region ? [" ", h("span", { class: "chip warn", title: "Shards of other regions" }, `${count(node.outside_region)} outside their region`)] : null],
     node.up ? short(node.ticks_per_s) : UNKNOWN,
     node.up ? span(node.lead_s) : UNKNOWN,
     node.up ? span(node.clock_skew_s) : UNKNOWN,

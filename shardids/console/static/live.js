@@ -6,10 +6,10 @@ import { get, serverClock } from "./api.js";
  * @typedef {{name: string, up: boolean, error: string | null, host: string, shards: Record<string, number>, placed: number,
  *   ticks_per_s: number | null, lead_s: number | null, clock_skew_s: number | null, connections: number | null,
  *   max_connections: number | null, years_left: number | null, replication_lag_bytes: number | null,
- *   in_doubt: number | null, standby: boolean, read_at: number | null}} ClusterNode
+ *   in_doubt: number | null, standby: boolean, region: string | null, outside_region: number, read_at: number | null}} ClusterNode
  * @typedef {{first: number, nodes: string[], states: string[], revisions: string[], node: (number | null)[],
  *   state: (number | null)[], ticks_per_s: (number | null)[], lead_s: (number | null)[], size_bytes: (number | null)[],
- *   lag_bytes: (number | null)[], revision: (number | null)[], region: (number | null)[], sizes_at: number | null}} ShardMap
+ *   lag_bytes: (number | null)[], revision: (number | null)[], regions: string[], region: (number | null)[], sizes_at: number | null}} ShardMap
  * @typedef {{times: number[], nodes: Record<string, (number | null)[]>, shards: Record<string, (number | null)[]>, note?: string}} Rates
  */
 
@@ -119,7 +119,7 @@ class Live extends EventTarget {
 
   /** @param {any} tick */
   #tick(tick) {
-    const wasKnown = this.known;
+    const wasKnown = this.known || !tick.catalog.up;
     const placed = this.cluster.placement_version;
     for (const key of ["read_at", "catalog", "placement_version"]) this.cluster[key] = tick[key] ?? this.cluster[key];
     this.nodes = tick.nodes;
@@ -129,8 +129,8 @@ class Live extends EventTarget {
     if (tick.job) this.#work(tick.job);
     this.changed("tick");
     const ignore = () => {}; // the next tick asks again
-    if (!wasKnown && tick.placement_version !== null) this.reload().catch(ignore);
-    else if (over || placed !== tick.placement_version) {
+    if (!wasKnown || placed !== tick.placement_version) this.reload().catch(ignore);
+    else if (over) {
       this.reloadMoves().catch(ignore);
       this.reloadMap().catch(ignore);
     } else if (tick.sizes_at !== this.map?.sizes_at) this.reloadMap().catch(ignore);

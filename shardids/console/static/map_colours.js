@@ -103,12 +103,11 @@ export function facts(shard) {
   const map = /** @type {any} */ (live.map);
   const at = (/** @type {string} */ column) => map?.[column]?.[shard] ?? null;
   const nameOf = (/** @type {string} */ names, /** @type {string} */ column) => at(column) === null ? null : map[names]?.[at(column)];
-  const region = at("region") === null ? null : live.cluster.regions?.[at("region")]?.name;
   /** @type {[string, string | null | undefined][]} */
   const known = [
     ["Node", nameOf("nodes", "node") ?? "none"],
     ["State", nameOf("states", "state")],
-    ["Region", region],
+    ["Region", nameOf("regions", "region")],
     ["IDs/s", at("ticks_per_s") === null ? null : short(at("ticks_per_s"))],
     ["Lead", at("lead_s") === null ? null : lead(at("lead_s"))],
     ["Size", at("size_bytes") === null ? null : bytes(at("size_bytes"))],

@@ -11,7 +11,7 @@ const COLUMNS = [
   { key: "shard", title: "Shard", number: true, words: String },
   { key: "node", title: "Node", words: (at) => named("nodes", at) },
   { key: "state", title: "State", words: (at) => named("states", at) },
-  { key: "region", title: "Region", words: (at) => live.cluster.regions?.[at]?.name ?? UNKNOWN },
+  { key: "region", title: "Region", words: (at) => named("regions", at) },
   { key: "ticks_per_s", title: "IDs/s", number: true, words: rate },
   { key: "lead_s", title: "Lead", number: true, words: span },
   { key: "size_bytes", title: "Size", number: true, words: bytes },

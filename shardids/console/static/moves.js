@@ -83,8 +83,8 @@ function moving(move) {
     h("p", { class: "what" }, h("a", { href: `#map/${move.shard}` }, h("b", null, `Shard ${move.shard}`)),
       h("span", null, h("span", { class: "name" }, move.from), " → ", h("span", { class: "name" }, move.to)),
       h("span", { class: "chip own" }, move.step), h("span", { class: interrupted ? "chip warn" : "chip" }, move.state),
-      h("span", { class: "soft small" }, `begun ${ago(live.age(move.started))}`, move.how === "offline" ? ", without writes" : "", move.steps ? `, step ${move.at + 1} of ${move.steps}` : "")),
-    move.steps ? bar((move.at + 0.5) / move.steps, `Move of shard ${move.shard}`) : null,
+      h("span", { class: "soft small" }, `begun ${ago(live.age(move.started))}`, move.how === "offline" ? ", without writes" : "", move.at ? `, step ${move.at} of ${move.steps}` : "")),
+    move.at ? bar((move.at - 0.5) / move.steps, `Move of shard ${move.shard}`) : null,
     interrupted ? [h("p", { class: "small" }, "Its process ended before the move did. To resume it, or to undo it:"),
       command(`shardids shard move ${move.shard} --resume`), command(`shardids shard move ${move.shard} --abort`)] : null);
 }
