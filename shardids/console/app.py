@@ -187,7 +187,9 @@ class Console:
         return answer(await run_in_threadpool(self.actions.plan, action, given))
 
     async def _events(self, _request: Request) -> Response:
-        return StreamingResponse(self.broadcast.stream(), media_type="text/event-stream")
+        # A proxy that collects answers would keep the events.
+        headers = {"X-Accel-Buffering": "no"}
+        return StreamingResponse(self.broadcast.stream(), media_type="text/event-stream", headers=headers)
 
     def _tell(self, seen: Seen) -> None:
         self.broadcast.tell(

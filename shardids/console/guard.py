@@ -100,7 +100,7 @@ class Guard:
                 sent = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     sent.setdefault(name, value)
-                sent["Cache-Control"] = "no-cache" if path.endswith(_OPEN_FILES) else "no-store"
+                sent["Cache-Control"] = "no-cache" if _is_open_file(path) else "no-store"
             await send(message)
 
         refused = self._refusal(scope, headers, path)
@@ -119,13 +119,17 @@ class Guard:
             )
         if scope["method"] not in ("GET", "HEAD") and not _is_of_the_page(headers):
             return refusal(403, "the request comes from another page", "Use the console's own page.")
-        if path in _OPEN or path.endswith(_OPEN_FILES) or access.lets_in(headers):
+        if path in _OPEN or _is_open_file(path) or access.lets_in(headers):
             return None
         if path.startswith("/api/"):
             return refusal(
                 401, "the console asks for its token", "Open /login, or send Authorization: Bearer."
             )
         return RedirectResponse("/login", 303)
+
+
+def _is_open_file(path: str) -> bool:
+    return path.endswith(_OPEN_FILES) and not path.startswith("/api/")
 
 
 def _is_of_the_page(headers: Mapping[str, str]) -> bool:

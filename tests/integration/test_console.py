@@ -166,6 +166,8 @@ def test_ids_that_are_none_of_this_cluster(client: TestClient) -> None:
     assert [one["text"] for one in found["bad"]] == ["12x", str(1 << 64), "0x", "--1", "-5"]
     assert found["bad_count"] == 5
     assert all(one["why"] for one in found["bad"])
+    nothing = inspected(client, "12x")
+    assert (nothing["ids"], nothing["count"], nothing["histogram"], nothing["bad_count"]) == ([], 0, None, 1)
     assert any("future" in sentence for sentence in found["anomalies"])
 
 

@@ -110,7 +110,9 @@ def test_without_the_token_nothing_is_told(closed_console: TestClient) -> None:
         answer = client.get(f"/api/{page}")
         assert answer.status_code == 401, page
         assert set(answer.json()) == {"error", "hint"}
-    for page in ("inspect", "doctor", "actions/move"):
+    for page in ("cluster.js", "shards/1.css", "actions/move.js", "x.svg"):
+        assert client.get(f"/api/{page}").status_code == 401, page
+    for page in ("inspect", "doctor", "actions/move", "actions/move.js"):
         assert client.post(f"/api/{page}", json={"text": "5"}).status_code == 401
     for page in ("/", "/index.html", "/nothing", "/api"):
         assert client.get(page).headers["location"] == "/login"
