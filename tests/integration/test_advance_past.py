@@ -222,8 +222,9 @@ def test_a_role_raises_only_shards_that_it_may_draw_from(
             )
         with refused("SI006", "shard 5"):
             app.execute("select shard_0005.set_aside('shard_0005.id_offset', 0, %s)", [2**62])
-        with refused("SI007", "shard 5"):
-            app.execute("select shard_0005.set_aside('shard_0005.id_offset', 0)")
+        for n, past_tick in ((0, None), (5, ticks(id_)), (-1, ticks(id_)), (None, ticks(id_))):
+            with refused("SI007", "shard 5"):
+                app.execute("select shard_0005.set_aside('shard_0005.id_offset', %s, %s)", [n, past_tick])
         assert stored(db) == offset
     assert stored(db, 6) == before
 

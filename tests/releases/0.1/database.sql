@@ -3589,7 +3589,7 @@ CREATE FUNCTION shardids.set_aside(id_offset regclass, shard integer, n integer,
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
-  if n is null or n < (past_tick is null)::integer then
+  if n is null or (case when past_tick is null then n < 1 else n <> 0 end) then
     perform shardids.refuse('SI007', shard, n);
   end if;
   select a.first_tick, a.last_tick into first_tick, last_tick from shardids.advance(shard, id_offset, n, past_tick) a;
@@ -3601,7 +3601,7 @@ $$;
 -- Name: FUNCTION set_aside(id_offset regclass, shard integer, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.set_aside(id_offset regclass, shard integer, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint) IS 'Sets n consecutive ticks of a shard aside, all of them past a tick';
+COMMENT ON FUNCTION shardids.set_aside(id_offset regclass, shard integer, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint) IS 'Sets n consecutive ticks of a shard aside, or raises it past a tick';
 
 
 --
@@ -5150,9 +5150,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (383105023279628290);
-INSERT INTO shard_0000.kept VALUES (383105023279628291);
-INSERT INTO shard_0000.kept VALUES (383105023279628292);
+INSERT INTO shard_0000.kept VALUES (383108783666102274);
+INSERT INTO shard_0000.kept VALUES (383108783666102275);
+INSERT INTO shard_0000.kept VALUES (383108783666102276);
 
 
 --
@@ -5186,8 +5186,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711212431748194526/5/16698', 1, 2581459787971559424, '755', '2026-11-23 04:02:35.250218+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711212431748194526/5/16698', 1, 2581459787971559424, '756', '2026-11-23 04:02:35.262157+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711216274818843789/5/16698', 1, 3047072176009117696, '755', '2026-11-23 04:17:31.764068+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711216274818843789/5/16698', 1, 3047072176009117696, '756', '2026-11-23 04:17:31.808841+00', NULL);
 
 
 --
@@ -5207,7 +5207,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-23 04:02:34.920349+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-23 04:17:31.275582+00');
 
 
 --
@@ -5226,7 +5226,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-23 04:02:35.268109+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-23 04:17:31.825648+00', NULL);
 
 
 --
@@ -5303,7 +5303,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 2581459879310914721, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3047072267349369539, true);
 
 
 --
@@ -5317,7 +5317,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 2581459879310914685, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 3047072267349369504, true);
 
 
 --
