@@ -11,7 +11,9 @@ from pathlib import Path
 
 from benchmarks import (
     adopting,
+    answers,
     coming_back,
+    console,
     copying,
     doctor,
     draws,
@@ -51,6 +53,7 @@ BENCHMARKS: dict[str, tuple[Callable[[int], Section], int]] = {
     "python": (in_python.run, 7),
     "memory": (memory.run, 1),
     "orm": (orm.run, 15),
+    "answers": (answers.run, 15),
     "routing": (routing.run, 151),
     "twophase": (twophase.run, 15),
     "lookups": (lookups.run, 15),
@@ -60,6 +63,7 @@ BENCHMARKS: dict[str, tuple[Callable[[int], Section], int]] = {
     "provisioning": (provisioning.run, 3),
     "doctor": (doctor.run, 7),
     "metrics": (scraping.run, 15),
+    "console": (console.run, 40),
     "migrations": (migrations.run, 5),
     "adopting": (adopting.run, 3),
     "taking-in": (taking_in.run, 3),

@@ -183,7 +183,7 @@ class Cluster(WritesReferences):
 
         ``after`` is an ID, or several: what this session writes answers their rows, and the IDs of its rows
         sort after them, whatever the nodes' clocks show. Each transaction begins with a look at the shard,
-        which is raised if it has to be; see :doc:`/explanation/order`.
+        which is raised if it has to be; see ``docs/explanation/order.md``.
 
         Models without a schema live in the shard's schema, through ``schema_translate_map``. ``options`` go
         to :class:`sqlalchemy.orm.Session`, or to ``class_``, a class of yours derived from it.

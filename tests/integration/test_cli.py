@@ -620,6 +620,7 @@ READING = {
         "metrics serve",
         "metrics alerts",
         "metrics dashboard",
+        "console",
         "shard show",
         "region show",
         "id decode",

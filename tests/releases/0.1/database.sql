@@ -3588,7 +3588,7 @@ CREATE FUNCTION shardids.set_aside(id_offset regclass, shard integer, n integer,
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
-  if n is null or n < (past_tick is null)::integer then
+  if n is null or (case when past_tick is null then n < 1 else n <> 0 end) then
     perform shardids.refuse('SI007', shard, n);
   end if;
   select a.first_tick, a.last_tick into first_tick, last_tick from shardids.advance(shard, id_offset, n, past_tick) a;
@@ -3600,7 +3600,7 @@ $$;
 -- Name: FUNCTION set_aside(id_offset regclass, shard integer, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.set_aside(id_offset regclass, shard integer, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint) IS 'Sets n consecutive ticks of a shard aside, all of them past a tick';
+COMMENT ON FUNCTION shardids.set_aside(id_offset regclass, shard integer, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint) IS 'Sets n consecutive ticks of a shard aside, or raises it past a tick';
 
 
 --
@@ -5149,9 +5149,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (383101670361399298);
-INSERT INTO shard_0000.kept VALUES (383101670361399299);
-INSERT INTO shard_0000.kept VALUES (383101670361399300);
+INSERT INTO shard_0000.kept VALUES (383104955440955394);
+INSERT INTO shard_0000.kept VALUES (383104955440955395);
+INSERT INTO shard_0000.kept VALUES (383104955440955396);
 
 
 --
@@ -5185,8 +5185,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711208993726023375/5/16698', 1, 5766727381452587008, '755', '2026-11-23 03:49:15.803958+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711208993726023375/5/16698', 1, 5766727381452587008, '756', '2026-11-23 03:49:15.828038+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711212365374061511/5/16698', 1, 5441412677119246336, '755', '2026-11-23 04:02:19.092197+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711212365374061511/5/16698', 1, 5441412677119246336, '756', '2026-11-23 04:02:19.106158+00', NULL);
 
 
 --
@@ -5206,7 +5206,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-23 03:49:15.24919+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-23 04:02:19.002714+00');
 
 
 --
@@ -5225,7 +5225,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-23 03:49:15.851629+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-23 04:02:19.117131+00', NULL);
 
 
 --
@@ -5302,7 +5302,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 5766727472791142907, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 5441412768458585459, true);
 
 
 --
@@ -5316,7 +5316,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 5766727472791142835, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 5441412768458585441, true);
 
 
 --
