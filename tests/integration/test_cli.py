@@ -621,6 +621,7 @@ READING = {
         "metrics serve",
         "metrics alerts",
         "metrics dashboard",
+        "console",
         "shard show",
         "region show",
         "id decode",
