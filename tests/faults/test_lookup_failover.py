@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
+from contextlib import suppress
 
 import psycopg
 import pytest
@@ -13,7 +16,7 @@ from shardids import Cluster, doctor, lookups
 from shardids.catalog.lookups import shard_of_claim
 from shardids.catalog.urls import parse_url
 from shardids.dev.embedded import EmbeddedServer, temporary_servers
-from shardids.errors import ClusterConflict
+from shardids.errors import ClusterConflict, ConnectionFailed
 from shardids.mover.failover import replace_node
 from shardids.transactions import create_restore_point
 from tests.support.backups import base_backup, finish_segment, is_archived, restored, start_archiving
@@ -107,6 +110,33 @@ def test_claims_that_a_standby_lacks_are_found_and_made_again(servers: list[Embe
         with pytest.raises(IntegrityError, match="violates look-up"):
             add(cluster, ON_B, email)
         assert "row-without-claim" not in {one.check for one in doctor.examine(catalog).findings}
+
+
+def test_a_server_that_is_stopped_does_not_keep_sessions_that_claim_on_it(
+    servers: list[EmbeddedServer],
+) -> None:
+    url = parse_url(servers[0].url())
+    with Cluster.connect(url, listen=False) as cluster:
+        for email in (email_of(ON_B, "first"), email_of(ON_A, "first")):
+            add(cluster, ON_A, email)
+        with connect(servers[1].url()) as node:
+            pids = [row[0] for row in node.execute("select pid from pg_stat_activity")]
+        assert servers[1].pid is not None
+        pids.append(servers[1].pid)
+        stopped = []
+        try:
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+                    stopped.append(pid)
+            with pytest.raises(ConnectionFailed, match='node "b"'):
+                add(cluster, ON_A, email_of(ON_B, "stopped"))
+        finally:
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+        # Its row was rolled back, and the claim, if it was made, is free for others.
+        add(cluster, OF_A, email_of(ON_B, "stopped"))
+        assert claims(cluster) == rows(cluster)
 
 
 def remove(cluster: Cluster, shard: int, email: str) -> None:
