@@ -131,6 +131,7 @@ def test_the_login_is_made_up_once(tmp_path: Path) -> None:
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
 
 
+@pytest.mark.long
 def test_the_cluster_is_made_and_may_be_made_again(make_database: MakeDatabase, tmp_path: Path) -> None:
     urls = dict(zip(NODES, (dsn(make_database()), dsn(make_database())), strict=True))
     (tmp_path / "shardids").write_text(
