@@ -18,7 +18,7 @@ from shardids.mover import failover
 from tests.conftest import dsn
 from tests.support.clusters import Nursery
 from tests.support.faults import scaled
-from tests.support.lengths import sampled
+from tests.support.lengths import long, sampled
 from tests.support.referring import Country, Nodes, database, nodes_at
 
 MAKING = [
@@ -153,7 +153,7 @@ def test_a_table_whose_dropping_was_killed(
     assert_alike(nodes)
 
 
-@pytest.mark.parametrize("how", ["repeated", "repaired"])
+@pytest.mark.parametrize("how", ["repeated", long("repaired")])
 @pytest.mark.parametrize("step", some(scaled([MOVING[1], MOVING[6], MOVING[8]], MOVING)))
 def test_a_move_of_the_writer_that_was_killed(
     nodes: Nodes, nursery: Nursery, how: str, step: tuple[str, str, int]
