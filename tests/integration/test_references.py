@@ -577,6 +577,33 @@ def test_a_new_node_has_them_and_a_removed_one_leaves_nothing(nodes: Nodes, serv
     assert slots == 2
 
 
+def test_a_writer_is_drained_and_removed_once_another_is_chosen(nodes: Nodes, server: EmbeddedServer) -> None:
+    url = database(server, "node_f")
+    references.add_node(nodes.catalog, "f", dsn(url))
+    shard = nodes.shard_on("b")
+    mover.move(nodes.catalog, shard, "f")
+    references.move_writer(nodes.catalog, "f")
+    planned = command(
+        "node", "drain", "f", "--exclude", "a", "--exclude", "c", "--dry-run", **nodes.environment
+    )
+    drained = command("node", "drain", "f", "--exclude", "a", "--exclude", "c", **nodes.environment)
+    for said in (planned, drained):
+        assert said.returncode == 0, said.stderr
+        assert 'Reference tables are written to on node "f", which this does not change.' in said.stderr
+    assert nodes.catalog.placement().node_of[shard] == "b"
+    mover.purge(nodes.catalog, [shard])
+    nodes.cluster.refresh()
+    nodes.urls["f"] = url
+    nodes.write(Country(code="SE", name="Sweden"))
+    assert all("SE" in nodes.codes(node) for node in "abcf")
+    refused = command("node", "remove", "f", **nodes.environment)
+    assert "shardids reference move --to NODE" in refused.stderr
+    references.move_writer(nodes.catalog, "a")
+    removed = command("node", "remove", "f", **nodes.environment)
+    assert removed.returncode == 0, removed.stderr
+    del nodes.urls["f"]
+
+
 def test_another_node_becomes_the_writer_while_it_is_written_to(nodes: Nodes) -> None:
     """Each write is on all nodes or was refused, and numbers of an identity column go on."""
     stop, written, refused = threading.Event(), list[str](), 0
@@ -642,7 +669,11 @@ def test_a_writer_that_can_not_be_moved_stays(nodes: Nodes, monkeypatch: pytest.
     monkeypatch.setattr("shardids.references.following._SLOT_TIMEOUT", "300ms")
     with nodes.connected("b") as connection, connection.transaction():
         connection.execute("select pg_current_xact_id()")
-        with pytest.raises(ClusterConflict, match=r'node "b": transactions .* have not ended within 300ms'):
+        with pytest.raises(
+            ClusterConflict,
+            match=rf'node "b": transactions .* 300ms: process {connection.info.backend_pid} of role '
+            '"postgres" in database "node_b"',
+        ):
             references.move_writer(nodes.catalog, "b")
     assert nodes.following() == followed
     nodes.write(Country(code="FR", name="changed"))
