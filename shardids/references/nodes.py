@@ -183,7 +183,7 @@ def _take_tables(catalog: Catalog, name: str, *, dry_run: bool) -> None:
             f'reference tables are written to on node "{name}": {", ".join(known.states)}',
             hint="Choose another first: shardids reference move --to NODE",
         )
-    if known.writer is None or dry_run:
+    if known.writer is None:
         return
     own = {f"{REFERENCE_SCHEMA}.{table}" for table in known.states}
     with begun(catalog) as work:
@@ -194,6 +194,8 @@ def _take_tables(catalog: Catalog, name: str, *, dry_run: bool) -> None:
                     f'node "{name}": {found[0]} refers to reference table {table}',
                     hint="Purge the old copies of shards there (shardids shard purge), or drop the table.",
                 )
+        if dry_run:
+            return
         detach(work, reader)
         with reader.begin() as connection:
             if known.states:
