@@ -3,9 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 FAULTS ?= long
+# Files begin in the order of tests/conftest.py, one a worker.
+PYTEST = $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+# Tests start hundreds of Python processes: each would compile everything anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-lowest test-matrix test-faults test-pgbouncer test-baselines test-report test-alerts test-django lint format docs bench clean
+.PHONY: help demo test test-long test-lowest test-matrix test-faults test-pgbouncer test-baselines test-report test-alerts test-django lint format docs bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -14,7 +18,10 @@ demo: $(VENV)/.demo ## Two servers, 64 shards, 6,000 rows: see what it does
 	@$(BIN)/shardids demo
 
 test: $(VENV)/.dev ## Unit, integration and acceptance tests, on servers that they start themselves
-	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+	$(PYTEST) -m "not long" $(ARGS)
+
+test-long: $(VENV)/.dev ## What takes long by nature, and is not among them
+	$(PYTEST) -m long $(ARGS)
 
 test-faults: $(VENV)/.dev ## The fault tests (FAULTS=short: some minutes); they need Debian's libfaketime
 	SHARDIDS_FAULTS=$(FAULTS) $(BIN)/python -m pytest tests/faults tests/integration/test_migrate_runs.py tests/integration/test_routing_fuzz.py $(ARGS)

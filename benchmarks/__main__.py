@@ -11,6 +11,7 @@ from pathlib import Path
 
 from benchmarks import (
     adopting,
+    answers,
     coming_back,
     copying,
     doctor,
@@ -51,6 +52,7 @@ BENCHMARKS: dict[str, tuple[Callable[[int], Section], int]] = {
     "python": (in_python.run, 7),
     "memory": (memory.run, 1),
     "orm": (orm.run, 15),
+    "answers": (answers.run, 15),
     "routing": (routing.run, 151),
     "twophase": (twophase.run, 15),
     "lookups": (lookups.run, 15),

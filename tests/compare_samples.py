@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from shardids.compare.results import (
     CASES,
+    Answers,
     Comparison,
     Conditions,
     Draws,
@@ -28,6 +29,7 @@ from shardids.compare.schemes import SCHEMES, About
 NODES = 3
 ROWS = 1_000_000
 LASTED_MS = 2000.0
+HEARING = ("shardids", "lamport", "hlc")
 REFUSES = ("snowflake-fail", "clock back")
 
 
@@ -69,6 +71,8 @@ SHAPES: Mapping[str, Shape] = {
         keys="time",
         twice={"full speed": 811, "clock back": 61_204},
     ),
+    "lamport": Shape(draw_us=300, many_us=6.5, rows_per_s=120_000, keys="offsets", twice={"lost server": 12}),
+    "hlc": Shape(draw_us=310, many_us=6.9, rows_per_s=118_000, keys="time"),
     "snowflake": Shape(draw_us=2.1, many_us=1.6, rows_per_s=398_000, keys="time"),
     "snowflake-offset": Shape(draw_us=2.1, many_us=1.6, rows_per_s=399_000, keys="time"),
     "snowflake-fail": Shape(draw_us=2.1, many_us=1.6, rows_per_s=397_000, keys="time"),
@@ -116,6 +120,7 @@ def _conditions(*, quick: bool) -> Conditions:
             "spread": "3 rounds of 2 s, 1 and 8 clients, 64 tables",
             "storage": "1,000,000 rows in statements of 10,000, 3 rounds",
             "order": "6 clients of 3 nodes for 2 s",
+            "causality": "2 clients that answer each other, clocks 0 and 50 ms apart",
             "duplicates": "3 rounds of 5 s each, 16 clients",
         },
     )
@@ -136,6 +141,7 @@ def _result(about: About, shape: Shape, random_: random.Random) -> SchemeResult:
         ),
         storage=_storage(shape, key_bytes) if shape.rows_per_s else None,
         order=_order(shape, random_),
+        causality=_causality(about.name, shape),
         duplicates={
             case: Duplicates(
                 keys=1_000_000 + random_.randrange(90_000),
@@ -210,6 +216,20 @@ def _order(shape: Shape, random_: random.Random) -> Order:
         lasted_ms=LASTED_MS,
         points=points,
     )
+
+
+def _causality(name: str, shape: Shape) -> list[Answers]:
+    hears = name in HEARING
+    return [
+        Answers(
+            skew_ms=skew_ms,
+            answers=1000,
+            first=0 if shape.keys == "counter" else 500 if skew_ms else 37,
+            told=900 if hears else None,
+            told_first=0 if hears else None,
+        )
+        for skew_ms in (0.0, 50.0)
+    ]
 
 
 def _key(keys: str, part: float, node: int, random_: random.Random) -> float:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
+import shutil
 import signal
-from collections.abc import Callable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -17,6 +21,7 @@ from sqlalchemy.engine import URL
 from shardids import Cluster, Layout
 from shardids.catalog.connections import open_engine
 from shardids.catalog.rows import Catalog
+from shardids.catalog.topology import Node
 from shardids.ids.layout import DEFAULT
 from shardids.install import provision, trees
 from shardids.install.provision import create_shard
@@ -26,13 +31,68 @@ CLUSTER = "00000000-0000-4000-8000-000000000001"
 """The cluster that the ``node`` fixture's databases belong to."""
 
 
+MEMORY = Path("/dev/shm")
+ROOM_BYTES = 4 << 30
+"""What the servers and files of two workers may take, and more."""
+
+LONGEST_FIRST = (
+    "test_references",
+    "test_metrics",
+    "test_moving_outside",
+    "test_adopt_table",
+    "test_references_interrupted",
+    "test_migrate_nodes",
+    "test_embedded",
+    "test_devcluster",
+    "test_django",
+    "test_damages",
+    "test_lookups",
+    "test_lookups_strict",
+    "test_logs",
+    "test_copy",
+    "test_moving",
+    "test_adopt_relay",
+    "test_adopt_back",
+    "test_migrate_runs",
+    "test_provision",
+    "test_pytest_plugin",
+    "test_doctor",
+    "test_moved",
+    "test_counters",
+    "test_generator",
+)
+"""Modules that take longest: they begin first, so that no worker waits in the end for one that began last."""
+
+
 def pytest_configure() -> None:
+    if "TMPDIR" not in os.environ and _is_roomy(MEMORY):
+        # In memory, databases are made and dropped five times as fast as on a disk.
+        os.environ["TMPDIR"] = str(MEMORY)
+        tempfile.tempdir = None
     # A shell without job control lets its background jobs ignore SIGINT, and so do their children.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # No test is timed: a busy machine takes a second where an idle one takes a millisecond.
     settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("untimed")
+
+
+def _is_roomy(folder: Path) -> bool:
+    """Whether it can hold the servers' files, and run programs."""
+    if not os.access(folder, os.W_OK):
+        return False
+    return shutil.disk_usage(folder).free > ROOM_BYTES and not os.statvfs(folder).f_flag & os.ST_NOEXEC
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {name: number for number, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+
+
+def pytest_collection_finish() -> None:
+    # What was collected stays to the end: the garbage collector need not look at it again and again.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -240,12 +300,33 @@ def blank_database(databases: BlankDatabases) -> Iterator[Callable[[], URL]]:
         databases.give_back(url)
 
 
+@pytest.fixture(scope="session")
+def cluster_templates(
+    server_url: URL, admin: psycopg.Connection, _numbers: Iterator[int]
+) -> Iterator[dict[str, str]]:
+    """By node, the names of the databases of a cluster that has no shards yet, to make copies of."""
+    names = {node: f"shardids_template_{os.getpid()}_{next(_numbers)}" for node in "ab"}
+    for name in names.values():
+        admin.execute(sql.SQL("create database {} template template0").format(sql.Identifier(name)))
+    urls = {node: server_url.set(database=name) for node, name in names.items()}
+    found_cluster(urls["a"], urls, 8, created=())
+    yield names
+    for name in names.values():
+        admin.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+
+
 @pytest.fixture
-def cluster_url(blank_database: Callable[[], URL]) -> URL:
+def cluster_url(make_database: MakeDatabase, cluster_templates: dict[str, str]) -> URL:
     """The catalog of a cluster of 8 shards: the lower half on node a, its own database, the rest on b."""
-    url, other = blank_database(), blank_database()
-    found_cluster(url, {"a": url, "b": other}, 8)
-    return url
+    urls = {node: make_database(template) for node, template in cluster_templates.items()}
+    catalog = Catalog(urls["a"])
+    try:
+        for name, url in urls.items():
+            catalog.point_node(Node(name=name, url=dsn(url)))
+        provision.create_shards(catalog, range(8))
+    finally:
+        catalog.close()
+    return urls["a"]
 
 
 def found_cluster(
@@ -254,14 +335,16 @@ def found_cluster(
     count: int = 8,
     layout: Layout = DEFAULT,
     prefix: str = "shard_",
+    *,
+    created: Sequence[int] | None = None,
 ) -> dict[int, str]:
-    """Makes a cluster with all its shards, or finds it made; returns what this call made."""
+    """Makes a cluster with all its shards, or those ``created``, or finds it made; returns what it made."""
     catalog = Catalog(catalog_url)
     try:
         provision.init(catalog, layout, count, prefix)
         for name, url in nodes.items():
             provision.add_node(catalog, name, dsn(url))
-        return provision.create_shards(catalog, range(count))
+        return provision.create_shards(catalog, range(count) if created is None else created)
     finally:
         catalog.close()
 

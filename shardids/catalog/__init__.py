@@ -1,9 +1,11 @@
 """The catalog of a cluster, and connections to the servers it names.
 
-``topology`` has nodes, the placement and the hashing of keys, and knows no database. ``rows`` reads and
-writes the catalog's tables, ``connections`` opens engines and translates errors, ``nodes`` asks all nodes at
-once, ``queries`` and ``sqlfiles`` run the files of ``sql/``. ``locks`` lists the advisory locks, ``notation``
-writes and parses shard ranges and durations, ``forks`` renews what the child of a fork must not share.
+``topology`` has nodes, the placement and the hashing of keys, ``regions`` the names for ranges of shards;
+neither knows a database. ``rows`` reads and writes the catalog's tables, ``region_changes`` and ``placing``
+change regions and the placement. ``connections`` opens engines and translates errors, ``nodes`` asks all
+nodes at once, ``queries`` and ``sqlfiles`` run the files of ``sql/``. ``locks`` lists the advisory locks,
+``notation`` writes and parses shard ranges and durations, ``forks`` renews what the child of a fork must not
+share.
 """
 
 from typing import TYPE_CHECKING
@@ -12,6 +14,7 @@ from shardids._lazy import lazy_names
 
 if TYPE_CHECKING:
     from shardids.catalog.nodes import Answers, Nodes
+    from shardids.catalog.regions import Region
     from shardids.catalog.rows import Catalog, Description
     from shardids.catalog.topology import (
         Node,
@@ -30,6 +33,7 @@ __all__ = [
     "Node",
     "Nodes",
     "Placement",
+    "Region",
     "key_hash",
     "schema_name",
     "shard_for_key",
@@ -46,6 +50,7 @@ __getattr__, __dir__ = lazy_names(
         "Node": "shardids.catalog.topology",
         "Nodes": "shardids.catalog.nodes",
         "Placement": "shardids.catalog.topology",
+        "Region": "shardids.catalog.regions",
         "key_hash": "shardids.catalog.topology",
         "schema_name": "shardids.catalog.topology",
         "shard_for_key": "shardids.catalog.topology",

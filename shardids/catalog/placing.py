@@ -11,6 +11,12 @@ from shardids.catalog.urls import parse_url, shown_url
 from shardids.errors import ClusterConflict
 
 
+def lock_placement(connection: Connection) -> None:
+    """Waits for whoever changes nodes, regions or placement, and keeps others from it until the end of the
+    transaction. To be taken before any other lock in the catalog."""
+    connection.execute(text("select from shardids_catalog.cluster for update"))
+
+
 def place_shard(connection: Connection, shard: int, *, source: str, target: str) -> None:
     """Places a shard on another node, in the connection's transaction: its commit is the switch.
 
@@ -51,6 +57,7 @@ def point_node(
     Raises:
         ClusterConflict: the node has another URL than ``old`` by now.
     """
+    lock_placement(connection)
     changed = connection.execute(
         text("update shardids_catalog.node set url = :url where name = :name and url = :was"),
         {"name": old.name, "url": shown_url(parse_url(url)), "was": old.url},

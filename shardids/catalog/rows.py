@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -11,7 +12,10 @@ from sqlalchemy import Connection, Engine, bindparam, text
 from sqlalchemy.engine import URL
 
 from shardids.catalog.connections import CONNECT_TIMEOUT_S, open_engine
-from shardids.catalog.topology import Node, OldIdRule, OldIdRules, Placement, RegisteredLookup, lost_shard
+from shardids.catalog.placing import lock_placement
+from shardids.catalog.reading import read_lookups, read_placement
+from shardids.catalog.regions import existing_region, in_region, no_node_of_region, require_region
+from shardids.catalog.topology import Node, Placement, RegisteredLookup, lost_shard
 from shardids.catalog.urls import parse_url, shown_url
 from shardids.errors import BadArgument, ClusterConflict, UnknownShard
 from shardids.ids.layout import Layout
@@ -62,78 +66,56 @@ class Catalog:
 
     def placement(self) -> Placement:
         """Returns which node holds which shard now; shards that are still being created are left out."""
-        # One statement, so one snapshot: the version belongs to just these rows.
-        found = self._rows("""
-            select c.version, n.name, n.url, p.shard, p.state,
-                   null as table_name, null as id_column, null as rule, null as below, null as negative
-            from shardids_catalog.cluster c
-            left join shardids_catalog.node n on true
-            left join shardids_catalog.placement p on p.node = n.name and p.state <> 'creating'
-            union all
-            select c.version, null, null, null, null,
-                   r.table_name, r.id_column, r.rule, c.old_ids_below,
-                   c.time_bits + c.shard_bits + c.sequence_bits < 64
-            from shardids_catalog.cluster c
-            left join shardids_catalog.old_id_rule r on true
-            where c.old_ids_below is not null
-            order by name, shard""")
-        rows, old = [row for row in found if row.below is None], [row for row in found if row.below]
-        return Placement(
-            version=rows[0].version,
-            nodes={row.name: Node(name=row.name, url=row.url) for row in rows if row.name},
-            node_of={row.shard: row.name for row in rows if row.state == "active"},
-            lost={row.shard: row.name for row in rows if row.state == "lost"},
-            old_ids=_old_ids(old),
-            lookups=self.lookups(),
-        )
+        with self.engine.connect() as connection:
+            return read_placement(connection)
 
     def lookups(self) -> dict[tuple[str, str], RegisteredLookup]:
         """Returns the columns that are unique over all shards, by table and column."""
-        found = self._rows("""
-            select table_name, column_name, claims, is_ready, is_strict from shardids_catalog.lookup
-            order by table_name, column_name""")
-        return {
-            (row.table_name, row.column_name): RegisteredLookup(
-                table=row.table_name,
-                column=row.column_name,
-                claims=row.claims,
-                is_ready=row.is_ready,
-                is_strict=row.is_strict,
-            )
-            for row in found
-        }
+        with self.engine.connect() as connection:
+            return read_lookups(connection)
 
     def nodes(self) -> dict[str, Node]:
         """Returns the nodes by name."""
-        rows = self._rows("select name, url from shardids_catalog.node order by name")
-        return {row.name: Node(name=row.name, url=row.url) for row in rows}
+        rows = self._rows("select name, url, region from shardids_catalog.node order by name")
+        return {row.name: Node(name=row.name, url=row.url, region=row.region) for row in rows}
 
     def check_node(self, node: Node) -> None:
         """Checks that a node can be added, without adding it.
 
         Raises:
-            ClusterConflict: another database has this name.
+            BadArgument: there is no such region.
+            ClusterConflict: another database has this name, or the node has another region.
         """
-        there, url = self.nodes().get(node.name), shown_url(parse_url(node.url))
+        with self.engine.connect() as connection:
+            placement = read_placement(connection)
+        if node.region is not None:
+            existing_region(node.region, placement.regions)
+        there, url = placement.nodes.get(node.name), shown_url(parse_url(node.url))
         if there is not None and there.url != url:
             raise ClusterConflict(
                 f'node "{node.name}" is {there.url} already, not {url}',
                 hint="Choose another name, or remove that node first.",
             )
+        if there is not None and node.region not in (None, there.region):
+            raise ClusterConflict(
+                f'node "{node.name}" is {in_region(there.region)} already',
+                hint=f"To change that: shardids region assign {node.region} {node.name}",
+            )
 
     def add_node(self, node: Node) -> None:
-        """Adds a node, its URL without the password. Calls are idempotent.
+        """Adds a node, its URL without the password. Calls are idempotent, and leave the region as it is.
 
         Raises:
-            ClusterConflict: another database has this name.
+            BadArgument, ClusterConflict: as :meth:`check_node` does.
         """
         if node.name not in self.nodes():
             with self.engine.begin() as connection:
+                lock_placement(connection)
                 connection.execute(
                     text("""
-                        insert into shardids_catalog.node (name, url) values (:name, :url)
+                        insert into shardids_catalog.node (name, url, region) values (:name, :url, :region)
                         on conflict (name) do nothing"""),
-                    {"name": node.name, "url": shown_url(parse_url(node.url))},
+                    {"name": node.name, "url": shown_url(parse_url(node.url)), "region": node.region},
                 )
         self.check_node(node)
 
@@ -196,13 +178,14 @@ class Catalog:
     ) -> dict[int, str]:
         """Places shards that have no node yet, and returns all that are still to be created.
 
-        Shards that are placed stay where they are. Without ``node``, new shards go to the nodes that have the
-        fewest, in runs of neighbours. Their state ``creating`` in the catalog tells the next caller what is
-        left to do if this one fails.
+        Shards that are placed stay where they are. Without ``node``, new shards go to those nodes of their
+        region that have the fewest, in runs of neighbours. Their state ``creating`` in the catalog tells the
+        next caller what is left to do if this one fails.
 
         Raises:
             BadArgument: a shard that is not in the cluster.
-            ClusterConflict: no such node, or no node at all, or the shard is on another node.
+            ClusterConflict: no such node, or no node at all, or the shard is on another node; or the node is
+                of another region than a shard, or a shard's region has none.
         """
         wanted = sorted(set(shards))
         count = self.describe().shard_count
@@ -214,30 +197,16 @@ class Catalog:
             )
         with self.engine.connect() as connection, connection.begin() as transaction:
             # Planners take turns: each sees what the previous one placed.
-            connection.execute(text("select 1 from shardids_catalog.cluster for update"))
-            loads = dict.fromkeys(self._node_names(), 0)
-            if node is not None and node not in loads:
-                raise unknown_node(node, list(loads))
-            if not loads:
-                raise ClusterConflict(
-                    "the cluster has no node yet",
-                    hint="To add one: shardids node add NAME --url postgresql://…",
-                )
-            placed = {
-                row.shard: row
-                for row in connection.execute(
-                    text("select shard, node, state from shardids_catalog.placement")
-                )
-            }
-            for row in placed.values():
-                loads[row.node] += 1
-                if node is not None and row.shard in wanted and row.node != node:
-                    raise ClusterConflict(
-                        f'shard {row.shard} is on node "{row.node}", not "{node}"',
-                        hint="A shard that exists can only be moved.",
-                    )
+            lock_placement(connection)
+            placement = read_placement(connection)
+            found = connection.execute(text("select shard, node, state from shardids_catalog.placement"))
+            placed = {row.shard: row for row in found}
             new = [shard for shard in wanted if shard not in placed]
-            plan = dict.fromkeys(new, node) if node else spread(new, loads)
+            if node is None:
+                plan = spread_by_region(new, Counter(row.node for row in placed.values()), placement)
+            else:
+                _require_fit(placement, node, new, [placed[shard] for shard in wanted if shard in placed])
+                plan = dict.fromkeys(new, node)
             if plan:
                 connection.execute(
                     text("insert into shardids_catalog.placement (shard, node) values (:s, :n)"),
@@ -250,7 +219,7 @@ class Catalog:
             for shard in wanted
             if shard in placed and placed[shard].state == "creating"
         }
-        return unfinished | {shard: str(name) for shard, name in plan.items()}
+        return unfinished | plan
 
     def mark_active(self, shards: Sequence[int]) -> None:
         """Records that the shards have been created on their nodes."""
@@ -274,7 +243,7 @@ class Catalog:
             ShardLost: it was lost with its node.
         """
         rows = self._rows(
-            """select n.name, n.url, p.state from shardids_catalog.placement p
+            """select n.name, n.url, n.region, p.state from shardids_catalog.placement p
                join shardids_catalog.node n on n.name = p.node where p.shard = :shard""",
             shard=shard,
         )
@@ -282,7 +251,7 @@ class Catalog:
             raise UnknownShard(f"no node holds shard {shard}", hint="To make it: shardids shard create")
         if rows[0].state == "lost":
             raise lost_shard(shard, rows[0].name)
-        return Node(name=rows[0].name, url=rows[0].url)
+        return Node(name=rows[0].name, url=rows[0].url, region=rows[0].region)
 
     def _node_names(self) -> list[str]:
         return list(self.nodes())
@@ -309,13 +278,40 @@ def describe_in(connection: Connection, url: URL) -> Description:
     )
 
 
-def _old_ids(rows: Sequence[Any]) -> OldIdRules | None:
-    if not rows:
-        return None
-    rules = [OldIdRule(table=r.table_name, column=r.id_column, rule=r.rule) for r in rows if r.table_name]
-    return OldIdRules(
-        below=rows[0].below, negative=rows[0].negative, of_table={rule.table: rule for rule in rules}
-    )
+def _require_fit(placement: Placement, node: str, new: Iterable[int], placed: Iterable[Any]) -> None:
+    """Requires that a node may hold new shards, and that those which are placed are there already."""
+    if node not in placement.nodes:
+        raise unknown_node(node, placement.nodes)
+    for row in placed:
+        if row.node != node:
+            raise ClusterConflict(
+                f'shard {row.shard} is on node "{row.node}", not "{node}"',
+                hint="A shard that exists can only be moved.",
+            )
+    for shard in new:
+        require_region(placement, shard, node)
+
+
+def spread_by_region(shards: Sequence[int], loads: Mapping[str, int], placement: Placement) -> dict[int, str]:
+    """Assigns shards to the nodes of their regions, as :func:`spread` does.
+
+    Raises:
+        ClusterConflict: there is no node, or none of a shard's region.
+    """
+    if not placement.nodes:
+        raise ClusterConflict(
+            "the cluster has no node yet", hint="To add one: shardids node add NAME --url postgresql://…"
+        )
+    by_region: dict[str | None, list[int]] = {}
+    for shard in shards:
+        by_region.setdefault(placement.region_of(shard), []).append(shard)
+    plan: dict[int, str] = {}
+    for region, of_region in by_region.items():
+        names = placement.nodes_of_region(region)
+        if not names:
+            raise no_node_of_region(region, of_region)
+        plan |= spread(of_region, {name: loads.get(name, 0) for name in names})
+    return plan
 
 
 def spread(shards: Sequence[int], loads: dict[str, int]) -> dict[int, str]:

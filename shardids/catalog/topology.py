@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from shardids.errors import BadArgument, ShardLost, UnknownShard, UnsupportedKey
 from shardids.ids.text import as_integer, checked_integer
+
+if TYPE_CHECKING:
+    from shardids.catalog.regions import Region
 
 _NODE_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,39}")
 _SCHEMA_PREFIX: Final = re.compile(r"[a-z_][a-z0-9_]{0,39}")
@@ -77,12 +80,15 @@ def schema_name(prefix: str, shard: int) -> str:
 class Node:
     """One PostgreSQL database that hosts shards. The URL may hold a password: repr omits it.
 
+    ``region`` is the region whose shards it takes; without one it takes the shards of no region.
+
     Raises:
         BadArgument: a name that :func:`validate_node_name` refuses.
     """
 
     name: str
     url: str = field(repr=False)
+    region: str | None = None
 
     def __post_init__(self) -> None:
         validate_node_name(self.name)
@@ -163,7 +169,8 @@ class Placement:
     ``nodes`` holds nodes by name, ``node_of`` the name of the node of each shard. ``lost`` has the shards
     that live nowhere, with the name of the node that was replaced by a server without them. All are copied
     and can't be changed. ``old_ids`` has the rules for IDs that were issued before, if tables were adopted.
-    ``lookups`` has the columns that are unique over all shards, by table and column.
+    ``lookups`` has the columns that are unique over all shards, by table and column. ``regions`` has the
+    regions by name.
 
     Raises:
         BadArgument: a node under another name than its own, or a shard on a node not in ``nodes``.
@@ -175,6 +182,7 @@ class Placement:
     lost: Mapping[int, str] = field(default_factory=dict)
     old_ids: OldIdRules | None = None
     lookups: Mapping[tuple[str, str], RegisteredLookup] = field(default_factory=dict)
+    regions: Mapping[str, Region] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, node in self.nodes.items():
@@ -187,10 +195,27 @@ class Placement:
         object.__setattr__(self, "node_of", MappingProxyType(dict(self.node_of)))
         object.__setattr__(self, "lost", MappingProxyType(dict(self.lost)))
         object.__setattr__(self, "lookups", MappingProxyType(dict(self.lookups)))
+        object.__setattr__(self, "regions", MappingProxyType(dict(self.regions)))
 
     def owners(self) -> dict[int, str]:
         """Returns the owner of each shard, and for a lost one the node that it was lost with."""
         return {**self.node_of, **self.lost}
+
+    def region_of(self, shard: int) -> str | None:
+        """Returns the name of the region that a shard belongs to, or ``None``."""
+        return next((region.name for region in self.regions.values() if shard in region.shards), None)
+
+    def nodes_of_region(self, region: str | None) -> list[str]:
+        """Returns the names of the nodes that take a region's shards; of ``None``, those of no region."""
+        return sorted(node.name for node in self.nodes.values() if node.region == region)
+
+    def outside(self) -> dict[int, str]:
+        """Returns the shards that live on a node of another region than theirs, each with that node."""
+        return {
+            shard: name
+            for shard, name in sorted(self.node_of.items())
+            if self.region_of(shard) != self.nodes[name].region
+        }
 
     def all_shards(self) -> list[int]:
         """Returns every placed shard, sorted, for what must ask all of them.

@@ -46,6 +46,7 @@ COMMANDS = {
     ),
     "node": Entry("groups:node_app", "The PostgreSQL databases that hold shards."),
     "shard": Entry("groups:shard_app", "The logical shards."),
+    "region": Entry("regions:app", "Names for ranges of shards, which live on nodes of their region alone."),
     "migrate": Entry("migrate:app", "Change the tables of every shard, with Alembic."),
     "transaction": Entry("transactions:app", "Transactions on several nodes that were not ended."),
     "restore-point": Entry(

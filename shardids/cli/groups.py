@@ -11,7 +11,7 @@ from shardids.cli.lazy import Entry, LazyGroup
 
 NODE_COMMANDS = {
     "add": Entry("nodes:add_node", "Install the engine in a database and register it as a node. Idempotent."),
-    "list": Entry("nodes:list_nodes", "List the nodes, and how many shards each holds."),
+    "list": Entry("nodes:list_nodes", "List the nodes, their regions, and how many shards each holds."),
     "remove": Entry(
         "nodes:remove_node",
         "Remove the engine from a node that holds no shards, and the node from the catalog.",

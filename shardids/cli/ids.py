@@ -122,8 +122,7 @@ def _print_pictures(decoded: list[DecodedId | _OldId], layout: Layout, placement
             for rule, shard in one.rows:
                 out.print(f"  {rule.table}.{rule.column}: {_told(rule, shard, placement)}", markup=False)
             continue
-        node = _node(one, placement)
-        out.print(bit_picture(one, layout, f'on node "{node}" now' if node else ""))
+        out.print(bit_picture(one, layout, _where(one.shard, placement)))
 
 
 def _told(rule: OldIdRule, shard: int | None, placement: Placement | None) -> str:
@@ -134,12 +133,16 @@ def _told(rule: OldIdRule, shard: int | None, placement: Placement | None) -> st
     if shard is None:
         return "no row had it, by the directory"
     how = "by its key" if rule.rule == BY_KEY else "by the directory"
+    where = _where(shard, placement)
+    return f"shard {shard} {how}" + (f", {where}" if where else "")
+
+
+def _where(shard: int, placement: Placement | None) -> str:
+    """Returns where a shard is and belongs, as far as that is known."""
     node = placement.node_of.get(shard) if placement else None
-    return f"shard {shard} {how}" + (f', on node "{node}" now' if node else "")
-
-
-def _node(decoded: DecodedId, placement: Placement | None) -> str | None:
-    return placement.node_of.get(decoded.shard) if placement else None
+    region = placement.region_of(shard) if placement else None
+    words = [f'of region "{region}"'] * bool(region) + [f'on node "{node}" now'] * bool(node)
+    return ", ".join(words)
 
 
 def _old_as_json(one: _OldId, placement: Placement | None) -> dict[str, object]:
@@ -152,7 +155,7 @@ def _old_as_json(one: _OldId, placement: Placement | None) -> dict[str, object]:
                 "column": rule.column,
                 "rule": rule.rule,
                 "shard": shard,
-                "node": placement.node_of.get(shard) if placement and shard is not None else None,
+                **(_place(shard, placement) if placement and shard is not None else _NOWHERE),
             }
             for rule, shard in one.rows
         ],
@@ -171,9 +174,14 @@ def _as_json(decoded: DecodedId | _OldId, placement: Placement | None) -> dict[s
         "shard": decoded.shard,
         "sequence": decoded.sequence,
     }
-    if placement:
-        value["node"] = _node(decoded, placement)
-    return value
+    return value | _place(decoded.shard, placement) if placement else value
+
+
+def _place(shard: int, placement: Placement) -> dict[str, str | None]:
+    return {"node": placement.node_of.get(shard), "region": placement.region_of(shard)}
+
+
+_NOWHERE: dict[str, str | None] = {"node": None, "region": None}
 
 
 @app.command()

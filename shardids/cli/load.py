@@ -24,6 +24,9 @@ def load(
     catalog: CatalogOption,
     table: Annotated[str, typer.Option(help="The table's name in every shard.")],
     key: Annotated[str | None, typer.Option(help="The column that the rows are sharded by.")] = None,
+    region: Annotated[
+        str | None, typer.Option(help="The region of all rows: their keys are among its shards.")
+    ] = None,
     id_column: Annotated[
         str | None, typer.Option("--id", help="The column whose IDs tell the shard, if foreign keys do not.")
     ] = None,
@@ -58,6 +61,7 @@ def load(
     settings = LoadSettings(
         table=table,
         key=key,
+        region=region,
         id_=id_column,
         shard=shard,
         format=_format_of(file, file_format),

@@ -35,6 +35,9 @@ def add_node(
             help="The application's migrations: its revisions for the node run there.",
         ),
     ] = None,
+    region: Annotated[
+        str | None, typer.Option(help="The region whose shards it takes; else it takes those of none.")
+    ] = None,
     rebalance: Annotated[
         bool, typer.Option("--rebalance", help="Move shards to it until all nodes carry about the same.")
     ] = False,
@@ -49,19 +52,20 @@ def add_node(
                 with Nodes({name: Node(name=name, url=url)}, there.url, autocommit=True) as nodes:
                     require_migrated(environment, name, nodes[name])
 
-        references.add_node(there, name, url, migrate=migrate, dry_run=dry_run)
+        references.add_node(there, name, url, region=region, migrate=migrate, dry_run=dry_run)
     out.print(f'{"Would add" if dry_run else "Added"} node "{name}"')
     if rebalance and not dry_run:
         moves.rebalance(catalog)
 
 
 def list_nodes(catalog: CatalogOption, as_json: JsonOption = False) -> None:
-    """List the nodes, and how many shards each holds."""
+    """List the nodes, their regions, and how many shards each holds."""
     with opened(catalog) as there:
         placement = there.placement()
     held = Counter(placement.node_of.values())
     rows = [
-        {"node": node.name, "shards": held[node.name], "url": node.url} for node in placement.nodes.values()
+        {"node": node.name, "region": node.region, "shards": held[node.name], "url": node.url}
+        for node in placement.nodes.values()
     ]
     print_rows(rows, as_json=as_json, empty="No node yet. To add one: shardids node add NAME --url URL")
 

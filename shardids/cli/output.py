@@ -48,5 +48,5 @@ def print_rows(rows: Sequence[Mapping[str, object]], *, as_json: bool, empty: st
     for name, value in rows[0].items():
         table.add_column(name, justify="right" if isinstance(value, int) else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(str(value)) for value in row.values()))
+        table.add_row(*(Text("" if value is None else str(value)) for value in row.values()))
     out.print(table)

@@ -98,6 +98,7 @@ def list_shards(
         {
             "shard": shard,
             "node": name,
+            "region": placement.region_of(shard),
             "schema": schema_name(prefix, shard),
             "state": "lost" if shard in placement.lost else "active",
         }

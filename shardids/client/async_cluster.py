@@ -126,9 +126,9 @@ class AsyncCluster:
         """See :meth:`shardids.Cluster.refresh`."""
         return await to_thread(self.sync_cluster.refresh)
 
-    def shard_for(self, key: Key) -> int:
+    def shard_for(self, key: Key, *, region: str | None = None) -> int:
         """See :meth:`shardids.Cluster.shard_for`."""
-        return self.sync_cluster.shard_for(key)
+        return self.sync_cluster.shard_for(key, region=region)
 
     def decode(self, id_: int) -> DecodedId:
         """See :meth:`shardids.Cluster.decode`."""
@@ -168,6 +168,7 @@ class AsyncCluster:
         self,
         *,
         key: Key | None = None,
+        region: str | None = None,
         id: int | UUID | None = None,
         of: Any = None,
         shard: int | None = None,
@@ -182,6 +183,7 @@ class AsyncCluster:
         self,
         *,
         key: Key | None = None,
+        region: str | None = None,
         id: int | UUID | None = None,  # noqa: A002 -- the field's word for it
         of: Any = None,
         shard: int | None = None,
@@ -194,7 +196,7 @@ class AsyncCluster:
         An old ID or a ``lookup``, whose shard would have to be asked for, is refused, but not by
         :meth:`run`. ``options`` go to :class:`sqlalchemy.ext.asyncio.AsyncSession`.
         """
-        number = self.sync_cluster._pick(key, id, shard, of, lookup)
+        number = self.sync_cluster._pick(key, id, shard, of, lookup=lookup, region=region)
         return self._session(number, self.node_of(number), self.sync_cluster._latest(after), options)
 
     @overload
@@ -261,6 +263,7 @@ class AsyncCluster:
         *,
         columns: Sequence[Any] | None = None,
         key: Any = None,
+        region: str | None = None,
         id: Any = None,  # noqa: A002 -- the field's word for it
         shard: int | None = None,
         on_progress: Callable[[Copied], object] = quietly,
@@ -277,6 +280,7 @@ class AsyncCluster:
         settings = CopySettings(
             columns=columns,
             key=key,
+            region=region,
             id_=id,
             shard=None if shard is None else cluster._checked(shard),
             on_progress=lambda copied: loop.call_soon_threadsafe(on_progress, copied),
@@ -299,6 +303,7 @@ class AsyncCluster:
         fn: Callable[[AsyncSession], Awaitable[T]],
         *,
         key: Key | None = None,
+        region: str | None = None,
         id: int | UUID | None = None,
         of: Any = None,
         shard: int | None = None,
@@ -322,6 +327,7 @@ class AsyncCluster:
         fn: Callable[[Any], Awaitable[T]],
         *,
         key: Key | None = None,
+        region: str | None = None,
         id: int | UUID | None = None,  # noqa: A002 -- the field's word for it
         of: Any = None,
         shard: int | None = None,
@@ -336,7 +342,9 @@ class AsyncCluster:
         :meth:`shardids.Cluster.run`, also for the errors. ``options`` go to
         :class:`sqlalchemy.ext.asyncio.AsyncSession`; ``expire_on_commit`` is false unless they say otherwise.
         """
-        number = await greenlet_spawn(self.sync_cluster._pick, key, id, shard, of, lookup)
+        number = await greenlet_spawn(
+            self.sync_cluster._pick, key, id, shard, of, lookup=lookup, region=region
+        )
         latest = self.sync_cluster._latest(after)
         attempts = Attempts(self.sync_cluster._followed, number, patience_s)
         while True:

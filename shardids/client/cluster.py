@@ -152,6 +152,7 @@ class Cluster(WritesReferences):
         self,
         *,
         key: Key | None = None,
+        region: str | None = None,
         id: int | UUID | None = None,
         of: Any = None,
         shard: int | None = None,
@@ -166,6 +167,7 @@ class Cluster(WritesReferences):
         self,
         *,
         key: Key | None = None,
+        region: str | None = None,
         id: int | UUID | None = None,  # noqa: A002 -- the field's word for it
         of: Any = None,
         shard: int | None = None,
@@ -177,10 +179,11 @@ class Cluster(WritesReferences):
 
         ``lookup`` is a criterion on a look-up key, ``User.email == "…"``: the shard is that of the row.
         ``of`` says whose ID it is, for those that were issued before the cluster: see :meth:`shard_of`.
+        ``region`` says that a key is among that region's shards: see :meth:`shard_for`.
 
         ``after`` is an ID, or several: what this session writes answers their rows, and the IDs of its rows
         sort after them, whatever the nodes' clocks show. Each transaction begins with a look at the shard,
-        which is raised if it has to be; see :doc:`/explanation/order`.
+        which is raised if it has to be; see ``docs/explanation/order.md``.
 
         Models without a schema live in the shard's schema, through ``schema_translate_map``. ``options`` go
         to :class:`sqlalchemy.orm.Session`, or to ``class_``, a class of yours derived from it.
@@ -188,14 +191,14 @@ class Cluster(WritesReferences):
         is written.
 
         Raises:
-            BadArgument: not exactly one of ``key``, ``id``, ``shard`` and ``lookup``, or one out of range; or
-                ``after`` is no ID of this cluster, or an old one.
+            BadArgument: not exactly one of ``key``, ``id``, ``shard`` and ``lookup``, or one out of range, or
+                no such region; or ``after`` is no ID of this cluster, or an old one.
             UnknownValue: no row has the value of a look-up key.
             UnknownId: an old ID that no row had.
             UnknownShard: no node holds the shard.
             TooFarAhead: by the first statement, if ``after`` leads the node's clock by over ``max_ahead``.
         """
-        number = self._pick(key, id, shard, of, lookup)
+        number = self._pick(key, id, shard, of, lookup=lookup, region=region)
         return self._session(number, self.node_of(number), self._latest(after), options)
 
     @overload
@@ -250,6 +253,7 @@ class Cluster(WritesReferences):
         fn: Callable[[Session], T],
         *,
         key: Key | None = None,
+        region: str | None = None,
         id: int | UUID | None = None,
         of: Any = None,
         shard: int | None = None,
@@ -273,6 +277,7 @@ class Cluster(WritesReferences):
         fn: Callable[[Any], T],
         *,
         key: Key | None = None,
+        region: str | None = None,
         id: int | UUID | None = None,  # noqa: A002 -- the field's word for it
         of: Any = None,
         shard: int | None = None,
@@ -301,7 +306,8 @@ class Cluster(WritesReferences):
             ShardFenced: the shard is fenced and is not being moved.
             CommitUncertain: the connection was lost during COMMIT.
         """
-        number, latest = self._pick(key, id, shard, of, lookup), self._latest(after)
+        number = self._pick(key, id, shard, of, lookup=lookup, region=region)
+        latest = self._latest(after)
         attempts = Attempts(self._followed, number, patience_s)
         while True:
             try:
@@ -317,6 +323,7 @@ class Cluster(WritesReferences):
         *,
         columns: Sequence[Any] | None = None,
         key: Any = None,
+        region: str | None = None,
         id: Any = None,  # noqa: A002 -- the field's word for it
         shard: int | None = None,
         on_progress: Callable[[Copied], object] = quietly,
@@ -332,8 +339,9 @@ class Cluster(WritesReferences):
         write them, but for SQL expressions.
 
         A row's shard is told by what the model says: sharding key, ID, foreign keys to either. ``key`` names
-        the column to shard by where it does not, and ``id`` one that holds IDs; ``shard`` is one for all
-        rows. What tells the shard agrees in each row, and the named column is not NULL.
+        the column to shard by where it does not, ``region`` the region of all keys, and ``id`` a column that
+        holds IDs; ``shard`` is one for all rows. What tells the shard agrees in each row, and the named
+        column is not NULL.
 
         Up to ``rows_a_transaction`` rows of a shard are a transaction, and at most ten times as many are in
         memory. It is not one transaction: when it fails, each shard has the first of its rows, in the order
@@ -350,6 +358,7 @@ class Cluster(WritesReferences):
         settings = CopySettings(
             columns=columns,
             key=key,
+            region=region,
             id_=id,
             shard=None if shard is None else self._checked(shard),
             on_progress=on_progress,

@@ -9,6 +9,7 @@ from uuid import UUID
 from sqlalchemy import BindParameter
 from sqlalchemy.sql import operators
 
+from shardids.catalog.regions import existing_region
 from shardids.catalog.rows import Description
 from shardids.catalog.topology import Node, Placement, schema_name, shard_for_key
 from shardids.client.listener import FollowedPlacement
@@ -60,15 +61,19 @@ class ShardsOfCluster:
         """What is known of IDs that were issued before the cluster; ``None`` if no table was adopted."""
         return None if self._followed.old_ids is None else self._old_ids
 
-    def shard_for(self, key: Key) -> int:
+    def shard_for(self, key: Key, *, region: str | None = None) -> int:
         """Returns the shard of a key: the same on every machine and in every version.
 
-        See :func:`shardids.catalog.topology.shard_for_key` for the hash.
+        With ``region`` it is one of that region's shards, as long as there is the region; without, one of
+        all. See :func:`shardids.catalog.topology.shard_for_key` for the hash.
 
         Raises:
+            BadArgument: the placement as last read has no such region.
             UnsupportedKey: a key of another type; ``bool`` and ``float`` among them.
         """
-        return shard_for_key(key, self.shard_count)
+        if region is None:
+            return shard_for_key(key, self.shard_count)
+        return existing_region(region, self.placement.regions).shard_for(key)
 
     def decode(self, id_: int) -> DecodedId:
         """Returns the time, the origin and the sequence of an ID.
@@ -123,15 +128,24 @@ class ShardsOfCluster:
         return self if self._followed.old_ids is None else WithinShard(self, self._old_ids, shard)
 
     def _pick(
-        self, key: Key | None, id_: int | UUID | None, shard: int | None, of: Any, lookup: Any = None
+        self,
+        key: Key | None,
+        id_: int | UUID | None,
+        shard: int | None,
+        of: Any,
+        *,
+        lookup: Any = None,
+        region: str | None = None,
     ) -> int:
         # A criterion has no truth value, so it is not compared.
         if sum(one is not None for one in (key, id_, shard, lookup)) != 1:
             raise BadArgument("a session takes exactly one of key=, id=, shard= and lookup=")
         if of is not None and id_ is None:
             raise BadArgument("of= says whose ID it is, and goes with id=")
+        if region is not None and key is None:
+            raise BadArgument("region= says among which shards a key is, and goes with key=")
         if key is not None:
-            return self.shard_for(key)
+            return self.shard_for(key, region=region)
         if lookup is not None:
             return shard_of_criterion(lookup, self._claims)
         if id_ is not None:

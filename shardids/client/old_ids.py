@@ -256,9 +256,9 @@ class WithinShard:
             return self._old_ids.shards_of(ids, table)
         return dict.fromkeys(ids, self._shard)
 
-    def shard_for(self, key: Key) -> int:
+    def shard_for(self, key: Key, *, region: str | None = None) -> int:
         """Returns the shard of a sharding key."""
-        return self._finder.shard_for(key)
+        return self._finder.shard_for(key, region=region)
 
 
 def how_ids_tell(of: Any) -> Tells | str | None:

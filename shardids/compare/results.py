@@ -131,6 +131,25 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """Rows of two nodes that answer each other, the clock of one ahead of the other's.
+
+    Attributes:
+        skew_ms: how far it is ahead.
+        answers: how many keys were drawn for a row that answers one of the other node.
+        first: how many of them sort before the key that they answer, or are the same.
+        told: how many were drawn by a generator that was told that key; ``None`` if it can't be told.
+        told_first: how many of those sort before it.
+    """
+
+    skew_ms: float
+    answers: int
+    first: int
+    told: int | None = None
+    told_first: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Duplicates:
     """The keys that were issued while something happened.
 
@@ -180,6 +199,7 @@ class SchemeResult:
         about: the scheme's description, with its settings.
         key_bytes: the size of a key in a row: 8 or 16.
         spread: like ``inserts``, but each row goes to another of :data:`SPREAD` shards of one server.
+        causality: for one difference of the clocks after another.
         duplicates: by the names of :data:`CASES`.
         left_out: why a measure is missing, by the name of the attribute or of the case of duplicates.
     """
@@ -191,6 +211,7 @@ class SchemeResult:
     spread: Inserts | None = None
     storage: Storage | None = None
     order: Order | None = None
+    causality: Sequence[Answers] = ()
     duplicates: Mapping[str, Duplicates] = field(default_factory=dict)
     outage: Outage | None = None
     told: Told | None = None

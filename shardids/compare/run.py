@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
+from shardids.compare.measures.causality import measure_causality
+from shardids.compare.measures.clocks import faked_clocks
 from shardids.compare.measures.draws import measure_draws
 from shardids.compare.measures.duplicates import at_full_speed, measure_clocks
 from shardids.compare.measures.faults import FAULTS, ONE_SERVER, Faults, measure_faults
@@ -19,6 +21,7 @@ from shardids.compare.measures.spread import measure_spread
 from shardids.compare.measures.storage import measure_storage
 from shardids.compare.results import (
     CASES,
+    Answers,
     Comparison,
     Conditions,
     Draws,
@@ -55,6 +58,7 @@ class _Findings:
     spread: Mapping[str, Inserts] = field(default_factory=dict)
     storage: Mapping[str, Storage] = field(default_factory=dict)
     rush: Mapping[str, Duplicates] = field(default_factory=dict)
+    causality: Mapping[str, Sequence[Answers]] = field(default_factory=dict)
     clock: Mapping[str, Duplicates] = field(default_factory=dict)
     faults: Mapping[str, Faults] = field(default_factory=dict)
 
@@ -125,7 +129,7 @@ def _check_servers(scheme: Scheme, stage: Stage) -> None:
 
 def _measure(run: Measuring, stage: Stage) -> _Findings:
     found = _Findings()
-    for what in ("order", "storage"):
+    for what in ("order", "causality", "storage"):
         if "uuid1" in run.schemes:
             run.leave_out("uuid1", what, _WRAPS)
     for name, scheme in run.schemes.items():
@@ -140,10 +144,13 @@ def _measure(run: Measuring, stage: Stage) -> _Findings:
     found.storage = measure_storage(run)
     found.rush = run.each("full speed", lambda name: at_full_speed(name, run))
     try:
-        found.clock = measure_clocks(run)
+        with faked_clocks(run) as (faked, clocks):
+            found.causality = measure_causality(faked, clocks)
+            found.clock = measure_clocks(faked, clocks)
     except FAILURES as error:
         for name in run.schemes:
-            run.leave_out(name, "clock back", error)
+            for what in ("causality", "clock back"):
+                run.leave_out(name, what, error)
     try:
         found.faults = measure_faults(run, stage)
     except FAILURES as error:
@@ -183,6 +190,7 @@ def _result(name: str, scheme: Scheme, run: Measuring, found: _Findings) -> Sche
         spread=found.spread.get(name),
         storage=found.storage.get(name),
         order=found.order.get(name),
+        causality=found.causality.get(name, ()),
         duplicates={case: result for case in CASES if (result := counted.get(case)) is not None},
         outage=faults.outage,
         told=found.told.get(name),

@@ -22,6 +22,7 @@ def chosen_shard() -> int | None:
 def in_shard(
     *,
     key: Key | None = None,
+    region: str | None = None,
     id: int | UUID | None = None,  # noqa: A002 -- the field's word for it
     of: str | None = None,
     shard: int | None = None,
@@ -32,16 +33,17 @@ def in_shard(
             Question.objects.create(…)
 
     Yields the shard's alias. Blocks nest; other threads and tasks are not affected. ``of`` names the table
-    of an ID that was issued before the cluster: see :meth:`shardids.Cluster.shard_of`. A queryset that is
+    of an ID that was issued before the cluster: see :meth:`shardids.Cluster.shard_of`. ``region`` says that
+    a key is among that region's shards: see :meth:`shardids.Cluster.shard_for`. A queryset that is
     made in the block and evaluated after it needs the block's alias: ``using(alias)``. So do
     ``transaction.atomic`` and ``transaction.on_commit``, which otherwise mean ``default``. A generator that
     yields in the block leaves the choice to its caller until it goes on.
 
     Raises:
-        BadArgument: not exactly one of ``key``, ``id`` and ``shard``, or a value out of range.
+        BadArgument: not exactly one of ``key``, ``id`` and ``shard``, or one out of range, or no such region.
         UnknownId: an old ID that no row had.
     """
-    number = get_cluster()._pick(key, id, shard, of)
+    number = get_cluster()._pick(key, id, shard, of, region=region)
     alias = alias_for(number)
     token = _chosen.set(number)
     try:

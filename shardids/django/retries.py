@@ -7,13 +7,13 @@ from typing import TypeVar
 from uuid import UUID
 
 import psycopg
-from django.db import DatabaseError, transaction
+from django.db import DatabaseError, connections, transaction
 from sqlalchemy.exc import DBAPIError
 
 from shardids.catalog.connections import may_have_moved, translate
 from shardids.catalog.urls import parse_url
 from shardids.client.retries import PATIENCE_S, Attempts
-from shardids.client.routing import Key
+from shardids.client.routing import After, Key
 from shardids.django.aliases import alias_for, get_cluster
 from shardids.django.choice import in_shard
 from shardids.errors import CommitUncertain, ConnectionFailed, ShardidsError
@@ -25,9 +25,11 @@ def run_in_shard(
     fn: Callable[[], T],
     *,
     key: Key | None = None,
+    region: str | None = None,
     id: int | UUID | None = None,  # noqa: A002 -- the field's word for it
     of: str | None = None,
     shard: int | None = None,
+    after: After | None = None,
     patience_s: float = PATIENCE_S,
 ) -> T:
     """Calls ``fn`` in a transaction of a shard, and again on the shard's new node if it has moved meanwhile.
@@ -37,20 +39,28 @@ def run_in_shard(
     within another transaction on the shard. How long it waits for a shard that is being moved is told of
     :meth:`shardids.Cluster.run`.
 
+    ``after`` is an ID, or several: the keys of what ``fn`` writes sort after them, as in
+    :meth:`shardids.Cluster.session`.
+
     Raises:
+        BadArgument: ``after`` is no ID of this cluster, or an old one.
+        django.db.Error: ``after`` leads the node's clock by more than ``max_ahead``.
         ShardFenced, ShardMoved, ConnectionFailed: another attempt can't help.
         CommitUncertain: the connection was lost during COMMIT; nothing is repeated.
         ShardLost, UnknownShard: no node has the shard.
         RuntimeError: a transaction is open on the shard.
     """
     cluster = get_cluster()
-    number = cluster._pick(key, id, shard, of)
+    number = cluster._pick(key, id, shard, of, region=region)
+    latest = cluster._latest(after)
     attempts = Attempts(cluster._followed, number, patience_s)
     while True:
         node = attempts.next_node()
         has_returned = False
         try:
             with in_shard(shard=number), transaction.atomic(using=alias_for(number), durable=True):
+                if latest is not None:
+                    _advance_past(number, latest)
                 result = fn()
                 has_returned = True
             return result
@@ -67,6 +77,11 @@ def run_in_shard(
                 ) from error
             pause_s = _pause_after(attempts, ours, cause, error)
         attempts.wait(pause_s)
+
+
+def _advance_past(shard: int, latest: int) -> None:
+    with connections[alias_for(shard)].cursor() as cursor:
+        cursor.execute("select shardids.advance_past(%s, %s)", [shard, latest])
 
 
 def _pause_after(

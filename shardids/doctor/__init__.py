@@ -1,7 +1,8 @@
 """Examines a cluster: :mod:`~shardids.doctor.ask` gathers facts from all nodes at once, checks judge them.
 
 Facts are plain records (:mod:`~shardids.doctor.facts`). Each check is a pure function of them, in the module
-of what it is about: placement, generators, tables, schemas, counters, leftovers, access, contents, lookups.
+of what it is about: placement, regions, generators, tables, schemas, counters, leftovers, access, contents,
+lookups.
 :func:`examine` changes nothing and installs nothing.
 """
 
@@ -21,6 +22,7 @@ from shardids.doctor import (
     lookups,
     placement,
     references,
+    regions,
     schemas,
     tables,
 )
@@ -32,6 +34,7 @@ from shardids.errors import BadArgument
 
 CHECKS: Sequence[Check] = (
     *placement.CHECKS,
+    *regions.CHECKS,
     *generators.CHECKS,
     *tables.CHECKS,
     *schemas.CHECKS,

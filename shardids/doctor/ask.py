@@ -17,6 +17,8 @@ from shardids.catalog.locks import AdvisoryLock
 from shardids.catalog.nodes import Nodes, administrative_engine
 from shardids.catalog.objects import read_objects
 from shardids.catalog.queries import DROPPED_MEANWHILE, batches, prepare, read
+from shardids.catalog.reading import read_placement
+from shardids.catalog.regions import Region
 from shardids.catalog.rows import Catalog, Description, describe_in
 from shardids.catalog.topology import Node
 from shardids.catalog.urls import parse_url, with_password_of
@@ -94,14 +96,15 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[int, ClusterFacts]:
         revisions = connection.scalars(
             text("select version_num from shardids_catalog.shardids_version")
         ).all()
-        found = connection.execute(text("select name, url from shardids_catalog.node order by name"))
-        there = {row.name: Node(name=row.name, url=row.url) for row in found}
+        known = read_placement(connection)
+        there = known.nodes
         placed = connection.execute(text("select shard, node, state from shardids_catalog.placement")).all()
         moves = _read_moves(connection)
         is_migrating = _is_migrating(connection)
         views = views_in(connection)
         references, is_changing = read_references(connection)
-    adopted = adopted_in(catalog, catalog.placement().old_ids, description.shard_count)
+    adopted = adopted_in(catalog, known.old_ids, description.shard_count)
+    regions = tuple(known.regions.values())
     clock = LocalClock()
     with (
         Nodes(there, catalog.url, application_name=_NAME, connect_timeout_s=_CONNECT_TIMEOUT_S) as nodes,
@@ -109,7 +112,9 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[int, ClusterFacts]:
     ):
         viewed = [pool.submit(_ask_view, catalog, view, description) for view in views]
         asked = nodes.each(
-            lambda name, node: _ask_node(there[name], node, clock, wishes, description, adopted=adopted)
+            lambda name, node: _ask_node(
+                there[name], node, clock, wishes, description, adopted=adopted, regions=regions
+            )
         )
         followed = ask_references(nodes, references, description.cluster, is_changing=is_changing)
     with catalog.engine.connect() as connection, connection.begin():
@@ -131,6 +136,7 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[int, ClusterFacts]:
         strict=faulty_nodes(catalog),
         is_migrating=is_migrating or any(node.in_flux for node in answers.values()),
         references=followed,
+        region_of={shard: region.name for region in regions for shard in region.shards},
     )
 
 
@@ -192,13 +198,16 @@ def _ask_node(
     description: Description,
     *,
     adopted: Adopted,
+    regions: Sequence[Region],
 ) -> NodeFacts:
     """Returns what a node says, as far as it answers."""
     for attempt in range(_ATTEMPTS):
         known: dict[str, Any] = {}
         try:
             with engine.connect() as connection:
-                for facts in _node_facts(connection, clock, wishes, description, adopted):
+                for facts in _node_facts(
+                    connection, clock, wishes, description, adopted=adopted, regions=regions
+                ):
                     known |= facts
         except BadArgument:
             raise
@@ -230,7 +239,13 @@ def _ask_view(catalog: Catalog, view: View, description: Description) -> ViewFac
 
 
 def _node_facts(
-    connection: Connection, clock: LocalClock, wishes: Wishes, description: Description, adopted: Adopted
+    connection: Connection,
+    clock: LocalClock,
+    wishes: Wishes,
+    description: Description,
+    *,
+    adopted: Adopted,
+    regions: Sequence[Region],
 ) -> Iterator[dict[str, Any]]:
     """Fields of :class:`NodeFacts`, as they become known."""
     yield {"clock": clock.compare(connection)}
@@ -280,7 +295,7 @@ def _node_facts(
     yield {
         "samples": [
             *sample_ids(connection, prefix, keys, adopted),
-            *read_keys(connection, prefix, wishes.keys, adopted, every_row=wishes.every_row),
+            *read_keys(connection, prefix, wishes.keys, adopted, regions=regions, every_row=wishes.every_row),
         ]
     }
     if wishes.rates:

@@ -323,7 +323,7 @@ class ClusterFacts:
     """The catalog and all its nodes.
 
     ``is_migrating``: the application's migrations were running. ``strict``: what is wrong with the
-    connections of strict look-ups, by node.
+    connections of strict look-ups, by node. ``region_of`` has the shards that belong to a region.
     """
 
     at: datetime
@@ -337,6 +337,7 @@ class ClusterFacts:
     strict: Mapping[str, str] = field(default_factory=dict)
     is_migrating: bool = False
     references: ReferenceFacts = field(default_factory=ReferenceFacts)
+    region_of: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def moving(self) -> frozenset[int]:

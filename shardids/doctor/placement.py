@@ -311,28 +311,6 @@ def shard_incomplete(facts: ClusterFacts) -> Iterator[Found]:
             )
 
 
-@check("old-copy", Severity.INFO, remedy="`shardids shard purge`, once it is not needed.")
-def old_copy(facts: ClusterFacts) -> Iterator[Found]:
-    """A moved shard's old copy, stopped, that was kept."""
-    for name, node in facts.nodes.items():
-        old = [
-            local.shard
-            for local in node.shards.values()
-            if local.state in ("fenced", "moved")
-            and local.shard not in facts.moving
-            and (placed := facts.placed.get(local.shard)) is not None
-            and (placed.node != name and placed.state == "active")
-        ]
-        if old:
-            yield Found(
-                what=f'{named_shards(old)}: node "{name}" keeps a stopped old copy',
-                to_do="When it is not needed any more, purge it",
-                commands=in_shell(f"shardids shard purge {shown_shards(old)}"),
-                nodes=(name,),
-                shards=tuple(sorted(old)),
-            )
-
-
 CHECKS = (
     node_unreachable,
     node_mistaken,
@@ -346,6 +324,5 @@ CHECKS = (
     shard_unregistered,
     shard_incomplete,
     copy_not_activated,
-    old_copy,
 )
 """All checks of this module."""

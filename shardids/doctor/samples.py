@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -11,6 +11,7 @@ from psycopg import sql
 from sqlalchemy import Connection, MetaData
 
 from shardids.catalog.queries import batches, prepare, read, rows
+from shardids.catalog.regions import Region
 from shardids.catalog.topology import schema_name
 from shardids.doctor.facts import KeyColumn, Sample
 from shardids.doctor.old_ids import HASH, MODULO, Adopted
@@ -175,9 +176,12 @@ def read_keys(
     keys: Sequence[ShardingKey],
     adopted: Adopted,
     *,
+    regions: Collection[Region],
     every_row: bool,
 ) -> Iterator[Sample]:
     """Reads sharding keys, some at random or all, and hashes them on the node.
+
+    In a shard of a region, a row may be there by the hash over the region's shards or over all.
 
     Raises:
         BadArgument: the column's type or collation has no hash that equal values share.
@@ -193,7 +197,17 @@ def read_keys(
         for column in columns:
             _require_hash(key, column)
         for batch in batches(columns, _STATEMENT):
-            selects = [_misplaced(prefix, adopted, key, column, every_row=every_row) for column in batch]
+            selects = [
+                _misplaced(
+                    prefix,
+                    key,
+                    column,
+                    adopted=adopted,
+                    by_hash=_by_hash(column, adopted, regions),
+                    every_row=every_row,
+                )
+                for column in batch
+            ]
             with connection.begin():
                 prepare(connection)
                 if every_row:
@@ -215,8 +229,30 @@ def _require_hash(key: ShardingKey, column: _Column) -> None:
         )
 
 
+def _by_hash(column: _Column, adopted: Adopted, regions: Collection[Region]) -> sql.Composed:
+    """Returns the shard that a row of the column's shard belongs to, by ``hash``."""
+    everywhere = MODULO.format(hash=sql.SQL("hash"), shards=sql.Literal(adopted.shard_count))
+    for region in regions:
+        if column.shard in region.shards:
+            own = MODULO.format(hash=sql.SQL("hash"), shards=sql.Literal(len(region.shards)))
+            return sql.SQL("case when {} + {} = {} then {} else {} end").format(
+                sql.Literal(region.first_shard),
+                own,
+                sql.Literal(column.shard),
+                sql.Literal(column.shard),
+                everywhere,
+            )
+    return everywhere
+
+
 def _misplaced(
-    prefix: str, adopted: Adopted, key: ShardingKey, column: _Column, *, every_row: bool
+    prefix: str,
+    key: ShardingKey,
+    column: _Column,
+    *,
+    adopted: Adopted,
+    by_hash: sql.Composed,
+    every_row: bool,
 ) -> sql.Composed:
     """Returns a query that counts the rows of a shard whose keys belong to others."""
     if every_row:
@@ -230,7 +266,6 @@ def _misplaced(
     rule = adopted.rule(key.table_name, key.column_name) or adopted.rule(
         column.refers_to or "", column.referred or ""
     )
-    by_hash = MODULO.format(hash=sql.SQL("hash"), shards=sql.Literal(adopted.shard_count))
     is_id = rule is not None and column.kind in _INTEGERS
     return _MISPLACED.format(
         table=sql.Literal(key.table_name),

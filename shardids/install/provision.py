@@ -87,23 +87,31 @@ def node_engine(node: Node, catalog_url: URL, *, connect_timeout_s: int | None =
 
 
 def add_node(
-    catalog: Catalog, name: str, url: str, *, with_references: bool = False, dry_run: bool = False
+    catalog: Catalog,
+    name: str,
+    url: str,
+    *,
+    region: str | None = None,
+    with_references: bool = False,
+    dry_run: bool = False,
 ) -> None:
     """Installs the engine in a database and adds it to the catalog as a node.
 
-    With ``dry_run`` the transaction is rolled back. ``with_references``: the caller gives the node the
+    ``region`` is the region whose shards it takes; one that is there keeps its region without it. With
+    ``dry_run`` the transaction is rolled back. ``with_references``: the caller gives the node the
     reference tables, as :func:`shardids.references.add_node` does.
 
     Raises:
-        ClusterConflict: the database is a node of another cluster, or another node of this one; or the
-            cluster has reference tables, the name is new, and not ``with_references``.
+        ClusterConflict: the database is a node of another cluster, or another node of this one; or it has
+            another region; or the cluster has reference tables, the name is new, and not
+            ``with_references``.
         MissingPrivilege: the role may not create a schema there, or schema ``shardids`` belongs to another.
         ConnectionFailed, UnsupportedServer, BadArgument: as their own descriptions say.
     """
     if not with_references and name not in catalog.nodes():
         require_none(catalog, "add_node")
     description = catalog.describe()
-    node = Node(name=validate_node_name(name), url=url)
+    node = Node(name=validate_node_name(name), url=url, region=region)
     catalog.check_node(node)
     settings = trees.layout_settings(description.layout, description.schema_prefix)
     settings |= {"cluster": str(description.cluster), "node": name}
@@ -279,7 +287,7 @@ def inspect_shard(catalog: Catalog, shard: int) -> dict[str, object]:
     Raises:
         UnknownShard: no node owns the shard, or its owner does not have it.
     """
-    node = catalog.node_of(shard)
+    node, region = catalog.node_of(shard), catalog.placement().region_of(shard)
     with Nodes({node.name: node}, catalog.url) as nodes, nodes[node.name].connect() as connection:
         row = connection.execute(
             text("""
@@ -300,7 +308,7 @@ def inspect_shard(catalog: Catalog, shard: int) -> dict[str, object]:
             f'the catalog places shard {shard} on node "{node.name}", which does not have it',
             hint="Restore its schema on that node from a backup.",
         )
-    facts = {"shard": shard, "node": node.name, "url": node.url} | row._asdict()
+    facts = {"shard": shard, "node": node.name, "url": node.url, "region": region} | row._asdict()
     return {
         name: value.isoformat() if isinstance(value, datetime) else value
         for name, value in facts.items()

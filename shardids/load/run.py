@@ -39,7 +39,8 @@ class LoadSettings:
 
     Attributes:
         table: the table's name in every shard.
-        key: the column to shard by; ``id_`` is one that holds IDs, ``shard`` the shard of all rows.
+        key: the column to shard by; ``region`` is the region of all keys; ``id_`` is a column that holds IDs,
+            ``shard`` the shard of all rows.
         format: ``csv`` or ``parquet``.
         columns: the columns of a CSV file without a header.
         name: what the shards remember the load by.
@@ -49,6 +50,7 @@ class LoadSettings:
 
     table: str
     key: str | None = None
+    region: str | None = None
     id_: str | None = None
     shard: int | None = None
     format: str = "csv"
@@ -100,7 +102,14 @@ def load(
     else:
         found = CsvFile.read(file, settings.delimiter, settings.columns)
     table = _table(cluster, settings.table)
-    target = target_of(table, found.names, key=settings.key, id_=settings.id_, shard=settings.shard)
+    target = target_of(
+        table,
+        found.names,
+        key=settings.key,
+        region=settings.region,
+        id_=settings.id_,
+        shard=settings.shard,
+    )
     refuse_lookups(target, cluster.placement.lookups.values())
     marks = read_marks(cluster, settings.name, source)
     rejects = Rejects(
@@ -248,7 +257,12 @@ def _source(file: IO[bytes], settings: LoadSettings) -> str:
         what = f"{size} bytes, beginning {digest}"
     else:
         what = "a stream"
-    named = (("key", settings.key), ("id", settings.id_), ("shard", settings.shard))
+    named = (
+        ("key", settings.key),
+        ("region", settings.region),
+        ("id", settings.id_),
+        ("shard", settings.shard),
+    )
     how = "".join(f", {name} {value}" for name, value in named if value is not None)
     return f"{what}, into {settings.table}{how}"
 

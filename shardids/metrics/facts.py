@@ -117,6 +117,8 @@ class CatalogState:
         nodes: the nodes' URLs, by name.
         placed: the shards of a node, by node and by the state of their placement.
         adoption: what becomes of the adoption that is not over: ``running``, ``paused`` or ``waiting``.
+        node_regions: the regions of the nodes that have one.
+        regions: the shards of each region, also those that are not placed.
     """
 
     cluster: UUID
@@ -126,6 +128,8 @@ class CatalogState:
     placed: Mapping[tuple[str, str], frozenset[int]]
     moves: Sequence[OpenMove]
     adoption: str | None
+    node_regions: Mapping[str, str]
+    regions: Mapping[str, frozenset[int]]
 
     @classmethod
     def from_row(cls, **row: Any) -> CatalogState:
@@ -139,7 +143,17 @@ class CatalogState:
             placed={(node, state): frozenset(shards) for node, state, shards in row["placements"]},
             moves=[OpenMove(**move) for move in row["moves"]],
             adoption=row["adoption"],
+            node_regions=row["node_regions"],
+            regions={name: frozenset(range(first, last + 1)) for name, first, last in row["regions"]},
         )
+
+    def outside(self, node: str) -> frozenset[int]:
+        """Returns the shards that are placed on a node and not of its region."""
+        placed = self.placed.get((node, "active"), frozenset())
+        region = self.node_regions.get(node)
+        if region is not None:
+            return placed - self.regions[region]
+        return placed & frozenset().union(*self.regions.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

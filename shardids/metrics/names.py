@@ -35,6 +35,13 @@ METRICS: Final = {
         _of("shardids_catalog_up", (), "Whether the catalog answered."),
         _of("shardids_catalog_version", (), "The version of the placement, which grows with each change."),
         _of("shardids_catalog_shards", _STATE, "Shards that the catalog places on the node, by state."),
+        _of(
+            "shardids_shards_outside_region",
+            _NODE,
+            "Shards that the catalog places on the node, and that are not of its region.",
+        ),
+        _of("shardids_region_shards", ("region",), "Shards of the region that have a node."),
+        _of("shardids_node_region", ("node", "region"), "1 for each node that has a region."),
         _of("shardids_layout_seconds_left", (), "Time until the layout has no more IDs."),
         _of(
             "shardids_shard_ticks_per_second_limit", (), "Ticks that the layout has for a shard each second."

@@ -76,12 +76,22 @@ def _of_catalog(known: CatalogState) -> Iterator[Sample]:
         for state in _PLACED:
             placed = known.placed.get((node, state), ())
             yield Sample("shardids_catalog_shards", len(placed), (node, state))
+        yield Sample("shardids_shards_outside_region", len(known.outside(node)), (node,))
+    yield from _of_regions(known)
     states = Counter("running" if move.is_running else "interrupted" for move in known.moves)
     for state in ("running", "interrupted"):
         yield Sample("shardids_moves", states[state], (state,))
     yield Sample("shardids_move_oldest_seconds", max((move.age_s for move in known.moves), default=0))
     for state in ("running", "paused", "waiting"):
         yield Sample("shardids_adoptions", known.adoption == state, (state,))
+
+
+def _of_regions(known: CatalogState) -> Iterator[Sample]:
+    placed: frozenset[int] = frozenset().union(*known.placed.values())
+    for region, shards in known.regions.items():
+        yield Sample("shardids_region_shards", len(placed & shards), (region,))
+    for node, region in known.node_regions.items():
+        yield Sample("shardids_node_region", 1, (node, region))
 
 
 def _of_layout(known: CatalogState) -> Iterator[Sample]:

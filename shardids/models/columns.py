@@ -5,6 +5,7 @@ Why SQLAlchemy inserts such rows in batches: ``docs/decisions/0009-bulk-inserts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import BigInteger, Column, MetaData, Sequence, Table
@@ -16,6 +17,9 @@ from sqlalchemy.sql.functions import FunctionElement
 
 SHARDING_KEY = "shardids.sharding_key"
 """Marks the sharding key in a column's ``info``."""
+REGION_OF_KEY = "shardids.region_of_key"
+"""Where a column's ``info`` has the function that tells the region of a sharding key."""
+RegionOfKey = Callable[[Any], str | None]
 
 
 class next_id(FunctionElement[int]):  # noqa: N801 -- SQL functions have lower-case names, as sqlalchemy.func's
@@ -106,7 +110,7 @@ def primary_key_column(name: str, **options: Any) -> Column[int]:
     )
 
 
-def sharding_key(*arguments: Any, **options: Any) -> MappedColumn[Any]:
+def sharding_key(*arguments: Any, region: RegionOfKey | None = None, **options: Any) -> MappedColumn[Any]:
     """Returns the column that a model's rows are sharded by, at most one in a model::
 
         class User(Base):
@@ -116,13 +120,18 @@ def sharding_key(*arguments: Any, **options: Any) -> MappedColumn[Any]:
 
     A user lives in the shard ``cluster.shard_for(user.name)``. The value is an ``int``, ``str``, ``bytes`` or
     ``uuid.UUID``, and never changes. A model without a sharding key, but with a foreign key to one that has
-    IDs, lives where its parent is. ``arguments`` and ``options`` go to :func:`sqlalchemy.orm.mapped_column`.
+    IDs, lives where its parent is.
+
+    ``region`` is a function that tells the region of a key, or ``None`` of a key of no region: the user then
+    lives in the shard ``cluster.shard_for(user.name, region=region(user.name))``. It is called with the value
+    as the database has it, for each row and criterion, and never gives another answer for the same key.
+
+    ``arguments`` and ``options`` go to :func:`sqlalchemy.orm.mapped_column`.
     """
-    info = {**options.pop("info", {}), SHARDING_KEY: True}
-    return mapped_column(*arguments, info=info, **options)
+    return mapped_column(*arguments, info=_info_of_key(options, region), **options)
 
 
-def sharding_key_column(*arguments: Any, **options: Any) -> Column[Any]:
+def sharding_key_column(*arguments: Any, region: RegionOfKey | None = None, **options: Any) -> Column[Any]:
     """Returns :func:`sharding_key` for a Core table, or for SQLModel::
 
         class User(SQLModel, table=True):
@@ -131,5 +140,9 @@ def sharding_key_column(*arguments: Any, **options: Any) -> Column[Any]:
 
     ``arguments`` and ``options`` go to :class:`sqlalchemy.Column`.
     """
-    info = {**options.pop("info", {}), SHARDING_KEY: True}
-    return Column(*arguments, info=info, **options)
+    return Column(*arguments, info=_info_of_key(options, region), **options)
+
+
+def _info_of_key(options: dict[str, Any], region: RegionOfKey | None) -> dict[Any, Any]:
+    """Returns the ``info`` of a sharding key, and takes what was given out of the options."""
+    return {**options.pop("info", {}), SHARDING_KEY: True, **({REGION_OF_KEY: region} if region else {})}

@@ -9,6 +9,7 @@ from enum import StrEnum
 from sqlalchemy import Engine, text
 from sqlalchemy.engine import URL
 
+from shardids.catalog.regions import no_node_of_region
 from shardids.catalog.rows import Catalog, unknown_node
 from shardids.catalog.topology import Placement
 from shardids.errors import ClusterConflict
@@ -55,7 +56,7 @@ def balance(
     nodes: Collection[str],
     *,
     margin: float = MARGIN,
-    drained: str | None = None,
+    drained: Collection[str] = (),
 ) -> Balance:
     """Finds a small number of moves that bring every node to within ``margin`` of the mean.
 
@@ -66,14 +67,14 @@ def balance(
         weights: what each shard weighs; shards without an entry stay where they are.
         node_of: the node of each shard.
         nodes: the nodes to balance; shards on other nodes stay there.
-        drained: one of ``nodes`` that is to carry nothing.
+        drained: those of ``nodes`` that are to carry nothing.
     """
     owners = {shard: node_of[shard] for shard in weights if node_of[shard] in nodes}
-    open_nodes = [name for name in sorted(nodes) if name != drained]
+    open_nodes = [name for name in sorted(nodes) if name not in drained]
     before = _loads(weights, owners, nodes)
     placed = dict(owners)
     for shard in sorted(owners, key=lambda shard: (-weights[shard], shard)):
-        if owners[shard] == drained:
+        if owners[shard] in drained:
             loads = _loads(weights, placed, open_nodes)
             placed[shard] = min(open_nodes, key=lambda name: (loads[name], name))
     mean = sum(before.values()) / len(open_nodes)
@@ -167,8 +168,11 @@ def plan_balance(
 ) -> Balance:
     """Finds the moves that balance a cluster; nodes in ``exclude`` keep their shards and get no others.
 
+    Each region is balanced for itself, and so are the shards and nodes of none: what lives outside of its
+    region is brought home. With ``drained`` only that node is emptied.
+
     Raises:
-        ClusterConflict: a node is unknown, or no node is left to move shards to.
+        ClusterConflict: a node is unknown, or no node is left to move shards to, or none of their region.
     """
     placement = catalog.placement()
     for name in (*exclude, *([drained] if drained else [])):
@@ -180,6 +184,42 @@ def plan_balance(
             "there is no node to move shards to",
             hint="To add one: shardids node add NAME --url postgresql://…",
         )
-    return balance(
-        weigh(placement, catalog.url, by), placement.node_of, nodes, margin=margin, drained=drained
+    weights = {
+        shard: weight
+        for shard, weight in weigh(placement, catalog.url, by).items()
+        if placement.node_of[shard] in nodes
+    }
+    parts = [
+        _balance_region(region, placement, weights, nodes, margin=margin, drained=drained)
+        for region in (None, *sorted(placement.regions))
+    ]
+    transfers = sorted((one for part in parts for one in part), key=lambda one: one.shard)
+    after = {**placement.node_of} | {one.shard: one.target for one in transfers}
+    return Balance(
+        transfers=tuple(transfers),
+        before=_loads(weights, {shard: placement.node_of[shard] for shard in weights}, nodes),
+        after=_loads(weights, {shard: after[shard] for shard in weights}, nodes),
     )
+
+
+def _balance_region(
+    region: str | None,
+    placement: Placement,
+    weights: Mapping[int, float],
+    nodes: Collection[str],
+    *,
+    margin: float,
+    drained: str | None,
+) -> tuple[Transfer, ...]:
+    """Balances the shards of a region over its nodes, and empties ``drained``, or else all other nodes."""
+    own = set(placement.nodes_of_region(region)) & set(nodes)
+    of_region = {shard: weight for shard, weight in weights.items() if placement.region_of(shard) == region}
+    leaving = {placement.node_of[shard] for shard in of_region} - own if drained is None else {drained}
+    on_the_way = [shard for shard in of_region if placement.node_of[shard] in leaving]
+    if not own - leaving:
+        if on_the_way:
+            raise no_node_of_region(region, on_the_way)
+        return ()
+    if drained is not None and not on_the_way:
+        return ()
+    return balance(of_region, placement.node_of, own | leaving, margin=margin, drained=leaving).transfers

@@ -10,7 +10,9 @@ from typing import Self
 from sqlalchemy import Connection, text
 
 from shardids.catalog.locks import AdvisoryLock
-from shardids.catalog.placing import place_lost_shard, place_shard
+from shardids.catalog.placing import lock_placement, place_lost_shard, place_shard
+from shardids.catalog.reading import read_placement
+from shardids.catalog.regions import require_region
 from shardids.catalog.rows import Catalog
 from shardids.errors import ClusterConflict, ConnectionFailed, MoveFailed
 from shardids.mover.held import HeldLock, connected_alone
@@ -103,9 +105,12 @@ class Journal:
         """Records a new move, from the shard's owner to ``target``.
 
         Raises:
-            ClusterConflict: no node owns the shard, or the target does.
+            ClusterConflict: no node owns the shard, or the target does, or is of another region.
         """
         with self._held.transaction() as connection:
+            # Until the commit no region changes; who changes one later finds the move.
+            lock_placement(connection)
+            require_region(read_placement(connection), self._shard, target)
             row = connection.execute(
                 text(f"""
                     insert into shardids_catalog.move (shard, source, target, offline, step)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from sqlalchemy import text
 
 from shardids.catalog.notation import named_shards
+from shardids.catalog.regions import require_region
 from shardids.catalog.rows import Catalog, unknown_node
 from shardids.errors import ClusterConflict, MoveRefused
 from shardids.mover import homes, requirements
@@ -63,7 +64,8 @@ def plan_move(
     ``parallel`` is how many moves will run at once.
 
     Raises:
-        ClusterConflict: the node is unknown or owns the shard already, or a move of the shard is not over.
+        ClusterConflict: the node is unknown, of another region than the shard, or owns it already; or a move
+            of the shard is not over.
         MoveRefused: any other reason.
     """
     with Journal.opened(catalog, shard) as journal:
@@ -226,6 +228,7 @@ def _examine(
         raise unknown_node(target, directory.placement.nodes)
     if source == target:
         raise ClusterConflict(f'shard {shard} is on node "{target}" already')
+    require_region(directory.placement, shard, target)
     with (
         directory.sides(shard, source, target, name="shardids_move_check") as sides,
         ThreadPoolExecutor(1) as pool,

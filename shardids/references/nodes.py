@@ -122,6 +122,7 @@ def add_node(
     name: str,
     url: str,
     *,
+    region: str | None = None,
     migrate: Callable[[], None] = lambda: None,
     dry_run: bool = False,
 ) -> None:
@@ -133,7 +134,7 @@ def add_node(
     Raises:
         ClusterConflict: as there; or the node is added, and can't follow the writer; the message says why.
     """
-    provision.add_node(catalog, name, url, with_references=True, dry_run=dry_run)
+    provision.add_node(catalog, name, url, region=region, with_references=True, dry_run=dry_run)
     if dry_run:
         return
     migrate()

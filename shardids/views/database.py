@@ -14,6 +14,7 @@ from shardids.catalog.connections import keep_out_of_logs
 from shardids.catalog.locks import AdvisoryLock
 from shardids.catalog.nodes import Nodes, administrative_engine
 from shardids.catalog.query_node import QueryNode
+from shardids.catalog.regions import Region
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Node, Placement
 from shardids.catalog.urls import parse_url, role_of, with_password_of
@@ -41,6 +42,16 @@ def connection_to(catalog: Catalog, view: View | QueryNode, url: str | None = No
             yield connection
     finally:
         engine.dispose()
+
+
+def correct_regions(database: Connection, regions: Sequence[Region]) -> list[str]:
+    """Makes ``shardids_views.region_of`` tell these regions; returns the statements that were run."""
+    shown = database.scalar(
+        text("select obj_description(to_regprocedure('shardids_views.region_of(integer)'), 'pg_proc')")
+    )
+    if shown == statements.shown_regions(regions) or not (shown or regions):
+        return []
+    return run(database, statements.region_function(regions))
 
 
 def lock(database: Connection, where: str) -> None:

@@ -17,6 +17,7 @@ from shardids.errors import BadArgument, ClusterConflict, ConnectionFailed, Shar
 from shardids.views import statements
 from shardids.views.database import (
     connection_to,
+    correct_regions,
     correct_servers,
     lock,
     present_columns,
@@ -226,6 +227,7 @@ def _bring_up_to_date(
             done += run(database, statements.foundation(description.layout))
             # Removes what is left of a view that was dropped with a shard's schema.
             run(database, statements.removal(view.name))
+        done += correct_regions(database, list(placement.regions.values()))
         done += correct_servers(database, servers)
         done += run(database, statements.view(plan, present, columns))
         done += run(database, unused_servers(database))

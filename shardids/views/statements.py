@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from psycopg import sql
 from sqlalchemy.engine import URL
 
+from shardids.catalog.regions import Region
 from shardids.errors import ClusterConflict
 from shardids.ids.layout import Layout
 
@@ -101,6 +102,27 @@ def foundation(layout: Layout) -> Iterator[sql.Composable]:
         "create or replace function {}(id bigint) returns integer language sql immutable parallel safe"
         " return ((id >> {}) & {}::bigint)::integer"
     ).format(_in_schema("shard_of"), sql.Literal(layout.sequence_bits), sql.Literal(layout.shard_limit - 1))
+
+
+def shown_regions(regions: Iterable[Region]) -> str:
+    """Returns the regions as the comment of ``region_of`` names them: ``eu 0-1023, us 1024-2047``."""
+    return ", ".join(f"{region.name} {region}" for region in regions) or "none"
+
+
+def region_function(regions: Sequence[Region]) -> Iterator[sql.Composable]:
+    """Creates, or replaces, the function that tells the region of a shard."""
+    branches = [
+        sql.SQL(" when shard between {} and {} then {}").format(
+            sql.Literal(region.first_shard), sql.Literal(region.last_shard), sql.Literal(region.name)
+        )
+        for region in regions
+    ]
+    told = sql.SQL("case{} end").format(sql.Composed(branches)) if branches else sql.SQL("null::text")
+    function = sql.SQL("{}(shard integer)").format(_in_schema("region_of"))
+    yield sql.SQL(
+        "create or replace function {} returns text language sql stable parallel safe return {}"
+    ).format(function, told)
+    yield sql.SQL("comment on function {} is {}").format(function, sql.Literal(shown_regions(regions)))
 
 
 def extension() -> Iterator[sql.Composable]:

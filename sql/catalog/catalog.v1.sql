@@ -2,8 +2,8 @@
 --             It never holds a password.
 -- Settings:   shardids.cluster (uuid), shardids.layout_name, shardids.epoch_ms, shardids.time_bits,
 --             shardids.shard_bits, shardids.sequence_bits, shardids.schema_prefix, shardids.shard_count
--- Locks:      none beyond those of CREATE. Every change of nodes or placement locks the row of cluster
---             until commit, so that versions are handed out in the order of the commits.
+-- Locks:      none beyond those of CREATE. Every change of nodes, regions or placement locks the row of
+--             cluster until commit, so that versions are handed out in the order of the commits.
 -- Privileges: CREATE on the database.
 
 create schema if not exists shardids_catalog;
@@ -25,15 +25,29 @@ create table shardids_catalog.cluster (
 
 comment on table shardids_catalog.cluster is 'The cluster; everything but version is fixed for good, old_ids_below once it is written';
 comment on column shardids_catalog.cluster.old_ids_below is 'IDs below it were issued before their tables were adopted, and say nothing of shards; null: no table was adopted';
-comment on column shardids_catalog.cluster.version is 'Grows with every change of nodes or placement';
+comment on column shardids_catalog.cluster.version is 'Grows with every change of nodes, regions or placement';
+
+create table shardids_catalog.region (
+  name        text        primary key,
+  first_shard integer     not null,
+  last_shard  integer     not null,
+  created_at  timestamptz not null default now(),
+  constraint region_shards check (first_shard between 0 and last_shard),
+  constraint region_overlap exclude using gist (int4range(first_shard, last_shard, '[]') with &&)
+);
+
+comment on table shardids_catalog.region is 'Names for ranges of shards, which are to live on the nodes of their region alone';
+comment on column shardids_catalog.region.last_shard is 'The last that belongs to it';
 
 create table shardids_catalog.node (
   name     text        primary key,
   url      text        not null,
-  added_at timestamptz not null default now()
+  added_at timestamptz not null default now(),
+  region   text        constraint region_of_node references shardids_catalog.region (name)
 );
 
 comment on table shardids_catalog.node is 'The PostgreSQL databases that hold shards';
+comment on column shardids_catalog.node.region is 'The region whose shards it takes; null: it takes the shards of no region';
 
 create table shardids_catalog.placement (
   shard integer primary key,
@@ -94,6 +108,9 @@ comment on function shardids_catalog.changed() is 'Counts the version up and not
 create trigger changed after insert or update or delete on shardids_catalog.node
 for each statement execute function shardids_catalog.changed();
 
+create trigger changed after insert or update or delete on shardids_catalog.region
+for each statement execute function shardids_catalog.changed();
+
 create trigger changed after insert or update or delete on shardids_catalog.placement
 for each statement execute function shardids_catalog.changed();
 
@@ -128,7 +145,7 @@ begin
   perform shardids_catalog.wait_for_grants();
   execute format('grant usage on schema shardids_catalog to %I', role);
   execute format(
-    'grant select on shardids_catalog.cluster, shardids_catalog.node, shardids_catalog.placement,'
+    'grant select on shardids_catalog.cluster, shardids_catalog.node, shardids_catalog.region, shardids_catalog.placement,'
     ' shardids_catalog.query_node, shardids_catalog.old_id_rule, shardids_catalog.old_id_directory,'
     ' shardids_catalog.lookup, shardids_catalog.reference_writer to %I', role);
 end

@@ -274,7 +274,8 @@ revoke execute on function
 -- draws that saw the old one have counters up to c2, read after the change, and draws that see the new one
 -- have counters above c1, read before it; the ticks (old + c2, new + c1] are nobody else's.
 --
--- past_tick is one that the shard is not to issue any more, nor one below it, such as that of an ID of another shard.
+-- past_tick is one that the shard is not to issue any more, nor one below it, such as that of an ID of another shard. Ticks that
+-- are set aside in the same call may be below it: that is two calls.
 --
 -- setval is not transactional: what it stored stays if the caller rolls back. So a fence or another incarnation's
 -- offset is never left behind on the word of a row that the caller's own transaction wrote.
@@ -475,12 +476,12 @@ begin
 end
 $$;
 
--- Run as the owner of the engine by the shards' own set_aside(n). With a past_tick n may be 0.
+-- Run as the owner of the engine by the shards' own set_aside(n). With a past_tick n is 0: see advance().
 create function shardids.set_aside(
   id_offset regclass, shard integer, n integer, past_tick bigint, out first_tick bigint, out last_tick bigint)
 language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
 begin
-  if n is null or n < (past_tick is null)::integer then
+  if n is null or (case when past_tick is null then n < 1 else n <> 0 end) then
     perform shardids.refuse('SI007', shard, n);
   end if;
   select a.first_tick, a.last_tick into first_tick, last_tick from shardids.advance(shard, id_offset, n, past_tick) a;
@@ -488,7 +489,7 @@ end
 $$;
 
 comment on function shardids.set_aside(regclass, integer, integer, bigint) is
-  'Sets n consecutive ticks of a shard aside, all of them past a tick';
+  'Sets n consecutive ticks of a shard aside, or raises it past a tick';
 
 revoke execute on function
   shardids.bound_to(regclass, integer), shardids.is_bound(regclass, regclass, integer), shardids.clock_offset(regclass),

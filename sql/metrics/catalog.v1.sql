@@ -16,6 +16,10 @@ select c.id as cluster,
        c.shard_bits,
        c.sequence_bits,
        (select coalesce(json_object_agg(n.name, n.url), '{}') from shardids_catalog.node n) as nodes,
+       (select coalesce(json_object_agg(n.name, n.region), '{}') from shardids_catalog.node n
+        where n.region is not null) as node_regions,
+       (select coalesce(json_agg(json_build_array(r.name, r.first_shard, r.last_shard) order by r.name), '[]')
+        from shardids_catalog.region r) as regions,
        (select coalesce(json_agg(json_build_array(p.node, p.state, p.shards)), '[]')
         from (select p.node, p.state, array_agg(p.shard) as shards
               from shardids_catalog.placement p group by 1, 2) p) as placements,

@@ -145,6 +145,7 @@ def test_a_database_with_the_published_function(database: tuple[URL, str], tmp_p
     assert (ran.stderr, ran.stdout) == ("", "old 5\nnew 5\nthrough the view 5\n")
 
 
+@pytest.mark.long
 def test_a_table_whose_keys_are_integers(database: tuple[URL, str]) -> None:
     url, role = database
     with connected(url) as connection:

@@ -85,6 +85,7 @@ def test_python(users: Cluster, cluster_url: URL, folder: Path, number: int) -> 
     assert name == "ann"
 
 
+@pytest.mark.long
 def test_node_and_drizzle(users: Cluster, cluster_url: URL, folder: Path) -> None:
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:

@@ -13,13 +13,17 @@ import pytest
 from markdown_it import MarkdownIt
 
 from shardids.dev.embedded import EmbeddedServer
+from tests.support.lengths import long
 
 ROOT = Path(__file__).parents[2]
 INSTALLATION = re.compile(r"python3 -m venv|\. \.venv/bin/activate|pip install")
 EXPORTS = re.compile(r"^export (\w+)=")
 
 
-@pytest.mark.parametrize("page", ["tutorial", "tutorial-adopt", "tutorial-operate"])
+@pytest.mark.parametrize(
+    "page",
+    ["tutorial", long("tutorial-adopt"), long("tutorial-operate")],
+)
 def test_a_tutorial_shows_what_a_reader_sees(tmp_path: Path, page: str) -> None:
     (tmp_path / "shardids").symlink_to(ROOT)
     reader = Reader(tmp_path)

@@ -128,6 +128,11 @@ def test_all_well(pair: tuple[URL, URL], tmp_path: Path) -> None:
         ("a", ["update shardids_catalog.placement set state = 'lost' where shard = 3"], "ShardidsShardLost"),
         (
             "a",
+            ["insert into shardids_catalog.region (name, first_shard, last_shard) values ('eu', 3, 4)"],
+            "ShardidsShardOutsideRegion",
+        ),
+        (
+            "a",
             [f"select shardids.reserve(1, {MOST_TICKS}) from generate_series(1, 25)"],
             "ShardidsShardAhead",
         ),

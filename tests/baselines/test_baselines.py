@@ -156,6 +156,34 @@ def test_offsets_keep_masters_apart(blank_database: Callable[[], URL]) -> None:
     assert len(set(drawn)) == 3003
 
 
+@pytest.mark.parametrize("name", ["shardids", "lamport", "hlc"])
+def test_keys_sort_after_those_that_a_node_is_told(name: str, blank_database: Callable[[], URL]) -> None:
+    two = Servers(postgresql=(dsn(blank_database()), dsn(blank_database())))
+    scheme = scheme_of(name)
+    assert scheme.hears
+    scheme.install(two)
+    with scheme.open(two, 0) as here, scheme.open(two, 1) as there:
+        ahead = int(here.draw_many(1000)[-1]) + (300_000 << 22)
+        latest: Key = ahead
+        for number in range(20):
+            key = (here, there)[number % 2].draw_after(latest)
+            assert latest < key
+            decoded = scheme.decode(key)
+            assert decoded is not None
+            assert decoded.origin == number % 2
+            latest = key
+        # Never back, and no further ahead than a millisecond an answer.
+        assert latest < there.draw() < ahead + (22 << 22)
+        with psycopg.connect(two.postgresql[0]) as connection:
+            locks = connection.execute("select count(*) from pg_locks where locktype = 'advisory'").fetchone()
+    assert locks == (0,)
+
+
+def test_only_schemes_that_hear_are_told(servers: Servers) -> None:
+    with scheme_of("uuid4").open(servers) as source, pytest.raises(NotImplementedError):
+        source.draw_after(1)
+
+
 def test_uuids_tell_what_their_versions_hold() -> None:
     for name, version in (("uuid1", 1), ("uuid6", 6), ("uuid7-client", 7), ("uuid4-client", 4)):
         scheme = scheme_of(name)

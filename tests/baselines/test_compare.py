@@ -42,6 +42,8 @@ COMPARED = (
     "redis-blocks",
     "redis-wait",
     "published",
+    "lamport",
+    "hlc",
     "snowflake",
     "ulid",
 )
@@ -85,6 +87,8 @@ def test_every_measure_of_every_scheme(comparison: Comparison, results: dict[str
             assert result.storage is not None
             assert result.storage.growth[-1].rows == result.storage.rows
         assert result.order is not None
+        assert [one.skew_ms for one in result.causality] == list(QUICK.skews_ms), name
+        assert all(one.answers for one in result.causality), name
         assert set(result.duplicates) | set(result.left_out) >= set(CASES), name
         assert result.told is not None
     kinds = {kind.kind: kind for kind in comparison.conditions.servers}
@@ -155,6 +159,20 @@ def test_order_and_size(results: dict[str, SchemeResult]) -> None:
     sizes = {name: result.storage.index_bytes_per_row for name, result in results.items() if result.storage}
     assert sizes["shardids"] == pytest.approx(sizes["sequence"], rel=0.1)
     assert sizes["shardids"] < 0.8 * sizes["ulid"]
+
+
+def test_answers_sort_after_what_they_answer_if_the_generator_is_told(
+    results: dict[str, SchemeResult],
+) -> None:
+    under_skew = {name: result.causality[-1] for name, result in results.items()}
+    for name in ("shardids", "hlc", "snowflake", "ulid", "published"):
+        # Each answer of the node whose clock is behind.
+        assert under_skew[name].first >= under_skew[name].answers // 2 - 1 > 0, name
+    assert under_skew["sequence"].first == 0
+    heard = {name for name, found in under_skew.items() if found.told is not None}
+    assert heard == {"shardids", "lamport", "hlc"}
+    for name in heard:
+        assert all(found.told and found.told_first == 0 for found in results[name].causality), name
 
 
 def test_what_an_id_tells(comparison: Comparison, results: dict[str, SchemeResult]) -> None:

@@ -192,8 +192,6 @@ def test_a_resume_does_not_count_failures_from_before(
             target.execute(f"alter table {photos} add constraint forbidden check (size < 0)")
 
     with nodes.connected("b") as target:
-        target.execute("alter system set wal_retrieve_retry_interval = '100ms'")
-        target.execute("select pg_reload_conf()")
         is_counted = target.info.server_version >= 150000
         # A server before version 15 does not count failures: then it is rows that are missing.
         monkeypatch.setattr(replication, "PATIENCE_S", 300.0 if is_counted else 2.0)
@@ -202,8 +200,6 @@ def test_a_resume_does_not_count_failures_from_before(
         monkeypatch.undo()
         target.execute(f"alter table {photos} drop constraint forbidden")
         assert finish(nodes, shard, mover.resume).outcome == "moved"
-        target.execute("alter system reset wal_retrieve_retry_interval")
-        target.execute("select pg_reload_conf()")
     assert_one_owner(nodes, shard)
 
 

@@ -42,10 +42,6 @@ def shop() -> Iterator[Shop]:
         temporary_servers(2) as nodes,
     ):
         shop = new_shop([*sources, *nodes], can_go_back=True)
-        with shop.connected("source") as source:
-            # How soon a failed apply worker tries again.
-            source.execute("alter system set wal_retrieve_retry_interval = '200ms'")
-            source.execute("select pg_reload_conf()")
         yield shop
         shop.catalog.close()
 
@@ -318,6 +314,7 @@ def reader_of(shop: Shop) -> URL:
     return url.set(username="reader", password="reads", query={})
 
 
+@pytest.mark.long
 def test_a_switch_without_a_way_back_gets_none_later(own_shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     shop = own_shop
 
@@ -346,6 +343,7 @@ def test_a_switch_without_a_way_back_gets_none_later(own_shop: Shop, monkeypatch
     assert adoption.resume(shop.catalog).outcome == "adopted"
 
 
+@pytest.mark.long
 def test_a_source_that_dies_and_the_standby_in_its_place(
     own_shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

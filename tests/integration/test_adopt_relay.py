@@ -74,6 +74,7 @@ def test_it_is_undone_as_if_it_had_never_been(store: Store) -> None:
     assert_as_before(store)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", ["14"])
 def test_a_source_without_row_filters_is_taken_through_a_relay(version: str) -> None:
     with store_of(fetched(version)) as store, Traffic(store) as traffic:

@@ -173,6 +173,22 @@ def test_an_activation_of_the_same_transaction_is_not_released(db: Db, node: str
             activating.execute(PAST, [5, in_ms(db, 60_000)])
 
 
+def test_one_that_is_cancelled_changes_nothing_and_keeps_no_lock(db: Db, node: str) -> None:
+    id_ = in_ms(db, 60_000)
+    before = stored(db)
+    with connect(node) as holder:
+        holder.execute("select pg_advisory_lock(1936220516, 5)")
+        db.execute("set statement_timeout = '200ms'")
+        with refused("57014"):
+            db.execute(PAST, [5, id_])
+        db.execute("set statement_timeout = 0")
+        # Who is past it asks nobody for the lock.
+        assert scalar(db, PAST, 5, in_ms(db, -60_000)) is False
+    assert stored(db) == before
+    assert scalar(db, PAST, 5, id_) is True
+    assert advisory_locks(db) == 0
+
+
 def test_what_is_rolled_back_stays_raised(db: Db, node: str) -> None:
     id_ = in_ms(db, 60_000)
     with psycopg.connect(node) as other:
@@ -206,8 +222,9 @@ def test_a_role_raises_only_shards_that_it_may_draw_from(
             )
         with refused("SI006", "shard 5"):
             app.execute("select shard_0005.set_aside('shard_0005.id_offset', 0, %s)", [2**62])
-        with refused("SI007", "shard 5"):
-            app.execute("select shard_0005.set_aside('shard_0005.id_offset', 0)")
+        for n, past_tick in ((0, None), (5, ticks(id_)), (-1, ticks(id_)), (None, ticks(id_))):
+            with refused("SI007", "shard 5"):
+                app.execute("select shard_0005.set_aside('shard_0005.id_offset', %s, %s)", [n, past_tick])
         assert stored(db) == offset
     assert stored(db, 6) == before
 

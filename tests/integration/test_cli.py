@@ -290,7 +290,7 @@ def test_what_there_is(run: Run, home: str) -> None:
     nodes = run("node", "list", "--json", *at).json
     assert [(one["node"], one["shards"]) for one in nodes] == [("a", 4), ("b", 4)]
     plain = run("node", "list", *at)
-    assert plain.out.splitlines()[0].split() == ["node", "shards", "url"]
+    assert plain.out.splitlines()[0].split() == ["node", "region", "shards", "url"]
     assert "postgresql://" in plain.out
     shards = run("shard", "list", "--json", *at).json
     assert [one["shard"] for one in shards] == list(range(8))
@@ -621,6 +621,7 @@ READING = {
         "metrics alerts",
         "metrics dashboard",
         "shard show",
+        "region show",
         "id decode",
         "id encode",
         "id range",

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import psycopg
 import pytest
@@ -17,7 +18,8 @@ from shardids.catalog.rows import Catalog
 from shardids.dev import devcluster
 from shardids.dev.embedded import temporary_servers
 from shardids.doctor.findings import Command, Severity, Where
-from tests.support.clusters import catalog_at, command
+from tests.support.clusters import catalog_at, command_here
+from tests.support.lengths import long
 
 CHECKS = [check.name for check in doctor.CHECKS if check.name != "tick-rate"]
 DIFFERS = ("schema-differs",)
@@ -96,6 +98,12 @@ DAMAGES = (
         done="update shardids_catalog.placement set state = 'creating' where shard = 5",
         found=("shard-unfinished",),
         on="catalog",
+    ),
+    Damage(
+        done="insert into shardids_catalog.region (name, first_shard, last_shard) values ('eu', 5, 5)",
+        found=("shard-outside-region",),
+        on="catalog",
+        undo="delete from shardids_catalog.region",
     ),
     Damage(done="delete from shardids.shard where id = 5", found=("shard-unregistered",)),
     Damage(done="update shardids.shard set server = 'x/1' where id = 5", found=("copy-not-activated",)),
@@ -380,7 +388,7 @@ class Patient:
         for remedy in remedies:
             if remedy.where is Where.SHELL:
                 _, *arguments = shlex.split(remedy.text)
-                done = command(*arguments, SHARDIDS_CATALOG=self.urls["a"])
+                done = command_here(*arguments, SHARDIDS_CATALOG=self.urls["a"])
                 assert done.returncode == 0, (remedy.text, done.stderr)
         for place in sorted({remedy.place for remedy in remedies if remedy.where is not Where.SHELL}):
             there = [remedy for remedy in remedies if remedy.place == place]
@@ -423,7 +431,18 @@ def side_by_side(damages: Sequence[Damage]) -> Iterator[tuple[Damage, ...]]:
     yield from ((damage,) for damage in damages if damage not in alone)
 
 
-@pytest.mark.parametrize("damages", list(side_by_side(DAMAGES)), ids=lambda damages: damages[0].done[:60])
+def with_long_ones(damages: Sequence[Damage]) -> list[Any]:
+    """The usual cases are the first damages that each check finds."""
+    cases, found = [], set[str]()
+    for together in side_by_side(damages):
+        checks = {check for damage in together for check in damage.found}
+        case = pytest.param(together)
+        cases.append(case if checks - found else long(case))
+        found |= checks
+    return cases
+
+
+@pytest.mark.parametrize("damages", with_long_ones(DAMAGES), ids=lambda damages: damages[0].done[:60])
 def test_a_damage_is_found_and_its_remedy_works_when_pasted(
     patient: Patient, damages: tuple[Damage, ...]
 ) -> None:

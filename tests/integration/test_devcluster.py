@@ -21,6 +21,7 @@ from shardids.dev.embedded import EmbeddedServer
 from shardids.dev.embedded.home import free_port
 from shardids.errors import BadArgument, ClusterConflict
 from tests.support.clusters import command, environment, processes_in
+from tests.support.lengths import long
 from tests.support.waiting import wait_for
 
 
@@ -217,7 +218,9 @@ app(["demo"])
 """
 
 
-@pytest.mark.parametrize(("signum", "moment"), [(signal.SIGTERM, "provision"), (signal.SIGINT, "write")])
+@pytest.mark.parametrize(
+    ("signum", "moment"), [(signal.SIGTERM, "provision"), long((signal.SIGINT, "write"))]
+)
 def test_an_interrupted_demo_leaves_nothing(folder: Path, signum: signal.Signals, moment: str) -> None:
     demo = start_demo(folder, INTERRUPTED.format(signum=signum, moment=moment))
     _, errors = demo.communicate(timeout=120)

@@ -18,6 +18,7 @@ from shardids.dev.embedded import temporary_servers
 from tests.conftest import dsn
 from tests.support.client_programs import Dumper
 from tests.support.clusters import environment
+from tests.support.lengths import sampled
 from tests.support.moves import TwoNodes, two_nodes
 
 ROOT = Path(__file__).parents[2]
@@ -45,15 +46,18 @@ def run(url: URL, scene: str, *, before: str = "pass", module: str = "scenes", *
 
 @pytest.mark.parametrize(
     "scene",
-    [
-        "keys_come_from_the_shard",
-        "forms_and_json_keep_every_digit",
-        "statements_name_the_shards_schema_and_set_nothing",
-        "the_router_finds_the_shard_or_refuses",
-        "aliases_of_a_node_share_its_pool",
-        "routers_after_it_are_asked",
-        "tests_get_no_shard_of_the_application",
-    ],
+    sampled(
+        [
+            "keys_come_from_the_shard",
+            "forms_and_json_keep_every_digit",
+            "statements_name_the_shards_schema_and_set_nothing",
+            "the_router_finds_the_shard_or_refuses",
+            "aliases_of_a_node_share_its_pool",
+            "routers_after_it_are_asked",
+            "tests_get_no_shard_of_the_application",
+        ],
+        every=3,
+    ),
 )
 def test_polls_in_shards(cluster_url: URL, scene: str) -> None:
     run(cluster_url, scene, before="scenes.make_tables()")
@@ -61,15 +65,18 @@ def test_polls_in_shards(cluster_url: URL, scene: str) -> None:
 
 @pytest.mark.parametrize(
     "scene",
-    [
-        "a_part_first_and_the_rest_later",
-        "a_shard_that_fails_is_as_it_was",
-        "killed_between_the_parts",
-        "killed_with_a_default_that_is_called",
-        "an_application_without_sharded_models_any_more",
-        "what_cannot_be_sql_is_refused",
-        "a_squashed_migration_takes_the_place_of_what_it_replaces",
-    ],
+    sampled(
+        [
+            "a_part_first_and_the_rest_later",
+            "a_shard_that_fails_is_as_it_was",
+            "killed_between_the_parts",
+            "killed_with_a_default_that_is_called",
+            "an_application_without_sharded_models_any_more",
+            "what_cannot_be_sql_is_refused",
+            "a_squashed_migration_takes_the_place_of_what_it_replaces",
+        ],
+        every=3,
+    ),
 )
 def test_migrations(cluster_url: URL, scene: str) -> None:
     run(cluster_url, scene, module="migration_scenes")
@@ -119,12 +126,15 @@ def nodes() -> Iterator[TwoNodes]:
 
 @pytest.mark.parametrize(
     ("scene", "more"),
-    [
-        ("writers_go_on_while_shards_move", {}),
-        ("the_next_statement_goes_to_the_new_node", {}),
-        ("who_does_not_listen_learns_it_from_the_error", {"SHARDIDS_DEAF": "1"}),
-        ("a_lost_shard_is_an_error_that_names_it", {}),
-    ],
+    sampled(
+        [
+            ("writers_go_on_while_shards_move", {}),
+            ("the_next_statement_goes_to_the_new_node", {}),
+            ("who_does_not_listen_learns_it_from_the_error", {"SHARDIDS_DEAF": "1"}),
+            ("a_lost_shard_is_an_error_that_names_it", {}),
+        ],
+        every=4,
+    ),
 )
 def test_moves_and_losses(nodes: TwoNodes, scene: str, more: dict[str, str]) -> None:
     url = make_url(nodes.catalog_url)

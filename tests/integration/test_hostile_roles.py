@@ -63,6 +63,7 @@ def test_a_held_generator_lock_is_waited_for_no_longer_than_allowed_and_its_hold
         drawing.execute(statement)
 
 
+@pytest.mark.long
 def test_the_wait_for_a_held_lock_ends_without_a_lock_timeout(node: str) -> None:
     with connect(node) as holder, connect(node) as drawing:
         holder.execute("select pg_advisory_lock(%s, 5)", [SCHEMA_LOCK])

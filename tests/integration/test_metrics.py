@@ -77,6 +77,22 @@ def test_a_cluster_that_is_well(pair: Pair) -> None:
     assert series["shardids_moves", "interrupted"] == series["shardids_adoptions", "running"] == 0
 
 
+def test_regions_have_series_and_what_is_outside_of_them(pair: Pair) -> None:
+    a = pair[0]
+    assert ("shardids_region_shards", "eu") not in scraped(a)
+    run(
+        a,
+        "insert into shardids_catalog.region values ('eu', 0, 2), ('us', 7, 7)",
+        "update shardids_catalog.node set region = 'eu' where name = 'a'",
+    )
+    series = scraped(a)
+    assert (series["shardids_region_shards", "eu"], series["shardids_region_shards", "us"]) == (3, 1)
+    assert series["shardids_node_region", "a", "eu"] == 1
+    assert ("shardids_node_region", "b", "us") not in series
+    outside = {node: series["shardids_shards_outside_region", node] for node in ("a", "b")}
+    assert outside == {"a": 1, "b": 1}  # Shard 3, which is of none, and 7.
+
+
 def test_a_scrape_writes_nothing() -> None:
     with temporary_server() as server:
         url = devcluster.found([server], 300)
@@ -313,6 +329,7 @@ def test_the_catalog_down_leaves_the_nodes_and_takes_what_only_it_says() -> None
                 "shardids_stopped_shards",
                 "shardids_catalog_version",
                 "shardids_catalog_shards",
+                "shardids_shards_outside_region",
                 "shardids_moves",
                 "shardids_move_oldest_seconds",
                 "shardids_adoptions",

@@ -298,6 +298,7 @@ def _asleep(app: App) -> bool:
         )
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_is_continued_by_the_next(app: App, blank_database: Callable[[], URL]) -> None:
     """Killed at random moments, however long its start takes: another run brings every shard to the head."""
     app.add_two()

@@ -369,6 +369,7 @@ def test_one_name_for_two_databases_at_once(pair: Pair, blank_database: Blank) -
 # In the middle.
 
 
+@pytest.mark.long
 def test_killed_in_the_middle_it_goes_on_where_it_was(
     pair: Pair, nursery: Nursery, admin: psycopg.Connection
 ) -> None:

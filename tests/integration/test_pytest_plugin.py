@@ -117,6 +117,7 @@ def test_the_session_is_rolled_back_after_each_test(
     assert "1 failed, 6 passed" in ran.stdout
 
 
+@pytest.mark.long
 def test_each_worker_has_a_cluster_of_its_own(
     folder: Path, server_url: URL, admin: psycopg.Connection
 ) -> None:

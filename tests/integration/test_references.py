@@ -42,7 +42,7 @@ from shardids.mover.events import Event, Waiting
 from shardids.references import following as attaching
 from shardids.references import state
 from tests.conftest import dsn, found_cluster
-from tests.support.clusters import command
+from tests.support.clusters import command_here as command
 from tests.support.migrations import App
 from tests.support.referring import Country, Currency, Nodes, User, database, nodes_at
 from tests.support.waiting import wait_for

@@ -14,17 +14,18 @@ from shardids.planning.simulator import Shards
 from tests.conftest import dsn
 from tests.support.generator import row, run_ahead
 
-DRAWS = 400
+ROUNDS = 100
+SHARDS = range(4)
 
 # Evaluated from left to right; a draw's clock is read between the two of here.
 DRAWN = """
-    select shardids.offset_ms(pg_sequence_last_value('shard_0002.id_offset')),
-           coalesce(pg_sequence_last_value('shard_0002.id_counter'), 0),
+    select shardids.offset_ms(pg_sequence_last_value('{s}.id_offset')),
+           coalesce(pg_sequence_last_value('{s}.id_counter'), 0),
            date_part('epoch', clock_timestamp()) * 1000 - shardids.epoch_ms(),
-           shard_0002.next_id(),
+           {s}.next_id(),
            date_part('epoch', clock_timestamp()) * 1000 - shardids.epoch_ms(),
-           shardids.offset_ms(pg_sequence_last_value('shard_0002.id_offset')),
-           pg_sequence_last_value('shard_0002.id_counter')"""
+           shardids.offset_ms(pg_sequence_last_value('{s}.id_offset')),
+           pg_sequence_last_value('{s}.id_counter')"""
 
 
 def played(offset_ms: int, counter: int, at_ms: float) -> tuple[int, int, int]:
@@ -34,9 +35,11 @@ def played(offset_ms: int, counter: int, at_ms: float) -> tuple[int, int, int]:
     return int(shards.offset_ms[0]), int(shards.counter[0]), int(tick[0])
 
 
-def draw(connection: psycopg.Connection[Any]) -> tuple[int, int]:
+def draw(connection: psycopg.Connection[Any], shard: int = 2) -> tuple[int, int]:
     """Draws on both sides, and returns by how much the offset and the counter rose."""
-    offset, counter, before, drawn, after, new_offset, new_counter = row(connection, DRAWN)
+    offset, counter, before, drawn, after, new_offset, new_counter = row(
+        connection, DRAWN.format(s=f"shard_{shard:04}")
+    )
     bits = DEFAULT.shard_bits + DEFAULT.sequence_bits
     tick = drawn >> bits << DEFAULT.sequence_bits | drawn & (DEFAULT.sequence_limit - 1)
     # The clock between: in as many parts as a millisecond may fall into.
@@ -58,10 +61,12 @@ def test_the_same_ticks(cluster_url: URL) -> None:
     chance = random.Random(7)
     kinds = {"usual": 0, "stepped": 0, "raised": 0}
     with psycopg.connect(dsn(cluster_url), autocommit=True) as connection:
-        connection.execute("select shard_0002.next_id()")
-        for _ in range(DRAWS):
-            # How long the shard is idle decides which way the draw takes.
+        for shard in SHARDS:
+            connection.execute(f"select shard_{shard:04}.next_id()")
+        for _ in range(ROUNDS):
+            # How long a shard is idle decides which way the draw takes.
             time.sleep(chance.choice([0, 0, 0, 0.001, 0.003, 0.01, 0.02, 0.05, 0.3]))
-            raised, _ = draw(connection)
-            kinds["usual" if not raised else "raised" if raised > 256 else "stepped"] += 1
+            for shard in SHARDS:
+                raised, _ = draw(connection, shard)
+                kinds["usual" if not raised else "raised" if raised > 256 else "stepped"] += 1
     assert min(kinds.values()) > 5, kinds

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy.engine import URL
 
 from tests.conftest import MakeDatabase, dsn, found_cluster
-from tests.support.clusters import command, connected, everything
+from tests.support.clusters import command_here, connected, everything
 
 MODELS = """
 import sqlalchemy as sa, shardids
@@ -24,7 +24,7 @@ none = sa.MetaData()
 
 def validated(*words: str, code: int, **environment: str) -> dict[str, Any]:
     """The parts by name; with the exit code that is expected."""
-    ran = command("validate-config", "--json", *words, **environment)
+    ran = command_here("validate-config", "--json", *words, **environment)
     assert ran.returncode == code, ran
     answer = json.loads(ran.stdout)
     assert answer["usable"] is (code == 0)
@@ -39,7 +39,7 @@ def test_what_can_be_used(cluster_url: URL, tmp_path: Path) -> None:
     assert list(parts) == ["catalog", "layout", "nodes"]
     assert parts["catalog"]["what"].endswith("8 shards")
     assert parts["nodes"]["what"] == "a, b: all answer"
-    plain = command("validate-config", **at)
+    plain = command_here("validate-config", **at)
     assert (plain.returncode, plain.stderr) == (0, "")
     assert [line.split()[:2] for line in plain.stdout.splitlines()] == [["ok", name] for name in parts]
     assert everything(cluster_url) == before
@@ -50,9 +50,9 @@ def test_a_layout_that_differs_is_wrong_and_one_that_is_none_is_usage(cluster_ur
     parts = validated("--layout", "js53", code=1, **at)
     assert not parts["layout"]["usable"]
     assert "41-6-6" in parts["layout"]["what"]
-    assert command("validate-config", "--layout", "js54", **at).returncode == 2
-    assert command("validate-config").returncode == 2
-    wrong = command("validate-config", "--catalog", "mysql://u:secret@h/d")
+    assert command_here("validate-config", "--layout", "js54", **at).returncode == 2
+    assert command_here("validate-config").returncode == 2
+    wrong = command_here("validate-config", "--catalog", "mysql://u:secret@h/d")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "secret" not in wrong.stderr
 
@@ -87,7 +87,6 @@ def test_nodes_that_cannot_be_used(make_database: MakeDatabase) -> None:
 
 
 def test_migrations_and_models(cluster_url: URL, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "shop_of_test.py").write_text(MODELS)
     at = {"SHARDIDS_CATALOG": dsn(cluster_url)}
@@ -95,7 +94,7 @@ def test_migrations_and_models(cluster_url: URL, tmp_path: Path, monkeypatch: An
     parts = validated("--dir", str(folder), "--models", "shop_of_test:bad", code=1, **at)
     assert "there is no env.py" in parts["migrations"]["what"]
     assert "photos.user_id" in parts["models"]["what"]
-    made = command("migrate", "init", str(folder), "--models", "shop_of_test:good", **at)
+    made = command_here("migrate", "init", str(folder), "--models", "shop_of_test:good", **at)
     assert made.returncode == 0, made
     parts = validated("--dir", str(folder), "--models", "shop_of_test:good", code=0, **at)
     assert "head" in parts["migrations"]["what"]

@@ -14,8 +14,10 @@ from typing import Any
 import psycopg
 from psycopg import sql
 from sqlalchemy.engine import URL
+from typer.testing import CliRunner
 
 from shardids.catalog.rows import Catalog
+from shardids.cli import app
 from tests.conftest import dsn
 from tests.support.waiting import PATIENCE_S
 
@@ -178,6 +180,15 @@ def command(*arguments: str, stdin: str = "", **more: str) -> subprocess.Complet
         timeout=60,
         env=environment(**more),
     )
+
+
+def command_here(*arguments: str, stdin: str = "", **more: str) -> subprocess.CompletedProcess[str]:
+    """``shardids …`` as :func:`command` runs it, but in this process, which spares the start of another."""
+    given = {"SHARDIDS_CATALOG": None} | more
+    ran = CliRunner().invoke(app, [*arguments], input=stdin, env=given, prog_name="shardids")
+    if ran.exception is not None and not isinstance(ran.exception, SystemExit):
+        raise ran.exception
+    return subprocess.CompletedProcess([*arguments], ran.exit_code, ran.stdout, ran.stderr)
 
 
 class Nursery:

@@ -33,7 +33,7 @@ def test_one_large_shard_goes_rather_than_many_small_ones() -> None:
 def test_a_drained_node_keeps_nothing_and_others_nothing_more_than_needed() -> None:
     weights = {s: float(1 + s % 3) for s in range(30)}
     homes = {s: "abc"[s % 3] for s in range(30)}
-    drained = balance(weights, homes, ["a", "b", "c"], drained="c")
+    drained = balance(weights, homes, ["a", "b", "c"], drained=["c"])
     assert drained.after["c"] == 0
     assert sum(drained.after.values()) == sum(weights.values())
     # a begins with 10, b with 20, c with 30: the mean of two is 30.

@@ -110,6 +110,6 @@ def test_equal_keys_are_in_order() -> None:
 def test_the_sizes_say_what_they_are() -> None:
     for sizes in (QUICK, FULL):
         words = sizes.in_words()
-        assert {"all", "draws", "inserts", "spread", "storage", "order", "faults"} <= set(words)
+        assert {"all", "draws", "inserts", "spread", "storage", "order", "causality", "faults"} <= set(words)
         assert set(CASES) - set(words) == set(FAULTS)
     assert "1,000,000 rows" in FULL.in_words()["storage"]

@@ -274,10 +274,10 @@ def test_the_best_is_named_whoever_it_is(sample: Comparison) -> None:
 
 
 def test_the_verdict_names_who_issued_a_key_twice_and_when(sample: Comparison) -> None:
-    assert "17 issued none twice, 6 did." in verdict(sample)
+    assert "18 issued none twice, 7 did." in verdict(sample)
     named = dict(repeaters(sample))
     assert named["Instagram's published function"] == "full speed (811) and clock back (61,204)"
-    assert len(named) == 6
+    assert len(named) == 7
     nobody = replace(sample, schemes=[result for result in sample.schemes if not result.twice])
     assert "none was issued twice" in verdict(nobody)
     assert repeaters(nobody) == []
@@ -306,10 +306,10 @@ def test_markdown_has_tables_of_even_rows(sample: Comparison) -> None:
             case "th_open" | "td_open":
                 rows[-1] += 1
     tables = [token.type for token in tokens].count("table_open")
-    assert tables == 4
-    # The best at each measure have five columns, the sizes six, speed nine, safety eleven.
-    assert sorted(set(rows)) == [5, 6, 9, 11]
-    assert rows.count(9) == rows.count(11) == len(SCHEMES) + 1
+    assert tables == 5
+    # The best at each measure have five columns, sizes and order six, speed and safety nine.
+    assert sorted(set(rows)) == [5, 6, 9]
+    assert rows.count(6) == rows.count(9) == 2 * (len(SCHEMES) + 1)
     for result in sample.schemes:
         assert f"### {result.about.title} (`{result.about.name}`)" in text
 
@@ -330,7 +330,7 @@ def test_markdown_leaves_strings_from_outside_alone(sample: Comparison) -> None:
 def test_the_terminal_shows_all_tables(sample: Comparison, width: int) -> None:
     lines = terminal(sample, width).splitlines()
     for name in SCHEMES:
-        assert sum(line.startswith(f"{name} ") for line in lines) == 3, name
+        assert sum(line.startswith(f"{name} ") for line in lines) == 4, name
     assert not any("…" in line for line in lines)
     assert max(len(line) for line in lines) <= width
 
@@ -374,13 +374,19 @@ def test_schemes_without_repetition_say_what_would_make_one(sample: Comparison, 
         assert words in markdown(sample)
 
 
+NOT_YET_PUBLISHED = {"lamport", "hlc"}
+"""Schemes that are newer than the published run."""
+
+
 def test_the_comparison_in_the_documentation() -> None:
     """Of a whole run; the tables are those of the page, as this version prints them."""
     docs = Path(__file__).parents[2] / "docs"
     page = Page((docs / "comparison-charts.html").read_text(encoding="utf-8"))
     found = from_json(page.scripts["comparison"])
     assert not found.conditions.quick
-    assert [result.about.name for result in found.schemes] == [*SCHEMES]
+    names = [result.about.name for result in found.schemes]
+    assert names == [name for name in SCHEMES if name in names]
+    assert set(SCHEMES) - set(names) <= NOT_YET_PUBLISHED
     assert (docs / "comparison.md").read_text(encoding="utf-8") == markdown(found)
     assert {
         result.about.name for result in found.schemes if "shardids" in result.about.name and result.twice

@@ -19,7 +19,7 @@ from shardids.ids.layout import DEFAULT, DISCORD, Layout
 from shardids.ids.text import to_signed, to_text
 from shardids.stats.order import pairs_out_of_order
 from shardids.stats.reading import read_ids
-from tests.support.clusters import COMMAND
+from tests.support.clusters import COMMAND, command_here
 from tests.support.planted import MONDAY, Week
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -119,58 +119,51 @@ def test_sorted_ids_say_nothing_of_clocks() -> None:
     for one, is_sorted in ((np.sort(ids), True), (np.sort(ids)[::-1], False)):
         told = stats.of(one, now=week.end)
         assert (told.is_sorted, told.tells_clocks, told.anomalies) == (is_sorted, False, [])
-    text = "\n".join(map(str, np.sort(ids))).encode()
-    assert b"Nothing is said of clocks: the IDs are sorted" in command(stdin=text).stdout
+    text = "\n".join(map(str, np.sort(ids)))
+    assert "Nothing is said of clocks: the IDs are sorted" in command(stdin=text).stdout
     assert json.loads(command("--json", stdin=text).stdout)["sorted"] is True
 
 
-def command(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", COMMAND, "id", "stats", *words],
-        input=stdin,
-        capture_output=True,
-        check=False,
-        timeout=60,
-        env={"COLUMNS": "120"},
-    )
+def command(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return command_here("id", "stats", *words, stdin=stdin, COLUMNS="120")
 
 
 def test_the_command() -> None:
     ids = Week(seed=2, shards=4, rows=2000).ids()
-    text = "\n".join(map(str, ids)).encode()
+    text = "\n".join(map(str, ids))
     ran = command(stdin=text)
-    assert ran.stderr == b""
-    assert f"{len(ids):,}" in ran.stdout.decode()
-    assert "Nothing unusual." in ran.stdout.decode()
+    assert ran.stderr == ""
+    assert f"{len(ids):,}" in ran.stdout
+    assert "Nothing unusual." in ran.stdout
     told = json.loads(command("--json", "--top", "2", stdin=text).stdout)
     assert (told["ids"], told["shard_count"], len(told["shards"]), told["anomalies"]) == (len(ids), 4, 2, [])
     assert told["first"] > MONDAY.isoformat()
-    many = "\n".join(map(str, Week(seed=2, shards=12, rows=2000).ids())).encode()
+    many = "\n".join(map(str, Week(seed=2, shards=12, rows=2000).ids()))
     assert len(json.loads(command("--json", stdin=many).stdout)["shards"]) == 12
-    assert command(stdin=many).stdout.count(b"2026-03-2") >= 10
+    assert command(stdin=many).stdout.count("2026-03-2") >= 10
 
 
 def test_the_command_names_what_is_wrong() -> None:
-    text = b"7\nx\n-1\n"
+    text = "7\nx\n-1\n"
     ran = command(stdin=text)
-    assert (ran.returncode, ran.stdout) == (2, b"")
-    message = " ".join(ran.stderr.decode().split())
+    assert (ran.returncode, ran.stdout) == (2, "")
+    message = " ".join(ran.stderr.split())
     assert "line 2: 'x' is not the text form of an ID" in message
     assert "line 3: ID -1 is negative" in message
     assert "--skip-bad" in message
     skipped = command("--skip-bad", "--json", stdin=text)
     assert (skipped.returncode, json.loads(skipped.stdout)["bad"]) == (0, 2)
-    assert skipped.stderr.decode().count("left out") == 2
+    assert skipped.stderr.count("left out") == 2
     assert command("--query", "select 1").returncode == 2
     for words in (["ids.txt"], ["-"], ["--column", "id"], ["--delimiter", ";"]):
         ran = command("--url", "postgresql://127.0.0.1:1/x", "--query", "select 1", *words)
-        assert (ran.returncode, ran.stdout) == (2, b"")
+        assert (ran.returncode, ran.stdout) == (2, "")
         name = words[0] if words[0].startswith("--") else "FILE"
-        assert f"--query does not go with {name}" in ran.stderr.decode()
+        assert f"--query does not go with {name}" in ran.stderr
     nobody = command("--url", "postgresql://127.0.0.1:1/x", "--query", "select 1")
     assert nobody.returncode != 0
-    assert "the database can't be reached" in " ".join(nobody.stderr.decode().split())
-    assert b"--delimiter goes with --column" in command("--delimiter", ";").stderr
+    assert "the database can't be reached" in " ".join(nobody.stderr.split())
+    assert "--delimiter goes with --column" in command("--delimiter", ";").stderr
     assert command("/nonexistent/ids").returncode == 1
 
 

@@ -6,7 +6,6 @@ import json
 import math
 import shlex
 import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from shardids.errors import BadArgument
 from shardids.ids.layout import DEFAULT, DISCORD, JS53, Layout
 from shardids.planning import Load, Node, key_bytes, limits, plan, validate
 from shardids.planning.load import SECONDS_A_YEAR, parse_growth, parse_number, parse_peak
-from tests.support.clusters import COMMAND
+from tests.support.clusters import command_here
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 loads = st.builds(
@@ -172,14 +171,7 @@ def test_how_people_write_numbers() -> None:
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", COMMAND, "plan", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env={"COLUMNS": "160"},
-    )
+    return command_here("plan", *words, COLUMNS="160")
 
 
 def test_the_command() -> None:

@@ -233,6 +233,7 @@ def mypy(folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_pyright_passes_documents_and_finds_mistakes(folders: dict[str, Path]) -> None:
     root = folders["pages"].parent
     found: dict[str, dict[int, str]] = defaultdict(dict)

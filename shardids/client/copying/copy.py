@@ -70,6 +70,7 @@ class CopySettings:
 
     columns: Sequence[Any] | None
     key: Any
+    region: str | None
     id_: Any
     shard: int | None
     on_progress: Callable[[Copied], object]
@@ -95,7 +96,14 @@ def copy_rows(
     source = sources.read(rows, settings.columns)
     if not source.names:
         return CopyReport(by_shard=MappingProxyType({}))
-    target = target_of(table, source.names, key=settings.key, id_=settings.id_, shard=settings.shard)
+    target = target_of(
+        table,
+        source.names,
+        key=settings.key,
+        region=settings.region,
+        id_=settings.id_,
+        shard=settings.shard,
+    )
     refuse_lookups(target, followed.current.lookups.values())
     lanes: Lanes[Row] = Lanes(
         followed=followed,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, Final
 
@@ -67,9 +67,15 @@ class Target:
 
 
 def target_of(
-    table: Any, names: Sequence[Any], *, key: Any = None, id_: Any = None, shard: int | None = None
+    table: Any,
+    names: Sequence[Any],
+    *,
+    key: Any = None,
+    region: str | None = None,
+    id_: Any = None,
+    shard: int | None = None,
 ) -> Target:
-    """Returns the table with the columns that rows of these names have.
+    """Returns the table with the columns that rows of these names have; ``region`` is that of all keys.
 
     Raises:
         BadArgument: it is not a table in each shard, has no such columns, or one whose values COPY can't
@@ -93,11 +99,13 @@ def target_of(
     named = [_column(name, found, mapper) for name in (key, id_) if name is not None]
     if len(named) + (shard is not None) > 1:
         raise BadArgument("copy() takes at most one of key=, id= and shard=")
+    if region is not None and key is None:
+        raise BadArgument("region= says among which shards keys are, and goes with key=")
     telling = {at: tells for at, column in enumerate(columns) if (tells := how_it_tells(column)) is not None}
     place = None
     if named:
         place = _place(named[0], columns, found)
-        telling[place] = _tells(named[0], telling.get(place), by_id=id_ is not None)
+        telling[place] = _tells(named[0], telling.get(place), by_id=id_ is not None, region=region)
     if not telling and shard is None:
         raise BadArgument(
             f"nothing tells the shards of rows of {found.name}",
@@ -250,12 +258,19 @@ def _place(column: Column[Any], columns: Sequence[Column[Any]], table: Table) ->
     return list(columns).index(column)
 
 
-def _tells(column: Column[Any], known: Tells | None, *, by_id: bool) -> Tells:
+def _tells(column: Column[Any], known: Tells | None, *, by_id: bool, region: str | None) -> Tells:
     """Returns how a column that was named tells the shard; the models know better, where they know."""
     if by_id and known is not None and known.kind is not None:
         raise BadArgument(
             f"{column} is a sharding key and holds no IDs", hint=f'Name it as key="{column.key}".'
         )
-    if known is not None:
+    if known is None:
+        known = Tells(kind=None if by_id else kind_of_key(column.type, str(column)), type_=column.type)
+    if region is None:
         return known
-    return Tells(kind=None if by_id else kind_of_key(column.type, str(column)), type_=column.type)
+    if known.kind is None or known.region is not None:
+        raise BadArgument(
+            f"{column} holds {'IDs' if known.kind is None else 'keys that tell their region themselves'}",
+            hint="Leave region= out.",
+        )
+    return replace(known, region=lambda _key: region)

@@ -15,7 +15,7 @@ from sqlalchemy.types import TypeEngine
 from shardids.client.routing.stored import kind_of_key, stored_value
 from shardids.errors import BadArgument
 from shardids.ids.layout import Layout
-from shardids.models.columns import SHARDING_KEY, next_id
+from shardids.models.columns import REGION_OF_KEY, SHARDING_KEY, RegionOfKey, next_id
 from shardids.models.lookups import Lookup
 from shardids.models.references import is_reference
 
@@ -51,8 +51,8 @@ class ShardFinder(Protocol):
     def shard_of(self, id_: int, *, of: str | None = None) -> int:
         """Returns the shard of the row that has an ID; ``of`` is its table."""
 
-    def shard_for(self, key: Key) -> int:
-        """Returns the shard of a sharding key."""
+    def shard_for(self, key: Key, *, region: str | None = None) -> int:
+        """Returns the shard of a sharding key, among those of its region."""
 
 
 Claimed = Mapping[Any, int]
@@ -84,31 +84,40 @@ class Tells:
         kind: what its sharding keys are in the database; ``None`` if its values are IDs.
         type_: the column's type.
         table: the table whose IDs its values are.
+        region: what tells the region of a sharding key; ``None`` if they are spread over all shards.
     """
 
     kind: type | None
     type_: TypeEngine[Any]
     table: str | None = None
+    region: RegionOfKey | None = None
 
     def alike(self, other: Tells, *, by_table: bool) -> bool:
         """Returns whether equal values of both columns tell the same shard.
 
         Two tables never have the same new ID, but may have the same old one: ``by_table``, if there are.
         """
-        return self.kind is other.kind and (not by_table or self.table == other.table)
+        return (
+            self.kind is other.kind
+            and self.region is other.region
+            and (not by_table or self.table == other.table)
+        )
 
     def shard(self, value: Any, finder: ShardFinder, type_: TypeEngine[Any] | None = None) -> int:
         """Returns the shard that a value tells; ``type_`` is that of the parameter, if not the column's.
 
         Raises:
-            BadArgument: an ID of no shard of this cluster, or a value that is not of the column's kind.
+            BadArgument: an ID of no shard of this cluster, a value that is not of the column's kind, or a key
+                of a region that there is not.
             UnknownId: an old ID that no row had.
         """
         type_ = self.type_ if type_ is None else type_
         if type(value) is int and type(type_) in _PLAIN and self.kind is None:
             return finder.shard_of(value, of=self.table)
         stored = stored_value(type_, value, self.kind)
-        return finder.shard_of(stored, of=self.table) if self.kind is None else finder.shard_for(stored)
+        if self.kind is None:
+            return finder.shard_of(stored, of=self.table)
+        return finder.shard_for(stored, region=self.region(stored) if self.region else None)
 
     def shards(
         self, values: Iterable[Any], finder: ShardFinder, type_: TypeEngine[Any] | None = None
@@ -307,7 +316,11 @@ def how_it_tells(column: object) -> Tells | None:
         if is_sharding_key(referred):
             if table is not None:
                 break
-            return Tells(kind=kind_of_key(column.type, str(column)), type_=column.type)
+            return Tells(
+                kind=kind_of_key(column.type, str(column)),
+                type_=column.type,
+                region=referred.info.get(REGION_OF_KEY),
+            )
         if is_filled(referred) and referred.primary_key:
             # An ID that refers to another is the same, as with joined inheritance: the last table issued it.
             table = referred.table.name

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from shardids.compare.measures.measuring import FAILURES, NODES, Measuring, connected
+from shardids.compare.measures.clocks import CLIENTS as _CLIENTS
+from shardids.compare.measures.measuring import NODES, Measuring
 from shardids.compare.measures.sizes import CLIENTS
 from shardids.compare.results import Duplicates
 from shardids.compare.schemes import Servers, Source, scheme_of
 from shardids.compare.schemes.clock import SYSTEM
 from shardids.compare.schemes.scheme import Key
-from shardids.compare.testbed.clients import client_processes
-from shardids.compare.testbed.faketime import FakedClock, faked_clock
-from shardids.compare.testbed.stage import stage_for
-from shardids.errors import ShardidsError, UnsupportedServer
+from shardids.compare.testbed.faketime import FakedClock
+from shardids.errors import ShardidsError
 
 _MANY: Final = 1000
 _SINGLE: Final = 20
@@ -143,37 +142,16 @@ def _rush(source: Source, pace: Pace) -> Drawn:
     return keys, refused, refusal
 
 
-_CLIENTS: Final = 4
 _STEP_BACK_S: Final = 0.1
 _STEP_EVERY_S: Final = 0.05
-_PROOF_S: Final = 10.0
 
 
-def measure_clocks(run: Measuring) -> dict[str, Duplicates]:
-    """Counts the duplicates of four clients, half of them on each node, on separate servers under one clock.
-
-    Raises:
-        MissingLibrary: libfaketime is not installed.
-        UnsupportedServer: libfaketime has no effect here.
-        ServerStartFailed: a server does not start under it.
-    """
-    run.say("clock back: starting servers")
-    with (
-        faked_clock() as clock,
-        stage_for(list(run.schemes.values()), env=clock.env) as stage,
-        client_processes(_CLIENTS, clock.env) as clients,
-    ):
-        faked = replace(run, servers=stage.servers, clients=clients)
-        _prove(clock, faked)
-        for name, scheme in run.schemes.items():
-            try:
-                scheme.install(stage.servers)
-            except FAILURES as error:
-                run.leave_out(name, "clock back", error)
-        return faked.each("clock back", lambda name: _while_it_steps_back(name, clock, faked))
+def measure_clocks(run: Measuring, clocks: Sequence[FakedClock]) -> dict[str, Duplicates]:
+    """Counts the duplicates of four clients, half of them on each node, while all clocks step back."""
+    return run.each("clock back", lambda name: _while_they_step_back(name, clocks, run))
 
 
-def _while_it_steps_back(name: str, clock: FakedClock, run: Measuring) -> Duplicates:
+def _while_they_step_back(name: str, clocks: Sequence[FakedClock], run: Measuring) -> Duplicates:
     steps, most = run.sizes.steps, run.sizes.clock_keys
     seconds = (steps + 2) * _STEP_EVERY_S
     pace = Pace(seconds, most, batch_s=seconds * _BATCH / most)
@@ -182,26 +160,6 @@ def _while_it_steps_back(name: str, clock: FakedClock, run: Measuring) -> Duplic
     # Only back: after steps forward, every later time would exceed all earlier ones.
     for _ in range(steps):
         time.sleep(_STEP_EVERY_S)
-        clock.step(-_STEP_BACK_S)
+        for clock in clocks:
+            clock.step(-_STEP_BACK_S)
     return counted("clock back", wait())
-
-
-def _prove(clock: FakedClock, run: Measuring) -> None:
-    """Steps the clock, then asks all servers and one client for the time.
-
-    Raises:
-        UnsupportedServer: one of them does not see the step.
-    """
-    clock.step(-_PROOF_S)
-    times = run.clients.run(_telling_the_time, [()])
-    for node in range(NODES):
-        with connected(run.servers, node) as connection:
-            query = "select date_part('epoch', clock_timestamp())"
-            times += [float(row[0]) for row in connection.execute(query)]
-    if max(times) > time.time() - _PROOF_S / 2:
-        raise UnsupportedServer("libfaketime is installed, but has no effect on all servers and clients")
-
-
-@contextlib.contextmanager
-def _telling_the_time() -> Iterator[Callable[[], float]]:
-    yield time.time

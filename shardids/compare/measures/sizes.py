@@ -29,6 +29,7 @@ class Sizes:
         rows, fills: how many rows the filled table has, and how often one is filled.
         fill_s: filling a table ends after this time, however many rows it has.
         paced_s: how long clients draw at an even pace.
+        skews_ms, answers_s: how far clocks differ while clients answer each other, and how long they do.
         rush_s, rush_keys: how long clients draw as fast as they can, and how many keys each draws at most.
         steps, clock_keys: how often the clocks step back, and how many keys each client draws meanwhile.
         drawn: how many keys each client draws between faults.
@@ -51,6 +52,8 @@ class Sizes:
     fills: int
     fill_s: float
     paced_s: float
+    skews_ms: tuple[float, ...]
+    answers_s: float
     rush_s: float
     rush_keys: int
     steps: int
@@ -71,6 +74,7 @@ class Sizes:
         words = {
             name: text.format(
                 sizes=self,
+                skews=", ".join(f"{skew_ms:g}" for skew_ms in self.skews_ms),
                 clients=CLIENTS,
                 first=first,
                 second=second,
@@ -107,6 +111,11 @@ _WORDS: Final = {
         fast as they can, for {sizes.paced_s:g} s; times are taken before and after each draw. Rows appear
         later still, when they are committed. The share is that of all pairs: where keys are late by a
         bounded time, it is lower in a longer run.""",
+    "causality": """A client of each node draws a key for a row that answers the other's, as fast as it can,
+        for
+        {sizes.answers_s:g} s. The clock of the first node, its server's and its client's, is ahead by
+        {skews} ms, simulated by libfaketime. Then again where the generator can be told the key that is
+        answered.""",
     "full speed": """{clients} clients, half of them on each node, draw many at once for {sizes.rush_s:g} s,
         up to {sizes.rush_keys:,} keys each.""",
     "clock back": """4 clients on two nodes draw up to {sizes.clock_keys:,} keys each while their clocks,
@@ -126,7 +135,7 @@ _WORDS: Final = {
 
 
 FULL: Final = Sizes(
-    rounds=7,
+    rounds=5,
     draws=500,
     many=10_000,
     insert_s=0.4,
@@ -135,8 +144,10 @@ FULL: Final = Sizes(
     spread_each=SPREAD,
     rows=1_000_000,
     fills=2,
-    fill_s=12,
+    fill_s=10,
     paced_s=3,
+    skews_ms=(0, 5, 50),
+    answers_s=0.15,
     rush_s=2,
     rush_keys=50_000,
     steps=20,
@@ -163,6 +174,8 @@ QUICK: Final = Sizes(
     fills=1,
     fill_s=1,
     paced_s=0.12,
+    skews_ms=(0, 50),
+    answers_s=0.03,
     rush_s=0.1,
     rush_keys=2_000,
     steps=3,

@@ -13,12 +13,14 @@ from shardids.compare.report.figures import (
     BULK,
     DISORDER,
     DRAW,
+    FIRST,
     INDEX,
     LATE,
     MANY,
     OVER_SHARDS,
     OWN,
     SINGLE,
+    TOLD,
     TWICE,
     WAL,
     Measure,
@@ -151,6 +153,19 @@ _WORDS = (
         ),
         measures=(DISORDER, LATE),
         schemes=("sequence", "shardids", "snowflake", "uuid7"),
+    ),
+    _Words(
+        own=True,
+        need="Rows that answer rows of other servers, and are to sort after them",
+        choice="shardids, in sessions that say what they answer: after=",
+        reason=(
+            "Keys made by the clocks of several servers sort as those do, and an answer from the slower "
+            "one before its question. A shard that is told the question's ID goes on above it, as a "
+            "hybrid logical clock does, and its IDs still tell the time. A Lamport clock does it without the "
+            "time; one sequence for all without being told."
+        ),
+        measures=(FIRST, TOLD),
+        schemes=("shardids", "hlc", "lamport", "sequence", "snowflake", "uuid7"),
     ),
     _Words(
         need="Numbers without gaps: invoices, say",

@@ -96,9 +96,21 @@ def size_columns() -> Sequence[ReportColumn]:
 
 
 def safety_columns() -> Sequence[ReportColumn]:
-    """Returns the columns of safety: keys issued twice, keys out of order, and who works without a server."""
+    """Returns the columns of safety: keys issued twice, and who works without a server."""
     return (
         *(_case(name, meaning) for name, meaning in CASES.items()),
+        ReportColumn(
+            heading="nodes go on",
+            meaning="nodes whose clients drew all they were to draw while a server was dead",
+            cell=_outage,
+        ),
+    )
+
+
+def order_columns(comparison: Comparison) -> Sequence[ReportColumn]:
+    """Returns the columns of order: by the time of the draws, and of rows that answer each other."""
+    skews_ms = sorted({one.skew_ms for result in comparison.schemes for one in result.causality})
+    return (
         ReportColumn(
             heading="out of order %",
             meaning="pairs of draws, one after the other, whose keys are the wrong way round",
@@ -109,11 +121,8 @@ def safety_columns() -> Sequence[ReportColumn]:
             meaning="a key is late by the time since a greater one was there; 99 of 100 are less late",
             cell=_late,
         ),
-        ReportColumn(
-            heading="nodes go on",
-            meaning="nodes whose clients drew all they were to draw while a server was dead",
-            cell=_outage,
-        ),
+        *(_first(skew_ms) for skew_ms in skews_ms),
+        *(_told_first(skew_ms) for skew_ms in skews_ms[-1:]),
     )
 
 
@@ -175,6 +184,47 @@ def _late(result: SchemeResult) -> Cell:
         text="the run" if all_along else three(result.order.late_p99_ms),
         why=f"at most {three(result.order.late_most_ms)} ms, in a run of {three(result.order.lasted_ms)} ms",
     )
+
+
+def _first(skew_ms: float) -> ReportColumn:
+    def cell(result: SchemeResult) -> Cell:
+        found = next((one for one in result.causality if one.skew_ms == skew_ms), None)
+        if found is None:
+            return Cell(text=MISSING, why=reason(result, "causality"), state="missing")
+        return Cell(
+            text=_percent(found.first, found.answers), why=f"{found.first:,} of {found.answers:,} answers"
+        )
+
+    return ReportColumn(
+        heading=f"answers first %, {skew_ms:g} ms",
+        meaning="rows of two nodes that answer each other, and sort before what they answer, the clocks"
+        f" {skew_ms:g} ms apart",
+        cell=cell,
+    )
+
+
+def _told_first(skew_ms: float) -> ReportColumn:
+    def cell(result: SchemeResult) -> Cell:
+        found = next((one for one in result.causality if one.skew_ms == skew_ms), None)
+        if found is None:
+            return Cell(text=MISSING, why=reason(result, "causality"), state="missing")
+        if found.told is None or found.told_first is None:
+            return Cell(text=MISSING, why="its generator can't be told what is answered", state="missing")
+        return Cell(
+            text=_percent(found.told_first, found.told),
+            why=f"{found.told_first:,} of {found.told:,} answers",
+            state="bad" if found.told_first else "good",
+        )
+
+    return ReportColumn(
+        heading="told, %",
+        meaning=f"the same, {skew_ms:g} ms apart, by generators that are told the key that is answered",
+        cell=cell,
+    )
+
+
+def _percent(part: int, whole: int) -> str:
+    return three(100 * part / max(whole, 1))
 
 
 def _outage(result: SchemeResult) -> Cell:

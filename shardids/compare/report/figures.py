@@ -164,6 +164,18 @@ LATE = Measure(
     label="Lateness, 99th percentile ms",
     value=lambda result: result.order.late_p99_ms if result.order else None,
 )
+FIRST = Measure(
+    label="Answers that sort first under the greatest skew, %",
+    value=lambda r: 100 * r.causality[-1].first / max(r.causality[-1].answers, 1) if r.causality else None,
+)
+TOLD = Measure(
+    label="The same, if the generator is told what is answered, %",
+    value=lambda r: (
+        100 * r.causality[-1].told_first / max(r.causality[-1].told or 0, 1)
+        if r.causality and r.causality[-1].told_first is not None
+        else None
+    ),
+)
 TWICE = Measure(
     label="Ways in which keys came twice",
     value=lambda r: float(sum(case.twice > 0 for case in r.duplicates.values())) if r.duplicates else None,

@@ -12,6 +12,7 @@ from shardids.compare.report import advice, charts, figures, summary, vega
 from shardids.compare.report.columns import (
     NOT_MEASURED,
     ReportColumn,
+    order_columns,
     safety_columns,
     size_columns,
     speed_columns,
@@ -21,7 +22,9 @@ from shardids.compare.schemes.scheme import library
 from shardids.compare.store import to_json
 
 _SPEED = ("draws", "inserts", "spread", "storage")
-"""The measures behind the columns of speed; the other columns are about size, by "storage", and safety."""
+"""The measures behind the columns of speed; the others are about size, by "storage", order and safety."""
+_ORDER = ("order", "causality")
+"""Those behind the columns of order."""
 
 
 def check_libraries() -> None:
@@ -79,10 +82,16 @@ def html(comparison: Comparison) -> str:
 def _tables(comparison: Comparison) -> Sequence[tuple[str, str, Sequence[ReportColumn], Sequence[str]]]:
     return (
         (
-            "Keys issued twice, keys out of order",
+            "Keys issued twice",
             "Of the six cases: keys that had been issued before. Point at a figure to see of how many.",
             safety_columns(),
-            [name for name in comparison.conditions.sizes if name not in _SPEED],
+            [name for name in comparison.conditions.sizes if name not in {*_SPEED, *_ORDER}],
+        ),
+        (
+            "Order",
+            "By the time of the draws, and of rows of two nodes that answer each other, under two clocks.",
+            order_columns(comparison),
+            _ORDER,
         ),
         ("Speed", "k: thousands, M: millions.", speed_columns(comparison), _SPEED),
         ("Size", "When the table has all its rows.", size_columns(), ()),

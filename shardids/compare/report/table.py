@@ -14,7 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from shardids.compare.report.advice import advices
-from shardids.compare.report.columns import ReportColumn, safety_columns, size_columns, speed_columns
+from shardids.compare.report.columns import (
+    ReportColumn,
+    order_columns,
+    safety_columns,
+    size_columns,
+    speed_columns,
+)
 from shardids.compare.report.figures import OWN, duration
 from shardids.compare.report.summary import (
     MISSING_TITLE,
@@ -33,7 +39,7 @@ _WIDE = 10_000
 
 
 def print_table(comparison: Comparison, console: Console) -> None:
-    """Prints speed, size and safety, then what was left out. Needs a terminal of some 92 columns."""
+    """Prints speed, size, safety and order, then what was left out. Needs a terminal of some 92 columns."""
     for title, columns in _tables(comparison):
         console.print(Text(f"\n{title}", "bold"))
         roomy = _table(comparison.schemes, columns, gap=2)
@@ -62,7 +68,8 @@ def _tables(comparison: Comparison) -> Sequence[tuple[str, Sequence[ReportColumn
     return (
         ("Speed", speed_columns(comparison)),
         ("Size", size_columns()),
-        ("Safety: keys issued twice, keys out of order, and who goes on without a server", safety_columns()),
+        ("Safety: keys issued twice, and who goes on without a server", safety_columns()),
+        ("Order: by the time of draws, and of rows that answer each other", order_columns(comparison)),
     )
 
 

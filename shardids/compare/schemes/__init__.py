@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from shardids.compare.schemes.blocks import Ranges
+from shardids.compare.schemes.logical import Hybrid, Lamport
 from shardids.compare.schemes.mariadb_offsets import MariaDbOffsets
 from shardids.compare.schemes.postgresql import Identity, Offsets, OneSequence
 from shardids.compare.schemes.redis_counter import RedisBlocks, RedisConfirmed, RedisIncr
@@ -66,6 +67,8 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType(
             RedisBlocks(),
             RedisConfirmed(),
             Published(),
+            Lamport(),
+            Hybrid(),
             Snowflake("wait"),
             Snowflake("offset"),
             Snowflake("fail"),

@@ -22,22 +22,34 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 class SqlSource(Source):
     """Draws one key by one query, and many by another that takes their number."""
 
-    def __init__(self, url: str, one: sql.Composed, many: sql.Composed) -> None:
-        self._one, self._many = one, many
+    def __init__(
+        self, url: str, one: sql.Composed, many: sql.Composed, after: sql.Composed | None = None
+    ) -> None:
+        self._one, self._many, self._after = one, many, after
         self._session = PostgreSqlSession(url)
 
     @classmethod
-    def of(cls, url: str, draw: sql.Composable) -> SqlSource:
-        """Returns a source that draws by an expression: once, or in each row of ``generate_series``."""
+    def of(cls, url: str, draw: sql.Composable, after: sql.Composed | None = None) -> SqlSource:
+        """Returns a source that draws by an expression: once, or in each row of ``generate_series``.
+
+        ``after`` is a query that draws one key after the one that it takes.
+        """
         return cls(
             url,
             sql.SQL("select {}").format(draw),
             sql.SQL("select {} from generate_series(1, %s::integer)").format(draw),
+            after,
         )
 
     def draw(self) -> Key:
         key: Key = self._session.rows(self._one)[0][0]
         return key
+
+    def draw_after(self, key: Key) -> Key:
+        if self._after is None:
+            return super().draw_after(key)
+        drawn: Key = self._session.rows(self._after, (key,))[0][0]
+        return drawn
 
     def _draw_many(self, count: int) -> list[Key]:
         return [key for (key,) in self._session.rows(self._many, (count,))]

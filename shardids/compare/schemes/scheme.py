@@ -154,6 +154,10 @@ class Source(ABC):
         del shard
         return self.draw()
 
+    def draw_after(self, key: Key) -> Key:
+        """Draws one key that is to sort after another; see :attr:`Scheme.hears`."""
+        raise NotImplementedError
+
     def draw_many(self, count: int) -> list[Key]:
         """Draws ``count`` keys, at once if the scheme can; raises BadArgument unless 1 … 1,000,000."""
         return self._draw_many(checked_integer("the number of keys", count, 1, MOST_KEYS))
@@ -188,6 +192,9 @@ class Scheme(ABC):
     """A key scheme, which ``about`` describes."""
 
     about: About
+
+    hears: bool = False
+    """Whether a source can be told the key of a row that is answered: :meth:`Source.draw_after`."""
 
     keeps_rows: bool = False
     """Whether a draw is a row with its COMMIT, in a database of the scheme's own: no table takes its keys."""

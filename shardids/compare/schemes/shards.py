@@ -70,6 +70,17 @@ class Shardids(SqlScheme):
         finally:
             catalog.close()
 
+    hears = True
+
+    def _open(self, servers: Servers, node: int) -> Source:
+        function = sql.Identifier(schema_name(SCHEMA_PREFIX, node), "next_id")
+        after = sql.SQL("select case when shardids.advance_past({}, %s) is not null then {}() end")
+        return SqlSource.of(
+            servers.postgresql[node],
+            sql.SQL("{}()").format(function),
+            after.format(sql.Literal(node), function),
+        )
+
     def column(self, node: int = 0) -> KeyColumn:
         function = sql.Identifier(schema_name(SCHEMA_PREFIX, node), "next_id")
         return KeyColumn(type="bigint", draw=sql.SQL("{}()").format(function))
@@ -148,6 +159,8 @@ class ShardidsBlocks(Shardids):
         settings=f"default layout; blocks of {BLOCK:,} IDs for single draws, one statement for n at once",
         described_at="docs/explanation/generator.md",
     )
+
+    hears = False
 
     def _open(self, servers: Servers, node: int) -> Source:
         return Blocks(_ShardSource(servers.postgresql[node], node), BLOCK)

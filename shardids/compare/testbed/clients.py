@@ -108,18 +108,22 @@ class Clients:
 
 
 @contextlib.contextmanager
-def client_processes(count: int, env: Mapping[str, str] = _NOTHING) -> Iterator[Clients]:
-    """Starts ``count`` processes with ``env`` added to their environment; they end with the block."""
+def client_processes(count: int, envs: Sequence[Mapping[str, str]] = (_NOTHING,)) -> Iterator[Clients]:
+    """Starts ``count`` processes; they end with the block.
+
+    ``envs`` are added to their environments: in turn, if there are several.
+    """
     # Forked not from this process, which has threads and connections, but from one that has only imported.
-    context = multiprocessing.get_context("spawn") if env else multiprocessing.get_context("forkserver")
+    context = multiprocessing.get_context("spawn") if any(envs) else multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
     clients: list[_Client] = []
     try:
-        with _environment(env), _without_interrupts(), _temporary_files_in(_folder()):
-            for _ in range(count):
+        with _without_interrupts(), _temporary_files_in(_folder()):
+            for number in range(count):
                 ours, theirs = context.Pipe()
                 process = context.Process(target=_serve, args=(theirs,), daemon=True)
-                process.start()
+                with _environment(envs[number % len(envs)]):
+                    process.start()
                 theirs.close()
                 clients.append(_Client(process, ours))
         yield Clients(clients)

@@ -93,10 +93,12 @@ class Stage:
 
 
 @contextlib.contextmanager
-def stage_for(schemes: Sequence[Scheme], *, env: Mapping[str, str] = _NOTHING) -> Iterator[Stage]:
-    """Starts two PostgreSQL servers, and the others that the schemes need, with ``env`` for each.
+def stage_for(
+    schemes: Sequence[Scheme], *, envs: Sequence[Mapping[str, str]] = (_NOTHING, _NOTHING)
+) -> Iterator[Stage]:
+    """Starts two PostgreSQL servers, each with one of ``envs``, and the others that the schemes need.
 
-    Redis does not get ``env``: its allocator is incompatible with libfaketime.
+    MariaDB gets the first; Redis none, as its allocator is incompatible with libfaketime.
 
     Raises:
         ServerStartFailed: PostgreSQL can't be started. Failures of other kinds are in ``missing``.
@@ -105,7 +107,7 @@ def stage_for(schemes: Sequence[Scheme], *, env: Mapping[str, str] = _NOTHING) -
     mariadb = max((need.mariadb for need in needs), key=len, default=())
     redis = max((need.redis for need in needs), key=len, default=())
     pair = next((need.redis_pair for need in needs if need.redis_pair), None)
-    with contextlib.ExitStack() as stack, ThreadPoolExecutor(4) as pool:
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(5) as pool:
         stage = Stage()
 
         def enter(manager: AbstractContextManager[list[Server]]) -> Future[list[Server]]:
@@ -114,12 +116,12 @@ def stage_for(schemes: Sequence[Scheme], *, env: Mapping[str, str] = _NOTHING) -
             stack.push(lambda *error: manager.__exit__(*error) if started.exception() is None else None)
             return started
 
-        postgresql = enter(temporary_servers(2, settings=POSTGRESQL_SETTINGS, env=env))
+        postgresql = [enter(temporary_servers(1, settings=POSTGRESQL_SETTINGS, env=env)) for env in envs]
         settings = [{**_MARIADB_SETTINGS, **each} for each in mariadb]
-        mariadbs = enter(temporary_mariadbs(settings, env=env)) if mariadb else None
+        mariadbs = enter(temporary_mariadbs(settings, env=envs[0])) if mariadb else None
         redises = enter(_one(temporary_redis(redis[0]))) if redis else None
         pairs = enter(_one(temporary_redis_pair(pair))) if pair else None
-        stage.postgresql = postgresql.result()
+        stage.postgresql = [server for started in postgresql for server in started.result()]
         stage.mariadb = _started("MariaDB", mariadbs, stage.missing)
         stage.redis = _started("Redis", redises, stage.missing)
         stage.redis_pairs = _started("Redis", pairs, stage.missing)

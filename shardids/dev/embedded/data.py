@@ -29,6 +29,7 @@ DEFAULT_SETTINGS: Mapping[str, str] = MappingProxyType(
         "max_connections": "200",
         "max_prepared_transactions": "200",
         "shared_buffers": "64MB",
+        "wal_retrieve_retry_interval": "200ms",
         "timezone": "UTC",
         "log_timezone": "UTC",
     }

@@ -167,7 +167,7 @@ CREATE SEQUENCE shard_0000.id_counter
 --
 
 CREATE SEQUENCE shard_0000.id_offset
-    START WITH 72404558675968
+    START WITH 72494752989184
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -313,7 +313,7 @@ CREATE SEQUENCE shard_0001.id_counter
 --
 
 CREATE SEQUENCE shard_0001.id_offset
-    START WITH 72460393250817
+    START WITH 72550587564033
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -3588,7 +3588,7 @@ CREATE FUNCTION shardids.set_aside(id_offset regclass, shard integer, n integer,
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
-  if n is null or n < (past_tick is null)::integer then
+  if n is null or (case when past_tick is null then n < 1 else n <> 0 end) then
     perform shardids.refuse('SI007', shard, n);
   end if;
   select a.first_tick, a.last_tick into first_tick, last_tick from shardids.advance(shard, id_offset, n, past_tick) a;
@@ -3600,7 +3600,7 @@ $$;
 -- Name: FUNCTION set_aside(id_offset regclass, shard integer, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.set_aside(id_offset regclass, shard integer, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint) IS 'Sets n consecutive ticks of a shard aside, all of them past a tick';
+COMMENT ON FUNCTION shardids.set_aside(id_offset regclass, shard integer, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint) IS 'Sets n consecutive ticks of a shard aside, or raises it past a tick';
 
 
 --
@@ -4297,7 +4297,7 @@ begin
   perform shardids_catalog.wait_for_grants();
   execute format('grant usage on schema shardids_catalog to %I', role);
   execute format(
-    'grant select on shardids_catalog.cluster, shardids_catalog.node, shardids_catalog.placement,'
+    'grant select on shardids_catalog.cluster, shardids_catalog.node, shardids_catalog.region, shardids_catalog.placement,'
     ' shardids_catalog.query_node, shardids_catalog.old_id_rule, shardids_catalog.old_id_directory,'
     ' shardids_catalog.lookup, shardids_catalog.reference_writer to %I', role);
 end
@@ -4719,7 +4719,7 @@ COMMENT ON COLUMN shardids_catalog.cluster.old_ids_below IS 'IDs below it were i
 -- Name: COLUMN cluster.version; Type: COMMENT; Schema: shardids_catalog; Owner: -
 --
 
-COMMENT ON COLUMN shardids_catalog.cluster.version IS 'Grows with every change of nodes or placement';
+COMMENT ON COLUMN shardids_catalog.cluster.version IS 'Grows with every change of nodes, regions or placement';
 
 
 --
@@ -4842,7 +4842,8 @@ ALTER TABLE shardids_catalog.move ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTI
 CREATE TABLE shardids_catalog.node (
     name text NOT NULL,
     url text NOT NULL,
-    added_at timestamp with time zone DEFAULT now() NOT NULL
+    added_at timestamp with time zone DEFAULT now() NOT NULL,
+    region text
 );
 
 
@@ -4851,6 +4852,13 @@ CREATE TABLE shardids_catalog.node (
 --
 
 COMMENT ON TABLE shardids_catalog.node IS 'The PostgreSQL databases that hold shards';
+
+
+--
+-- Name: COLUMN node.region; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.node.region IS 'The region whose shards it takes; null: it takes the shards of no region';
 
 
 --
@@ -5066,6 +5074,33 @@ COMMENT ON COLUMN shardids_catalog.reference_writer.successor IS 'The node that 
 
 
 --
+-- Name: region; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.region (
+    name text NOT NULL,
+    first_shard integer NOT NULL,
+    last_shard integer NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT region_shards CHECK (((first_shard >= 0) AND (first_shard <= last_shard)))
+);
+
+
+--
+-- Name: TABLE region; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.region IS 'Names for ranges of shards, which are to live on the nodes of their region alone';
+
+
+--
+-- Name: COLUMN region.last_shard; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.region.last_shard IS 'The last that belongs to it';
+
+
+--
 -- Name: shardids_version; Type: TABLE; Schema: shardids_catalog; Owner: -
 --
 
@@ -5114,9 +5149,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (383099128248270850);
-INSERT INTO shard_0000.kept VALUES (383099128248270851);
-INSERT INTO shard_0000.kept VALUES (383099128248270852);
+INSERT INTO shard_0000.kept VALUES (383104955440955394);
+INSERT INTO shard_0000.kept VALUES (383104955440955395);
+INSERT INTO shard_0000.kept VALUES (383104955440955396);
 
 
 --
@@ -5150,8 +5185,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711206383607187814/5/16677', 1, 6776360530727665664, '755', '2026-11-23 03:39:09.717153+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711206383607187814/5/16677', 1, 6776360530727665664, '756', '2026-11-23 03:39:09.759557+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711212365374061511/5/16698', 1, 5441412677119246336, '755', '2026-11-23 04:02:19.092197+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711212365374061511/5/16698', 1, 5441412677119246336, '756', '2026-11-23 04:02:19.106158+00', NULL);
 
 
 --
@@ -5171,7 +5206,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-23 03:39:09.260716+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-23 04:02:19.002714+00');
 
 
 --
@@ -5190,7 +5225,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-23 03:39:09.781538+00');
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-23 04:02:19.117131+00', NULL);
 
 
 --
@@ -5238,6 +5273,12 @@ INSERT INTO shardids_catalog.placement VALUES (1, 'a', 'active');
 
 
 --
+-- Data for Name: region; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
+
+
+--
 -- Data for Name: shardids_version; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
@@ -5261,7 +5302,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 6776360622065615476, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 5441412768458585459, true);
 
 
 --
@@ -5275,7 +5316,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 6776360622065615423, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 5441412768458585441, true);
 
 
 --
@@ -5461,6 +5502,22 @@ ALTER TABLE ONLY shardids_catalog.reference_writer
 
 
 --
+-- Name: region region_overlap; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.region
+    ADD CONSTRAINT region_overlap EXCLUDE USING gist (int4range(first_shard, last_shard, '[]'::text) WITH &&);
+
+
+--
+-- Name: region region_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.region
+    ADD CONSTRAINT region_pkey PRIMARY KEY (name);
+
+
+--
 -- Name: shardids_version shardids_version_pkc; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
 --
 
@@ -5533,6 +5590,13 @@ CREATE TRIGGER changed AFTER UPDATE ON shardids_catalog.reference_writer FOR EAC
 
 
 --
+-- Name: region changed; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE ON shardids_catalog.region FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.changed();
+
+
+--
 -- Name: adoption refuse_while_references_change; Type: TRIGGER; Schema: shardids_catalog; Owner: -
 --
 
@@ -5584,6 +5648,14 @@ ALTER TABLE ONLY shardids_catalog.query_node
 
 ALTER TABLE ONLY shardids_catalog.reference_writer
     ADD CONSTRAINT reference_writer_node_fkey FOREIGN KEY (node) REFERENCES shardids_catalog.node(name) ON UPDATE CASCADE;
+
+
+--
+-- Name: node region_of_node; Type: FK CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.node
+    ADD CONSTRAINT region_of_node FOREIGN KEY (region) REFERENCES shardids_catalog.region(name);
 
 
 --

@@ -14,14 +14,22 @@ from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.core.management import CommandError, call_command
 from django.core.serializers import deserialize, serialize
-from django.db import connection, connections, router, transaction
+from django.db import Error, connection, connections, router, transaction
 from django.db.models import Count, Exists, F, Max, OuterRef, Sum
 from django.forms import modelform_factory
 from django.http import JsonResponse
 from django.test.utils import override_settings, setup_test_environment, teardown_test_environment
 from django.utils import timezone
 
-from shardids.django import NextId, ShardIdJSONEncoder, ShardRouter, alias_for, get_cluster, in_shard
+from shardids.django import (
+    NextId,
+    ShardIdJSONEncoder,
+    ShardRouter,
+    alias_for,
+    get_cluster,
+    in_shard,
+    run_in_shard,
+)
 from shardids.django.backend.base import DatabaseWrapper
 from shardids.django.testing import shards_for_tests
 from shardids.errors import BadArgument, FanOutRefused, WrongShard
@@ -65,6 +73,21 @@ def keys_come_from_the_shard() -> None:
         assert one.question_text == "again"
         assert Question.objects.get(pk=str(one.pk)) == one
         assert origins(Question.objects.annotate(new=NextId()).first().new) == {5}
+    answers_sort_after_what_they_answer(one.pk)
+
+
+def answers_sort_after_what_they_answer(early: int) -> None:
+    def ask() -> int:
+        return Question.objects.create(question_text="so?", pub_date=timezone.now()).pk
+
+    layout = get_cluster().layout
+    asked, too_late = (
+        layout.encode(ms=layout.decode(early).ms + s * 1000, shard=2, sequence=0) for s in (60, 7200)
+    )
+    assert run_in_shard(ask, shard=5) < asked
+    assert run_in_shard(ask, shard=5, after=[asked, early]) > asked
+    with pytest.raises(Error, match=f"shard 5 can't go past ID {too_late}"):
+        run_in_shard(ask, shard=5, after=too_late)
 
 
 def forms_and_json_keep_every_digit() -> None:

@@ -1,0 +1,147 @@
+"""Changes of regions: which there are, and which nodes take their shards. No shard is moved by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from sqlalchemy import Connection, text
+
+from shardids.catalog.notation import named_shards
+from shardids.catalog.placing import lock_placement
+from shardids.catalog.reading import read_placement
+from shardids.catalog.regions import Region, existing_region, in_region
+from shardids.catalog.rows import Catalog, describe_in, unknown_node
+from shardids.catalog.topology import Placement
+from shardids.errors import BadArgument, ClusterConflict
+
+Change = Callable[[Connection, Placement], None]
+
+
+def create_region(
+    catalog: Catalog, region: Region, nodes: Collection[str] = (), *, dry_run: bool = False
+) -> Placement:
+    """Gives shards that belong to no region yet a region, and assigns nodes to it. Idempotent.
+
+    Returns the placement with it: shards that lived elsewhere still do, as :meth:`Placement.outside` tells.
+    With ``dry_run`` the transaction is rolled back.
+
+    Raises:
+        BadArgument: a shard that is not in the cluster.
+        ClusterConflict: a shard belongs to another region, or the region has other shards already; a node is
+            unknown; or a shard is being moved to a node that would not be of its region.
+    """
+
+    def change(connection: Connection, there: Placement) -> None:
+        count = describe_in(connection, catalog.url).shard_count
+        if region.last_shard >= count:
+            raise BadArgument(
+                f"there is no shard {region.last_shard} in this cluster",
+                hint=f"Shards are numbered 0 to {count - 1}.",
+            )
+        if there.regions.get(region.name) != region:
+            _refuse_taken(region, there)
+            connection.execute(
+                text("""
+                    insert into shardids_catalog.region (name, first_shard, last_shard)
+                    values (:name, :first, :last)"""),
+                {"name": region.name, "first": region.first_shard, "last": region.last_shard},
+            )
+        _assign(connection, there, nodes, region.name)
+
+    return _changed(catalog, change, dry_run=dry_run)
+
+
+def drop_region(catalog: Catalog, name: str, *, dry_run: bool = False) -> Placement:
+    """Forgets a region: its shards and its nodes belong to none. Returns the placement without it.
+
+    Raises:
+        BadArgument: there is no such region.
+        ClusterConflict: as :func:`create_region` does, of moves.
+    """
+
+    def change(connection: Connection, there: Placement) -> None:
+        existing_region(name, there.regions)
+        _assign(connection, there, there.nodes_of_region(name), None)
+        connection.execute(text("delete from shardids_catalog.region where name = :name"), {"name": name})
+
+    return _changed(catalog, change, dry_run=dry_run)
+
+
+def assign_nodes(
+    catalog: Catalog, region: str | None, nodes: Collection[str], *, dry_run: bool = False
+) -> Placement:
+    """Lets nodes take the shards of a region and no others; with ``None``, those of no region.
+
+    Returns the placement with it; shards stay where they are.
+
+    Raises:
+        BadArgument: there is no such region.
+        ClusterConflict: as :func:`create_region` does, of nodes and moves.
+    """
+
+    def change(connection: Connection, there: Placement) -> None:
+        if region is not None:
+            existing_region(region, there.regions)
+        _assign(connection, there, nodes, region)
+
+    return _changed(catalog, change, dry_run=dry_run)
+
+
+def _changed(catalog: Catalog, change: Change, *, dry_run: bool) -> Placement:
+    with catalog.engine.connect() as connection, connection.begin() as transaction:
+        lock_placement(connection)
+        change(connection, read_placement(connection))
+        after = read_placement(connection)
+        _refuse_moves_outside(connection, after)
+        if dry_run:
+            transaction.rollback()
+    return after
+
+
+def _assign(connection: Connection, there: Placement, nodes: Collection[str], region: str | None) -> None:
+    for name in nodes:
+        if name not in there.nodes:
+            raise unknown_node(name, there.nodes)
+    changed = sorted(name for name in set(nodes) if there.nodes[name].region != region)
+    if changed:
+        connection.execute(
+            text("update shardids_catalog.node set region = :region where name = any (:names)"),
+            {"region": region, "names": changed},
+        )
+
+
+def _refuse_taken(region: Region, there: Placement) -> None:
+    """Refuses another range for a region that is there, and shards of another region."""
+    if (same := there.regions.get(region.name)) is not None:
+        raise ClusterConflict(
+            f'region "{region.name}" has {named_shards(same.shards)}, not {region}',
+            hint="Its range is fixed, since keys would be looked for in other shards. Give the others another"
+            " region.",
+        )
+    for other in there.regions.values():
+        if taken := set(other.shards) & set(region.shards):
+            raise ClusterConflict(
+                f'{named_shards(taken)} of region "{other.name}" can\'t be of region "{region.name}", too',
+                hint="A shard belongs to one region. See: shardids region list",
+            )
+
+
+def _refuse_moves_outside(connection: Connection, after: Placement) -> None:
+    """Refuses while a shard is on its way to a node that would not be of its region.
+
+    A move that begins later finds the change: it takes the same lock.
+    """
+    moves = connection.execute(
+        text("""
+            select shard, target from shardids_catalog.move
+            where ended_at is null and step not in ('abort', 'accept loss') order by shard""")
+    )
+    for shard, target in moves:
+        region, node = after.region_of(shard), after.nodes.get(target)
+        if node is not None and node.region != region:
+            raise ClusterConflict(
+                f'shard {shard}, which would be {in_region(region)}, is being moved to node "{target}", which'
+                f" would be {in_region(node.region)}",
+                hint="Wait until the move is over. One that was interrupted:"
+                f" shardids shard move {shard} --resume, or --abort",
+            )
