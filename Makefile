@@ -37,7 +37,7 @@ test-pgbouncer: $(VENV)/.dev ## The ORM's tests through PgBouncer; they need Deb
 test-baselines: $(VENV)/.dev ## The baselines' tests; they need Debian's mariadb-server and redis-server
 	$(BIN)/python -m pytest tests/baselines $(ARGS)
 
-test-report: $(VENV)/.dev ## The report of a comparison in a browser; it needs Debian's chromium
+test-report: $(VENV)/.dev ## The console and the report of a comparison in a browser; they need Debian's chromium
 	$(BIN)/python -m pytest tests/browser $(ARGS)
 
 test-alerts: $(VENV)/.dev ## The alert rules, by promtool and Prometheus itself; they need Debian's prometheus

@@ -36,30 +36,36 @@ ROOM_BYTES = 4 << 30
 """What the servers and files of two workers may take, and more."""
 
 LONGEST_FIRST = (
-    "test_references",
-    "test_metrics",
-    "test_moving_outside",
-    "test_adopt_table",
-    "test_references_interrupted",
-    "test_migrate_nodes",
-    "test_embedded",
-    "test_devcluster",
-    "test_django",
-    "test_damages",
-    "test_lookups",
-    "test_lookups_strict",
-    "test_logs",
-    "test_copy",
-    "test_moving",
-    "test_adopt_relay",
-    "test_adopt_back",
-    "test_migrate_runs",
-    "test_provision",
-    "test_pytest_plugin",
-    "test_doctor",
     "test_moved",
-    "test_counters",
-    "test_generator",
+    "test_metrics",
+    "test_moving",
+    "test_adopt_table",
+    "test_references",
+    "test_provision",
+    "test_damages",
+    "test_django",
+    "test_devcluster",
+    "test_moving_outside",
+    "test_references_interrupted",
+    "test_pytest_plugin",
+    "test_migrate_runs",
+    "test_migrations",
+    "test_migrate_nodes",
+    "test_migrate",
+    "test_copy",
+    "test_logs",
+    "test_cli",
+    "test_load",
+    "test_doctor",
+    "test_listener",
+    "test_twophase",
+    "test_lookups",
+    "test_how_to",
+    "test_bulk_inserts",
+    "test_migrate_parts",
+    "test_lookups_strict",
+    "test_tutorial",
+    "test_query_engine",
 )
 """Modules that take longest: they begin first, so that no worker waits in the end for one that began last."""
 
@@ -82,6 +88,12 @@ def _is_roomy(folder: Path) -> bool:
     if not os.access(folder, os.W_OK):
         return False
     return shutil.disk_usage(folder).free > ROOM_BYTES and not os.statvfs(folder).f_flag & os.ST_NOEXEC
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    # Tests wait for servers, for a good part of their time.
+    return (os.cpu_count() or 1) * 3 // 2
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -316,8 +328,8 @@ def cluster_templates(
 
 
 @pytest.fixture
-def cluster_url(make_database: MakeDatabase, cluster_templates: dict[str, str]) -> URL:
-    """The catalog of a cluster of 8 shards: the lower half on node a, its own database, the rest on b."""
+def cluster_urls(make_database: MakeDatabase, cluster_templates: dict[str, str]) -> dict[str, URL]:
+    """The nodes of a cluster of 8 shards: the lower half on a, which holds the catalog too, the rest on b."""
     urls = {node: make_database(template) for node, template in cluster_templates.items()}
     catalog = Catalog(urls["a"])
     try:
@@ -326,7 +338,13 @@ def cluster_url(make_database: MakeDatabase, cluster_templates: dict[str, str]) 
         provision.create_shards(catalog, range(8))
     finally:
         catalog.close()
-    return urls["a"]
+    return urls
+
+
+@pytest.fixture
+def cluster_url(cluster_urls: dict[str, URL]) -> URL:
+    """The catalog of the cluster of ``cluster_urls``."""
+    return cluster_urls["a"]
 
 
 def found_cluster(

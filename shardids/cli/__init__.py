@@ -25,6 +25,10 @@ COMMANDS = {
         "Find what is wrong with the cluster, and say what to do. Changes nothing; exits 3 if something is.",
     ),
     "metrics": Entry("metrics:app", "What Prometheus asks for: metrics, alert rules, a dashboard."),
+    "console": Entry(
+        "console:console",
+        "Serve a page that shows the cluster: health, rates, the map of shards, IDs, moves. Reads only.",
+    ),
     "validate-config": Entry(
         "configuration:validate_config",
         "Say whether catalog, layout, nodes, migrations and models can be used; exit 1 if not.",

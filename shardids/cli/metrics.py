@@ -48,8 +48,9 @@ def serve(
     # The first of these says which extra is missing.
     from shardids.metrics import ClusterCollector  # isort: skip
     from shardids.metrics import serving
+    from shardids.metrics.addresses import Address
 
-    address = serving.Address.parse(listen)
+    address = Address.parse(listen)
     collector = ClusterCollector(catalog, top=top, timeout_s=timeout, totals=not once)
     try:
         if textfile is not None:

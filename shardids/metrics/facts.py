@@ -115,6 +115,7 @@ class CatalogState:
 
     Attributes:
         nodes: the nodes' URLs, by name.
+        schema_prefix: what the names of shards' schemas begin with.
         placed: the shards of a node, by node and by the state of their placement.
         adoption: what becomes of the adoption that is not over: ``running``, ``paused`` or ``waiting``.
         node_regions: the regions of the nodes that have one.
@@ -124,6 +125,8 @@ class CatalogState:
     cluster: UUID
     version: int
     layout: Layout
+    shard_count: int
+    schema_prefix: str
     nodes: Mapping[str, str]
     placed: Mapping[tuple[str, str], frozenset[int]]
     moves: Sequence[OpenMove]
@@ -138,7 +141,9 @@ class CatalogState:
         return cls(
             cluster=row["cluster"],
             version=row["version"],
-            layout=Layout(**bits),
+            layout=Layout(name=row["layout_name"], **bits),
+            shard_count=row["shard_count"],
+            schema_prefix=row["schema_prefix"],
             nodes=row["nodes"],
             placed={(node, state): frozenset(shards) for node, state, shards in row["placements"]},
             moves=[OpenMove(**move) for move in row["moves"]],

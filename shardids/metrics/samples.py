@@ -48,7 +48,7 @@ def samples(reading: Reading, rates: Mapping[str, NodeRates], *, top: int, total
     if reading.catalog_error is None:
         yield from _of_catalog(reading.known)
     yield from _of_layout(reading.known)
-    skews = _skews(reading.nodes)
+    skew_of = skews(reading.nodes)
     for name, answer in reading.nodes.items():
         yield Sample("shardids_node_up", _is_up(answer), (name,))
         yield Sample("shardids_node_complete", answer.error is None, (name,))
@@ -56,8 +56,8 @@ def samples(reading: Reading, rates: Mapping[str, NodeRates], *, top: int, total
         if answer.clock is not None:
             yield Sample("shardids_clock_offset_seconds", answer.clock.offset_s, (name,))
             yield Sample("shardids_clock_error_seconds", answer.clock.error_s, (name,))
-        if name in skews:
-            yield Sample("shardids_clock_skew_seconds", skews[name], (name,))
+        if name in skew_of:
+            yield Sample("shardids_clock_skew_seconds", skew_of[name], (name,))
         if answer.state is not None:
             yield from _of_server(name, answer.state)
         if answer.shards is not None:
@@ -100,7 +100,7 @@ def _of_layout(known: CatalogState) -> Iterator[Sample]:
     yield Sample("shardids_shard_ticks_per_second_limit", known.layout.ids_per_second)
 
 
-def _skews(answers: Mapping[str, NodeAnswer]) -> dict[str, float]:
+def skews(answers: Mapping[str, NodeAnswer]) -> dict[str, float]:
     """Returns how far each clock is ahead of the median of the others, and so of most."""
     offsets = {name: answer.clock.offset_s for name, answer in answers.items() if answer.clock is not None}
     return {

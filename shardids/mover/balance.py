@@ -189,9 +189,12 @@ def plan_balance(
         for shard, weight in weigh(placement, catalog.url, by).items()
         if placement.node_of[shard] in nodes
     }
+    of_region: dict[str | None, dict[int, float]] = {}
+    for shard, weight in weights.items():
+        of_region.setdefault(placement.region_of(shard), {})[shard] = weight
     parts = [
-        _balance_region(region, placement, weights, nodes, margin=margin, drained=drained)
-        for region in (None, *sorted(placement.regions))
+        _balance_region(region, placement, held, nodes, margin=margin, drained=drained)
+        for region, held in of_region.items()
     ]
     transfers = sorted((one for part in parts for one in part), key=lambda one: one.shard)
     after = {**placement.node_of} | {one.shard: one.target for one in transfers}
@@ -211,15 +214,14 @@ def _balance_region(
     margin: float,
     drained: str | None,
 ) -> tuple[Transfer, ...]:
-    """Balances the shards of a region over its nodes, and empties ``drained``, or else all other nodes."""
+    """Balances shards of a region over its nodes, and empties ``drained``, or else all other nodes."""
     own = set(placement.nodes_of_region(region)) & set(nodes)
-    of_region = {shard: weight for shard, weight in weights.items() if placement.region_of(shard) == region}
-    leaving = {placement.node_of[shard] for shard in of_region} - own if drained is None else {drained}
-    on_the_way = [shard for shard in of_region if placement.node_of[shard] in leaving]
+    leaving = {placement.node_of[shard] for shard in weights} - own if drained is None else {drained}
+    on_the_way = [shard for shard in weights if placement.node_of[shard] in leaving]
     if not own - leaving:
         if on_the_way:
             raise no_node_of_region(region, on_the_way)
         return ()
     if drained is not None and not on_the_way:
         return ()
-    return balance(of_region, placement.node_of, own | leaving, margin=margin, drained=leaving).transfers
+    return balance(weights, placement.node_of, own | leaving, margin=margin, drained=leaving).transfers

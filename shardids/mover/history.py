@@ -59,10 +59,22 @@ _MOVES = text(f"""
       and (cast(:shards as integer[]) is null or shard = any (cast(:shards as integer[])))
     order by id""")  # noqa: S608 -- constant
 
+_RECENT = text(f"""
+    (select {COLUMNS} from shardids_catalog.move where ended_at is null)
+    union all
+    (select {COLUMNS} from shardids_catalog.move where ended_at is not null order by id desc limit :most)
+    order by id desc""")  # noqa: S608 -- constant
+
 
 def read_moves(connection: Connection, shards: list[int] | None, *, ended: bool = False) -> list[Move]:
     """Returns moves, of these shards or of all, oldest first; with ``ended`` also those that are over."""
     rows = connection.execute(_MOVES, {"shards": shards, "ended": ended})
+    return [Move(**row._asdict()) for row in rows]
+
+
+def recent_moves(connection: Connection, most: int) -> list[Move]:
+    """Returns the moves that are not over, and of the others the last ``most``, newest first."""
+    rows = connection.execute(_RECENT, {"most": most})
     return [Move(**row._asdict()) for row in rows]
 
 

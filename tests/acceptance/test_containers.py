@@ -46,7 +46,11 @@ def words_for_shardids() -> list[list[str]]:
     called = [line.removeprefix("shardids ") for line in script("cluster")]
     called += re.findall(r"docker (?:compose )?run .*? shardids (.*)", "\n".join(commands_of_the_page()))
     called += re.findall(r"docker run .*? shardids (.*)", DOCKERFILE)
-    return [*(shlex.split(words) for words in called), SERVICES["metrics"]["command"]]
+    return [
+        *(shlex.split(words) for words in called),
+        SERVICES["metrics"]["command"],
+        SERVICES["console"]["command"],
+    ]
 
 
 @pytest.mark.parametrize("words", words_for_shardids(), ids=" ".join)
@@ -61,7 +65,7 @@ def test_each_command_and_its_options_exist(words: list[str], monkeypatch: pytes
 
 
 def test_services_name_what_there_is() -> None:
-    assert set(SERVICES) == {"login", *NODES, "cluster", "shardids", "metrics"}
+    assert set(SERVICES) == {"login", *NODES, "cluster", "shardids", "metrics", "console"}
     for name, service in SERVICES.items():
         for needed in service.get("depends_on", {}):
             assert needed in SERVICES, name
@@ -113,18 +117,21 @@ def test_the_image_has_what_the_wheel_is_built_from() -> None:
 def test_the_login_is_made_up_once(tmp_path: Path) -> None:
     lines = "\n".join(script("login")).replace("/run/shardids", str(tmp_path))
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    files = [tmp_path / name for name in ("password", "pgpass")]
+    files = [tmp_path / name for name in ("password", "pgpass", "token")]
     kept = []
     for _ in range(2):
         subprocess.run(["sh", "-euc", lines], check=True, env={"PATH": path}, timeout=60)
         kept.append([file.read_text("utf-8") for file in files])
     assert kept[0] == kept[1]
-    password, pgpass = kept[0]
+    password, pgpass, token = kept[0]
+    assert len(token.strip()) >= 32
+    assert token.strip() != password
     assert len(password) >= 32
     assert pgpass == f"*:*:*:postgres:{password}\n"
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
 
 
+@pytest.mark.long
 def test_the_cluster_is_made_and_may_be_made_again(make_database: MakeDatabase, tmp_path: Path) -> None:
     urls = dict(zip(NODES, (dsn(make_database()), dsn(make_database())), strict=True))
     (tmp_path / "shardids").write_text(

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser
 
 from shardids.compare.report.page import html
 from shardids.compare.schemes import SCHEMES
 from tests.compare_samples import comparison
+from tests.support.browsers import SIZES, Opened, opened
 
-CHROMIUM = Path("/usr/bin/chromium")
-SIZES = {"desk": (1280, 900), "phone": (390, 844)}
 HOSTILE = "</script><b class=hostile>x</b><img class=hostile src=x onerror='window.hostile = 1'>"
 
 # Of each chart: the size of its drawing, and how many marks it has.
@@ -33,23 +33,6 @@ DRAWN = """
 """
 
 
-@dataclass
-class Opened:
-    page: Page
-    errors: list[str] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if not CHROMIUM.exists():
-        pytest.fail(f"{CHROMIUM} is missing: apt-get install chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM)
-        yield browser
-        browser.close()
-
-
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("report") / "report.html"
@@ -57,30 +40,26 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def opened(browser: Browser, file: Path, size: str = "desk", colours: str = "light") -> Opened:
-    width, height = SIZES[size]
-    context = browser.new_context(
-        viewport={"width": width, "height": height},
-        color_scheme=colours,
-        is_mobile=size == "phone",
-        has_touch=size == "phone",
-    )
-    found = Opened(context.new_page())
-    page = found.page
-    page.on(
-        "console", lambda said: found.errors.append(said.text) if said.type in {"error", "warning"} else None
-    )
-    page.on("pageerror", lambda error: found.errors.append(str(error)))
-    page.on("request", lambda request: found.requests.append(request.url))
-    page.goto(file.as_uri())
-    page.evaluate("() => drawn")
-    return found
+Open = Callable[..., Opened]
+
+
+@pytest.fixture
+def drawn(browser: Browser) -> Iterator[Open]:
+    """Opens reports, and waits until their charts are drawn."""
+    with ExitStack() as stack:
+
+        def open_report(file: Path, size: str = "desk", colours: str = "light") -> Opened:
+            found = stack.enter_context(opened(browser, file.as_uri(), size, colours))
+            found.page.evaluate("() => drawn")
+            return found
+
+        yield open_report
 
 
 @pytest.mark.parametrize("colours", ["light", "dark"])
 @pytest.mark.parametrize("size", list(SIZES))
-def test_every_chart_is_drawn_and_fits(browser: Browser, file: Path, size: str, colours: str) -> None:
-    found = opened(browser, file, size, colours)
+def test_every_chart_is_drawn_and_fits(drawn: Open, file: Path, size: str, colours: str) -> None:
+    found = drawn(file, size, colours)
     assert found.errors == []
     assert found.requests == [file.as_uri()]
     charts = found.page.evaluate(DRAWN)
@@ -102,11 +81,10 @@ def test_every_chart_is_drawn_and_fits(browser: Browser, file: Path, size: str, 
         "() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
     )
     assert scrolled == width == SIZES[size][0]
-    found.page.context.close()
 
 
-def test_colours_follow_the_system(browser: Browser, file: Path) -> None:
-    found = opened(browser, file)
+def test_colours_follow_the_system(drawn: Open, file: Path) -> None:
+    found = drawn(file)
     bar = found.page.locator("[data-chart=inserts] .mark-rect.role-mark path").first
     look = "element => [getComputedStyle(element).fill, getComputedStyle(document.body).backgroundColor]"
     light = bar.evaluate(look)
@@ -116,7 +94,6 @@ def test_colours_follow_the_system(browser: Browser, file: Path) -> None:
     assert light[0] != dark[0]
     assert light[1] != dark[1]
     assert found.errors == []
-    found.page.context.close()
 
 
 @pytest.mark.parametrize(
@@ -127,10 +104,8 @@ def test_colours_follow_the_system(browser: Browser, file: Path) -> None:
         ("draws", ["UUIDv4 (client)", "p99, µs", "A key of many at once, µs", "0.360"]),
     ],
 )
-def test_a_bar_tells_more_when_it_is_pointed_at(
-    browser: Browser, file: Path, chart: str, said: list[str]
-) -> None:
-    found = opened(browser, file)
+def test_a_bar_tells_more_when_it_is_pointed_at(drawn: Open, file: Path, chart: str, said: list[str]) -> None:
+    found = drawn(file)
     found.page.locator(f"[data-chart={chart}] .mark-text.role-mark text").first.hover()
     tip = found.page.locator("#vg-tooltip-element.visible")
     tip.wait_for()
@@ -140,11 +115,10 @@ def test_a_bar_tells_more_when_it_is_pointed_at(
     box = tip.bounding_box()
     assert box is not None
     assert box["height"] < 250
-    found.page.context.close()
 
 
-def test_charts_follow_the_width_of_the_window(browser: Browser, file: Path) -> None:
-    found = opened(browser, file)
+def test_charts_follow_the_width_of_the_window(drawn: Open, file: Path) -> None:
+    found = drawn(file)
     found.page.set_viewport_size({"width": 600, "height": 900})
     found.page.wait_for_function(
         "() => [...document.querySelectorAll('.chart')].every((chart) => {"
@@ -152,11 +126,10 @@ def test_charts_follow_the_width_of_the_window(browser: Browser, file: Path) -> 
         " return Math.abs(width(chart.querySelector('svg')) - width(chart)) < 2; })"
     )
     assert found.errors == []
-    found.page.context.close()
 
 
-def test_the_raw_data_can_be_downloaded_and_shown(browser: Browser, file: Path) -> None:
-    found = opened(browser, file)
+def test_the_raw_data_can_be_downloaded_and_shown(drawn: Open, file: Path) -> None:
+    found = drawn(file)
     with found.page.expect_download() as download:
         found.page.locator("#download").click()
     kept = json.loads(Path(download.value.path()).read_text("utf-8"))
@@ -164,10 +137,9 @@ def test_the_raw_data_can_be_downloaded_and_shown(browser: Browser, file: Path) 
     found.page.locator("#raw summary").click()
     found.page.wait_for_function("() => document.querySelector('#raw pre').textContent.length > 1000")
     assert json.loads(found.page.locator("#raw pre").inner_text()) == kept
-    found.page.context.close()
 
 
-def test_strings_from_outside_stay_strings(browser: Browser, tmp_path: Path) -> None:
+def test_strings_from_outside_stay_strings(drawn: Open, tmp_path: Path) -> None:
     sample = comparison(quick=True)
     (first, *others) = sample.schemes
     hostile = replace(
@@ -177,7 +149,7 @@ def test_strings_from_outside_stay_strings(browser: Browser, tmp_path: Path) -> 
     )
     file = tmp_path / "hostile.html"
     file.write_text(html(replace(sample, schemes=[hostile, *others])), "utf-8")
-    found = opened(browser, file)
+    found = drawn(file)
     bar = "[data-chart=index] .mark-rect.role-mark path"
     for at in range(3):  # the tooltip's words come from the data too
         found.page.locator(bar).nth(at).hover()
@@ -185,4 +157,3 @@ def test_strings_from_outside_stay_strings(browser: Browser, tmp_path: Path) -> 
     assert found.page.evaluate("() => window.hostile") is None
     assert found.errors == []
     assert found.requests == [file.as_uri()]
-    found.page.context.close()

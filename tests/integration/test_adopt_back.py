@@ -179,6 +179,7 @@ def shardids(shop: Shop, *words: str, exit_code: int = 0) -> str:
     return done.output
 
 
+@pytest.mark.long
 def test_a_clash_at_the_source_is_shown_and_can_be_mended(shop: Shop) -> None:
     with shop.connected("source") as source:
         source.execute("create unique index one_name on users (name) where name ~ 'twin'")
@@ -221,6 +222,7 @@ class Interrupted(Exception):
     pass
 
 
+@pytest.mark.long
 def test_as_long_as_it_is_kept(shop: Shop) -> None:
     def interrupt(event: Event) -> None:
         if isinstance(event, StepBegun) and event.step == "catch up":
@@ -405,6 +407,7 @@ def test_a_source_that_dies_and_the_standby_in_its_place(
     in_shards(shop, "truncate {s}.lines")
 
 
+@pytest.mark.long
 def test_a_way_back_that_is_lost(shop: Shop) -> None:
     kept(shop)
     with shop.connected("a") as node:

@@ -67,6 +67,7 @@ def test_rows_take_their_shards_from_others_while_all_is_changed(store: Store) -
     begin_anew(store)
 
 
+@pytest.mark.long
 def test_it_is_undone_as_if_it_had_never_been(store: Store) -> None:
     with Traffic(store):
         adoption.run(store.catalog, store.plan)
@@ -107,6 +108,7 @@ def test_rows_without_a_key_are_named_and_stop_the_switch(store: Store) -> None:
     begin_anew(store)
 
 
+@pytest.mark.long
 def test_a_row_that_loses_its_key_while_the_switch_waits_opens_the_source_again(store: Store) -> None:
     adoption.run(store.catalog, store.plan)
     with store.connected("source") as source, store.connected("source") as writer:
@@ -177,6 +179,7 @@ def test_paths_that_can_not_be_followed_are_refused(store: Store) -> None:
     assert "public.items has no column with the key" in without
 
 
+@pytest.mark.long
 def test_the_commands_name_the_relay(store: Store, tmp_path: Path) -> None:
     file = tmp_path / "plan.toml"
     write_plan(replace(store.plan, via=None), file)
@@ -220,6 +223,7 @@ def test_the_commands_name_the_relay(store: Store, tmp_path: Path) -> None:
     assert_as_before(store)
 
 
+@pytest.mark.long
 def test_an_adoption_whose_relay_is_lost_is_undone_by_way_of_another(store: Store) -> None:
     adoption.run(store.catalog, store.plan)
     with store.connected("a") as node:
@@ -236,6 +240,7 @@ def test_an_adoption_whose_relay_is_lost_is_undone_by_way_of_another(store: Stor
     assert_as_before(store)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_known", [True, False])
 def test_slots_of_copies_that_a_lost_relay_has_left_are_dropped(store: Store, is_known: bool) -> None:
     class Stopped(Exception):

@@ -23,7 +23,7 @@ from tests.conftest import dsn, found_cluster
 from tests.integration.test_cli import Run, run  # noqa: F401 # a fixture
 from tests.support.clusters import connected, objects
 from tests.support.keys import Clients, assert_consistent, dumped, fill_shop, one
-from tests.support.lengths import long, sampled
+from tests.support.lengths import sampled
 
 ORDERS = "public.orders"
 COLUMNS = ("orders.id", "Lines.order_id", "orders.parent_id")
@@ -133,7 +133,8 @@ def test_a_step_has_a_way_on_and_a_way_back(
     assert dumped(url) == before
 
 
-@pytest.mark.parametrize("table", [ORDERS, long("public.customers")])
+@pytest.mark.long
+@pytest.mark.parametrize("table", [ORDERS, "public.customers"])
 def test_forward_again_after_a_way_back_that_ended_before_its_last_step(
     shop: tuple[URL, Catalog], table: str
 ) -> None:
@@ -157,6 +158,7 @@ def test_forward_again_after_a_way_back_that_ended_before_its_last_step(
     assert_consistent(url, clients)
 
 
+@pytest.mark.long
 def test_one_step_a_run_leads_to_the_end(shop: tuple[URL, Catalog]) -> None:
     url, catalog = shop
     with Clients(url) as clients:

@@ -298,7 +298,8 @@ def test_what_there_is(run: Run, home: str) -> None:
     of_node = run("shard", "list", "--node", "a", "--json", *at).json
     assert of_node == [one for one in shards if one["node"] == "a"]
     assert len(of_node) == 4
-    assert run("shard", "list", *at).out.splitlines()[0].split() == ["shard", "node", "schema", "state"]
+    heads = run("shard", "list", *at).out.splitlines()[0].split()
+    assert heads == ["shard", "node", "region", "schema", "state"]
     (facts,) = run("shard", "show", "5", "--json", *at).json
     assert (facts["shard"], facts["schema"], facts["state"]) == (5, "shard_0005", "active")
     shown = run("shard", "show", "5", *at).out
@@ -620,6 +621,7 @@ READING = {
         "metrics serve",
         "metrics alerts",
         "metrics dashboard",
+        "console",
         "shard show",
         "region show",
         "id decode",

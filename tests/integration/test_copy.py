@@ -87,8 +87,8 @@ def filled(cluster: Cluster) -> Cluster:
     """The cluster, with the tables in every shard."""
     for shard in range(cluster.shard_count):
         with cluster.shard_engine(shard).begin() as connection:
-            Base.metadata.create_all(connection)
-            loose.metadata.create_all(connection)
+            Base.metadata.create_all(connection, checkfirst=False)
+            loose.metadata.create_all(connection, checkfirst=False)
     return cluster
 
 

@@ -20,8 +20,7 @@ from shardids.dev import devcluster
 from shardids.dev.embedded import EmbeddedServer
 from shardids.dev.embedded.home import free_port
 from shardids.errors import BadArgument, ClusterConflict
-from tests.support.clusters import command, environment, processes_in
-from tests.support.lengths import long
+from tests.support.clusters import command_here, environment, processes_in
 from tests.support.waiting import wait_for
 
 
@@ -63,7 +62,7 @@ def test_a_cluster_that_stays(folder: Path) -> None:
             devcluster.up(home, nodes, shards)
 
     assert [server.is_running for server in devcluster.servers_in(home).values()] == [True, True]
-    drawn = command("id", "next", "--shard", "3", "-n", "2", "--catalog", catalog)
+    drawn = command_here("id", "next", "--shard", "3", "-n", "2", "--catalog", catalog)
     assert (drawn.returncode, drawn.stderr) == (0, "")
     first = [int(line) for line in drawn.stdout.split()]
     assert len(first) == 2
@@ -76,7 +75,7 @@ def test_a_cluster_that_stays(folder: Path) -> None:
     # Down, and up with all that was there.
     assert devcluster.down(home, remove=False) == ["a", "b"]
     assert [server.is_running for server in devcluster.servers_in(home).values()] == [False, False]
-    assert command("dev", "status", "--dir", str(home)).returncode == 3
+    assert command_here("dev", "status", "--dir", str(home)).returncode == 3
     assert devcluster.down(home, remove=False) == ["a", "b"]
     back = devcluster.up(home, 2, 4)
     assert back["a"].url() == catalog
@@ -92,14 +91,14 @@ def test_a_cluster_that_stays(folder: Path) -> None:
         (["down"], ['Would stop node "a"', 'Would stop node "b"']),
         (["up", "--dir", str(folder / "new")], [f"Would make 2 servers with 64 shards in {folder / 'new'}"]),
     ):
-        tried = command("dev", words[0], "--dir", str(home), "--dry-run", *words[1:])
+        tried = command_here("dev", words[0], "--dir", str(home), "--dry-run", *words[1:])
         assert (tried.returncode, tried.stdout.splitlines()) == (0, said)
     assert not (folder / "new").exists()
     assert all(server.is_running for server in devcluster.servers_in(home).values())
-    refused = command("dev", "down", "--dir", str(home), "--remove")
+    refused = command_here("dev", "down", "--dir", str(home), "--remove")
     assert (refused.returncode, "no terminal to ask at" in refused.stderr) == (2, True)
     assert all(server.is_running for server in devcluster.servers_in(home).values())
-    removed = command("dev", "down", "--dir", str(home), "--remove", "--yes")
+    removed = command_here("dev", "down", "--dir", str(home), "--remove", "--yes")
     assert (removed.returncode, removed.stderr) == (0, "")
     assert removed.stdout.splitlines() == ['Removed node "a"', 'Removed node "b"']
     assert devcluster.down(home, remove=True) == []
@@ -113,13 +112,14 @@ def test_a_cluster_with_reference_tables_starts_again(folder: Path) -> None:
     catalog = devcluster.up(home, 2, 4)["a"].url()
     with psycopg.connect(catalog, autocommit=True) as connection:
         connection.execute("create table shardids_ref.units (code text primary key)")
-    made = command("reference", "create", "units", "--writer", "a", "--catalog", catalog)
+    made = command_here("reference", "create", "units", "--writer", "a", "--catalog", catalog)
     assert made.returncode == 0, made.stderr
     devcluster.down(home, remove=False)
     assert list(devcluster.up(home)) == ["a", "b"]
     devcluster.down(home, remove=True)
 
 
+@pytest.mark.long
 def test_a_cluster_that_cannot_be_made_leaves_nothing(folder: Path) -> None:
     home = folder / "cluster"
     for nodes in (0, 27):
@@ -137,8 +137,8 @@ def test_a_folder_without_a_cluster(folder: Path) -> None:
     home = folder / "cluster"
     assert devcluster.servers_in(home) == {}
     assert devcluster.down(home, remove=True) == []
-    assert command("dev", "status", "--dir", str(home)).returncode == 3
-    assert command("dev", "down", "--dir", str(home)).returncode == 1
+    assert command_here("dev", "status", "--dir", str(home)).returncode == 3
+    assert command_here("dev", "down", "--dir", str(home)).returncode == 1
 
 
 def test_a_cluster_on_ports_of_its_own_choice(folder: Path) -> None:
@@ -156,6 +156,7 @@ def test_a_cluster_on_ports_of_its_own_choice(folder: Path) -> None:
     devcluster.down(home, remove=True)
 
 
+@pytest.mark.long
 def test_what_a_killed_start_leaves_can_be_taken_down(folder: Path) -> None:
     # The folders are made before anything is in them.
     home = folder / "cluster"
@@ -163,7 +164,7 @@ def test_what_a_killed_start_leaves_can_be_taken_down(folder: Path) -> None:
     (home / "b").mkdir()
     assert devcluster.servers_in(home) == {}
     devcluster.up(home, 1, 2)
-    shown = command("dev", "status", "--dir", str(home), "--json")
+    shown = command_here("dev", "status", "--dir", str(home), "--json")
     assert [(row["node"], row["running"]) for row in json.loads(shown.stdout)] == [("a", "yes")]
     assert devcluster.down(home, remove=True) == ["a"]
     assert not home.exists()
@@ -218,9 +219,8 @@ app(["demo"])
 """
 
 
-@pytest.mark.parametrize(
-    ("signum", "moment"), [(signal.SIGTERM, "provision"), long((signal.SIGINT, "write"))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("signum", "moment"), [(signal.SIGTERM, "provision"), (signal.SIGINT, "write")])
 def test_an_interrupted_demo_leaves_nothing(folder: Path, signum: signal.Signals, moment: str) -> None:
     demo = start_demo(folder, INTERRUPTED.format(signum=signum, moment=moment))
     _, errors = demo.communicate(timeout=120)

@@ -153,6 +153,7 @@ def manage(url: URL, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_the_page_prints_what_it_says(cluster_url: URL, tmp_path: Path) -> None:
     source = (ROOT / "docs" / "how-to" / "django.md").read_text(encoding="utf-8")
     fences = [token for token in MarkdownIt().parse(source) if token.type == "fence"]

@@ -20,7 +20,7 @@ from shardids.doctor.findings import Finding
 from shardids.doctor.samples import ShardingKey
 from shardids.errors import BadArgument
 from shardids.install import provision
-from tests.conftest import MakeRole, dsn, found_cluster
+from tests.conftest import MakeRole, dsn
 from tests.support.clusters import catalog_at, connected, everything
 
 Blank = Callable[[], URL]
@@ -32,11 +32,9 @@ ALL_BUT_RATES = [check.name for check in doctor.CHECKS if check.name != "tick-ra
 
 
 @pytest.fixture
-def pair(blank_database: Blank) -> Pair:
+def pair(cluster_urls: dict[str, URL]) -> Pair:
     """A cluster of 8 shards, the lower half on node a, which holds the catalog too, the rest on node b."""
-    urls = blank_database(), blank_database()
-    found_cluster(urls[0], {"a": urls[0], "b": urls[1]}, 8)
-    return urls
+    return cluster_urls["a"], cluster_urls["b"]
 
 
 def examined(url: URL, names: list[str] | None = None) -> doctor.Report:

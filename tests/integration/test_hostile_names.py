@@ -147,6 +147,7 @@ def test_the_plants_are_found_where_nothing_guards_against_them(nodes: TwoNodes)
     assert len(hits.new()) >= 4
 
 
+@pytest.mark.long
 def test_no_command_runs_them(
     nodes: TwoNodes, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

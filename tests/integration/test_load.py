@@ -49,7 +49,7 @@ def there(cluster: Cluster, cluster_url: URL, tmp_path: Path, monkeypatch: pytes
     """The cluster, with the tables in every shard; commands find it."""
     for shard in range(cluster.shard_count):
         with cluster.shard_engine(shard).begin() as connection:
-            metadata.create_all(connection)
+            metadata.create_all(connection, checkfirst=False)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("SHARDIDS_CATALOG", dsn(cluster_url))
     monkeypatch.chdir(tmp_path)

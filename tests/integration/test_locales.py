@@ -12,7 +12,6 @@ from sqlalchemy.engine import URL
 
 from tests.conftest import dsn
 from tests.support.clusters import ROOT, command, connected, environment
-from tests.support.lengths import sampled
 
 ASCII_LOCALES = ("C", "POSIX", "en_XX.UTF-8")
 """Where PYTHONUTF8=0 keeps Python from taking UTF-8 all the same. Nobody has the last one."""
@@ -43,7 +42,8 @@ def in_locale(name: str) -> dict[str, str]:
     return {"LC_ALL": name, "PYTHONUTF8": "0"}
 
 
-@pytest.mark.parametrize("name", sampled(ASCII_LOCALES, every=3))
+@pytest.mark.long
+@pytest.mark.parametrize("name", ASCII_LOCALES)
 def test_a_cluster_is_made_examined_and_removed(name: str, tmp_path: Path) -> None:
     locale = in_locale(name)
     folder = str(tmp_path / FOLDER)

@@ -86,6 +86,7 @@ def test_passwords_stay_out_of_pg_stat_statements(servers: Sequence[EmbeddedServ
             assert asked.fetchone() == (0, True)
 
 
+@pytest.mark.long
 def test_nodes_that_answer_are_told_while_one_is_down(servers: Sequence[EmbeddedServer]) -> None:
     urls = {node: database(server, "down") for node, server in zip("abc", servers, strict=True)}
     with strict(urls) as catalog:

@@ -35,7 +35,7 @@ from shardids.metrics import ClusterCollector
 from shardids.metrics.names import METRICS
 from shardids.metrics.samples import MOST_TOP
 from tests.conftest import MakeRole, dsn, found_cluster
-from tests.support.clusters import COMMAND, catalog_at, connected, environment
+from tests.support.clusters import COMMAND, catalog_at, command_here, connected, environment
 from tests.support.proxy import Proxy
 from tests.support.series import collecting, read, scraped, served
 from tests.support.waiting import PATIENCE_S, wait_for
@@ -47,11 +47,9 @@ Pair = tuple[URL, URL]
 
 
 @pytest.fixture
-def pair(blank_database: Blank) -> Pair:
+def pair(cluster_urls: dict[str, URL]) -> Pair:
     """A cluster of 8 shards, the lower half on node a, which holds the catalog too, the rest on node b."""
-    urls = blank_database(), blank_database()
-    found_cluster(urls[0], {"a": urls[0], "b": urls[1]}, 8)
-    return urls
+    return cluster_urls["a"], cluster_urls["b"]
 
 
 def run(url: URL, *statements: str) -> None:
@@ -422,7 +420,7 @@ def test_the_series_of_a_node_are_bounded(blank_database: Blank) -> None:
             for schema in schemas:
                 connection.execute(sql.SQL("select {}.next_id()").format(sql.Identifier(schema)))
             connection.execute(
-                "select max(r.last_tick) from shardids.shard s, shardids.reserve(s.id, 1000000) r"
+                "select max(r.last_tick) from shardids.shard s, shardids.reserve(s.id, 4000000) r"
             )
             connection.execute("select pg_sleep(0.6)")
         series = read(collector)
@@ -470,18 +468,11 @@ def test_another_address_than_loopback_is_warned_of(pair: Pair) -> None:
 
 def test_once_prints_or_writes_a_file(pair: Pair, tmp_path: Path) -> None:
     file = tmp_path / "shardids.prom"
-    given = environment(SHARDIDS_CATALOG=dsn(pair[0]))
     ran = [
-        subprocess.run(
-            [sys.executable, "-c", COMMAND, "metrics", "serve", "--once", *more],
-            capture_output=True,
-            text=True,
-            check=True,
-            env=given,
-            timeout=PATIENCE_S,
-        )
+        command_here("metrics", "serve", "--once", *more, SHARDIDS_CATALOG=dsn(pair[0]))
         for more in ([], ["--textfile", str(file)])
     ]
+    assert [one.returncode for one in ran] == [0, 0]
     assert [one.stderr for one in ran] == ["", ""]
     assert ran[1].stdout == ""
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
@@ -501,14 +492,7 @@ def test_once_prints_or_writes_a_file(pair: Pair, tmp_path: Path) -> None:
     ],
 )
 def test_options_that_are_refused(pair: Pair, options: list[str], words: str) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", COMMAND, "metrics", "serve", *options],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment(SHARDIDS_CATALOG=dsn(pair[0])),
-        timeout=PATIENCE_S,
-    )
+    ran = command_here("metrics", "serve", *options, SHARDIDS_CATALOG=dsn(pair[0]))
     assert (ran.returncode, ran.stdout) == (2, "")
     assert words in ran.stderr
 
@@ -541,14 +525,7 @@ def test_what_a_role_has_to_be_allowed(
 
 @pytest.mark.parametrize(("command", "name"), [("alerts", "alerts.yaml"), ("dashboard", "dashboard.json")])
 def test_files_are_printed_as_they_are(command: str, name: str) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", COMMAND, "metrics", command],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=environment(),
-        timeout=PATIENCE_S,
-    )
+    ran = command_here("metrics", command)
     assert (ran.stdout, ran.stderr) == (
         (Path(shardids.metrics.__file__).parent / name).read_text("utf-8"),
         "",

@@ -28,6 +28,7 @@ from shardids.migrate.status import unlike
 from tests.conftest import dsn, found_cluster
 from tests.support.client_programs import client_folder
 from tests.support.clusters import catalog_at, connected
+from tests.support.lengths import sampled
 from tests.support.migrations import App
 from tests.support.waiting import wait_for
 
@@ -96,7 +97,7 @@ def test_an_index_that_was_left_invalid_is_built_again(app: App, way: str) -> No
     assert not any("users_name" in line for line in app.descriptions()[0])
 
 
-@pytest.mark.parametrize("after", range(1, 5))
+@pytest.mark.parametrize("after", sampled(range(1, 5), every=2))
 def test_a_revision_in_parts_resumes_where_it_was_killed(
     app: App, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +163,7 @@ def test_a_revision_that_was_changed_half_way(app: App) -> None:
 # Locks.
 
 
+@pytest.mark.long
 def test_nobody_waits_longer_than_the_lock_timeout(app: App) -> None:
     app.add_two()
     app.up("one")
@@ -254,7 +256,7 @@ def test_a_shard_that_another_run_has_migrated_meanwhile(app: App, monkeypatch: 
 # Interruptions.
 
 
-SLOW = """op.execute("create table t (); select pg_sleep(0.1)")"""
+SLOW = """op.execute("create table t (); select pg_sleep(0.3)")"""
 
 
 def test_an_interruption_finishes_the_shards_that_run(app: App) -> None:
@@ -275,6 +277,7 @@ def test_an_interruption_finishes_the_shards_that_run(app: App) -> None:
     assert alike(app)
 
 
+@pytest.mark.long
 def test_a_second_interruption_ends_the_run_at_once(app: App) -> None:
     app.add("one", 'op.execute("create table t (); select pg_sleep(4)")')
     run = app.start("up", "--shards", "0-1")

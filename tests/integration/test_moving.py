@@ -284,6 +284,7 @@ def test_between_databases_of_one_server(nodes: TwoNodes) -> None:
     assert [copy.node for copy in mover.purge(nodes.catalog, [shard])] == ["c"]
 
 
+@pytest.mark.long
 def test_commits_that_are_not_on_disk_are_not_lost(nodes: TwoNodes) -> None:
     """With synchronous_commit off, what was acknowledged last may not be in the log's flushed part."""
     shard = nodes.new_shard()

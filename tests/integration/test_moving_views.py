@@ -69,6 +69,7 @@ def test_a_view_shows_what_is_written_after_a_move_and_after_the_way_back(nodes:
     assert shown(nodes) == [(0, 12), (1, 11), (2, 11), (3, 12)]
 
 
+@pytest.mark.long
 def test_moves_at_once_leave_the_view_right(nodes: TwoNodes) -> None:
     done = run(nodes, "shard", "move", "0-1", "--to", "b", "--jobs", "2", "--json")
     assert done.exit_code == 0, done.stderr
@@ -88,6 +89,7 @@ def spoil(nodes: TwoNodes) -> Callable[[], None]:
     return lambda: alter("drop column note")
 
 
+@pytest.mark.long
 def test_a_view_that_can_not_be_refreshed_does_not_fail_the_move(nodes: TwoNodes) -> None:
     mend = spoil(nodes)
     moved = run(nodes, "shard", "move", "0", "--to", "b", "--json")

@@ -144,6 +144,7 @@ def test_the_cluster_is_as_asked(shard_cluster, shard_session):
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+@pytest.mark.long
 def test_a_cluster_that_is_there_is_left_as_it_is(folder: Path, cluster_url: URL) -> None:
     (folder / "test_users.py").write_text(
         """

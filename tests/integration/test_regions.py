@@ -19,8 +19,10 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 from typer.testing import CliRunner
 
 from shardids import AsyncCluster, Cluster, doctor, primary_key, primary_key_column, sharding_key, views
+from shardids.catalog.placing import point_node
 from shardids.catalog.region_changes import assign_nodes, create_region
 from shardids.catalog.regions import Region
+from shardids.catalog.topology import Node
 from shardids.cli import app
 from shardids.doctor.samples import ShardingKey
 from shardids.errors import BadArgument, ClusterConflict, CopyFailed, WrongShard
@@ -159,6 +161,15 @@ def test_new_shards_go_to_the_nodes_of_their_region(blank_database: Blank) -> No
             provision.add_node(catalog, "b", dsn(others[0]), region="us")
         assert "shardids region assign us b" in caught.value.hint
         assert catalog.nodes()["b"].region == "eu"
+
+
+def test_a_node_that_is_replaced_stays_in_its_region(cluster_url: URL) -> None:
+    with catalog_at(cluster_url) as catalog:
+        create_region(catalog, EU, ["a"])
+        with catalog.engine.begin() as connection:
+            point_node(connection, catalog.nodes()["a"], "postgresql://other", lost=[3], found=[])
+        assert catalog.nodes()["a"] == Node(name="a", url="postgresql://other", region="eu")
+        assert catalog.placement().outside() == {4: "b", 5: "b"}
 
 
 def test_keys_are_found_among_the_shards_of_their_region(cluster: Cluster, cluster_url: URL) -> None:

@@ -38,7 +38,7 @@ def two_nodes(blank_database: Callable[[], URL]) -> dict[str, URL]:
     with Cluster.connect(urls["catalog"], listen=False) as cluster:
         for shard in range(4):
             with cluster.shard_engine(shard).begin() as connection:
-                Base.metadata.create_all(connection)
+                Base.metadata.create_all(connection, checkfirst=False)
     return urls
 
 

@@ -221,7 +221,7 @@ def test_mypy_finds_mistakes(folders: dict[str, Path]) -> None:
 
 
 def mypy(folder: Path) -> subprocess.CompletedProcess[str]:
-    options = ["--strict", "--warn-unused-ignores", "--cache-dir", "../.cache"]
+    options = ["--strict", "--warn-unused-ignores", "--cache-dir", str(ROOT / ".mypy_cache" / "documents")]
     return subprocess.run(
         [sys.executable, "-m", "mypy", *options, "."],
         cwd=folder,

@@ -5149,9 +5149,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (383107758318157826);
-INSERT INTO shard_0000.kept VALUES (383107758318157827);
-INSERT INTO shard_0000.kept VALUES (383107758318157828);
+INSERT INTO shard_0000.kept VALUES (383104955440955394);
+INSERT INTO shard_0000.kept VALUES (383104955440955395);
+INSERT INTO shard_0000.kept VALUES (383104955440955396);
 
 
 --
@@ -5185,8 +5185,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711215215842151785/5/16698', 1, 5657057693651697664, '755', '2026-11-23 04:13:27.286178+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711215215842151785/5/16698', 1, 5657057693651697664, '756', '2026-11-23 04:13:27.326557+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711212365374061511/5/16698', 1, 5441412677119246336, '755', '2026-11-23 04:02:19.092197+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711212365374061511/5/16698', 1, 5441412677119246336, '756', '2026-11-23 04:02:19.106158+00', NULL);
 
 
 --
@@ -5206,7 +5206,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-23 04:13:26.717651+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-23 04:02:19.002714+00');
 
 
 --
@@ -5225,7 +5225,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-23 04:13:27.346777+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-23 04:02:19.117131+00', NULL);
 
 
 --
@@ -5302,7 +5302,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 5657057784991705045, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 5441412768458585459, true);
 
 
 --
@@ -5316,7 +5316,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 5657057784991704990, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 5441412768458585441, true);
 
 
 --

@@ -21,6 +21,8 @@ from django.http import JsonResponse
 from django.test.utils import override_settings, setup_test_environment, teardown_test_environment
 from django.utils import timezone
 
+from shardids.catalog.region_changes import create_region, drop_region
+from shardids.catalog.regions import Region
 from shardids.django import (
     NextId,
     ShardIdJSONEncoder,
@@ -31,6 +33,7 @@ from shardids.django import (
     run_in_shard,
 )
 from shardids.django.backend.base import DatabaseWrapper
+from shardids.django.choice import chosen_shard
 from shardids.django.testing import shards_for_tests
 from shardids.errors import BadArgument, FanOutRefused, WrongShard
 from tests.support.django_project.polls.models import Choice, Question
@@ -202,6 +205,16 @@ def the_router_finds_the_shard_or_refuses() -> None:
         User.objects.using(alias).count()
     with pytest.raises(BadArgument, match="no shard 8"):
         alias_for(8)
+    catalog = get_cluster()._catalog
+    create_region(catalog, Region(name="us", first_shard=6, last_shard=7))
+    try:
+        get_cluster().refresh()
+        with in_shard(key="ann", region="us") as alias:
+            assert alias == alias_for(get_cluster().shard_for("ann", region="us"))
+            assert alias in {"shard_0006", "shard_0007"}
+        assert run_in_shard(chosen_shard, key="ann", region="us") in {6, 7}
+    finally:
+        drop_region(catalog, "us")
     with pytest.raises(BadArgument, match="exactly one"), in_shard():
         pass
 

@@ -1,0 +1,279 @@
+"""What the page may change where ``--allow-actions`` says so: planned, confirmed, then done in a thread."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from threading import Lock, Thread
+from typing import Any, Final, Literal
+
+from sqlalchemy.engine import URL
+
+from shardids import mover
+from shardids.catalog.rows import Catalog
+from shardids.console.fencing import activate, fence, require_state
+from shardids.console.figures import told
+from shardids.errors import BadArgument, ClusterConflict, ShardidsError
+from shardids.logs import logger
+
+CONFIRM_S: Final = 60.0
+"""How long a plan can be confirmed."""
+_MOST_PLANS: Final = 16
+_MOST_LINES: Final = 200
+_PATIENCE_S: Final = 10.0
+_RESUME: Final = "shardids shard move --resume"
+_OPTIONS: Final = mover.Options()
+
+log = logger("console")
+
+Values = dict[str, Any]
+Work = Callable[[Catalog, mover.OnEvent], list[str]]
+"""Does what was planned, and returns what to tell of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What would be done: in words, and the work itself."""
+
+    title: str
+    lines: list[str]
+    work: Work
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """Work that was confirmed; ``progress`` is of the step that it is at."""
+
+    id: int
+    title: str
+    started: float
+    state: Literal["running", "done", "failed", "interrupted"] = "running"
+    ended: float | None = None
+    lines: list[str] = field(default_factory=list)
+    progress: Values | None = None
+    error: str | None = None
+
+    def values(self) -> Values:
+        """The job as the page is told of it."""
+        return {
+            "id": self.id,
+            "title": self.title,
+            "state": self.state,
+            "started": self.started,
+            "ended": self.ended,
+            "lines": self.lines[-_MOST_LINES:],
+            "progress": self.progress,
+            "error": self.error,
+        }
+
+
+class Actions:
+    """Plans, confirms and does; one job at a time.
+
+    Args:
+        catalog_url: the catalog.
+        on_change: is told whenever the job has come further, in the job's thread.
+    """
+
+    def __init__(self, catalog_url: str | URL, on_change: Callable[[Values], object]) -> None:
+        self._catalog_url = catalog_url
+        self._on_change = on_change
+        self._plans: dict[str, tuple[float, Plan]] = {}
+        self._job: Job | None = None
+        self._thread: Thread | None = None
+        self._is_stopping = False
+        self._lock = Lock()
+
+    def job(self) -> Values | None:
+        """The job that runs, or else the last; ``None`` if there was none."""
+        return None if self._job is None else self._job.values()
+
+    def plan(self, action: str, arguments: Values) -> Values:
+        """Returns what would be done, and what to confirm it with.
+
+        Raises:
+            BadArgument: there is no such action, or its arguments are wrong.
+            ShardidsError: it can't be done; nothing was changed.
+        """
+        if action not in _PLANNERS:
+            raise BadArgument(
+                f"there is no action {action[:40]!r}", hint=f"There are {', '.join(_PLANNERS)}."
+            )
+        with closing(Catalog(self._catalog_url)) as catalog:
+            plan = _PLANNERS[action](catalog, arguments)
+        if not plan.lines:
+            return {"plan": ["Nothing to do"], "confirm": None}
+        confirm = secrets.token_urlsafe(16)
+        with self._lock:
+            now = time.monotonic()
+            fresh = {one: kept for one, kept in self._plans.items() if now - kept[0] < CONFIRM_S}
+            self._plans = dict(list(fresh.items())[1 - _MOST_PLANS :]) | {confirm: (now, plan)}
+        return {"plan": plan.lines, "confirm": confirm}
+
+    def start(self, confirm: str) -> Values:
+        """Begins what was planned.
+
+        Raises:
+            BadArgument: nothing can be confirmed with this any more.
+            ClusterConflict: another job is running.
+        """
+        with self._lock:
+            if self._job is not None and self._job.state == "running":
+                raise ClusterConflict(
+                    f"another action is running: {self._job.title}", hint="Wait for its end."
+                )
+            planned, plan = self._plans.pop(confirm, (float("-inf"), None))
+            if plan is None or time.monotonic() - planned > CONFIRM_S:
+                raise BadArgument(
+                    "this confirmation has expired, or was used", hint="Ask for the plan again."
+                )
+            number = self._job.id + 1 if self._job else 1
+            job = self._job = Job(id=number, title=plan.title, started=time.time())
+            self._thread = Thread(
+                target=self._run, args=(job, plan), name="shardids console job", daemon=True
+            )
+            self._thread.start()
+        return job.values()
+
+    def stop(self) -> str | None:
+        """Interrupts the job that runs, as Ctrl-C does; returns what to say of it."""
+        thread, job = self._thread, self._job
+        if thread is None or job is None or not thread.is_alive():
+            return None
+        self._is_stopping = True
+        thread.join(_PATIENCE_S)
+        if job.state == "done":
+            return None
+        return f"interrupted: {job.title}. To see what is left: shardids shard moves; to resume: {_RESUME}"
+
+    def _run(self, job: Job, plan: Plan) -> None:
+        log.info("begun: %s", job.title)
+        self._on_change(job.values())
+        try:
+            with closing(Catalog(self._catalog_url)) as catalog:
+                job.lines += plan.work(catalog, lambda event: self._follow(job, event))
+            job.state = "done"
+        except ShardidsError as error:
+            job.state, job.error = "failed", told(error)
+        except KeyboardInterrupt:
+            job.state = "interrupted"
+            job.error = f"The console ended. To resume the move: {_RESUME}"
+        except Exception as error:
+            log.exception("failed: %s", job.title)
+            job.state, job.error = "failed", f"it failed: {type(error).__name__}"
+        job.ended, job.progress = time.time(), None
+        log.info("%s: %s", job.state, job.title)
+        self._on_change(job.values())
+
+    def _follow(self, job: Job, event: mover.Event) -> None:
+        if self._is_stopping:
+            # The mover then lets the source take writes again, as after Ctrl-C.
+            raise KeyboardInterrupt
+        match event:
+            case mover.StepBegun():
+                job.lines.append(f"shard {event.shard}: {event.step}")
+                job.progress = {"shard": event.shard, "step": event.step}
+            case mover.Copying():
+                job.progress = {
+                    "shard": event.shard,
+                    "step": "copy",
+                    "done": event.bytes_done,
+                    "total": event.bytes_total,
+                    "seconds_left": event.seconds_left,
+                }
+            case mover.Lagging():
+                job.progress = {"shard": event.shard, "step": "catch up", "lag_bytes": event.lag_bytes}
+            case mover.Waiting():
+                job.lines.append(f"shard {event.shard}: put off ({event.attempt}): {event.reason}")
+            case mover.StepDone():
+                return
+        self._on_change(job.values())
+
+
+def _plan_move(catalog: Catalog, given: Values) -> Plan:
+    shard, target = _shard(catalog, given), _name(given, "to")
+    back = given.get("back") is True
+    found = mover.plan_move(catalog, shard, target, back=back)
+    size = f"{found.tables} tables, about {found.rows:,} rows, {found.size_bytes:,} bytes"
+    title = f'Move shard {shard} from node "{found.source}" to node "{target}"'
+
+    def work(there: Catalog, on_event: mover.OnEvent) -> list[str]:
+        return _results([mover.move(there, shard, target, back=back, options=_OPTIONS, on_event=on_event)])
+
+    lines = [
+        f"{title}: {size}",
+        f"Writes stop for {_OPTIONS.max_pause_s:g} s at most.",
+        f'The old copy stays on node "{found.source}", fenced, until: shardids shard purge {shard}',
+        *found.notes,
+    ]
+    return Plan(title=title, lines=lines, work=work)
+
+
+def _plan_rebalance(catalog: Catalog, given: Values) -> Plan:
+    by = given.get("by", mover.By.SIZE)
+    if by not in list(mover.By):
+        raise BadArgument(f"nodes can't be made even by {str(by)[:40]!r}", hint="By size, rows or writes.")
+    mover.require_none_open(catalog)
+    found = mover.plan_balance(catalog, mover.By(by))
+    lines = [
+        f'Move shard {one.shard} from node "{one.source}" to node "{one.target}"' for one in found.transfers
+    ]
+
+    def work(there: Catalog, on_event: mover.OnEvent) -> list[str]:
+        mover.require_none_open(there)
+        return _results(mover.carry_out(there, found.transfers, _OPTIONS, on_event))
+
+    return Plan(title=f"Rebalance by {by}: {len(lines)} moves", lines=lines, work=work)
+
+
+def _results(results: list[mover.Result]) -> list[str]:
+    return [
+        f'shard {one.shard}: {one.outcome} to node "{one.target}" in {one.seconds:.1f} s'
+        + (f", without writes for {one.pause_ms:.0f} ms" if one.pause_ms is not None else "")
+        for one in results
+    ] + [warning for one in results for warning in one.stale_views]
+
+
+def _plan_fence(catalog: Catalog, given: Values) -> Plan:
+    shard = _shard(catalog, given)
+    node = require_state(catalog, shard, "active")
+    title = f'Fence shard {shard} on node "{node}"'
+    lines = [
+        title,
+        "It issues no IDs, so inserts that need one fail, until it is activated. Its rows can be read.",
+    ]
+    return Plan(title=title, lines=lines, work=lambda there, _: [fence(there, shard)])
+
+
+def _plan_unfence(catalog: Catalog, given: Values) -> Plan:
+    shard = _shard(catalog, given)
+    node = require_state(catalog, shard, "fenced")
+    title = f'Activate shard {shard} on node "{node}"'
+    lines = [title, "It issues IDs again, above all that it has issued."]
+    return Plan(title=title, lines=lines, work=lambda there, _: [activate(there, shard)])
+
+
+_PLANNERS: Final[dict[str, Callable[[Catalog, Values], Plan]]] = {
+    "move": _plan_move,
+    "rebalance": _plan_rebalance,
+    "fence": _plan_fence,
+    "unfence": _plan_unfence,
+}
+
+
+def _shard(catalog: Catalog, given: Values) -> int:
+    shard = given.get("shard")
+    count = catalog.describe().shard_count
+    if type(shard) is not int or not 0 <= shard < count:
+        raise BadArgument(f"{str(shard)[:40]!r} is no shard of this cluster", hint=f"0 to {count - 1} are.")
+    return shard
+
+
+def _name(given: Values, key: str) -> str:
+    name = given.get(key)
+    if not isinstance(name, str) or not name:
+        raise BadArgument(f"{key!r} has to name a node")
+    return name

@@ -1,0 +1,220 @@
+"""Answers requests: the page, and JSON of what was read and asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from shardids.console import answers, changes, figures
+from shardids.console.acting import Actions
+from shardids.console.answers import answer, json_of, refusal
+from shardids.console.databases import Databases
+from shardids.console.events import Broadcast
+from shardids.console.examining import Examiner
+from shardids.console.guard import Guard, TooLong
+from shardids.console.inspector import inspect
+from shardids.console.login import Login
+from shardids.console.placement_map import columns, slow_columns
+from shardids.console.settings import Settings
+from shardids.console.shard_details import shard
+from shardids.console.slow_facts import SlowReader
+from shardids.console.watching import Seen, Watcher
+from shardids.errors import BadArgument, ConnectionFailed, ShardidsError, UnknownShard
+
+STATIC: Final = Path(__file__).parent / "static"
+_REPORT_POLICY: Final = (
+    "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval';"
+    " style-src 'unsafe-inline'; img-src data:"
+)
+"""Reports have their script in the page; a sandbox has no origin, so it reaches nothing of the console."""
+
+
+class Console:
+    """The application of one cluster; see :class:`Settings`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._watcher = Watcher(settings.catalog_url, interval_s=settings.interval_s)
+        self._databases = Databases(settings.catalog_url, self._watcher)
+        self._slow = SlowReader(self._databases)
+        self._examiner = Examiner(settings.catalog_url)
+        self.broadcast = Broadcast()
+        self.actions = Actions(settings.catalog_url, lambda job: self.broadcast.tell("job", job))
+        self._watcher.listen(self._tell)
+
+    def app(self) -> ASGIApp:
+        """Returns the application."""
+        login = Login(self._settings.access, STATIC / "login.html")
+        inner = Starlette(
+            routes=[
+                Route("/healthz", self._health),
+                *login.routes(),
+                Route("/api/cluster", self._cluster),
+                Route("/api/nodes", self._nodes),
+                Route("/api/rates", self._rates),
+                Route("/api/map", self._map),
+                Route("/api/shards/{number}", self._shard),
+                Route("/api/inspect", self._inspect, methods=["POST"]),
+                Route("/api/doctor", self._doctor),
+                Route("/api/doctor", self._examine, methods=["POST"]),
+                Route("/api/moves", self._moves),
+                Route("/api/migrations", self._migrations),
+                Route("/api/report", self._report),
+                Route("/api/job", self._job),
+                Route("/api/actions/{action}", self._act, methods=["POST"]),
+                Route("/api/events", self._events),
+                Mount("/", StaticFiles(directory=STATIC, html=True)),
+            ],
+            exception_handlers={
+                ShardidsError: answers.refused,
+                HTTPException: answers.no_such,
+                TooLong: answers.too_long,
+                Exception: answers.failed,
+            },
+            lifespan=self._lifespan,
+        )
+        return Guard(inner, access=self._settings.access)
+
+    @asynccontextmanager
+    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        self.broadcast.begin()
+        self._watcher.start()
+        try:
+            yield
+        finally:
+            await run_in_threadpool(self._watcher.close)
+            self._databases.close()
+
+    def _health(self, _request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    def _cluster(self, _request: Request) -> Response:
+        settings = self._settings
+        seen = self._watcher.seen()
+        return answer(
+            figures.cluster(
+                seen,
+                settings.catalog_url,
+                interval_s=self._watcher.interval_s,
+                actions=settings.allow_actions,
+            )
+            | {"report": _made_at(settings.report), "login": settings.access.token is not None}
+        )
+
+    def _nodes(self, _request: Request) -> Response:
+        return answer(figures.nodes(self._watcher.seen()))
+
+    def _rates(self, _request: Request) -> Response:
+        seen, prometheus = self._watcher.seen(), self._settings.prometheus
+        if prometheus is None:
+            return answer(figures.rates(seen, self._watcher.history))
+        try:
+            return answer(prometheus.rates(sorted(seen.nodes), figures.first_shards(seen)))
+        except ConnectionFailed as error:
+            return answer(figures.rates(seen, self._watcher.history) | {"note": error.message})
+
+    def _map(self, request: Request) -> Response:
+        seen = self._watcher.seen()
+        facts = self._slow.facts(seen, again="again" in request.query_params)
+        lags = changes.lags(seen, self._databases)
+        return answer({"first": 0} | columns(seen) | slow_columns(seen, facts, lags))
+
+    def _shard(self, request: Request) -> Response:
+        seen = self._watcher.seen()
+        number = request.path_params["number"]
+        if not (number.isascii() and number.isdigit() and len(number) < 6):
+            raise UnknownShard(f"{number[:40]!r} is no number of a shard")
+        facts = self._slow.facts(seen)
+        return answer(shard(int(number), seen, self._watcher.history, self._databases, facts))
+
+    async def _inspect(self, request: Request) -> Response:
+        given = await json_of(request)
+        if not isinstance(written := given.get("text"), str):
+            raise BadArgument("'text' has to be a text with IDs")
+        rows = given.get("look") is True
+        seen = await run_in_threadpool(self._watcher.seen)
+        return answer(await run_in_threadpool(inspect, written, seen, self._databases, rows=rows))
+
+    def _doctor(self, _request: Request) -> Response:
+        return answer(self._examiner.values())
+
+    async def _examine(self, request: Request) -> Response:
+        await json_of(request)
+        begun = self._examiner.begin()
+        return answer(self._examiner.values(), 202 if begun else 200)
+
+    def _moves(self, _request: Request) -> Response:
+        return answer(changes.moves(self._watcher.seen(), self._databases))
+
+    def _migrations(self, _request: Request) -> Response:
+        return answer(changes.migrations(self._slow.facts(self._watcher.seen()), self._databases))
+
+    def _report(self, _request: Request) -> Response:
+        report = self._settings.report
+        if report is None or not report.is_file():
+            return refusal(
+                404,
+                "there is no report of the key schemes",
+                "Make one with: shardids compare --html FILE; then: shardids console --report FILE",
+            )
+        return FileResponse(
+            report, media_type="text/html", headers={"Content-Security-Policy": _REPORT_POLICY}
+        )
+
+    def _job(self, _request: Request) -> Response:
+        return answer(self.actions.job())
+
+    async def _act(self, request: Request) -> Response:
+        if not self._settings.allow_actions:
+            return refusal(403, "this console changes nothing", "To let it: shardids console --allow-actions")
+        if request.headers.get("x-shardids-action") != "1":
+            return refusal(403, "the request does not say that it is an action", "X-Shardids-Action: 1")
+        given, action = await json_of(request), str(request.path_params["action"])
+        if "confirm" in given:
+            return answer(await run_in_threadpool(self.actions.start, str(given["confirm"])), 202)
+        return answer(await run_in_threadpool(self.actions.plan, action, given))
+
+    async def _events(self, _request: Request) -> Response:
+        # A proxy that collects answers would keep the events.
+        headers = {"X-Accel-Buffering": "no"}
+        return StreamingResponse(self.broadcast.stream(), media_type="text/event-stream", headers=headers)
+
+    def _tell(self, seen: Seen) -> None:
+        self.broadcast.tell(
+            "tick",
+            {
+                "read_at": seen.at,
+                "now": time.time(),
+                "catalog": figures.catalog(seen, self._settings.catalog_url),
+                "placement_version": seen.known and seen.known.version,
+                "nodes": figures.nodes(seen),
+                "rates": figures.newest_rates(seen),
+                "map": columns(seen),
+                "sizes_at": self._slow.known.at,
+                "moves": self._open_moves(seen),
+                "doctor": self._examiner.state,
+                "job": self.actions.job(),
+            },
+        )
+
+    def _open_moves(self, seen: Seen) -> list[Any] | None:
+        try:
+            return changes.open_now(seen, self._databases)
+        except ShardidsError:
+            return None
+
+
+def _made_at(report: Path | None) -> float | None:
+    return report.stat().st_mtime if report is not None and report.is_file() else None

@@ -1,0 +1,108 @@
+"""What changes the cluster: moves of shards, and runs of migrations."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Final
+
+from sqlalchemy import Connection, text
+
+from shardids.catalog.locks import AdvisoryLock
+from shardids.console.databases import Databases
+from shardids.console.slow_facts import SlowFacts
+from shardids.console.watching import Seen
+from shardids.errors import ShardidsError
+from shardids.mover.history import Move, read_moves, recent_moves
+from shardids.mover.steps import LIVE, OFFLINE
+
+MOST_MOVES: Final = 50
+_LAGS: Final = text("""
+    select slot_name, pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn)::bigint as lag_bytes
+    from pg_replication_slots
+    where database = current_database() and starts_with(slot_name, :prefix)
+      and confirmed_flush_lsn is not null and not pg_is_in_recovery()""")
+
+Values = dict[str, Any]
+
+
+def moves(seen: Seen, databases: Databases) -> list[Values]:
+    """The moves that are not over, and the last that are, newest first."""
+    found = databases.of_catalog(lambda connection: recent_moves(connection, MOST_MOVES))
+    return [move_values(move, seen) for move in found]
+
+
+def move_values(move: Move, seen: Seen) -> Values:
+    """A move as the journal records it, with whether a process works at it."""
+    running = {one.shard: one.is_running for one in seen.known.moves} if seen.known else {}
+    state = move.outcome or ("running" if running.get(move.shard) else "interrupted")
+    steps = [step.name for step in (OFFLINE if move.offline else LIVE)]
+    return {
+        "id": move.id,
+        "shard": move.shard,
+        "from": move.source,
+        "to": move.target,
+        "how": "offline" if move.offline else "live",
+        "step": move.step,
+        "at": steps.index(move.step) + 1 if move.step in steps else None,
+        "steps": len(steps),
+        "state": state,
+        "started": move.started_at.timestamp(),
+        "done": move.ended_at and move.ended_at.timestamp(),
+        "do": f"shardids shard move {move.shard} --resume" if state == "interrupted" else None,
+    }
+
+
+def open_now(seen: Seen, databases: Databases) -> list[Values]:
+    """The moves that are not over; asks only if there are any."""
+    if seen.known is None or not seen.known.moves:
+        return []
+    return [
+        move_values(move, seen)
+        for move in databases.of_catalog(lambda connection: read_moves(connection, None))
+    ]
+
+
+def lags(seen: Seen, databases: Databases) -> dict[int, int]:
+    """How many bytes of its source's log each shard that is being moved has not confirmed yet."""
+    if seen.known is None or not seen.known.moves:
+        return {}
+    prefix = f"shardids_move_{seen.known.cluster.hex[:8]}_"
+
+    def ask(connection: Connection) -> dict[int, int]:
+        found = connection.execute(_LAGS, {"prefix": prefix})
+        return {int(row.slot_name.rpartition("_")[2]): row.lag_bytes for row in found}
+
+    answers = databases.of_nodes(dict.fromkeys(seen.nodes, ask))
+    return {
+        shard: lag
+        for answer in answers.values()
+        if not isinstance(answer, ShardidsError)
+        for shard, lag in answer.items()
+    }
+
+
+def migrations(facts: SlowFacts, databases: Databases) -> Values:
+    """How many shards are at which revision, and the run that is under way."""
+    counts = Counter(facts.revisions.get(shard) for shard in facts.sizes)
+    return {
+        "read_at": facts.at,
+        "revisions": [
+            {"revision": revision, "shards": count}
+            for revision, count in sorted(counts.items(), key=lambda pair: -pair[1])
+        ],
+        "running": databases.of_catalog(_running),
+    }
+
+
+def _running(connection: Connection) -> list[str]:
+    # The name of a run's session says who does what, since when.
+    return list(
+        connection.scalars(
+            text("""
+                select coalesce(a.application_name, 'a run of migrations') from pg_locks l
+                join pg_database d on d.oid = l.database and d.datname = current_database()
+                left join pg_stat_activity a on a.pid = l.pid
+                where l.locktype = 'advisory' and l.granted and l.classid = 0 and l.objid = :key"""),
+            {"key": AdvisoryLock.MIGRATE_RUN},
+        )
+    )

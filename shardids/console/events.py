@@ -1,0 +1,57 @@
+"""Server-sent events: what was told last goes to every viewer, and who is slow gets only the newest."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+
+class Broadcast:
+    """Tells all streams of the event loop the newest event of each name; any thread may tell."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._newest: dict[str, tuple[int, bytes]] = {}
+        self._told = 0
+        self._changed = asyncio.Event()
+        self._is_closed = False
+
+    def begin(self) -> None:
+        """Belongs to the running loop from now on."""
+        self._loop = asyncio.get_running_loop()
+
+    def tell(self, name: str, values: Any) -> None:
+        """Sends an event to whoever listens, from any thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            sent = f"event: {name}\ndata: {json.dumps(values, separators=(',', ':'))}\n\n".encode()
+            self._loop.call_soon_threadsafe(self._set, name, sent)
+
+    def end(self) -> None:
+        """Ends all streams; call it in the loop."""
+        self._is_closed = True
+        self._wake()
+
+    def _set(self, name: str, sent: bytes) -> None:
+        self._told += 1
+        self._newest[name] = self._told, sent
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """Yields the newest events, then those that are newer by the time that they can be sent."""
+        # The page tries again after this many milliseconds.
+        yield b"retry: 2000\n\n"
+        seen = 0
+        while not self._is_closed:
+            changed = self._changed
+            newer = sorted(one for one in self._newest.values() if one[0] > seen)
+            for number, sent in newer:
+                seen = number
+                yield sent
+            if not newer:
+                await changed.wait()

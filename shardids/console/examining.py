@@ -1,0 +1,103 @@
+"""``shardids doctor`` in a thread, one at a time."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from threading import Lock, Thread
+from typing import Any, Literal
+
+from sqlalchemy.engine import URL
+
+from shardids import doctor
+from shardids.catalog.notation import shown_shards
+from shardids.catalog.rows import Catalog
+from shardids.console.figures import told
+from shardids.doctor.findings import Finding
+from shardids.errors import ShardidsError
+from shardids.logs import logger
+
+log = logger("console")
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Examined:
+    state: Literal["never", "running", "done", "failed"] = "never"
+    report: doctor.Report | None = None
+    read_at: float | None = None
+    error: str | None = None
+
+
+class Examiner:
+    """Examines the cluster when it is told to, and keeps the last report.
+
+    Args:
+        catalog_url: the catalog.
+    """
+
+    def __init__(self, catalog_url: str | URL) -> None:
+        self._catalog_url = catalog_url
+        self._examined = _Examined()
+        self._lock = Lock()
+
+    def begin(self) -> bool:
+        """Begins an examination, unless one is running; returns whether it did."""
+        with self._lock:
+            before = self._examined
+            if before.state == "running":
+                return False
+            self._examined = _Examined(state="running", report=before.report, read_at=before.read_at)
+        # Nothing is changed by it, so it may end with the process.
+        Thread(target=self._run, name="shardids console doctor", daemon=True).start()
+        return True
+
+    @property
+    def state(self) -> str:
+        """Returns whether one is running, and how the last one ended."""
+        return self._examined.state
+
+    def values(self) -> Values:
+        """The last report, and whether a new one is being made."""
+        now = self._examined
+        return {
+            "state": now.state,
+            "read_at": now.read_at,
+            "error": now.error,
+            "seconds": now.report and round(now.report.seconds, 3),
+            "checks": len(now.report.checks) if now.report else 0,
+            "well": now.report and now.report.is_well,
+            "findings": [_finding(one) for one in now.report.findings] if now.report else [],
+        }
+
+    def _run(self) -> None:
+        before = self._examined
+        try:
+            with closing(Catalog(self._catalog_url)) as catalog:
+                report = doctor.examine(catalog)
+            self._examined = _Examined(state="done", report=report, read_at=time.time())
+            return
+        except ShardidsError as error:
+            what = told(error)
+        except Exception as error:
+            log.exception("the examination failed")
+            what = f"the examination failed: {type(error).__name__}"
+        self._examined = _Examined(state="failed", report=before.report, read_at=before.read_at, error=what)
+
+
+def _finding(finding: Finding) -> Values:
+    where = [f'node "{node}"' for node in finding.nodes]
+    where += [f"shards {shown_shards(finding.shards)}"] if finding.shards else []
+    where += [finding.thing] if finding.thing else []
+    return {
+        "severity": str(finding.severity),
+        "check": finding.check,
+        "where": ", ".join(where),
+        "nodes": finding.nodes,
+        "shards": finding.shards[:256],
+        "says": finding.what,
+        "to_do": finding.to_do,
+        "do": [{"place": command.place, "text": command.text} for command in finding.commands],
+    }

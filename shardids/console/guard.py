@@ -1,0 +1,158 @@
+"""Who may ask, and what answers carry: hosts, origins, the token, headers."""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from http.cookies import CookieError, SimpleCookie
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from shardids.console.answers import refusal
+
+COOKIE: Final = "shardids_console"
+LEAST_TOKEN: Final = 16
+"""A token has as many characters at least."""
+MOST_BYTES: Final = 1 << 20
+"""How long the body of a request may be."""
+_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self';"
+    " img-src 'self' data:; connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'self';"
+    " frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    # Not no-referrer: with that a browser sends "Origin: null" with a form.
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+_OPEN: Final = ("/healthz", "/login")
+_OPEN_FILES: Final = (".css", ".js", ".svg")
+"""Of the page, what holds nothing of the cluster: the page to log in needs it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """What is asked of who asks.
+
+    Attributes:
+        names: names of hosts under which the console may be asked for, without ports. Addresses always may:
+            only a name can be made to lead here by somebody else.
+        token: what has to be known; ``None`` if whoever reaches the console may use it.
+        session: what a browser is given for the token; another one each time that the console starts.
+    """
+
+    names: Collection[str] = ()
+    token: str | None = field(default=None, repr=False)
+    session: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+
+    def knows(self, token: str) -> bool:
+        """Returns whether this is the token."""
+        return self.token is not None and secrets.compare_digest(token.encode(), self.token.encode())
+
+    def lets_in(self, headers: Headers) -> bool:
+        """Returns whether a request has the cookie, or ``Authorization: Bearer`` with the token."""
+        if self.token is None:
+            return True
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and self.knows(given.strip()):
+            return True
+        try:
+            cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        except CookieError:
+            return False
+        return cookie is not None and secrets.compare_digest(cookie.value.encode(), self.session.encode())
+
+    def serves(self, host: str) -> bool:
+        """Returns whether the console may be asked for by this ``Host``."""
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        try:
+            return bool(ipaddress.ip_address(name))
+        except ValueError:
+            return name == "localhost" or name in {known.lower() for known in self.names}
+
+
+class Guard:
+    """Refuses what is not for this console before anything else sees it, and adds headers to all answers."""
+
+    def __init__(self, app: ASGIApp, *, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers, path = Headers(scope=scope), str(scope["path"])
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                sent = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    sent.setdefault(name, value)
+                sent["Cache-Control"] = "no-cache" if _is_open_file(path) else "no-store"
+            await send(message)
+
+        refused = self._refusal(scope, headers, path)
+        if refused is None:
+            await self._app(scope, _bounded(receive), with_headers)
+        else:
+            await refused(scope, receive, with_headers)
+
+    def _refusal(self, scope: Scope, headers: Headers, path: str) -> Response | None:
+        access = self._access
+        if not access.serves(headers.get("host", "")):
+            return refusal(
+                403,
+                "the console is not served under this name",
+                "Open it by its address, or start it with --host NAME.",
+            )
+        if scope["method"] not in ("GET", "HEAD") and not _is_of_the_page(headers):
+            return refusal(403, "the request comes from another page", "Use the console's own page.")
+        if path in _OPEN or _is_open_file(path) or access.lets_in(headers):
+            return None
+        if path.startswith("/api/"):
+            return refusal(
+                401, "the console asks for its token", "Open /login, or send Authorization: Bearer."
+            )
+        return RedirectResponse("/login", 303)
+
+
+def _is_open_file(path: str) -> bool:
+    return path.endswith(_OPEN_FILES) and not path.startswith("/api/")
+
+
+def _is_of_the_page(headers: Mapping[str, str]) -> bool:
+    """Whether a request that is no plain reading comes from this origin, or from no browser."""
+    if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        return False
+    origin = headers.get("origin")
+    return origin is None or urlsplit(origin).netloc == headers.get("host")
+
+
+class TooLong(Exception):
+    """The body of a request went on beyond its limit."""
+
+
+def _bounded(receive: Receive) -> Receive:
+    read = 0
+
+    async def bounded() -> Message:
+        nonlocal read
+        message = await receive()
+        read += len(message.get("body", b""))
+        if read > MOST_BYTES:
+            raise TooLong
+        return message
+
+    return bounded

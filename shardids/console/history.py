@@ -1,0 +1,69 @@
+"""The rates of the last hour, in memory."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from heapq import nlargest
+from typing import Final
+
+HISTORY_S: Final = 3600.0
+"""How far back the rates are kept."""
+_MOST_SHARDS: Final = 4096
+"""Of a point, how many shards are kept: those with the highest rates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """The rates at one time, in ticks a second.
+
+    Attributes:
+        time: in seconds since 1970.
+        nodes: of each node; ``None`` where it did not answer, or was read for the first time.
+        shards: numbers of the shards that used any, in order, and ``rates`` theirs.
+    """
+
+    time: float
+    nodes: Mapping[str, float | None]
+    shards: array[int]
+    rates: array[float]
+
+
+class History:
+    """The points of the last hour, oldest first; one thread adds, others read.
+
+    Args:
+        interval_s: how far apart the points are.
+    """
+
+    def __init__(self, interval_s: float) -> None:
+        self._points: deque[Point] = deque(maxlen=max(1, round(HISTORY_S / interval_s)))
+
+    def add(self, time: float, nodes: Mapping[str, float | None], shards: Mapping[int, float]) -> None:
+        """Adds what was read at a time."""
+        kept = shards
+        if len(shards) > _MOST_SHARDS:
+            kept = dict(nlargest(_MOST_SHARDS, shards.items(), key=lambda pair: pair[1]))
+        numbers = sorted(kept)
+        self._points.append(
+            Point(
+                time=time,
+                nodes=dict(nodes),
+                shards=array("H", numbers),
+                rates=array("f", [kept[shard] for shard in numbers]),
+            )
+        )
+
+    def points(self) -> Sequence[Point]:
+        """Returns all points as they are now."""
+        return list(self._points)
+
+
+def rate_of(point: Point, shard: int) -> float:
+    """Returns the rate of a shard at a point; 0 where it used no ticks."""
+    place = bisect_left(point.shards, shard)
+    found = place < len(point.shards) and point.shards[place] == shard
+    return point.rates[place] if found else 0.0

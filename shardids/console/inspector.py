@@ -1,0 +1,204 @@
+"""What IDs tell that somebody pastes: each by itself, and all of them together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import numpy as np
+from sqlalchemy import Connection, text
+
+from shardids.console.databases import Databases
+from shardids.console.figures import owner_of, region_of
+from shardids.console.rows_of_ids import Found, Looked, look
+from shardids.console.watching import Seen
+from shardids.errors import BadArgument, ConnectionFailed, ShardidsError
+from shardids.ids.layout import Layout
+from shardids.ids.text import parse_id, to_decimal, to_text
+from shardids.stats import measured
+from shardids.stats.anomalies import Anomaly
+from shardids.stats.reading import foreign
+
+MOST_SHOWN: Final = 200
+"""How many IDs are told of one by one."""
+_MOST_BAD: Final = 50
+_MOST_BARS: Final = 120
+_MOST_SHARDS: Final = 64
+_MOST_ANOMALIES: Final = 20
+_WORD: Final = re.compile(r"""[^\s,;:"'`=()\[\]{}<>|/?&#]+""")
+_FUTURE_MS: Final = 60_000
+
+Values = dict[str, Any]
+Ids = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """What the catalog tells of the past: below which number IDs are old, and each shard's moves, oldest
+    first, as when they ended and from which node."""
+
+    old_ids_below: int | None = None
+    moves: Mapping[int, Sequence[tuple[datetime, str]]]
+
+
+def inspect(written: str, seen: Seen, databases: Databases, *, rows: bool) -> Values:
+    """Tells of the IDs in a text; with ``rows`` it looks for the rows of the first.
+
+    Words without a digit are passed over; all else that is no ID of this layout is told, with the reason.
+
+    Raises:
+        BadArgument: the text has no ID.
+        ConnectionFailed: the catalog has never answered, so that nothing is known of the layout.
+    """
+    if seen.known is None:
+        raise ConnectionFailed("the catalog has not answered yet, so the layout is not known")
+    layout = seen.known.layout
+    ids, bad = read(written, layout)
+    if not ids.size and not bad:
+        raise BadArgument("there is no ID in the text", hint="Decimal, 0x hex, or 13 characters of base 32.")
+    first = [int(one) for one in ids[:MOST_SHOWN]]
+    past = _past(databases, {layout.decode(one).shard for one in first})
+    looked = look(databases, seen, layout, first, past.old_ids_below) if rows else None
+    together = measured.of(ids, layout, old_ids_below=past.old_ids_below)
+    return {
+        "ids": [_told(one, seen, layout, past, looked) for one in first],
+        "count": int(ids.size),
+        "bad": [{"text": word, "why": why} for word, why in bad[:_MOST_BAD]],
+        "bad_count": len(bad),
+        "old": together.old,
+        "histogram": _histogram(together),
+        "shards": _shards(together),
+        "shard_count": int(together.shards.shard.size),
+        "anomalies": [_sentence(one) for one in together.anomalies[:_MOST_ANOMALIES]],
+        "unread": looked.unread if looked else [],
+    }
+
+
+def read(written: str, layout: Layout) -> tuple[Ids, list[tuple[str, str]]]:
+    """Returns the IDs of a text in their order, and what is none of this layout, each with the reason."""
+    ids: list[int] = []
+    bad: list[tuple[str, str]] = []
+    for word in _WORD.findall(written):
+        try:
+            ids.append(parse_id(word))
+        except BadArgument as error:
+            if any(letter.isdigit() for letter in word):
+                bad.append((word[:80], error.message))
+    found = np.array(ids, np.int64)
+    is_foreign = foreign(found, layout)
+    for place in is_foreign.nonzero()[0]:
+        try:
+            layout.decode(int(found[place]))
+        except BadArgument as error:
+            bad.append((to_decimal(int(found[place])), error.message))
+    return found[~is_foreign], bad
+
+
+def _told(id_: int, seen: Seen, layout: Layout, past: Past, looked: Looked | None) -> Values:
+    now = datetime.now(UTC)
+    decoded = layout.decode(id_)
+    found = looked.found.get(id_, Found()) if looked else Found()
+    is_old = past.old_ids_below is not None and 0 <= id_ < past.old_ids_below
+    node = None if is_old else owner_of(seen, decoded.shard)
+    born_on = None if is_old else _born_on(decoded.shard, decoded.time, node, past)
+    return {
+        "id": to_decimal(id_),
+        "text": to_text(id_),
+        "shard": None if is_old else decoded.shard,
+        "node": node,
+        "region": None if is_old else region_of(seen, decoded.shard),
+        "time": None if is_old else decoded.time.timestamp(),
+        "sequence": None if is_old else decoded.sequence,
+        "bits": bits(id_, layout),
+        "old": is_old,
+        "born_on": born_on,
+        "origin_differs": born_on is not None and born_on != node,
+        "table": found.table,
+        "found": found.there,
+        "note": _note(id_, layout, seen, found, now, is_old=is_old),
+    }
+
+
+def bits(id_: int, layout: Layout) -> dict[str, str]:
+    """The bits of an ID by what they stand for, as they are written."""
+    written = f"{id_ & (1 << layout.id_bits) - 1:0{layout.id_bits}b}"
+    shard, sequence = layout.time_bits, layout.time_bits + layout.shard_bits
+    return {"time": written[:shard], "shard": written[shard:sequence], "sequence": written[sequence:]}
+
+
+def _note(id_: int, layout: Layout, seen: Seen, found: Found, now: datetime, *, is_old: bool) -> str | None:
+    if found.note is not None:
+        return found.note
+    if is_old:
+        return "issued before this cluster: it tells nothing of a shard or a time"
+    decoded = layout.decode(id_)
+    count = seen.known.shard_count if seen.known else 0
+    if decoded.shard >= count:
+        return f"this cluster has no shard {decoded.shard}: its shards are 0 to {count - 1}"
+    ahead_s = (decoded.time - now).total_seconds()
+    if ahead_s * 1000 > _FUTURE_MS:
+        return f"from the future, by {ahead_s:,.0f} s: its shard ran ahead, or the ID was made up"
+    if owner_of(seen, decoded.shard) is None:
+        return f"shard {decoded.shard} is on no node now"
+    return None
+
+
+def _born_on(shard: int, time: datetime, node: str | None, past: Past) -> str | None:
+    """The node that owned the shard then: the source of the first move that ended later, or today's."""
+    return next((source for ended, source in past.moves.get(shard, ()) if ended > time), node)
+
+
+def _past(databases: Databases, shards: set[int]) -> Past:
+    def ask(connection: Connection) -> Past:
+        below = connection.scalar(text("select old_ids_below from shardids_catalog.cluster"))
+        moves: dict[int, list[tuple[datetime, str]]] = {}
+        for row in connection.execute(
+            text("""
+                select shard, ended_at, source from shardids_catalog.move
+                where outcome = 'moved' and shard = any(:shards) order by ended_at"""),
+            {"shards": sorted(shards)},
+        ):
+            moves.setdefault(row.shard, []).append((row.ended_at, row.source))
+        return Past(old_ids_below=below, moves=moves)
+
+    try:
+        return databases.of_catalog(ask)
+    except ShardidsError:
+        # What IDs tell by themselves needs no server.
+        return Past(moves={})
+
+
+def _histogram(together: measured.IdStats) -> Values | None:
+    series = together.series
+    if not together.count or not series.intervals:
+        return None
+    if series.intervals > _MOST_BARS:
+        factor = -(-series.intervals // _MOST_BARS)
+        missing = -series.intervals % factor
+        counts = np.pad(series.counts.sum(axis=0), (0, missing)).reshape(-1, factor).sum(axis=1)
+    else:
+        factor, counts = 1, series.counts.sum(axis=0)
+    step_s = series.interval_ms * factor / 1000
+    begin = series.start_ms / 1000
+    return {
+        "from": begin,
+        "to": begin + step_s * len(counts),
+        "step_s": step_s,
+        "counts": [int(one) for one in counts],
+    }
+
+
+def _shards(together: measured.IdStats) -> list[list[int]]:
+    shards = together.shards
+    order = (-shards.count).argsort(kind="stable")[:_MOST_SHARDS]
+    return [[int(shards.shard[row]), int(shards.count[row])] for row in order]
+
+
+def _sentence(one: Anomaly) -> str:
+    of = "all shards" if one.shard is None else f"shard {one.shard}"
+    when = f", {one.start:%Y-%m-%d %H:%M:%S}" if one.start else ""
+    until = f" to {one.end:%H:%M:%S}" if one.start and one.end else ""
+    return f"{one.kind}: {of}{when}{until}: {one.message}"

@@ -1,0 +1,166 @@
+// Health: what is up, how the nodes are, and what shardids doctor found, with what to do about it.
+
+import { post } from "./api.js";
+import { cells, command, h, show, table } from "./dom.js";
+import { ago, bytes, count, plural, rate, short, span, UNKNOWN } from "./format.js";
+import { live } from "./live.js";
+
+export const title = "Health";
+const RANK = /** @type {Record<string, number>} */ ({ error: 0, warning: 1, info: 2 });
+const KIND = /** @type {Record<string, string>} */ ({ error: "bad", warning: "warn", info: "own" });
+const COLUMNS = [
+  { title: "Node" }, { title: "State", class: "words" },
+  { title: "Shards", class: "number" },
+  { title: "IDs/s", class: "number", hint: "Ticks of the generators in the last interval: numbers that were drawn" },
+  { title: "Lead", class: "number", hint: "The shard that is furthest ahead of its server's clock" },
+  { title: "Skew", class: "number", hint: "How far the node's clock is ahead of the others'" },
+  { title: "Connections", class: "number" },
+  { title: "Replication lag", class: "number", hint: "The slot that is furthest behind, of moves and adoptions" },
+  { title: "In doubt", class: "number", hint: "Parts of transactions that are prepared and not ended" },
+  { title: "Layout left", class: "number", hint: "Until the time of IDs is used up" },
+];
+
+/** @param {HTMLElement} root */
+export function mount(root) {
+  const nodes = h("section", { class: "card", "aria-labelledby": "nodes-title" });
+  const findings = h("section", { class: "card", "aria-labelledby": "findings-title" });
+  const tiles = h("dl", { class: "tiles" });
+  const examine = h("button", { type: "button", class: "right", on: { click: start } }, "Examine now");
+  const said = h("span", { class: "soft small", role: "status" });
+  const found = h("div", null);
+  const rows = h("div", null);
+  root.append(h("h1", { id: "title", class: "away" }, title), h("div", { class: "stack" }, tiles, nodes, findings));
+  nodes.append(h("header", null, h("h2", { id: "nodes-title" }, "Nodes")), rows);
+  findings.append(h("header", null, h("h2", { id: "findings-title" }, "Findings of doctor"), said, examine), found);
+
+  async function start() {
+    try {
+      live.doctor = await post("doctor", {});
+      live.changed("doctor");
+    } catch (error) {
+      show(said, /** @type {Error} */ (error).message);
+    }
+  }
+
+  function update() {
+    show(tiles, summary());
+    show(rows, nodeTable());
+    const doctor = live.doctor ?? { state: "never", findings: [] };
+    /** @type {HTMLButtonElement} */ (examine).disabled = doctor.state === "running";
+    show(said, saidOf(doctor));
+    show(found, findingList(doctor));
+  }
+  return { update };
+}
+
+/** @param {any} doctor */
+function saidOf(doctor) {
+  if (doctor.state === "running") return "examining every node and shard …";
+  if (!doctor.read_at) return "";
+  const checks = doctor.checks ? `${plural(doctor.checks, "check")}, ` : "";
+  return `${checks}examined ${ago(live.age(doctor.read_at))}`;
+}
+
+function summary() {
+  const up = live.nodes.filter((node) => node.up);
+  const down = live.nodes.length - up.length;
+  /** @type {Record<string, number>} */
+  const states = {};
+  for (const at of live.map?.state ?? []) {
+    const state = live.map?.states[at ?? -1] ?? "unknown";
+    states[state] = (states[state] ?? 0) + 1;
+  }
+  const { active = 0, ...others } = states;
+  const rest = Object.entries(others);
+  const wrong = (live.doctor?.findings ?? []).filter((/** @type {any} */ f) => f.severity !== "info");
+  const errors = wrong.filter((/** @type {any} */ f) => f.severity === "error").length;
+  const doubts = sum(up.map((node) => node.in_doubt));
+  const open = live.moves.filter((move) => !move.done).length;
+  const years = up.map((node) => node.years_left).filter((x) => x !== null && x !== undefined);
+  return [
+    tile("Nodes up", [count(up.length), small(` of ${live.nodes.length}`)], down ? "bad" : "",
+      down ? live.nodes.filter((node) => !node.up).map((node) => node.name).join(", ") + " down" : "all answer"),
+    tile("Shards active", [count(active), small(` of ${count(live.cluster.shard_count)}`)],
+      rest.length ? "warn" : "", rest.map(([state, number]) => `${count(number)} ${state}`).join(", ") || "none fenced"),
+    tile("IDs a second", short(sum(up.map((node) => node.ticks_per_s))), "", peak()),
+    tile("Findings", live.doctor?.read_at ? count(wrong.length) : UNKNOWN, errors ? "bad" : wrong.length ? "warn" : "",
+      !live.doctor?.read_at ? "not examined yet" : errors ? plural(errors, "error") : wrong.length ? "no error" : "nothing is wrong"),
+    tile("Moves open", count(open), "", open ? [h("a", { href: "#moves" }, "See them run")] : "none"),
+    tile("In doubt", doubts === null ? UNKNOWN : count(doubts), doubts ? "warn" : "",
+      doubts ? "shardids transaction resolve" : "no transaction waits"),
+    tile("Layout left", years.length ? `${short(Math.min(.../** @type {number[]} */ (years)))} y` : UNKNOWN, "",
+      `${live.cluster.layout.time_bits} bits of time`),
+  ];
+}
+
+/** @param {(number | null | undefined)[]} values */
+function sum(values) {
+  const known = values.filter((x) => typeof x === "number");
+  return known.length ? known.reduce((a, b) => /** @type {number} */ (a) + /** @type {number} */ (b), 0) ?? null : null;
+}
+
+function peak() {
+  const lines = Object.values(live.rates?.nodes ?? {});
+  const totals = (live.rates?.times ?? []).map((_, at) => sum(lines.map((line) => line[at])) ?? 0);
+  return totals.length ? `most ${rate(Math.max(...totals))} in the last hour` : "no history yet";
+}
+
+/** @param {string} text */
+const small = (text) => h("small", null, text);
+
+/** @param {string} name @param {any} value @param {string} kind @param {any} note */
+const tile = (name, value, kind, note) => h("div", { class: `tile ${kind}` },
+  h("dt", null, name), h("dd", null, value, h("span", { class: "note" }, note)));
+
+function nodeTable() {
+  if (!live.nodes.length) {
+    return h("div", { class: "empty" }, h("p", null, "The catalog knows no node yet. Make the first:"),
+      command("shardids node add NAME --url postgresql://…"));
+  }
+  return table("Nodes", COLUMNS, live.nodes.map(nodeRow), "cards");
+}
+
+/** @param {import("./live.js").ClusterNode} node @param {number} at */
+function nodeRow(node, at) {
+  const states = Object.entries(node.shards ?? {}).filter(([state]) => state !== "active");
+  const used = node.connections !== null && node.max_connections ? node.connections / node.max_connections : null;
+  const level = used === null ? "" : used > 0.9 ? "bad" : used > 0.75 ? "warn" : "";
+  const meter = used === null ? null : h("span", { class: `meter ${level}`, "aria-hidden": "true" },
+    h("i", { style: { width: `${Math.min(100, used * 100).toFixed(0)}%` } }));
+  return cells(COLUMNS, [
+    [h("i", { class: "swatch", style: { background: `var(--node-${at % 8})` } }), h("span", { class: "name", title: node.name }, node.name),
+      h("span", { class: "host" }, ` ${node.host ?? ""}`, node.region ? `, region ${node.region}` : "")],
+    node.up ? [h("span", { class: "chip good" }, "up"), " ", node.standby ? h("span", { class: "chip warn" }, "standby") : null]
+      : [h("span", { class: "chip bad" }, "down"), h("span", { class: "small soft" }, ` answered ${ago(live.age(node.read_at))}`),
+        node.error ? h("div", { class: "small bad-text why" }, node.error) : null],
+    [count(node.placed), states.map(([state, number]) => [" ", state === "moved"
+      ? h("span", { class: "chip", title: "Left by moves, until they are purged" }, plural(number, "old copy", "old copies"))
+      : h("span", { class: "chip warn" }, `${count(number)} ${state}`)]),
+    node.outside_region ? [" ", h("span", { class: "chip warn", title: "Shards of other regions" }, `${count(node.outside_region)} outside their region`)] : null],
+    node.up ? short(node.ticks_per_s) : UNKNOWN,
+    node.up ? span(node.lead_s) : UNKNOWN,
+    node.up ? span(node.clock_skew_s) : UNKNOWN,
+    node.up && node.connections !== null ? [`${count(node.connections)} / ${count(node.max_connections)}`, meter] : UNKNOWN,
+    node.up ? bytes(node.replication_lag_bytes) : UNKNOWN,
+    node.up ? count(node.in_doubt) : UNKNOWN,
+    node.years_left === null || node.years_left === undefined ? UNKNOWN : `${short(node.years_left)} y`,
+  ], { class: node.up ? null : "stale", "data-node": node.name });
+}
+
+/** @param {any} doctor */
+function findingList(doctor) {
+  if (doctor.state === "failed") return h("p", { class: "notice bad" }, doctor.error ?? "the examination failed");
+  const findings = [...(doctor.findings ?? [])].sort((a, b) => RANK[a.severity] - RANK[b.severity]);
+  if (!doctor.read_at) {
+    return h("p", { class: "empty" }, doctor.state === "running" ? "The first examination is running."
+      : "Not examined yet. An examination reads every node and shard, changes nothing, and takes some seconds.");
+  }
+  if (!findings.length) return h("p", { class: "empty" }, h("b", null, "Nothing is wrong. "), "Nodes, shards, generators, tables and leftovers are as the catalog says.");
+  return h("ol", { class: "findings" }, findings.map((finding) => h("li", { class: finding.severity },
+    h("p", { class: "what" }, h("span", { class: `chip ${KIND[finding.severity] ?? ""}` }, finding.severity),
+      h("b", null, finding.says), h("code", { class: "soft" }, finding.check)),
+    finding.where ? h("p", { class: "soft small" }, finding.where) : null,
+    finding.to_do ? h("p", null, finding.to_do) : null,
+    (finding.do ?? []).map((/** @type {any} */ one) => typeof one === "string" ? command(one) : command(one.text, one.place)))));
+}
+

@@ -1,0 +1,178 @@
+// What is known of the cluster now: read once, then kept up to date by the server's events.
+
+import { get, serverClock } from "./api.js";
+
+/**
+ * @typedef {{name: string, up: boolean, error: string | null, host: string, shards: Record<string, number>, placed: number,
+ *   ticks_per_s: number | null, lead_s: number | null, clock_skew_s: number | null, connections: number | null,
+ *   max_connections: number | null, years_left: number | null, replication_lag_bytes: number | null,
+ *   in_doubt: number | null, standby: boolean, region: string | null, outside_region: number, read_at: number | null}} ClusterNode
+ * @typedef {{first: number, nodes: string[], states: string[], revisions: string[], node: (number | null)[],
+ *   state: (number | null)[], ticks_per_s: (number | null)[], lead_s: (number | null)[], size_bytes: (number | null)[],
+ *   lag_bytes: (number | null)[], revision: (number | null)[], regions: string[], region: (number | null)[], sizes_at: number | null}} ShardMap
+ * @typedef {{times: number[], nodes: Record<string, (number | null)[]>, shards: Record<string, (number | null)[]>, note?: string}} Rates
+ */
+
+const POINTS = 720;
+
+class Live extends EventTarget {
+  /** @type {any} */ cluster = null;
+  /** @type {ClusterNode[]} */ nodes = [];
+  /** @type {ShardMap | null} */ map = null;
+  /** @type {Rates | null} */ rates = null;
+  /** @type {any[]} */ moves = [];
+  /** @type {any} */ job = null;
+  /** @type {any} */ doctor = null;
+  /** @type {"connecting" | "open" | "lost"} */ connection = "connecting";
+  /** @type {string} */ problem = "";
+
+  /** The server's clock now, in seconds since 1970; the browser's own may differ from it. */
+  now() {
+    return serverClock.s + (performance.now() - serverClock.heard) / 1000;
+  }
+
+  /** How old a reading is, in seconds. @param {number | null | undefined} at */
+  age(at) {
+    return at === null || at === undefined ? null : Math.max(0, this.now() - at);
+  }
+
+  /** The age of what the page shows, and whether that is more than some missed readings. */
+  staleness() {
+    const age = this.age(this.cluster?.read_at);
+    return { age, stale: age !== null && age > 3 * (this.cluster?.interval_s ?? 5) + 2 };
+  }
+
+  /** Whether the catalog ever answered: until then not even the layout is known. */
+  get known() {
+    return Boolean(this.cluster?.layout);
+  }
+
+  /** @param {string} what */
+  changed(what) {
+    this.dispatchEvent(new CustomEvent("change", { detail: what }));
+  }
+
+  async start() {
+    try {
+      await this.reload();
+      this.#listen();
+    } catch (error) {
+      this.connection = "lost";
+      this.problem = /** @type {Error} */ (error).message;
+      this.changed("connection");
+      setTimeout(() => this.start(), 3000);
+    }
+  }
+
+  /** Reads everything again; also after the connection was lost, as events were missed. */
+  async reload() {
+    const cluster = await get("cluster");
+    this.cluster = cluster;
+    const part = (/** @type {string} */ path, /** @type {(answer: any) => void} */ take) => get(path).then(take, () => {});
+    // What cannot be read now stays as it was: a part that fails is no reason to show nothing.
+    await Promise.all([
+      part("nodes", (nodes) => { this.nodes = nodes; }),
+      part("map", (map) => { this.map = map; }),
+      part("rates", (rates) => { this.rates = rates; }),
+      part("moves", (moves) => { this.moves = moves; }),
+      part("job", (job) => { this.job = job; }),
+      part("doctor", (doctor) => { this.doctor = doctor; }),
+    ]);
+    this.changed("all");
+  }
+
+  async reloadMap(path = "map") {
+    this.map = await get(path);
+    this.changed("map");
+  }
+
+  async reloadMoves() {
+    this.moves = await get("moves");
+    this.changed("moves");
+  }
+
+  async reloadDoctor() {
+    this.doctor = await get("doctor");
+    this.changed("doctor");
+  }
+
+  #listen() {
+    const source = new EventSource(new URL("api/events", document.baseURI));
+    source.addEventListener("open", () => {
+      const back = this.connection === "lost";
+      this.connection = "open";
+      this.changed("connection");
+      if (back) this.reload().catch(() => {});
+    });
+    source.addEventListener("error", () => {
+      this.connection = "lost";
+      this.problem = "the console's server does not answer";
+      this.changed("connection");
+      if (source.readyState !== EventSource.CLOSED) return; // the browser tries again by itself
+      setTimeout(() => this.start(), 3000);
+    });
+    const on = (/** @type {string} */ name, /** @type {(data: any) => void} */ then) =>
+      source.addEventListener(name, (event) => then(JSON.parse(/** @type {MessageEvent} */ (event).data)));
+    on("tick", (tick) => this.#tick(tick));
+    on("job", (job) => this.#work(job));
+  }
+
+  /** @param {any} tick */
+  #tick(tick) {
+    const wasKnown = this.known || !tick.catalog.up;
+    const placed = this.cluster.placement_version;
+    for (const key of ["read_at", "catalog", "placement_version"]) this.cluster[key] = tick[key] ?? this.cluster[key];
+    this.nodes = tick.nodes;
+    this.#append(tick.rates);
+    if (this.map) Object.assign(this.map, tick.map);
+    const over = tick.moves ? this.#merge(tick.moves) : false;
+    if (tick.job) this.#work(tick.job);
+    this.changed("tick");
+    const ignore = () => {}; // the next tick asks again
+    if (!wasKnown || placed !== tick.placement_version) this.reload().catch(ignore);
+    else if (over) {
+      this.reloadMoves().catch(ignore);
+      this.reloadMap().catch(ignore);
+    } else if (tick.sizes_at !== this.map?.sizes_at) this.reloadMap().catch(ignore);
+    if (tick.doctor !== this.doctor?.state) this.reloadDoctor().catch(ignore);
+  }
+
+  /** Takes what the console's own work has come to. @param {any} job */
+  #work(job) {
+    const ended = this.job?.state === "running" && job.state !== "running";
+    this.job = job;
+    this.changed("job");
+    if (!ended) return;
+    this.reloadMoves().catch(() => {});
+    this.reloadMap().catch(() => {});
+  }
+
+  /** Takes the moves that are open. Returns whether one that was is not any more. @param {any[]} open */
+  #merge(open) {
+    const now = new Set(open.map((move) => move.id));
+    const known = new Map(this.moves.map((move) => [move.id, move]));
+    const over = this.moves.some((move) => !move.done && !now.has(move.id));
+    for (const move of open) known.set(move.id, { ...known.get(move.id), ...move });
+    this.moves = [...known.values()];
+    return over;
+  }
+
+  /** @param {{time: number, nodes: Record<string, number | null>, shards: Record<string, number | null>}} point */
+  #append(point) {
+    const rates = this.rates;
+    if (!rates || point.time <= (rates.times.at(-1) ?? 0)) return;
+    const before = rates.times.length;
+    rates.times.push(point.time);
+    for (const kind of /** @type {("nodes" | "shards")[]} */ (["nodes", "shards"])) {
+      for (const name of new Set([...Object.keys(rates[kind]), ...Object.keys(point[kind] ?? {})])) {
+        (rates[kind][name] ??= Array(before).fill(null)).push(point[kind]?.[name] ?? null);
+      }
+    }
+    const over = rates.times.length - POINTS;
+    if (over <= 0) return;
+    for (const line of [rates.times, ...Object.values(rates.nodes), ...Object.values(rates.shards)]) line.splice(0, over);
+    for (const [shard, line] of Object.entries(rates.shards)) if (line.every((x) => x === null)) delete rates.shards[shard];
+  }
+}
+
+export const live = new Live();

@@ -1,0 +1,205 @@
+"""Reads the cluster once an interval, for all who look."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from threading import Event, Lock, Thread
+from typing import Final
+
+from sqlalchemy.engine import URL
+
+from shardids.console.history import History
+from shardids.errors import ConnectionFailed, ShardidsError
+from shardids.logs import logger
+from shardids.metrics.asking import TIMEOUT_S, Asker
+from shardids.metrics.facts import CatalogState, NodeAnswer, Reading, Shard
+from shardids.metrics.rates import NodeRates
+from shardids.metrics.samples import skews
+
+INTERVAL_S: Final = 5.0
+"""How far apart readings are, unless there are many shards."""
+SHARDS_A_SECOND: Final = 300
+"""How many shards are read a second: it bounds what the nodes spend on it, whatever their number."""
+_SECOND_LOOK_S: Final = 1.0
+
+log = logger("console")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenNode:
+    """What is known of a node.
+
+    Attributes:
+        url: as the catalog has it, without a password.
+        up: whether it answered this time, and is that node.
+        error: why not, or not all of it.
+        answer: the newest answer that said what it is; ``None`` if there never was one.
+        read_at: when that was, in seconds since 1970.
+        shards: its shards by number, as they were read last.
+        per_second: ticks that shards used a second between the last two readings; ``None`` if it did not
+            answer both.
+        skew_s: how far its clock is ahead of the others'.
+    """
+
+    name: str
+    url: str
+    up: bool
+    error: ShardidsError | None = None
+    answer: NodeAnswer | None = None
+    read_at: float | None = None
+    shards: Mapping[int, Shard] = field(default_factory=dict)
+    per_second: Mapping[int, float] | None = None
+    skew_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """The cluster at one time, and of what did not answer what was known last.
+
+    Attributes:
+        at: in seconds since 1970.
+        known: what the catalog said last; ``None`` if it has never answered.
+        catalog_error: why it did not answer this time.
+        known_at: when it answered last.
+        nodes: by name.
+    """
+
+    at: float
+    known: CatalogState | None
+    catalog_error: ShardidsError | None
+    known_at: float | None
+    nodes: Mapping[str, SeenNode]
+
+
+class Watcher:
+    """Reads a cluster again and again, in a thread of its own, and tells listeners of each reading.
+
+    Args:
+        catalog_url: the catalog; its user logs in to the nodes, too.
+        interval_s: how far apart readings are, at least. Large clusters are read less often: see
+            :data:`SHARDS_A_SECOND`.
+    """
+
+    def __init__(self, catalog_url: str | URL, *, interval_s: float = INTERVAL_S) -> None:
+        self._asker = Asker(catalog_url, timeout_s=TIMEOUT_S)
+        self.interval_s = interval_s
+        self.history = History(interval_s)
+        self._shortest_s = interval_s
+        self._rates: dict[str, NodeRates] = {}
+        self._seen: Seen | None = None
+        self._has_seen = Event()
+        self._stop = Event()
+        self._lock = Lock()
+        self._listeners: list[Callable[[Seen], object]] = []
+        self._thread = Thread(target=self._run, name="shardids console", daemon=True)
+
+    def start(self) -> None:
+        """Begins to read."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends reading, and closes the connections that are not in use."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(TIMEOUT_S)
+        self._asker.close()
+
+    def listen(self, listener: Callable[[Seen], object]) -> None:
+        """Calls ``listener`` with each reading, in the thread that reads."""
+        self._listeners.append(listener)
+
+    def seen(self) -> Seen:
+        """Returns the newest reading; waits for the first."""
+        self._has_seen.wait(TIMEOUT_S + 1)
+        if self._seen is None:
+            raise ConnectionFailed("the cluster was not read yet", hint="Ask again in some seconds.")
+        return self._seen
+
+    def look(self) -> Seen:
+        """Reads the cluster now."""
+        with self._lock:
+            seen = self._merged(self._asker.read(), time.time())
+            self._seen = seen
+        self._has_seen.set()
+        return seen
+
+    def _run(self) -> None:
+        # The second look follows soon: with it there are rates.
+        waits = iter([_SECOND_LOOK_S])
+        while not self._stop.is_set():
+            begun = time.monotonic()
+            try:
+                seen = self.look()
+                for listener in self._listeners:
+                    listener(seen)
+            except Exception:
+                log.exception("the cluster could not be read")
+            pause_s = next(waits, self.interval_s)
+            self._stop.wait(max(0.1, begun + pause_s - time.monotonic()))
+
+    def _merged(self, reading: Reading, now: float) -> Seen:
+        before = self._seen
+        known = reading.known
+        if known is not None:
+            self._follow_size(known.shard_count)
+        answered = known is not None and reading.catalog_error is None
+        known_at = now if answered else (before.known_at if before else None)
+        skew_of = skews(reading.nodes)
+        nodes = {
+            name: self._node(name, answer, reading, skew_of.get(name), now)
+            for name, answer in reading.nodes.items()
+        }
+        self._rates = {name: rates for name, rates in self._rates.items() if name in nodes}
+        seen = Seen(at=now, known=known, catalog_error=reading.catalog_error, known_at=known_at, nodes=nodes)
+        self._remember(seen)
+        return seen
+
+    def _follow_size(self, shard_count: int) -> None:
+        interval_s = max(self._shortest_s, shard_count / SHARDS_A_SECOND)
+        if interval_s != self.interval_s:
+            self.interval_s = interval_s
+            self.history = History(interval_s)
+
+    def _node(
+        self, name: str, answer: NodeAnswer, reading: Reading, skew_s: float | None, now: float
+    ) -> SeenNode:
+        before = self._seen.nodes.get(name) if self._seen else None
+        url = reading.known.nodes[name] if reading.known else ""
+        if before is not None and before.url != url:
+            before = None
+            self._rates.pop(name, None)
+        up = answer.state is not None and not isinstance(answer.error, ConnectionFailed)
+        rates = self._rates.setdefault(name, NodeRates())
+        per_second = None
+        shards = before.shards if before else {}
+        if answer.shards is not None and reading.known is not None:
+            rates.look(answer.shards, answer.read_at, reading.known.layout)
+            per_second = rates.per_second
+            shards = {shard.shard: shard for shard in answer.shards}
+        if answer.state is None and before is not None:
+            kept, read_at = before.answer, before.read_at
+        else:
+            kept, read_at = (answer, now) if answer.state is not None else (None, None)
+        return SeenNode(
+            name=name,
+            url=url,
+            up=up,
+            error=answer.error,
+            answer=kept,
+            read_at=read_at,
+            shards=shards,
+            per_second=per_second,
+            skew_s=skew_s,
+        )
+
+    def _remember(self, seen: Seen) -> None:
+        shards: dict[int, float] = {}
+        nodes: dict[str, float | None] = {}
+        for name, node in seen.nodes.items():
+            nodes[name] = None if node.per_second is None else sum(node.per_second.values())
+            for shard, rate in (node.per_second or {}).items():
+                shards[shard] = shards.get(shard, 0.0) + rate
+        if nodes:
+            self.history.add(seen.at, nodes, shards)

@@ -1,0 +1,137 @@
+"""What the console's page changes where it may, behind a confirmation, and moves seen as they run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from threading import Event, Thread
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from shardids import mover
+from tests.support.console_pages import Open, console, make_users, pages
+from tests.support.moves import TwoNodes
+
+
+@pytest.fixture(scope="module")
+def url(nodes: TwoNodes) -> Iterator[str]:
+    with console(nodes, "--allow-actions") as url:
+        yield url
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Open]:
+    with pages(browser) as open_page:
+        yield open_page
+
+
+def confirm(page: Page, action: str, button: str, typed: str) -> None:
+    """Goes through the dialog of an action, after looking that nothing less than the typed word will do."""
+    page.get_by_role("button", name=action).click()
+    dialog = page.get_by_role("dialog")
+    if dialog.get_by_role("button", name="Show the plan").is_enabled():
+        dialog.get_by_role("button", name="Show the plan").click()
+    expect(dialog.locator(".plan")).not_to_be_empty(timeout=20_000)
+    begin = dialog.get_by_role("button", name=button)
+    expect(begin).to_be_disabled()
+    dialog.get_by_role("textbox").fill(f"{typed}1")
+    expect(begin).to_be_disabled()
+    dialog.get_by_role("textbox").fill(typed)
+    begin.click()
+    expect(dialog).to_be_hidden()
+
+
+def state(nodes: TwoNodes, shard: int) -> str:
+    with nodes.connected(nodes.catalog.node_of(shard).name) as connection:
+        ((state,),) = connection.execute("select state from shardids.shard where id = %s", [shard]).fetchall()
+        return str(state)
+
+
+def test_without_the_option_there_is_nothing_to_press(nodes: TwoNodes, open_page: Open) -> None:
+    with console(nodes) as url:
+        page = open_page(url, "map/2").page
+        expect(page.locator(".drawer .field.time, .drawer .empty").first).to_be_visible()
+        expect(page.locator("#context")).to_contain_text("read-only")
+        for words in ("Move …", "Fence …", "Rebalance …"):
+            expect(page.get_by_role("button", name=words)).to_have_count(0)
+        page.goto("about:blank")
+
+
+def test_a_shard_is_fenced_and_activated(nodes: TwoNodes, url: str, open_page: Open) -> None:
+    page = open_page(url, "map/2").page
+    expect(page.locator("#context")).to_contain_text("actions allowed")
+    page.get_by_role("button", name="Fence …").click()
+    expect(page.get_by_role("dialog").locator(".plan")).to_contain_text('Fence shard 2 on node "a"')
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    assert state(nodes, 2) == "active"
+    confirm(page, "Fence …", "Fence it", "2")
+    expect(page.get_by_role("button", name="Activate …")).to_be_visible()
+    expect(page.locator(".drawer .facts")).to_contain_text("fenced")
+    assert state(nodes, 2) == "fenced"
+    confirm(page, "Activate …", "Activate it", "2")
+    expect(page.get_by_role("button", name="Fence …")).to_be_visible()
+    assert state(nodes, 2) == "active"
+
+
+def test_a_shard_is_moved_from_the_page(nodes: TwoNodes, url: str, open_page: Open) -> None:
+    make_users(nodes, 4, 100)
+    page = open_page(url, "map/4").page
+    confirm(page, "Move …", "Move it", "4")
+    expect(page.locator("#tabs [aria-current=page]")).to_have_attribute("href", "#moves")
+    job = page.locator(
+        "section", has=page.get_by_role("heading", name='Move shard 4 from node "a" to node "b"')
+    )
+    expect(job.last).to_contain_text("done", timeout=40_000)
+    over = page.get_by_role("group", name="Moves that are over")
+    expect(over.locator("tr").filter(has_text="moved").first).to_contain_text("4")
+    assert nodes.catalog.node_of(4).name == "b"
+    page.goto(f"{url}/#map/4")
+    expect(page.locator(".drawer .facts")).to_contain_text("b")
+    expect(page.locator(".drawer")).to_contain_text("moved")
+
+
+def test_a_move_is_seen_as_it_runs(nodes: TwoNodes, url: str, open_page: Open) -> None:
+    make_users(nodes, 7, 100)
+    page = open_page(url, "moves").page
+    go_on, failures = Event(), []
+
+    def hold(event: mover.Event) -> None:
+        if isinstance(event, mover.StepBegun) and event.step in ("indexes", "catch up"):
+            assert go_on.wait(60)
+            go_on.clear()
+
+    def run() -> None:
+        try:
+            mover.move(nodes.catalog, 7, "b", on_event=hold)
+        except BaseException as failure:  # noqa: BLE001 -- raised again below
+            failures.append(failure)
+
+    thread = Thread(target=run)
+    thread.start()
+    moving = page.locator(".moving li").filter(has_text="Shard 7")
+    expect(moving).to_contain_text("a → b", timeout=30_000)
+    expect(moving).to_contain_text("indexes", timeout=30_000)
+    expect(page.locator("#tabs a").filter(has_text="Moves")).to_contain_text("1 not over")
+    go_on.set()
+    expect(moving).to_contain_text("catch up", timeout=30_000)
+    go_on.set()
+    thread.join(60)
+    assert failures == []
+    expect(moving).to_have_count(0, timeout=30_000)
+    over = page.get_by_role("group", name="Moves that are over").locator("tbody tr")
+    expect(over.filter(has=page.get_by_role("link", name="7", exact=True))).to_contain_text("moved")
+
+
+def test_a_refused_action_says_why(nodes: TwoNodes, url: str, open_page: Open) -> None:
+    found = open_page(url, "map/60")
+    page = found.page
+    nodes.servers["b"].stop()
+    try:
+        page.get_by_role("button", name="Fence …").click()
+        expect(page.get_by_role("alert")).to_contain_text("b", timeout=30_000)
+        expect(page.get_by_role("dialog").get_by_role("button", name="Fence it")).to_be_hidden()
+        page.get_by_role("button", name="Cancel").click()
+    finally:
+        nodes.servers["b"].start(attached=True)
+    found.errors.clear()  # the browser itself reports the refusal

@@ -1,0 +1,341 @@
+"""What the console tells of a cluster, beside what the cluster is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.engine import URL
+from starlette.testclient import TestClient
+
+from shardids.console.watching import SHARDS_A_SECOND
+from shardids.ids.layout import DEFAULT
+from tests.conftest import BlankDatabases, dsn, found_cluster
+from tests.support.clusters import catalog_at, connected
+from tests.support.consoles import browsing, told
+from tests.support.waiting import wait_for
+
+TABLES = """
+    create table {s}.users (id bigint primary key default {s}.next_id(), name text);
+    create table {s}.photos (id bigint primary key default {s}.next_id(), caption text);
+    create table {s}.seats (place integer primary key)"""
+
+
+@pytest.fixture(scope="module")
+def cluster(databases: BlankDatabases) -> Iterator[tuple[URL, URL]]:
+    """Eight shards, half on node a with the catalog, half on b, with tables."""
+    urls = databases.take(), databases.take()
+    found_cluster(urls[0], {"a": urls[0], "b": urls[1]}, 8)
+    for shard in range(8):
+        with connected(urls[shard // 4]) as connection:
+            connection.execute(TABLES.replace("{s}", f"shard_000{shard}").encode())
+    yield urls
+    for url in urls:
+        databases.give_back(url)
+
+
+@pytest.fixture(scope="module")
+def client(cluster: tuple[URL, URL]) -> Iterator[TestClient]:
+    with browsing(cluster[0]) as client:
+        yield client
+
+
+def drawn(cluster: tuple[URL, URL], shard: int, table: str = "photos", count: int = 1) -> list[int]:
+    """Writes rows; their IDs."""
+    with connected(cluster[shard // 4]) as connection:
+        query = f"insert into shard_000{shard}.{table} select from generate_series(1, {count}) returning id"
+        return [id_ for (id_,) in connection.execute(query.encode()).fetchall()]
+
+
+def inspected(client: TestClient, text: str, *, look: bool = True) -> Any:
+    answer = client.post("/api/inspect", json={"text": text, "look": look})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_the_cluster_and_its_nodes(cluster: tuple[URL, URL], client: TestClient) -> None:
+    found = told(client, "/api/cluster")
+    with catalog_at(cluster[0]) as catalog:
+        assert found["placement_version"] == catalog.placement().version
+    assert found["shard_count"] == 8
+    assert found["layout"]["name"] == "default"
+    assert [found["layout"][f"{part}_bits"] for part in ("time", "shard", "sequence")] == [41, 12, 10]
+    assert found["catalog"]["up"]
+    assert found["catalog"]["dbname"] == cluster[0].database
+    assert not found["actions"]
+    assert [node["name"] for node in told(client, "/api/nodes")] == ["a", "b"]
+    for node in told(client, "/api/nodes"):
+        assert node["up"]
+        assert node["error"] is None
+        assert node["shards"] == {"active": 4}
+        assert node["placed"] == 4
+        assert 0 < node["connections"] < node["max_connections"]
+        assert node["years_left"] > 60
+        assert node["in_doubt"] == node["replication_lag_bytes"] == 0
+        assert abs(node["clock_skew_s"]) < 1
+
+
+def test_rates_and_the_map_follow_what_is_drawn(cluster: tuple[URL, URL], client: TestClient) -> None:
+    def rate_of_5() -> float:
+        drawn(cluster, 5, count=50)
+        found = told(client, "/api/map")
+        return float(found["ticks_per_s"][5] or 0)
+
+    wait_for(rate_of_5, "a rate of shard 5")
+    rates = told(client, "/api/rates")
+    assert rates["source"] == "memory"
+    assert len(rates["times"]) == len(rates["nodes"]["a"]) == len(rates["nodes"]["b"])
+    assert max(rate or 0 for rate in rates["nodes"]["b"]) > 0
+    found = told(client, "/api/map")
+    assert [found["nodes"][node] for node in found["node"]] == ["a"] * 4 + ["b"] * 4
+    assert {found["states"][state] for state in found["state"]} == {"active"}
+    assert all(len(found[column]) == 8 for column in ("ticks_per_s", "lead_s", "size_bytes", "lag_bytes"))
+
+    def sizes() -> bool:
+        return told(client, "/api/map")["sizes_at"] is not None
+
+    wait_for(sizes, "sizes in the background")
+    # Keys of three tables, the version table and its key.
+    assert min(told(client, "/api/map")["size_bytes"]) >= 5 * 8192
+
+
+def test_a_shard(cluster: tuple[URL, URL], client: TestClient) -> None:
+    (last,) = drawn(cluster, 6)
+    wait_for(lambda: (told(client, "/api/shards/6")["last_id"] or {}).get("id") == str(last), "the last ID")
+    found = told(client, "/api/shards/6")
+    decoded = DEFAULT.decode(last)
+    assert found["last_id"]["time"] == decoded.time.timestamp()
+    assert found["last_id"]["sequence"] == decoded.sequence
+    assert int("".join(found["last_id"]["bits"].values()), 2) == last
+    assert (found["node"], found["state"], found["schema"]) == ("b", "active", "shard_0006")
+    assert {"users", "photos", "seats"} <= {table["name"] for table in found["tables"]}
+    assert found["size_bytes"] == sum(table["size_bytes"] for table in found["tables"])
+    assert (found["moves"], found["errors"]) == ([], [])
+    assert len(found["times"]) == len(found["ticks_per_s"])
+
+
+@pytest.mark.parametrize("number", ["8", "65536", "-1", "x", "1e3", "%00", "٣"])
+def test_a_shard_that_there_is_not(client: TestClient, number: str) -> None:
+    answer = client.get(f"/api/shards/{number}")
+    assert answer.status_code == 404
+    assert "shard" in answer.json()["error"]
+
+
+def test_ids_tell_when_and_where_and_their_rows_are_found(
+    cluster: tuple[URL, URL], client: TestClient
+) -> None:
+    (photo,), (user,) = drawn(cluster, 2), drawn(cluster, 7, "users")
+    not_there = DEFAULT.encode(at=DEFAULT.decode(photo).time, shard=2, sequence=1023)
+    text = f'GET /photos/{photo}?by="{user}" -- {hex(not_there)}, and words'
+    found = inspected(client, text)
+    assert [one["id"] for one in found["ids"]] == [str(photo), str(user), str(not_there)]
+    first, second, third = found["ids"]
+    assert (first["shard"], first["node"], first["table"], first["found"]) == (2, "a", "photos", True)
+    assert (second["shard"], second["node"], second["table"], second["found"]) == (7, "b", "users", True)
+    assert (third["found"], third["table"], third["note"]) == (False, None, None)
+    assert first["time"] == DEFAULT.decode(photo).time.timestamp()
+    assert (first["born_on"], first["origin_differs"]) == ("a", False)
+    assert int("".join(first["bits"].values()), 2) == photo
+    assert sorted(found["shards"]) == [[2, 2], [7, 1]]
+    assert sum(found["histogram"]["counts"]) == 3
+    assert found["bad"] == []
+    assert inspected(client, str(photo), look=False)["ids"][0]["found"] is None
+
+
+def test_a_row_with_the_same_key_in_two_tables_is_told_of_both(
+    cluster: tuple[URL, URL], client: TestClient
+) -> None:
+    (photo,) = drawn(cluster, 3)
+    with connected(cluster[0]) as connection:
+        connection.execute("insert into shard_0003.users values (%s, 'ann')", [photo])
+    assert inspected(client, str(photo))["ids"][0]["table"] == "photos, users"
+
+
+def test_ids_that_are_none_of_this_cluster(client: TestClient) -> None:
+    time = DEFAULT.decode(1 << 58).time
+    future, nowhere = DEFAULT.encode(ms=(1 << 41) - 2, shard=1), DEFAULT.encode(at=time, shard=9)
+    found = inspected(client, f"-5 12x {1 << 64} {future} {nowhere} 0x '; drop table users; --1")
+    assert [one["id"] for one in found["ids"]] == [str(future), str(nowhere)]
+    assert "from the future" in found["ids"][0]["note"]
+    assert "no shard 9" in found["ids"][1]["note"]
+    assert found["ids"][1]["node"] is None
+    assert [one["text"] for one in found["bad"]] == ["12x", str(1 << 64), "0x", "--1", "-5"]
+    assert found["bad_count"] == 5
+    assert all(one["why"] for one in found["bad"])
+    nothing = inspected(client, "12x")
+    assert (nothing["ids"], nothing["count"], nothing["histogram"], nothing["bad_count"]) == ([], 0, None, 1)
+    assert any("future" in sentence for sentence in found["anomalies"])
+
+
+def test_many_ids(cluster: tuple[URL, URL], client: TestClient) -> None:
+    ids = drawn(cluster, 1, count=20_000)
+    found = inspected(client, " ".join(map(str, ids)))
+    assert (found["count"], len(found["ids"])) == (20_000, 200)
+    assert sum(found["histogram"]["counts"]) == 20_000
+    assert all(one["table"] == "photos" for one in found["ids"])
+    refused = client.post("/api/inspect", json={"text": "7 " * (1 << 19)})
+    assert refused.status_code == 413
+    assert client.post("/api/inspect", json={"text": "words alone"}).status_code == 400
+    assert client.post("/api/inspect", json={"text": 5}).status_code == 400
+
+
+def test_a_role_that_may_not_read_a_table_says_so(client: TestClient, cluster: tuple[URL, URL]) -> None:
+    (photo,) = drawn(cluster, 0)
+    with connected(cluster[0]) as connection:
+        connection.execute('alter table shard_0000.photos rename column id to "Odd \'id"')
+        try:
+            assert inspected(client, str(photo))["ids"][0]["table"] == "photos"
+        finally:
+            connection.execute('alter table shard_0000.photos rename column "Odd \'id" to id')
+
+
+def test_doctor_runs_when_it_is_told_to(client: TestClient) -> None:
+    assert told(client, "/api/doctor")["state"] == "never"
+    assert client.post("/api/doctor", json={}).status_code == 202
+    wait_for(lambda: told(client, "/api/doctor")["state"] == "done", "the examination")
+    found = told(client, "/api/doctor")
+    assert found["checks"] > 60
+    assert found["well"] == all(one["severity"] == "info" for one in found["findings"])
+
+
+def test_moves_and_migrations_of_a_cluster_that_had_none(client: TestClient) -> None:
+    assert told(client, "/api/moves") == []
+    wait_for(lambda: told(client, "/api/migrations")["read_at"], "revisions in the background")
+    assert told(client, "/api/migrations") | {"read_at": 0} == {
+        "read_at": 0,
+        "revisions": [{"revision": None, "shards": 8}],
+        "running": [],
+    }
+
+
+def test_a_report_is_shown_where_there_is_one(cluster: tuple[URL, URL], tmp_path: Path) -> None:
+    report = tmp_path / "report.html"
+    with browsing(cluster[0], report=report) as client:
+        assert client.get("/api/report").status_code == 404
+        report.write_text("<script>1</script>", "utf-8")
+        answer = client.get("/api/report")
+        assert answer.text == "<script>1</script>"
+        assert answer.headers["content-security-policy"].startswith("sandbox allow-scripts;")
+
+
+def test_all_viewers_share_one_reading(cluster: tuple[URL, URL]) -> None:
+    with browsing(cluster[0], interval_s=60.0) as client, ThreadPoolExecutor(8) as pool:
+        pages = ["/api/cluster", "/api/nodes", "/api/rates", "/api/map"] * 10
+        assert {answer.status_code for answer in pool.map(client.get, pages)} == {200}
+        with connected(cluster[1]) as connection:
+            (sessions,) = connection.execute(
+                "select count(*) from pg_stat_activity"
+                " where datname = current_database() and application_name = 'shardids metrics'"
+            ).fetchone() or (0,)
+        # Of the module's console and of this one.
+        assert sessions <= 2
+
+
+def test_what_is_asked_is_asked_in_read_only_transactions(
+    cluster: tuple[URL, URL], client: TestClient
+) -> None:
+    with connected(cluster[0]) as connection:
+        connection.execute("create table shard_0000.traps (id bigint primary key)")
+        connection.execute("""
+            create function shard_0000.trap() returns boolean language plpgsql volatile as
+            'begin insert into shard_0000.users default values; return true; end'""")
+        connection.execute("insert into shard_0000.traps values (5)")
+        connection.execute("alter table shard_0000.traps enable row level security, force row level security")
+        connection.execute("create policy trap on shard_0000.traps using (shard_0000.trap())")
+        (before,) = connection.execute("select count(*) from shard_0000.users").fetchone() or (0,)
+        inspected(client, "5")
+        assert connection.execute("select count(*) from shard_0000.users").fetchone() == (before,)
+        connection.execute("drop table shard_0000.traps")
+        connection.execute("drop function shard_0000.trap")
+
+
+def test_regions_are_shown(databases: BlankDatabases) -> None:
+    urls = databases.take(), databases.take()
+    found_cluster(urls[0], {"a": urls[0], "b": urls[1]}, 8)
+    with connected(urls[0]) as connection:
+        connection.execute("insert into shardids_catalog.region values ('eu', 2, 5)")
+        connection.execute("update shardids_catalog.node set region = 'eu' where name = 'b'")
+    with browsing(urls[0]) as client:
+        eu = {"name": "eu", "first": 2, "last": 5, "nodes": ["b"]}
+        assert told(client, "/api/cluster")["regions"] == [eu]
+        found = told(client, "/api/map")
+        assert (found["regions"], found["region"]) == (["eu"], [None, None, 0, 0, 0, 0, None, None])
+        # Shards 2 and 3 are on node a, which has no region; 6 and 7 on b.
+        assert [node["outside_region"] for node in told(client, "/api/nodes")] == [2, 2]
+        assert [node["region"] for node in told(client, "/api/nodes")] == [None, "eu"]
+        assert told(client, "/api/shards/3")["region"] == "eu"
+        ids = f"{DEFAULT.encode(ms=5, shard=3)} {DEFAULT.encode(ms=5, shard=7)}"
+        assert [one["region"] for one in inspected(client, ids)["ids"]] == ["eu", None]
+    for url in urls:
+        databases.give_back(url)
+
+
+def test_a_node_that_is_added_or_removed_is_seen(databases: BlankDatabases) -> None:
+    urls = [databases.take() for _ in range(3)]
+    found_cluster(urls[0], {"a": urls[0], "b": urls[1]}, 8)
+    with browsing(urls[0]) as client:
+        assert [node["name"] for node in told(client, "/api/nodes")] == ["a", "b"]
+        found_cluster(urls[0], {"c": urls[2]}, 8)
+        wait_for(lambda: len(told(client, "/api/nodes")) == 3, "the new node")
+        assert told(client, "/api/map")["nodes"] == ["a", "b", "c"]
+        with connected(urls[0]) as connection:
+            connection.execute("delete from shardids_catalog.node where name = 'c'")
+        wait_for(lambda: len(told(client, "/api/nodes")) == 2, "that it is gone")
+    for url in urls:
+        databases.give_back(url)
+
+
+def test_the_interval_grows_with_the_shards() -> None:
+    from shardids.console.watching import Watcher
+
+    watcher = Watcher("postgresql://nobody@localhost/none")
+    watcher._follow_size(4096)
+    assert watcher.interval_s == 4096 / SHARDS_A_SECOND
+    watcher._follow_size(64)
+    assert watcher.interval_s == 5.0
+    watcher.close()
+
+
+def test_what_is_not_there(client: TestClient) -> None:
+    for page in ("/api/nothing", "/nothing", "/../app.py", "/%2e%2e/app.py", "/vendor/../../app.py"):
+        answer = client.get(page)
+        assert answer.status_code == 404, page
+        assert "class" not in answer.text
+    assert client.post("/api/nodes", json={}).status_code == 405
+    assert client.get("/healthz").text == "ok\n"
+
+
+def test_the_page_is_there(client: TestClient) -> None:
+    answer = client.get("/")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "<script>" not in answer.text
+    assert " style=" not in answer.text
+
+
+def test_json_is_small_and_without_nan(client: TestClient) -> None:
+    for page in ("cluster", "nodes", "rates", "map", "shards/1"):
+        json.loads(client.get(f"/api/{page}").text, parse_constant=pytest.fail)
+
+
+def test_no_password_is_told(cluster: tuple[URL, URL], make_role: Any) -> None:
+    role = make_role()
+    url = cluster[0].set(username=role.username, password=role.password)
+    secret = str(role.password)
+    assert secret in dsn(url)
+    with browsing(url) as client:
+        pages = ["cluster", "nodes", "rates", "map", "shards/1", "moves", "migrations", "doctor", "job"]
+        answers = [client.get(f"/api/{page}") for page in pages]
+        answers.append(client.post("/api/inspect", json={"text": "5", "look": True}))
+        client.post("/api/doctor", json={})
+        wait_for(lambda: told(client, "/api/doctor")["state"] != "running", "the examination")
+        answers.append(client.get("/api/doctor"))
+        for answer in answers:
+            assert secret not in answer.text
+            assert secret not in str(answer.headers)
+        # The role may read nothing; each page still answers, and says so.
+        assert told(client, "/api/cluster")["catalog"]["error"]

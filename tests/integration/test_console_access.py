@@ -1,0 +1,241 @@
+"""Who may ask the console, and what every answer carries."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from sqlalchemy.engine import URL
+from starlette.testclient import TestClient
+from typer.main import get_command
+
+from shardids.cli import app
+from shardids.console.guard import Access
+from tests.support.clusters import command
+from tests.support.consoles import HERE, TOKEN, browsing
+
+NOBODY = "postgresql://nobody:word-of-nobody@127.0.0.1:1/none"
+"""A catalog that does not answer: who may ask is decided before it is."""
+
+
+@pytest.fixture(scope="module")
+def open_console() -> Iterator[TestClient]:
+    with browsing(NOBODY, interval_s=60.0) as client:
+        yield client
+
+
+@pytest.fixture
+def closed_console() -> Iterator[TestClient]:
+    """With a token, under one name."""
+    with browsing(NOBODY, access=Access(names=["Console.Example"], token=TOKEN), interval_s=60.0) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("host", "is_served"),
+    [
+        ("127.0.0.1:8088", True),
+        ("localhost:8088", True),
+        ("[::1]:8088", True),
+        ("10.0.0.5", True),
+        ("evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1@evil.example", False),
+        ("", False),
+        ("[::1", False),
+        ("console.example", False),
+    ],
+)
+def test_names_that_others_could_make_lead_here_are_refused(
+    open_console: TestClient, host: str, is_served: bool
+) -> None:
+    answer = open_console.get("/api/job", headers={"Host": host})
+    assert answer.status_code == (200 if is_served else 403)
+    if not is_served:
+        assert "--host" in answer.json()["hint"]
+
+
+def test_a_name_that_was_given_is_served(closed_console: TestClient) -> None:
+    for host, status in (("console.example:8088", 401), ("other.example", 403)):
+        assert closed_console.get("/api/job", headers={"Host": host}).status_code == status
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:8089"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
+)
+def test_other_pages_can_post_nothing(open_console: TestClient, headers: dict[str, str]) -> None:
+    for page in ("/api/inspect", "/api/doctor", "/api/actions/move", "/login", "/logout"):
+        answer = open_console.post(page, json={}, headers=headers)
+        assert answer.status_code == 403, page
+    assert open_console.get("/api/doctor").json()["state"] == "never"
+
+
+def test_a_form_of_another_page_is_no_json(open_console: TestClient) -> None:
+    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+        answer = open_console.post("/api/doctor", content=b"{}", headers={"Content-Type": kind})
+        assert answer.status_code == 400
+    for body in (b"[]", b"{", b"\xff", b"[" * 100_000):
+        answer = open_console.post("/api/doctor", content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 400
+    own = {"Origin": HERE, "Sec-Fetch-Site": "same-origin"}
+    assert open_console.post("/api/doctor", json={}, headers=own).status_code == 202
+
+
+def test_without_the_token_nothing_is_told(closed_console: TestClient) -> None:
+    client = closed_console
+    for page in (
+        "cluster",
+        "nodes",
+        "rates",
+        "map",
+        "events",
+        "shards/1",
+        "moves",
+        "report",
+        "doctor",
+        "job",
+    ):
+        answer = client.get(f"/api/{page}")
+        assert answer.status_code == 401, page
+        assert set(answer.json()) == {"error", "hint"}
+    for page in ("cluster.js", "shards/1.css", "actions/move.js", "x.svg"):
+        assert client.get(f"/api/{page}").status_code == 401, page
+    for page in ("inspect", "doctor", "actions/move", "actions/move.js"):
+        assert client.post(f"/api/{page}", json={"text": "5"}).status_code == 401
+    for page in ("/", "/index.html", "/nothing", "/api"):
+        assert client.get(page).headers["location"] == "/login"
+    assert client.get("/healthz").status_code == 200
+    wrong = [
+        {"Cookie": "shardids_console=x"},
+        {"Cookie": f"shardids_console={TOKEN}"},
+        {"Cookie": "shardids_console="},
+        {"Authorization": "Bearer "},
+        {"Authorization": f"Basic {TOKEN}"},
+        {"Authorization": "Bearer é".encode("latin-1").decode("latin-1")},
+    ]
+    for headers in wrong:
+        encoded = {name.encode(): value.encode("latin-1") for name, value in headers.items()}
+        assert client.get("/api/job", headers=encoded).status_code == 401, headers
+
+
+def test_the_token_is_exchanged_for_a_cookie(closed_console: TestClient) -> None:
+    client = closed_console
+    for wrong in ("", "x", TOKEN + " ", TOKEN[:-1], "é"):
+        answer = client.post("/login", json={"token": wrong})
+        assert answer.status_code == 401
+        assert "set-cookie" not in answer.headers
+    for body in (b"{", b"[]", b"\xff"):
+        given = client.post("/login", content=body, headers={"Content-Type": "application/json"})
+        assert given.status_code == 401
+    entered = client.post("/login", data={"token": TOKEN})
+    assert (entered.status_code, entered.headers["location"]) == (303, "/")
+    cookie = entered.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert TOKEN not in cookie
+    assert client.get("/api/job").status_code == 200
+    assert client.get("/").status_code == 200
+    assert client.post("/logout").headers["location"] == "/login"
+    assert client.get("/api/job").status_code == 401
+    assert client.get("/api/job", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+
+
+def test_a_cookie_ends_with_its_console() -> None:
+    with browsing(NOBODY, access=Access(token=TOKEN), interval_s=60.0) as client:
+        client.post("/login", data={"token": TOKEN})
+        cookies = dict(client.cookies)
+    with browsing(NOBODY, access=Access(token=TOKEN), interval_s=60.0) as client:
+        client.cookies.update(cookies)
+        assert client.get("/api/job").status_code == 401
+
+
+def test_on_loopback_there_is_nothing_to_log_in_to(open_console: TestClient) -> None:
+    assert open_console.get("/login").headers["location"] == "/"
+    assert open_console.post("/login", json={"token": ""}).status_code == 401
+
+
+def test_every_answer_has_the_headers(open_console: TestClient, closed_console: TestClient) -> None:
+    answers = [open_console.get(page) for page in ("/", "/api/job", "/api/cluster", "/nothing", "/healthz")]
+    answers += [closed_console.get(page) for page in ("/", "/api/job", "/login")]
+    answers += [open_console.get("/", headers={"Host": "evil.example"}), open_console.post("/api/doctor")]
+    for answer in answers:
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "same-origin"
+        assert answer.headers["cache-control"] == "no-store"
+        assert "server" not in answer.headers
+        assert "access-control-allow-origin" not in answer.headers
+
+
+def test_without_its_option_the_console_changes_nothing(open_console: TestClient) -> None:
+    for action in ("move", "rebalance", "fence", "unfence", "other"):
+        answer = open_console.post(
+            f"/api/actions/{action}", json={"shard": 1}, headers={"X-Shardids-Action": "1"}
+        )
+        assert answer.status_code == 403
+        assert "--allow-actions" in answer.json()["hint"]
+        assert open_console.get(f"/api/actions/{action}").status_code == 404
+
+
+def test_a_catalog_that_never_answered(open_console: TestClient) -> None:
+    found = open_console.get("/api/cluster")
+    assert found.status_code == 200
+    assert not found.json()["catalog"]["up"]
+    assert "can't be reached" in found.json()["catalog"]["error"]
+    assert open_console.get("/api/map").json()["node"] == []
+    assert open_console.get("/api/nodes").json() == []
+    for page in ("/api/moves", "/api/shards/1", "/api/migrations"):
+        assert open_console.get(page).status_code == 503
+    assert open_console.post("/api/inspect", json={"text": "5"}).status_code == 503
+    for page in ("cluster", "nodes", "map", "moves", "doctor"):
+        assert "word-of-nobody" not in open_console.get(f"/api/{page}").text
+
+
+def test_tokens_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    for text in ("", "short", "with a space in the midst", "x" * 15):
+        file.write_text(text + "\n", "utf-8")
+        ran = command("console", "--token-file", str(file), SHARDIDS_CATALOG=NOBODY)
+        assert ran.returncode == 2, text
+        assert "openssl rand" in ran.stderr
+        assert text == "" or text not in ran.stderr
+    ran = command("console", "--token-file", str(tmp_path / "none"), SHARDIDS_CATALOG=NOBODY)
+    assert (ran.returncode, "No such file" in ran.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("prometheus", ["ftp://x", "prometheus:9090", "http://", "file:///etc/passwd"])
+def test_an_address_of_prometheus_that_is_none(prometheus: str) -> None:
+    ran = command("console", "--prometheus", prometheus, SHARDIDS_CATALOG=NOBODY)
+    assert ran.returncode == 2
+    assert "http://127.0.0.1:9090" in ran.stderr
+
+
+def test_each_command_of_the_page_has_its_options() -> None:
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "console.md"
+    lines = re.findall(r"^    shardids console(.*)$", page.read_text("utf-8"), re.MULTILINE)
+    assert len(lines) == 5
+    group: Any = get_command(app)
+    found = group.get_command(click.Context(group), "console")
+    for line in lines:
+        found.make_context("console", ["--catalog", NOBODY, *line.split()])
+
+
+def test_a_port_that_is_taken_is_named(admin: object, server_url: URL) -> None:
+    ran = command("console", "--listen", f"127.0.0.1:{server_url.port}", SHARDIDS_CATALOG=NOBODY)
+    assert ran.returncode == 1
+    assert "Traceback" not in ran.stderr
+    assert re.search("[Aa]ddress already in use", ran.stderr)

@@ -1,0 +1,308 @@
+"""The console while servers are down, stopped or slow, while viewers come and go, and when it ends."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import psycopg
+import pytest
+from starlette.testclient import TestClient
+
+from shardids.console.databases import ANSWER_S
+from shardids.console.guard import Access
+from shardids.console.prometheus import STEP_S, Prometheus
+from shardids.dev import devcluster
+from shardids.dev.embedded import EmbeddedServer, temporary_servers
+from shardids.ids.layout import DEFAULT
+from tests.support.consoles import TOKEN, browsing, ended, process, told
+from tests.support.waiting import wait_for
+
+SHARDS = 6
+PAGES = ("cluster", "nodes", "rates", "map", "shards/0", "shards/5", "moves", "migrations", "doctor")
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[list[EmbeddedServer]]:
+    """Shards 0 to 2 on node a, with the catalog; 3 to 5 on node b."""
+    with temporary_servers(2) as servers:
+        devcluster.found(servers, SHARDS)
+        yield servers
+
+
+@contextmanager
+def stopped(server: EmbeddedServer) -> Iterator[None]:
+    """All processes of a server stopped, as by a machine that hangs; they go on afterwards."""
+    listed = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(server.pid)], capture_output=True, text=True, check=True
+    )
+    processes = [int(server.pid or 0), *map(int, listed.stdout.split())]
+    for one in processes:
+        os.kill(one, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for one in reversed(processes):
+            os.kill(one, signal.SIGCONT)
+
+
+def node(client: TestClient, name: str) -> Any:
+    return next(one for one in told(client, "/api/nodes") if one["name"] == name)
+
+
+def test_a_node_that_hangs_holds_no_page_and_keeps_what_was_known(servers: list[EmbeddedServer]) -> None:
+    with browsing(servers[0].url()) as client:
+        wait_for(lambda: node(client, "b")["up"], "node b")
+        client.post("/api/inspect", json={"text": "5", "look": True})
+        id_on_b = DEFAULT.encode(ms=5, shard=4)
+        with stopped(servers[1]):
+            # What was asked just now waits for its own answer; then the reading says that the node is down.
+            begun = time.monotonic()
+            assert client.post("/api/inspect", json={"text": str(id_on_b), "look": True}).status_code == 200
+            assert time.monotonic() - begun < 3 * ANSWER_S
+            wait_for(lambda: not node(client, "b")["up"], "that node b is down")
+            down = node(client, "b")
+            assert "has not answered within" in down["error"]
+            assert down["shards"] == {"active": 3}
+            assert down["read_at"] < told(client, "/api/cluster")["read_at"]
+            assert down["ticks_per_s"] is None
+            assert node(client, "a")["up"]
+            begun = time.monotonic()
+            for page in PAGES:
+                assert client.get(f"/api/{page}").status_code == 200, page
+            found = client.post("/api/inspect", json={"text": str(id_on_b), "look": True}).json()
+            assert time.monotonic() - begun < 2 * ANSWER_S
+            assert 'node "b"' in found["ids"][0]["note"]
+            assert found["ids"][0]["found"] is None
+            assert found["unread"]
+            assert told(client, "/api/shards/5")["errors"]
+            state = told(client, "/api/map")
+            assert state["states"][state["state"][5]] == "active"
+        wait_for(lambda: node(client, "b")["up"], "that node b is back")
+        assert told(client, "/api/shards/5")["errors"] == []
+
+
+def test_a_catalog_that_is_down_leaves_what_it_said(servers: list[EmbeddedServer]) -> None:
+    with browsing(servers[0].url()) as client:
+        assert told(client, "/api/cluster")["catalog"]["up"]
+        servers[0].stop("immediate")
+        try:
+            wait_for(lambda: not told(client, "/api/cluster")["catalog"]["up"], "that the catalog is down")
+            found = told(client, "/api/cluster")
+            assert found["shard_count"] == SHARDS
+            assert found["catalog"]["answered_at"] < found["read_at"]
+            assert node(client, "b")["up"]
+            assert not node(client, "a")["up"]
+            assert len(told(client, "/api/map")["node"]) == SHARDS
+            assert client.get("/api/moves").status_code == 503
+            # What IDs say by themselves needs no server.
+            ids = client.post("/api/inspect", json={"text": "77", "look": True}).json()["ids"]
+            assert (ids[0]["shard"], ids[0]["found"]) == (0, None)
+        finally:
+            servers[0].start(attached=True)
+        wait_for(lambda: told(client, "/api/cluster")["catalog"]["up"], "that the catalog is back")
+
+
+def test_a_shard_that_is_fenced_or_gone_is_shown_as_that(servers: list[EmbeddedServer]) -> None:
+    def state_of(client: TestClient, shard: int) -> str:
+        found = told(client, "/api/map")
+        return str(found["states"][found["state"][shard]])
+
+    with browsing(servers[0].url()) as client, psycopg.connect(servers[1].url(), autocommit=True) as b:
+        b.execute("select shardids.fence(4)")
+        wait_for(lambda: state_of(client, 4) == "fenced", "that shard 4 is fenced")
+        assert told(client, "/api/shards/4")["state"] == "fenced"
+        b.execute("select shardids.activate(4)")
+        wait_for(lambda: state_of(client, 4) == "active", "that shard 4 is active")
+
+
+@contextmanager
+def opened(address: str, page: str, **headers: str) -> Iterator[http.client.HTTPResponse]:
+    with closing(http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)) as connection:
+        connection.request("GET", page, headers=headers)
+        with connection.getresponse() as answer:
+            yield answer
+
+
+def status_of(address: str, page: str) -> int:
+    with opened(address, page) as answer:
+        return answer.status
+
+
+def events(stream: http.client.HTTPResponse, name: str) -> Iterator[Any]:
+    """The values of the events of a name, as they come."""
+    is_wanted = False
+    while line := stream.readline().decode():
+        if line.startswith("event: "):
+            is_wanted = line == f"event: {name}\n"
+        elif is_wanted and line.startswith("data: "):
+            yield json.loads(line.removeprefix("data: "))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_viewers_hear_of_each_reading_and_a_console_ends_at_once(
+    servers: list[EmbeddedServer], number: int
+) -> None:
+    with process(servers[0].url(), "--interval", "1") as (running, address), ExitStack() as kept:
+        streams = [kept.enter_context(opened(address, "/api/events")) for _ in range(20)]
+        for stream in streams:
+            with_rates = next(
+                tick for tick in events(stream, "tick") if tick["rates"]["nodes"]["a"] is not None
+            )
+            assert len(with_rates["map"]["ticks_per_s"]) == SHARDS
+            assert [one["name"] for one in with_rates["nodes"]] == ["a", "b"]
+        # One that reads no more, and one that is gone, hold nobody.
+        streams[0].close()
+        seconds, said = ended(running, number)
+        assert said == ""
+        assert seconds < 5
+        assert running.returncode == 0
+        for stream in streams[1:]:
+            assert stream.read() is not None
+
+
+def ask_and_be_left(address: str, page: str) -> None:
+    with suppress(OSError, http.client.HTTPException):
+        status_of(address, page)
+
+
+def test_a_console_ends_while_a_node_hangs(servers: list[EmbeddedServer]) -> None:
+    with process(servers[0].url(), "--interval", "1") as (running, address):
+        assert status_of(address, "/api/cluster") == 200
+        with stopped(servers[1]):
+            asking = threading.Thread(target=ask_and_be_left, args=(address, "/api/shards/4"))
+            asking.start()
+            time.sleep(0.5)
+            seconds, said = ended(running)
+            asking.join()
+        assert "Traceback" not in said
+        assert seconds < 15
+
+
+def test_the_token_that_was_made_up_is_told_once(servers: list[EmbeddedServer]) -> None:
+    with process(servers[0].url(), "--listen", "0.0.0.0:0") as (running, address):
+        assert running.stderr is not None
+        line = running.stderr.readline()
+        token = line.removeprefix("Its token, until it ends: ").strip()
+        assert len(token) >= 32, line
+        port = urlsplit(address).port
+        here = f"http://127.0.0.1:{port}"
+        assert status_of(here, "/api/cluster") == 401
+        with opened(here, "/api/cluster", Authorization=f"Bearer {token}") as answer:
+            assert answer.status == 200
+            assert token not in answer.read().decode()
+        _, said = ended(running)
+        assert token not in said
+        assert "TLS" in said
+
+
+def test_an_endless_request_is_cut_off(servers: list[EmbeddedServer]) -> None:
+    head = "POST /api/inspect HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    piece = b"10000\r\n" + b"x" * 65536 + b"\r\n"
+    with (
+        process(servers[0].url()) as (_, address),
+        socket.create_connection((urlsplit(address).hostname, urlsplit(address).port)) as connection,
+    ):
+        connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+        with suppress(OSError):
+            for _ in range(200):
+                connection.sendall(piece)
+        with suppress(ConnectionResetError):
+            assert connection.recv(65536).startswith(b"HTTP/1.1 413")
+        assert status_of(address, "/healthz") == 200
+
+
+class _Prometheus(BaseHTTPRequestHandler):
+    answer: Any = None
+
+    def do_GET(self) -> None:
+        asked = parse_qs(urlsplit(self.path).query)
+        body = json.dumps(self.answer(asked)) if callable(self.answer) else str(self.answer)
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def a_prometheus(answer: Any) -> Iterator[str]:
+    handler = type(
+        "Handler", (_Prometheus,), {"answer": staticmethod(answer) if callable(answer) else answer}
+    )
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://user:word-of-prometheus@127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def series(asked: dict[str, list[str]]) -> Any:
+    end = int(asked["end"][0])
+    by = {"node": "a"} if "by (node)" in asked["query"][0] else {"shard": "1"}
+    values = [[end - STEP_S, "12.5"], [end, "NaN"]]
+    return {"status": "success", "data": {"result": [{"metric": by, "values": values}]}}
+
+
+def test_the_last_hour_comes_from_prometheus(servers: list[EmbeddedServer]) -> None:
+    with (
+        a_prometheus(series) as address,
+        browsing(servers[0].url(), prometheus=Prometheus(address)) as client,
+    ):
+        found = told(client, "/api/rates")
+        assert found["source"] == "prometheus"
+        assert len(found["times"]) == 3600 // STEP_S
+        assert found["nodes"]["a"][-3:] == [None, 12.5, None]
+        assert set(found["nodes"]["b"]) == {None}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["<html>not Prometheus", '{"status": "error"}', "[]", '{"status": "success", "data": {"result": [{}]}}'],
+)
+def test_what_is_no_prometheus_is_told_and_memory_serves(servers: list[EmbeddedServer], answer: str) -> None:
+    with (
+        a_prometheus(answer) as address,
+        browsing(servers[0].url(), prometheus=Prometheus(address)) as client,
+    ):
+        assert_memory_serves(client)
+
+
+def test_a_prometheus_that_is_down_or_silent(servers: list[EmbeddedServer]) -> None:
+    with browsing(
+        servers[0].url(), prometheus=Prometheus("http://u:word-of-prometheus@127.0.0.1:1")
+    ) as client:
+        assert_memory_serves(client)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://u:word-of-prometheus@127.0.0.1:{silent.getsockname()[1]}"
+        with browsing(servers[0].url(), prometheus=Prometheus(address)) as client:
+            begun = time.monotonic()
+            for _ in range(5):
+                assert_memory_serves(client)
+            # It is not asked again for each viewer.
+            assert time.monotonic() - begun < 6
+
+
+def assert_memory_serves(client: TestClient) -> None:
+    found = told(client, "/api/rates")
+    assert found["source"] == "memory"
+    assert "Prometheus at http://127.0.0.1:" in found["note"]
+    assert "word-of-prometheus" not in str(found)
+    assert set(found["nodes"]) == {"a", "b"}
+
+
+def test_a_token_on_loopback_is_asked_for_too(servers: list[EmbeddedServer]) -> None:
+    with browsing(servers[0].url(), access=Access(token=TOKEN)) as client:
+        assert client.get("/api/cluster").status_code == 401
+        assert client.get("/api/cluster", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
