@@ -112,6 +112,17 @@ def test_run_and_reserve_take_it_too(cluster: Cluster, question: int) -> None:
     assert later[0] > block[-1]
 
 
+def test_a_session_over_all_shards_calls_the_function_itself(cluster: Cluster, question: int) -> None:
+    here = {"bind_arguments": {"shard_id": HERE}}
+    with cluster.sharded_session() as session:
+        assert session.scalars(insert(Note).returning(Note.id), **here).one() < question
+        session.connection(**here).execute(
+            text("select shardids.advance_past(:shard, :id)"), {"shard": HERE, "id": question}
+        )
+        assert session.scalars(insert(Note).returning(Note.id), **here).one() > question
+        session.rollback()
+
+
 def test_asyncio_takes_it_too(cluster_url: Any, cluster: Cluster, question: int) -> None:
     async def answer() -> list[int]:
         async with await AsyncCluster.connect(cluster_url) as there:
