@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -35,7 +33,7 @@ from shardids.metrics import ClusterCollector
 from shardids.metrics.names import METRICS
 from shardids.metrics.samples import MOST_TOP
 from tests.conftest import MakeRole, dsn, found_cluster
-from tests.support.clusters import COMMAND, catalog_at, command_here, connected, environment
+from tests.support.clusters import catalog_at, command_here, connected
 from tests.support.proxy import Proxy
 from tests.support.series import collecting, read, scraped, served
 from tests.support.waiting import PATIENCE_S, wait_for

@@ -577,7 +577,7 @@ def test_a_new_node_has_them_and_a_removed_one_leaves_nothing(nodes: Nodes, serv
     assert slots == 2
 
 
-<<<<<<< HEAD
+@pytest.mark.long
 def test_a_writer_that_is_drained_stays_the_writer_until_another_is_chosen(nodes: Nodes) -> None:
     shards = [shard for shard, node in nodes.catalog.placement().node_of.items() if node == "c"]
     references.move_writer(nodes.catalog, "c")
@@ -601,9 +601,7 @@ def test_a_writer_that_is_drained_stays_the_writer_until_another_is_chosen(nodes
     nodes.cluster.refresh()
 
 
-=======
 @pytest.mark.long
->>>>>>> main
 def test_another_node_becomes_the_writer_while_it_is_written_to(nodes: Nodes) -> None:
     """Each write is on all nodes or was refused, and numbers of an identity column go on."""
     stop, written, refused = threading.Event(), list[str](), 0
