@@ -326,3 +326,5 @@ def test_the_token_is_asked_for(nodes: TwoNodes, browser: Browser, tmp_path: Pat
         expect(page.locator("tr[data-node]")).to_have_count(2)
         assert found.errors == []
         assert token.read_text() not in page.content()
+        page.get_by_role("button", name="Log out").click()
+        expect(page.get_by_label("Token")).to_be_visible()

@@ -123,6 +123,37 @@ def test_a_move_is_seen_as_it_runs(nodes: TwoNodes, url: str, open_page: Open) -
     expect(over.filter(has=page.get_by_role("link", name="7", exact=True))).to_contain_text("moved")
 
 
+def test_a_shard_comes_back_over_its_old_copy(nodes: TwoNodes, url: str, open_page: Open) -> None:
+    mover.move(nodes.catalog, 9, "b")
+    found = open_page(url, "map/9")
+    page = found.page
+    expect(page.locator(".drawer .facts")).to_contain_text("Nodeb", timeout=20_000)
+    page.get_by_role("button", name="Move …").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("button", name="Show the plan").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("still has the copy", timeout=20_000)
+    found.errors.clear()  # the browser itself reports the refusal
+    dialog.get_by_label("Replace an old copy").check()
+    dialog.get_by_role("button", name="Show the plan").click()
+    dialog.get_by_role("textbox").fill("9")
+    dialog.get_by_role("button", name="Move it").click()
+    expect(page.get_by_role("heading", name='Move shard 9 from node "b" to node "a"')).to_be_visible()
+    expect(page.locator("section .chip.good").first).to_have_text("done", timeout=40_000)
+    assert nodes.catalog.node_of(9).name == "a"
+
+
+def test_a_rebalance_is_planned_first(url: str, open_page: Open) -> None:
+    page = open_page(url, "map").page
+    page.get_by_role("button", name="Rebalance …").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Even out the nodes by").select_option("rows")
+    dialog.get_by_role("button", name="Show the plan").click()
+    expect(dialog).to_contain_text("Move shard", timeout=20_000)
+    expect(dialog).to_contain_text("To go on, type rebalance")
+    dialog.get_by_role("button", name="Cancel").click()
+    expect(dialog).to_have_count(0)
+
+
 def test_a_refused_action_says_why(nodes: TwoNodes, url: str, open_page: Open) -> None:
     found = open_page(url, "map/60")
     page = found.page

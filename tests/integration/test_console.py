@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection, text
 from sqlalchemy.engine import URL
 from starlette.testclient import TestClient
 
-from shardids.console.watching import SHARDS_A_SECOND
+from shardids.console.databases import Databases
+from shardids.console.watching import SHARDS_A_SECOND, Watcher
+from shardids.errors import ClusterConflict, UnsupportedServer
 from shardids.ids.layout import DEFAULT
-from tests.conftest import BlankDatabases, dsn, found_cluster
+from tests.conftest import BlankDatabases, MakeRole, dsn, found_cluster
 from tests.support.clusters import catalog_at, connected
 from tests.support.consoles import browsing, told
 from tests.support.waiting import wait_for
@@ -183,7 +186,7 @@ def test_many_ids(cluster: tuple[URL, URL], client: TestClient) -> None:
     assert client.post("/api/inspect", json={"text": 5}).status_code == 400
 
 
-def test_a_role_that_may_not_read_a_table_says_so(client: TestClient, cluster: tuple[URL, URL]) -> None:
+def test_names_are_quoted(client: TestClient, cluster: tuple[URL, URL]) -> None:
     (photo,) = drawn(cluster, 0)
     with connected(cluster[0]) as connection:
         connection.execute('alter table shard_0000.photos rename column id to "Odd \'id"')
@@ -235,22 +238,48 @@ def test_all_viewers_share_one_reading(cluster: tuple[URL, URL]) -> None:
         assert sessions <= 2
 
 
-def test_what_is_asked_is_asked_in_read_only_transactions(
-    cluster: tuple[URL, URL], client: TestClient
+def test_code_of_a_table_s_owner_does_not_run_as_the_console_s_role(
+    cluster: tuple[URL, URL], make_role: MakeRole
 ) -> None:
+    role = make_role().set(database=cluster[0].database)
+    (photo,) = drawn(cluster, 0)
     with connected(cluster[0]) as connection:
-        connection.execute("create table shard_0000.traps (id bigint primary key)")
-        connection.execute("""
-            create function shard_0000.trap() returns boolean language plpgsql volatile as
-            'begin insert into shard_0000.users default values; return true; end'""")
-        connection.execute("insert into shard_0000.traps values (5)")
-        connection.execute("alter table shard_0000.traps enable row level security, force row level security")
-        connection.execute("create policy trap on shard_0000.traps using (shard_0000.trap())")
-        (before,) = connection.execute("select count(*) from shard_0000.users").fetchone() or (0,)
-        inspected(client, "5")
-        assert connection.execute("select count(*) from shard_0000.users").fetchone() == (before,)
-        connection.execute("drop table shard_0000.traps")
-        connection.execute("drop function shard_0000.trap")
+        for statement in (
+            f'grant pg_read_all_data to "{role.username}"',
+            "create table shard_0000.traps (id bigint primary key)",
+            "create function shard_0000.trap() returns boolean language plpgsql as 'begin raise; end'",
+            f"insert into shard_0000.traps values ({photo})",
+            "alter table shard_0000.traps enable row level security",
+            "create policy trap on shard_0000.traps using (shard_0000.trap())",
+        ):
+            connection.execute(statement.encode())
+        try:
+            with browsing(role) as client:
+                wait_for(lambda: told(client, "/api/nodes")[0]["up"], "node a")
+                found = inspected(client, f"{photo} {photo + 1}")
+            assert found["unread"] == ["the role may not read all rows of traps"]
+            assert [one["table"] for one in found["ids"]] == ["photos", None]
+            # Where a table was not looked at, a row may be.
+            assert [one["found"] for one in found["ids"]] == [True, None]
+        finally:
+            connection.execute("drop table shard_0000.traps")
+            connection.execute("drop function shard_0000.trap")
+
+
+def test_a_statement_for_a_viewer_can_t_write(cluster: tuple[URL, URL]) -> None:
+    watcher = Watcher(dsn(cluster[0]))
+    databases = Databases(dsn(cluster[0]), watcher)
+    watcher.look()
+
+    def write(connection: Connection) -> None:
+        connection.execute(text("insert into shard_0000.users default values"))
+
+    with pytest.raises(UnsupportedServer, match="read-only"):
+        databases.of_node("a", write)
+    with pytest.raises(ClusterConflict, match='no node "c"'):
+        databases.of_node("c", write)
+    databases.close()
+    watcher.close()
 
 
 def test_regions_are_shown(databases: BlankDatabases) -> None:
@@ -290,8 +319,6 @@ def test_a_node_that_is_added_or_removed_is_seen(databases: BlankDatabases) -> N
 
 
 def test_the_interval_grows_with_the_shards() -> None:
-    from shardids.console.watching import Watcher
-
     watcher = Watcher("postgresql://nobody@localhost/none")
     watcher._follow_size(4096)
     assert watcher.interval_s == 4096 / SHARDS_A_SECOND
@@ -322,7 +349,7 @@ def test_json_is_small_and_without_nan(client: TestClient) -> None:
         json.loads(client.get(f"/api/{page}").text, parse_constant=pytest.fail)
 
 
-def test_no_password_is_told(cluster: tuple[URL, URL], make_role: Any) -> None:
+def test_no_password_is_told(cluster: tuple[URL, URL], make_role: MakeRole) -> None:
     role = make_role()
     url = cluster[0].set(username=role.username, password=role.password)
     secret = str(role.password)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from typer.main import get_command
 
 from shardids.cli import app
 from shardids.console.guard import Access
-from tests.support.clusters import command
+from tests.support.clusters import COMMAND, command, environment
 from tests.support.consoles import HERE, TOKEN, browsing
 
 NOBODY = "postgresql://nobody:word-of-nobody@127.0.0.1:1/none"
@@ -232,6 +234,22 @@ def test_each_command_of_the_page_has_its_options() -> None:
     found = group.get_command(click.Context(group), "console")
     for line in lines:
         found.make_context("console", ["--catalog", NOBODY, *line.split()])
+
+
+@pytest.mark.parametrize("library", ["starlette", "uvicorn", "numpy"])
+def test_a_library_that_is_missing_is_named_with_its_extra(library: str) -> None:
+    script = f"import sys; sys.modules[{library!r}] = None; {COMMAND}"
+    ran = subprocess.run(
+        [sys.executable, "-c", script, "console"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=environment(SHARDIDS_CATALOG=NOBODY),
+    )
+    assert ran.returncode == 1
+    assert "pip install 'shardids[console]'" in ran.stderr
+    assert "Traceback" not in ran.stderr
 
 
 def test_a_port_that_is_taken_is_named(admin: object, server_url: URL) -> None:

@@ -25,7 +25,7 @@ export function openAction(action, shard) {
   const cancel = h("button", { type: "button", on: { click: () => dialog.close() } }, "Cancel");
   const begin = /** @type {HTMLButtonElement} */ (h("button", { type: "submit", class: "danger", disabled: true }, words.begin));
   const plan = /** @type {HTMLButtonElement} */ (h("button", { type: "button", class: "main", on: { click: showPlan } }, "Show the plan"));
-  const target = targets(action, shard);
+  const wishes = wishesOf(action, shard);
   let confirm = "";
   let typed = "";
   let expiry = 0;
@@ -34,19 +34,19 @@ export function openAction(action, shard) {
     h("div", { class: "buttons" }, cancel, plan, begin));
   dialog.append(form);
   begin.hidden = true;
-  if (target) step.append(h("label", null, "To node ", target));
+  step.append(...wishes.map(({ label }) => label));
   form.addEventListener("submit", carryOut);
   dialog.addEventListener("close", () => { clearTimeout(expiry); dialog.remove(); });
   document.body.append(dialog);
   dialog.showModal();
-  if (!target) showPlan();
+  if (!wishes.length) showPlan();
 
   async function showPlan() {
     plan.disabled = true;
     show(said, "");
-    const wish = { ...(shard === null ? {} : { shard }), ...(target ? { to: target.value } : {}) };
+    const given = Object.fromEntries(wishes.map(({ name, value }) => [name, value()]));
     try {
-      const answer = await post(`actions/${action}`, wish);
+      const answer = await post(`actions/${action}`, shard === null ? given : { shard, ...given });
       confirm = answer.confirm;
       askToType(answer);
     } catch (error) {
@@ -66,7 +66,7 @@ export function openAction(action, shard) {
     const field = /** @type {HTMLInputElement} */ (h("input", { name: "typed", autocomplete: "off", spellcheck: "false", on: {
       input: () => { typed = field.value.trim(); begin.disabled = typed !== wanted; },
     } }));
-    if (target) target.disabled = true;
+    for (const { field } of wishes) field.disabled = true;
     step.append(h("pre", { class: "plan", tabindex: "0", "aria-label": "Plan" }, answer.plan.join("\n")),
       h("label", { class: "typed" }, h("span", null, "To go on, type ", h("b", null, wanted)), field));
     plan.hidden = true;
@@ -95,14 +95,30 @@ export function openAction(action, shard) {
   }
 
   /** @param {any} error */
-  const refuse = (error) => show(said, h("b", null, error.message), error.hint ? h("span", { class: "soft" }, ` ${error.hint}`) : null);
+  const refuse = (error) => show(said, h("b", null, `${error.message}.`), error.hint ? h("span", { class: "soft" }, ` ${error.hint}`) : null);
 }
 
-/** Returns the choice of a node, for a move. @param {string} action @param {number | null} shard */
-function targets(action, shard) {
-  if (action !== "move" || shard === null) return null;
-  const owner = live.map?.nodes[live.map.node[shard] ?? -1];
-  return /** @type {HTMLSelectElement} */ (h("select", { name: "to" }, live.nodes
-    .filter((node) => node.name !== owner)
-    .map((node) => h("option", { value: node.name, disabled: !node.up }, node.up ? node.name : `${node.name} (down)`))));
+/**
+ * Returns the fields of what an action can be told: names, labels, and what reads their values.
+ *
+ * @param {string} action @param {number | null} shard
+ * @returns {{name: string, label: HTMLElement, field: HTMLSelectElement | HTMLInputElement, value: () => string | boolean}[]}
+ */
+function wishesOf(action, shard) {
+  /** @param {string} name @param {string} words @param {HTMLElement[]} options */
+  const choice = (name, words, options) => {
+    const field = /** @type {HTMLSelectElement} */ (h("select", { name }, options));
+    return { name, field, label: h("label", null, `${words} `, field), value: () => field.value };
+  };
+  if (action === "rebalance") {
+    return [choice("by", "Even out the nodes by", ["size", "rows", "writes"].map((by) => h("option", { value: by }, by)))];
+  }
+  if (action !== "move") return [];
+  const owner = live.map?.nodes[live.map.node[shard ?? -1] ?? -1];
+  const others = live.nodes.filter((node) => node.name !== owner);
+  const back = /** @type {HTMLInputElement} */ (h("input", { type: "checkbox", name: "back" }));
+  return [
+    choice("to", "To node", others.map((node) => h("option", { value: node.name, disabled: !node.up }, node.up ? node.name : `${node.name} (down)`))),
+    { name: "back", field: back, label: h("label", null, back, "Replace an old copy that a move has left there"), value: () => back.checked },
+  ];
 }

@@ -23,7 +23,7 @@ export function short(value) {
   return `${hundredths.format(number / 1e9)} G`;
 }
 
-/** IDs a second. @param {number | null | undefined} value */
+/** Ticks a second. @param {number | null | undefined} value */
 export const rate = (value) => missing(value) ? UNKNOWN : `${short(value)}/s`;
 
 /** @param {number | null | undefined} value */

@@ -11,7 +11,7 @@ const KIND = /** @type {Record<string, string>} */ ({ error: "bad", warning: "wa
 const COLUMNS = [
   { title: "Node" }, { title: "State", class: "words" },
   { title: "Shards", class: "number" },
-  { title: "IDs/s", class: "number", hint: "Ticks of the generators in the last interval: numbers that were drawn" },
+  { title: "Ticks/s", class: "number", hint: "An ID takes one tick, or two if its shard had been idle" },
   { title: "Lead", class: "number", hint: "The shard that is furthest ahead of its server's clock" },
   { title: "Skew", class: "number", hint: "How far the node's clock is ahead of the others'" },
   { title: "Connections", class: "number" },
@@ -82,7 +82,7 @@ function summary() {
       down ? live.nodes.filter((node) => !node.up).map((node) => node.name).join(", ") + " down" : "all answer"),
     tile("Shards active", [count(active), small(` of ${count(live.cluster.shard_count)}`)],
       rest.length ? "warn" : "", rest.map(([state, number]) => `${count(number)} ${state}`).join(", ") || "none fenced"),
-    tile("IDs a second", short(sum(up.map((node) => node.ticks_per_s))), "", peak()),
+    tile("Ticks a second", short(sum(up.map((node) => node.ticks_per_s))), "", peak()),
     tile("Findings", live.doctor?.read_at ? count(wrong.length) : UNKNOWN, errors ? "bad" : wrong.length ? "warn" : "",
       !live.doctor?.read_at ? "not examined yet" : errors ? plural(errors, "error") : wrong.length ? "no error" : "nothing is wrong"),
     tile("Moves open", count(open), "", open ? [h("a", { href: "#moves" }, "See them run")] : "none"),

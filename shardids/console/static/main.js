@@ -96,7 +96,8 @@ function showContext() {
     h("span", { class: "more", title: `Bits of time, shard and sequence${spare ? `; ${spare} unused` : ""}` }, "Layout ",
       h("b", null, `${layout.name ? `${layout.name} ` : ""}${layout.time_bits}-${layout.shard_bits}-${layout.sequence_bits}`)),
     h("span", { class: "more" }, "shardids ", h("b", null, cluster.version)),
-    h("span", null, cluster.actions ? h("b", null, "actions allowed") : "read-only"));
+    h("span", null, cluster.actions ? h("b", null, "actions allowed") : "read-only"),
+    cluster.login ? h("form", { method: "post", action: "logout" }, h("button", { type: "submit", class: "plain" }, "Log out")) : null);
 }
 
 function showAlerts() {

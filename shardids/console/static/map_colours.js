@@ -108,7 +108,7 @@ export function facts(shard) {
     ["Node", nameOf("nodes", "node") ?? "none"],
     ["State", nameOf("states", "state")],
     ["Region", nameOf("regions", "region")],
-    ["IDs/s", at("ticks_per_s") === null ? null : short(at("ticks_per_s"))],
+    ["Ticks/s", at("ticks_per_s") === null ? null : short(at("ticks_per_s"))],
     ["Lead", at("lead_s") === null ? null : lead(at("lead_s"))],
     ["Size", at("size_bytes") === null ? null : bytes(at("size_bytes"))],
     ["Move lag", at("lag_bytes") ? bytes(at("lag_bytes")) : null],

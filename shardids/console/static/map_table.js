@@ -12,7 +12,7 @@ const COLUMNS = [
   { key: "node", title: "Node", words: (at) => named("nodes", at) },
   { key: "state", title: "State", words: (at) => named("states", at) },
   { key: "region", title: "Region", words: (at) => named("regions", at) },
-  { key: "ticks_per_s", title: "IDs/s", number: true, words: rate },
+  { key: "ticks_per_s", title: "Ticks/s", number: true, words: rate },
   { key: "lead_s", title: "Lead", number: true, words: span },
   { key: "size_bytes", title: "Size", number: true, words: bytes },
   { key: "lag_bytes", title: "Move lag", number: true, words: bytes },
@@ -59,7 +59,7 @@ export function mountTable(root) {
     first = Math.min(first, Math.max(0, Math.floor((shards.length - 1) / PAGE) * PAGE));
     const shown = shards.slice(first, first + PAGE);
     show(said, shards.length ? `${count(first + 1)}–${count(first + shown.length)} of ${count(shards.length)}` : "");
-    show(pages, turn("Back", -PAGE, first === 0), turn("On", PAGE, first + PAGE >= shards.length));
+    show(pages, turn("Previous", -PAGE, first === 0), turn("Next", PAGE, first + PAGE >= shards.length));
     show(body, shards.length ? tableOf(shown, value) : h("p", { class: "empty" }, `No shard is like “${field.value}”.`));
   }
 

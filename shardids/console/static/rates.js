@@ -1,4 +1,4 @@
-// Rates: IDs a second of every node, and of the shards that draw most, over the last hour.
+// Rates: ticks a second of every node, and of the shards that draw most, over the last hour.
 
 import { lines } from "./chart.js";
 import { cells, h, show, table } from "./dom.js";
@@ -19,7 +19,7 @@ export function mount(root) {
   const nodes = part("nodes", "Nodes");
   const shards = part("shards", "Shards that draw most");
   const empty = h("p", { class: "empty", hidden: true });
-  root.append(h("div", { class: "head" }, h("h1", { id: "title" }, "IDs a second"), said, buttons),
+  root.append(h("div", { class: "head" }, h("h1", { id: "title" }, "Ticks a second"), said, buttons),
     h("div", { class: "stack" }, empty, nodes.card, shards.card));
 
   /** @param {number} wanted */
@@ -39,7 +39,7 @@ export function mount(root) {
     nodes.card.hidden = shards.card.hidden = times.length < 2;
     show(empty, h("b", null, "No history yet. "), `The console reads rates every ${span(live.cluster.interval_s)} and keeps an hour of them`,
       " while it runs; with ", h("code", null, "--prometheus URL"), " the hour before comes from Prometheus.");
-    show(said, rates.note ? h("span", { class: "warn-text" }, `${rates.note}; these are the console's own readings`) : times.length > 1 ? `${plural(times.length, "reading")}, one in ${span(live.cluster.interval_s)}` : "");
+    show(said, rates.note ? h("span", { class: "warn-text" }, `${rates.note}; these are the console's own readings`) : times.length > 1 ? `an ID takes one, or two if its shard had been idle; ${plural(times.length, "reading")}, one in ${span(live.cluster.interval_s)}` : "");
     if (times.length < 2) return;
     const names = live.nodes.map((node) => node.name);
     const listed = [...new Set([...names, ...Object.keys(rates.nodes)])].filter((name) => rates.nodes[name]);
@@ -60,7 +60,7 @@ export function mount(root) {
 
 /** @param {string} id @param {string} heading */
 function part(id, heading) {
-  const place = h("div", { class: "chart", role: "img", "aria-label": `${heading}: IDs a second over time; the table below has the figures` });
+  const place = h("div", { class: "chart", role: "img", "aria-label": `${heading}: ticks a second over time; the table below has the figures` });
   const rows = h("div", null);
   const card = h("section", { class: "card", "aria-labelledby": id },
     h("header", null, h("h2", { id }, heading)), h("div", { class: "side" }, place, rows));

@@ -23,8 +23,8 @@ export function mountShard(root, close) {
   const head = h("header", null, heading,
     h("button", { type: "button", class: "plain right", "aria-label": "Close the shard", on: { click: close } }, "Close", " ", h("kbd", { "aria-hidden": "true" }, "Esc")));
   const known = h("div", null);
-  const place = h("div", { class: "chart small", role: "img", "aria-label": "IDs a second of the shard over time" });
-  const rates = h("div", { hidden: true }, h("h3", null, "IDs a second"), place);
+  const place = h("div", { class: "chart small", role: "img", "aria-label": "Ticks a second of the shard over time" });
+  const rates = h("div", { hidden: true }, h("h3", null, "Ticks a second"), place);
   const more = h("div", null);
   const actions = h("div", { class: "actions" });
   root.append(head, known, actions, rates, more);
