@@ -47,6 +47,7 @@ def open_engine(
     what: str,
     administrative: bool = False,
     connect_timeout_s: int | None = None,
+    is_watched: bool = False,
     create: Callable[..., Engine] = create_engine,
     **options: Any,
 ) -> Engine:
@@ -65,6 +66,9 @@ def open_engine(
     ``connect_timeout_s``: how long each of the server's addresses is tried, unless the URL or
     ``PGCONNECT_TIMEOUT`` says it.
 
+    ``is_watched``: also of others, a connection is given up when its server has fallen silent, as those of
+    administrative engines are: see :mod:`shardids.catalog.watching`.
+
     ``create``: what makes the engine; the default is :func:`sqlalchemy.create_engine`.
     """
     # A database of encoding SQL_ASCII would give bytes.
@@ -77,10 +81,11 @@ def open_engine(
         # SQLAlchemy would look the type hstore up by a query that others' operators can answer.
         options["use_native_hstore"] = False
     engine = create(url, connect_args=connect_args, **options)
-    if administrative:
+    if administrative or is_watched:
         event.listen(
             engine, "do_connect", lambda _dialect, _record, cargs, args: connect_watched(*cargs, **args)
         )
+    if administrative:
         _pin_search_path(engine)
 
     @event.listens_for(engine, "handle_error", retval=True)

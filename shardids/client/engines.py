@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
-from shardids.catalog.connections import open_engine
+from shardids.catalog.connections import CONNECT_TIMEOUT_S, open_engine
 from shardids.catalog.forks import in_child
 from shardids.catalog.topology import Node
 from shardids.catalog.urls import parse_url, with_login_of
@@ -72,14 +72,16 @@ class NodeEngines:
     def for_claims(self) -> NodeEngines:
         """Returns engines of psycopg's blocking mode, with the same logins, in autocommit mode.
 
-        Their connections are others than the sessions', so that nobody waits for one while holding one.
+        Their connections are others than the sessions', so that nobody waits for one while holding one; and
+        given up when the server falls silent, so that nobody holds written rows for as long as it does.
         """
         kept = ("connect_args", "max_overflow", "pool_pre_ping", "pool_recycle", "pool_size", "pool_timeout")
         options = {name: self._options[name] for name in kept if name in self._options}
         options["connect_args"] = dict(options.get("connect_args", {}))
         return NodeEngines(
             self._login,
-            options | {"isolation_level": "AUTOCOMMIT"},
+            options
+            | {"isolation_level": "AUTOCOMMIT", "connect_timeout_s": CONNECT_TIMEOUT_S, "is_watched": True},
             schema_of=self._schema_of,
             on_made=self._on_made,
         )

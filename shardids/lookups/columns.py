@@ -46,6 +46,7 @@ class ShardColumn:
     has_parts: bool
     triggers: int
     claims_follow: bool
+    planted: str | None
     strangers: str | None
 
     @property
@@ -134,6 +135,22 @@ def check_claims(columns: dict[int, ShardColumn], lookup: RegisteredLookup) -> N
             )
 
 
+def check_owners(columns: dict[int, ShardColumn], lookup: RegisteredLookup) -> None:
+    """Refuses claims that a role owns whom others don't trust: its defaults and triggers run when they claim.
+
+    Raises:
+        ClusterConflict: there are some.
+    """
+    for shard, column in sorted(columns.items()):
+        if column.planted:
+            raise ClusterConflict(
+                f"claims of {lookup} in shard {shard}: {column.planted}, which decides what runs when others"
+                " claim",
+                hint="DROP it and create the look-up again; or, when you have seen that it has no defaults,"
+                " constraints, rules or triggers of others: ALTER TABLE … OWNER TO the table's owner.",
+            )
+
+
 def check_columns(columns: dict[int, ShardColumn], placement: Placement, lookup: RegisteredLookup) -> None:
     """Refuses a column that can't be a look-up key in one of the shards.
 
@@ -195,7 +212,8 @@ def check_trust(columns: dict[int, ShardColumn], lookup: RegisteredLookup) -> No
                 f"{lookup} can't be strict in shard {shard}: {column.strangers}; their triggers would run as"
                 " the user of the node's URL",
                 hint="Let the owner of schema shardids own the table, its schema and the functions of its"
-                " triggers; REVOKE TRIGGER; DROP TRIGGER on claims. Or without: --no-strict",
+                " triggers; REVOKE TRIGGER, and REFERENCES on claims; DROP what is on claims. Or without:"
+                " --no-strict",
             )
 
 

@@ -17,7 +17,14 @@ from shardids.catalog.sqlfiles import read_sql
 from shardids.catalog.topology import Placement, RegisteredLookup
 from shardids.errors import BadArgument, ClusterConflict, ShardidsError
 from shardids.lookups import places
-from shardids.lookups.columns import ShardColumn, check_columns, check_parts, check_trust, shard_columns
+from shardids.lookups.columns import (
+    ShardColumn,
+    check_columns,
+    check_owners,
+    check_parts,
+    check_trust,
+    shard_columns,
+)
 from shardids.views.database import run
 
 
@@ -46,7 +53,8 @@ def create(
 
     Raises:
         BadArgument: values of the column can't be claimed in some shard; nothing was made.
-        ClusterConflict: shards are missing, or being moved; or triggers can't claim from a node.
+        ClusterConflict: shards are missing, or being moved; or triggers can't claim from a node; or what
+            has the name of claims belongs to a role that others don't trust.
         MissingPrivilege: the role lacks a privilege, or the triggers need stored passwords.
     """
     lookup, there = parsed(name), _entered(catalog, name)
@@ -56,6 +64,7 @@ def create(
     with Nodes(placement.nodes, catalog.url, application_name="shardids lookup") as nodes:
         columns = shard_columns(nodes, placement, lookup)
         check_columns(columns, placement, lookup)
+        check_owners(columns, lookup)
         if lookup.is_strict:
             check_parts(columns, lookup)
             check_trust(columns, lookup)

@@ -15,7 +15,14 @@ from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import RegisteredLookup, schema_name
 from shardids.client.listener import FollowedPlacement
 from shardids.client.lookups import Claims
-from shardids.lookups.columns import ShardColumn, check_claims, check_columns, model_of, shard_columns
+from shardids.lookups.columns import (
+    ShardColumn,
+    check_claims,
+    check_columns,
+    check_owners,
+    model_of,
+    shard_columns,
+)
 from shardids.lookups.lifecycle import known
 from shardids.models.lookups import Lookup
 
@@ -108,6 +115,7 @@ def opened(catalog: Catalog, name: str) -> Iterator[Opened]:
     ):
         columns = shard_columns(nodes, placement, registered)
         check_columns(columns, placement, registered)
+        check_owners(columns, registered)
         check_claims(columns, registered)
         schema_of = partial(schema_name, description.schema_prefix)
         claims_ = Claims(

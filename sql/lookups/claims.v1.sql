@@ -28,6 +28,16 @@ begin
     execute format('comment on table %I.%I is %L', schema, name,
                    format('Claims of %s.%s: a row with the value is in no other shard',
                           current_setting('shardids.table'), current_setting('shardids.column')));
+  elsif exists (
+    select from pg_class k, pg_class c
+    where k.oid = format('%I.%I', schema, name)::regclass and c.oid = source and k.relowner <> c.relowner
+      and k.relowner not in (select r.oid from pg_roles r
+                             where r.rolsuper or r.oid = (select n.nspowner from pg_namespace n where n.nspname = 'shardids'))
+  ) then
+    -- Made by whoever may create tables here, since the shard was looked at: its defaults would run when others claim.
+    raise exception using
+      errcode = 'object_not_in_prerequisite_state', message = format('%I.%I belongs to another role', schema, name),
+      hint = 'DROP it, and create the look-up again.';
   end if;
   -- The column was altered since: a wider varchar(n) is a change of the catalogs, another type rewrites the claims.
   select format_type(a.atttypid, a.atttypmod) || coalesce((select format(' collate %I.%I', n.nspname, l.collname)

@@ -3,7 +3,7 @@
 -- Locks:      none beyond those of reading the server's catalogs.
 -- Privileges: USAGE on schema shardids, SELECT on its tables.
 
--- Who puts a trigger on a table that the triggers of a strict look-up write over dblink acts as the node URL's user.
+-- Who owns claims decides what runs when others claim. Who puts a trigger on a table that the triggers of a strict look-up write over dblink acts as the node URL's user.
 with trusted as (
   select r.oid from pg_roles r
   where r.rolsuper or r.oid = (select e.nspowner from pg_namespace e where e.nspname = 'shardids'))
@@ -32,6 +32,9 @@ select s.id as shard, s.schema,
         where g.tgrelid = c.oid and g.tgenabled in ('O', 'A') and p.pronamespace = 'shardids'::regnamespace and p.proname = 'claim_rows'
           and g.tgname in (current_setting('shardids.claims') || '_ins', current_setting('shardids.claims') || '_upd')) as triggers,
        coalesce(claims.relowner = c.relowner, true) as claims_follow,
+       case when claims.relkind <> 'r' then format('%I is no table', claims.relname)
+            when claims.relowner <> c.relowner and claims.relowner not in (select r.oid from trusted r)
+            then format('%I is owned by role %I', claims.relname, pg_get_userbyid(claims.relowner)) end as planted,
        (select string_agg(distinct w.what, '; ' order by w.what)
         from (
           select format('role %I owns %I', pg_get_userbyid(o.role), o.name)
@@ -39,10 +42,12 @@ select s.id as shard, s.schema,
                   (select d.datdba from pg_database d where d.datname = current_database()) else n.nspowner end)) o (name, role)
           where o.role not in (select r.oid from trusted r)
           union all
-          select format('%s may make triggers on %I', case a.grantee when 0 then 'public' else format('role %I', pg_get_userbyid(a.grantee)) end,
-                        r.relname)
+          select format('%s may %s %I', case a.grantee when 0 then 'public' else format('role %I', pg_get_userbyid(a.grantee)) end,
+                        case a.privilege_type when 'TRIGGER' then 'make triggers on' else 'refer to' end, r.relname)
           from pg_class r, aclexplode(r.relacl) a
-          where r.oid in (c.oid, claims.oid) and a.privilege_type = 'TRIGGER' and a.grantee <> r.relowner
+          where r.oid in (c.oid, claims.oid) and a.grantee <> r.relowner
+            -- Before PostgreSQL 18, what a deletion cascades to fires triggers there as the role that deletes.
+            and (a.privilege_type = 'TRIGGER' or a.privilege_type = 'REFERENCES' and r.oid = claims.oid)
             and a.grantee not in (select r.oid from trusted r)
           union all
           select format('trigger %I on %I calls a function of role %I', g.tgname, c.relname, pg_get_userbyid(p.proowner))
@@ -51,7 +56,10 @@ select s.id as shard, s.schema,
           union all
           select format('trigger %I is on %I', g.tgname, claims.relname)
           from pg_trigger g where g.tgrelid = claims.oid and not g.tgisinternal
-            and g.tgfoid not in (select p.oid from pg_proc p where p.pronamespace = 'shardids'::regnamespace)) w (what)) as strangers
+            and g.tgfoid not in (select p.oid from pg_proc p where p.pronamespace = 'shardids'::regnamespace)
+          union all
+          select format('%s refers to %I', k.conrelid::regclass, claims.relname)
+          from pg_constraint k where k.confrelid = claims.oid and k.contype = 'f') w (what)) as strangers
 from shardids.shard s
 join pg_namespace n on n.nspname = s.schema
 left join pg_class c on c.relnamespace = n.oid and c.relname = current_setting('shardids.table') and c.relkind in ('r', 'p')

@@ -29,8 +29,9 @@ begin
     when 'text' then convert_to('s:' || value, 'UTF8')
     when 'date' then convert_to('s:' || to_char(value::date, 'YYYY-MM-DD'), 'UTF8')
     when 'bigint' then convert_to('i:' || value, 'UTF8')
-    when 'bytea' then '\x623a'::bytea || value::bytea
-    when 'uuid' then '\x753a'::bytea || uuid_send(value::uuid) end), 1, 8), 'hex'))::bit(64)::bigint;
+    -- No backslashes: what they mean is a setting of the session that writes.
+    when 'bytea' then convert_to('b:', 'UTF8') || value::bytea
+    when 'uuid' then convert_to('u:', 'UTF8') || uuid_send(value::uuid) end), 1, 8), 'hex'))::bit(64)::bigint;
   return mod(hash + case when hash < 0 then 18446744073709551616 else 0 end, shard_count);
 end
 $$;

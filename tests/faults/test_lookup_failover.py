@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
+from contextlib import suppress
 
 import psycopg
 import pytest
+from sqlalchemy import delete, select
 from sqlalchemy.exc import IntegrityError
 
 from shardids import Cluster, doctor, lookups
 from shardids.catalog.lookups import shard_of_claim
 from shardids.catalog.urls import parse_url
 from shardids.dev.embedded import EmbeddedServer, temporary_servers
+from shardids.errors import ClusterConflict, ConnectionFailed
 from shardids.mover.failover import replace_node
+from shardids.transactions import create_restore_point
+from tests.support.backups import base_backup, finish_segment, is_archived, restored, start_archiving
 from tests.support.clusters import catalog_at
 from tests.support.faults import connect
 from tests.support.replicas import has_all_of
 from tests.support.signups import EMAIL, User, claims, named, open_signups, rows
-from tests.support.standbys import standby_of
+from tests.support.standbys import public_folder, standby_of
 from tests.support.waiting import wait_for
 
 SHARDS = 4
-ON_A, ON_B = 0, 3
-"""Shards of the two nodes."""
+ON_A, OF_A, ON_B = 0, 1, 3
+"""Shards of the two nodes: two of "a", one of "b"."""
 
 
 @pytest.fixture
@@ -103,6 +110,99 @@ def test_claims_that_a_standby_lacks_are_found_and_made_again(servers: list[Embe
         with pytest.raises(IntegrityError, match="violates look-up"):
             add(cluster, ON_B, email)
         assert "row-without-claim" not in {one.check for one in doctor.examine(catalog).findings}
+
+
+def test_a_server_that_is_stopped_does_not_keep_sessions_that_claim_on_it(
+    servers: list[EmbeddedServer],
+) -> None:
+    url = parse_url(servers[0].url())
+    with Cluster.connect(url, listen=False) as cluster:
+        for email in (email_of(ON_B, "first"), email_of(ON_A, "first")):
+            add(cluster, ON_A, email)
+        with connect(servers[1].url()) as node:
+            pids = [row[0] for row in node.execute("select pid from pg_stat_activity")]
+        assert servers[1].pid is not None
+        pids.append(servers[1].pid)
+        stopped = []
+        try:
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+                    stopped.append(pid)
+            with pytest.raises(ConnectionFailed, match='node "b"'):
+                add(cluster, ON_A, email_of(ON_B, "stopped"))
+        finally:
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+        # Its row was rolled back, and the claim, if it was made, is free for others.
+        add(cluster, OF_A, email_of(ON_B, "stopped"))
+        assert claims(cluster) == rows(cluster)
+
+
+def remove(cluster: Cluster, shard: int, email: str) -> None:
+    with cluster.session(shard=shard) as session:
+        session.execute(delete(User).where(User.email == email))
+        session.commit()
+
+
+def found_at(cluster: Cluster, email: str) -> list[str]:
+    with cluster.sharded_session() as session:
+        return list(session.scalars(select(User.email).where(User.email == email)))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_node_that_is_restored_to_an_earlier_moment_is_put_right(
+    servers: list[EmbeddedServer], *, strict: bool
+) -> None:
+    """Rows lack claims, claims lack rows or are as they were, and a row is back whose value was taken."""
+    url = parse_url(servers[0].url())
+    late, changed, back, lost = (
+        email_of(at, name) for at, name in zip((ON_B, ON_B, ON_A, ON_A), "lcbg", strict=True)
+    )
+    with (
+        catalog_at(url) as catalog,
+        Cluster.connect(url, listen=False) as cluster,
+        public_folder() as folder,
+    ):
+        if strict:
+            lookups.create(catalog, EMAIL, strict=True, store_password=True)
+            cluster.refresh()
+        start_archiving(servers[1], folder / "archive")
+        base_backup(servers[1], folder / "data")
+        for email in (changed, back):
+            add(cluster, ON_B, email)
+        remove(cluster, ON_B, changed)
+        create_restore_point(catalog, "midday")
+        remove(cluster, ON_B, back)
+        for email in (late, changed, back):
+            add(cluster, OF_A, email)
+        add(cluster, ON_B, lost)
+        segment = finish_segment(servers[1])
+        wait_for(lambda: is_archived(servers[1], folder / "archive", segment), "the log is archived")
+        servers[1].kill()
+        with restored(servers[1], folder, folder / "data", folder / "archive", "midday") as there:
+            assert not replace_node(catalog, "b", there).stale_views
+            cluster.refresh()
+            # Claims on the restored node say where rows were, or nothing.
+            assert found_at(cluster, late) == found_at(cluster, changed) == []
+            assert (claims(cluster)[changed], claims(cluster)[lost]) == (ON_B, ON_B)
+            findings = {one.check: one.what for one in doctor.examine(catalog, every_row=True).findings}
+            assert "3 of 4 rows read have no claim" in findings["row-without-claim"]
+            assert "claim-without-row" in findings
+            with pytest.raises(
+                ClusterConflict, match=f"rows of two shards have one {EMAIL}, for example '{back}'"
+            ):
+                lookups.backfill(catalog, EMAIL)
+            remove(cluster, ON_B, back)
+            lookups.backfill(catalog, EMAIL)
+            for email in (late, changed, back):
+                assert found_at(cluster, email) == [email]
+                with pytest.raises(IntegrityError, match="violates look-up"):
+                    add(cluster, ON_B, email)
+            lookups.sweep(catalog, EMAIL)
+            assert claims(cluster) == rows(cluster) == dict.fromkeys((late, changed, back), OF_A)
+            findings = {one.check for one in doctor.examine(catalog, every_row=True).findings}
+            assert not {one for one in findings if "lookup" in one or "claim" in one}
 
 
 @pytest.mark.parametrize("strict", [False, True])

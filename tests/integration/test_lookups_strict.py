@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from datetime import date
 from uuid import uuid4
 
 import psycopg
@@ -13,6 +14,7 @@ from sqlalchemy.exc import IntegrityError
 
 from shardids import Cluster, lookups, mover
 from shardids.catalog.lookups import claims_name, shard_of_claim
+from shardids.catalog.sqlfiles import read_sql
 from shardids.catalog.urls import parse_url
 from shardids.errors import BadArgument, ClusterConflict
 from shardids.lookups.comparing import compare_all
@@ -296,6 +298,10 @@ def test_roles_that_read_everything_do_not_reach_the_connections(
     """PostgreSQL gives pg_read_all_data and pg_write_all_data USAGE on every schema."""
     with psql(cluster, 1) as one, catalog_at(url) as catalog:
         one.execute(f"grant pg_read_all_data, pg_write_all_data to {stranger}")
+        with one.transaction(force_rollback=True):
+            # As the page says: PostgreSQL shows them what a node's servers store.
+            one.execute(f"set local role {stranger}")
+            assert one.execute("select count(*) > 0 from pg_user_mapping").fetchone() == (True,)
         for repair in (False, True):
             if repair:
                 one.execute("grant execute on all functions in schema shardids_dblink to public")
@@ -342,6 +348,8 @@ TRIGGER = " create trigger zz after insert on {0}.{2} for each statement execute
         ("alter schema {0} owner to {1}", "alter schema {0} owner to current_user", "owns shard_0001"),
         ("grant trigger on {0}.users to {1}", "revoke trigger on {0}.users from {1}", "triggers on users"),
         ("grant trigger on {0}.{2} to public", "revoke trigger on {0}.{2} from public", "public may make"),
+        ("grant references on {0}.{2} to {1}", "revoke references on {0}.{2} from {1}", "may refer to "),
+        ("create table {0}.zz (v varchar references {0}.{2})", "drop table {0}.zz", "zz refers to "),
         (MADE + TRIGGER, "drop function {0}.zz() cascade", "trigger zz is on "),
         (
             MADE + TRIGGER.replace("{2}", "users") + "; alter function {0}.zz() owner to {1}",
@@ -349,7 +357,16 @@ TRIGGER = " create trigger zz after insert on {0}.{2} for each statement execute
             "trigger zz on users calls a function of role ",
         ),
     ],
-    ids=["table", "schema", "granted", "granted-on-claims", "on-claims", "function"],
+    ids=[
+        "table",
+        "schema",
+        "granted",
+        "granted-on-claims",
+        "references",
+        "referring",
+        "on-claims",
+        "function",
+    ],
 )
 def test_triggers_of_others_are_refused(
     cluster: Cluster, url: str, stranger: str, case: tuple[str, str, str]
@@ -373,10 +390,57 @@ def test_claims_of_another_owner_are_found_and_given_back(cluster: Cluster, url:
     with psql(cluster, 1) as one, catalog_at(url) as catalog:
         one.execute(f"alter table shard_0001.{CLAIMS} owner to {stranger}")
         (seen,) = compare_all(catalog, every_row=False)
+        assert f"{CLAIMS} is owned by role {stranger}" in str(seen.error)
+        with pytest.raises(ClusterConflict, match="decides what runs when others claim"):
+            lookups.create(catalog, EMAIL, strict=True)
+        one.execute(f"alter role {stranger} superuser")
+        (seen,) = compare_all(catalog, every_row=False)
         assert "claims have another owner" in str(seen.error)
         lookups.create(catalog, EMAIL, strict=True)
         (seen,) = compare_all(catalog, every_row=False)
         assert seen.error is None
+
+
+def test_claims_that_another_role_has_made_are_not_taken_for_ours(
+    cluster: Cluster, url: str, stranger: str
+) -> None:
+    """Its default would run as whoever claims: sessions, backfill, and dblink's superuser."""
+    with psql(cluster, 1) as one, catalog_at(url) as catalog:
+        one.execute(f"alter table shard_0001.{CLAIMS} rename to kept")
+        one.execute(f"grant create on schema shard_0001 to {stranger}; set session authorization {stranger}")
+        one.execute("create function shard_0001.zz() returns uuid return gen_random_uuid()")
+        one.execute(
+            f"create table shard_0001.{CLAIMS} (value varchar primary key, shard integer not null,"
+            " stamp uuid not null default shard_0001.zz())"
+        )
+        one.execute("reset session authorization")
+        try:
+            for strict in (False, True):
+                with pytest.raises(ClusterConflict, match=f"{CLAIMS} is owned by role {stranger}"):
+                    lookups.create(catalog, EMAIL, strict=strict)
+            with pytest.raises(ClusterConflict, match="decides what runs"):
+                lookups.backfill(catalog, EMAIL)
+            for name, setting in {"table": "users", "column": "email", "claims": CLAIMS}.items():
+                one.execute("select set_config(%s, %s, false)", [f"shardids.{name}", setting])
+            one.execute("set shardids.schema = 'shard_0001'")
+            with pytest.raises(psycopg.Error, match=f"{CLAIMS} belongs to another role"):
+                one.execute(read_sql("lookups/claims.v1").encode())
+        finally:
+            one.execute(f"drop table shard_0001.{CLAIMS}; drop function shard_0001.zz()")
+            one.execute(f"alter table shard_0001.kept rename to {CLAIMS}")
+
+
+KINDS = {"text": "a\\b'c", "bigint": -5, "uuid": uuid4(), "bytea": b"\x00\\q", "date": date(2026, 11, 23)}
+
+
+@pytest.mark.parametrize("strings", ["on", "off"])
+def test_triggers_find_claims_where_sessions_do(cluster: Cluster, strings: str) -> None:
+    """Whatever a backslash means in the session that writes."""
+    with psql(cluster, 1) as one:
+        one.execute(f"set standard_conforming_strings = {strings}".encode())
+        for kind, value in KINDS.items():
+            found = one.execute("select shardids.claim_shard(%s, (%s)::text, 1000)", [kind, value]).fetchone()
+            assert found == (shard_of_claim(value, 1_000),), kind
 
 
 def test_a_node_that_was_not_told_refuses_what_it_can_not_claim(

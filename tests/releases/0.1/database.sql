@@ -1251,8 +1251,9 @@ begin
     when 'text' then convert_to('s:' || value, 'UTF8')
     when 'date' then convert_to('s:' || to_char(value::date, 'YYYY-MM-DD'), 'UTF8')
     when 'bigint' then convert_to('i:' || value, 'UTF8')
-    when 'bytea' then '\x623a'::bytea || value::bytea
-    when 'uuid' then '\x753a'::bytea || uuid_send(value::uuid) end), 1, 8), 'hex'))::bit(64)::bigint;
+    -- No backslashes: what they mean is a setting of the session that writes.
+    when 'bytea' then convert_to('b:', 'UTF8') || value::bytea
+    when 'uuid' then convert_to('u:', 'UTF8') || uuid_send(value::uuid) end), 1, 8), 'hex'))::bit(64)::bigint;
   return mod(hash + case when hash < 0 then 18446744073709551616 else 0 end, shard_count);
 end
 $$;
@@ -5149,9 +5150,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (383104955440955394);
-INSERT INTO shard_0000.kept VALUES (383104955440955395);
-INSERT INTO shard_0000.kept VALUES (383104955440955396);
+INSERT INTO shard_0000.kept VALUES (383108783666102274);
+INSERT INTO shard_0000.kept VALUES (383108783666102275);
+INSERT INTO shard_0000.kept VALUES (383108783666102276);
 
 
 --
@@ -5185,8 +5186,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711212365374061511/5/16698', 1, 5441412677119246336, '755', '2026-11-23 04:02:19.092197+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711212365374061511/5/16698', 1, 5441412677119246336, '756', '2026-11-23 04:02:19.106158+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711216274818843789/5/16698', 1, 3047072176009117696, '755', '2026-11-23 04:17:31.764068+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711216274818843789/5/16698', 1, 3047072176009117696, '756', '2026-11-23 04:17:31.808841+00', NULL);
 
 
 --
@@ -5206,7 +5207,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-23 04:02:19.002714+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-23 04:17:31.275582+00');
 
 
 --
@@ -5225,7 +5226,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-23 04:02:19.117131+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-23 04:17:31.825648+00', NULL);
 
 
 --
@@ -5302,7 +5303,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 5441412768458585459, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3047072267349369539, true);
 
 
 --
@@ -5316,7 +5317,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 5441412768458585441, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 3047072267349369504, true);
 
 
 --
