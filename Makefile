@@ -40,7 +40,7 @@ test-baselines: $(VENV)/.dev ## The baselines' tests; they need Debian's mariadb
 test-report: $(VENV)/.dev ## The console and the report of a comparison in a browser; they need Debian's chromium
 	$(BIN)/python -m pytest tests/browser $(ARGS)
 
-test-alerts: $(VENV)/.dev ## The alert rules, evaluated by promtool; they need Debian's prometheus
+test-alerts: $(VENV)/.dev ## The alert rules, by promtool and Prometheus itself; they need Debian's prometheus
 	$(BIN)/python -m pytest tests/alerts $(ARGS)
 
 test-django: $(VENV)/.dev ## Django's own tests and another's models on shards, fetched from PyPI

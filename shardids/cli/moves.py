@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from shardids import mover
 from shardids.catalog.notation import parse_duration_ms, parse_shards, shown_shards
+from shardids.catalog.references import references_of
 from shardids.catalog.rows import Catalog
 from shardids.cli.common import (
     CatalogOption,
@@ -250,6 +251,12 @@ def drain_node(
     """Move all shards away from a node, so that it can be removed."""
     options = mover.Options(verify=verify, max_pause_s=_seconds(max_pause))
     with opened(catalog) as there:
+        if references_of(there).writer == name:
+            err.print(
+                f'Reference tables are written to on node "{name}", which this does not change.'
+                " Before the node is removed: shardids reference move --to NODE",
+                markup=False,
+            )
         run_balance(
             there,
             lambda: mover.plan_balance(there, by, exclude=exclude or (), drained=name, margin=float("inf")),

@@ -7,12 +7,13 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from uuid import uuid4
 
+from psycopg import sql
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.engine import URL
 
 from shardids.catalog.connections import open_engine, require_create
 from shardids.catalog.nodes import Nodes
-from shardids.catalog.references import require_none
+from shardids.catalog.references import REFERENCE_SCHEMA, references_of, require_none
 from shardids.catalog.rows import SCHEMA_PREFIX, Catalog, Description, describe_in
 from shardids.catalog.topology import Node, validate_node_name, validate_schema_prefix
 from shardids.catalog.urls import parse_url, shown_url, with_password_of
@@ -184,6 +185,13 @@ def remove_node(catalog: Catalog, name: str, *, with_references: bool = False, d
         nodes[name].connect() as connection,
         connection.begin() as transaction,
     ):
+        if dry_run:
+            # The caller takes them away before, and has not yet.
+            connection.execute(text("select set_config('lock_timeout', '10s', true)"))
+            if known := references_of(catalog).states:
+                tables = sql.SQL(", ").join(sql.Identifier(REFERENCE_SCHEMA, table) for table in known)
+                dropping = sql.SQL("drop table if exists {}").format(tables)
+                connection.exec_driver_sql(dropping.as_string())
         trees.downgrade(connection, "node", settings)
         if dry_run:
             transaction.rollback()

@@ -95,11 +95,12 @@ def replace_node(
     what was interrupted.
 
     With ``dry_run`` it checks everything and changes nothing. ``with_references``: the caller lets the nodes
-    follow the writer of reference tables again, as :func:`shardids.references.replace_node` does.
+    follow the writer of reference tables again, as :func:`shardids.references.replace_node` does. While that
+    writer is being moved, or its move was interrupted, shards of ``accept_loss`` get no home, and are among
+    those that are lost.
 
     Raises:
         ClusterConflict: the node is unknown; the cluster has reference tables, and not ``with_references``;
-            their writer is being moved, and there is an ``accept_loss``;
             the old server still takes writes; a shard of it is being moved; the new server is another
             database, still a standby, a copy rather than a standby, or has none of the node's shards; or a
             shard of ``accept_loss`` is active on another node.
@@ -107,12 +108,8 @@ def replace_node(
     """
     if not with_references:
         require_none(catalog, "replace_node")
-    if accept_loss and (successor := references_of(catalog).successor) is not None:
-        raise ClusterConflict(
-            f'the writer of reference tables is being moved to node "{successor}", so no shard gets a home',
-            hint="Undo that: shardids reference repair. If it needs this node, replace it without"
-            " --accept-loss first.",
-        )
+    # The repair of reference tables that comes then may need this node.
+    homes_wait = not dry_run and references_of(catalog).successor is not None
     old = catalog.existing_node(name)
     new = Node(name=name, url=url)
     if shown_url(parse_url(old.url)) != shown_url(parse_url(url)):
@@ -134,7 +131,7 @@ def replace_node(
                 # A fence makes an old copy look newer, and like one that a move has left: not before the
                 # placement says that the shard is lost.
                 _fence(nodes, new, found, found.active_here.keys() & lost)
-            accepted = tuple(shard for shard in found.lost if shard.shard in accept_loss)
+            accepted = tuple(s for s in found.lost if s.shard in accept_loss and not homes_wait)
             set_aside = () if dry_run else _accept(catalog, nodes, journals, accepted)
     replacement = Replacement(
         node=name,
@@ -142,7 +139,7 @@ def replace_node(
         shards=len(found.sound) + sum(shard.home == name for shard in accepted),
         fenced=tuple(sorted(found.active_here)),
         stopped=tuple(sorted(s for s in found.sound if found.rows[s].state == "fenced")),
-        lost=tuple(shard for shard in found.lost if shard.shard not in accept_loss),
+        lost=tuple(shard for shard in found.lost if shard not in accepted),
         accepted=accepted,
         set_aside=set_aside,
         stale_views=() if dry_run else follow_placement(catalog),

@@ -37,15 +37,15 @@ class Contents:
     rows: bytes
 
 
-def attach(work: Work, reader: Side, tables: Sequence[str]) -> None:
+def attach(work: Work, reader: Side, tables: Sequence[str], *, patience: str | None = None) -> None:
     """Brings a node's reference tables to the writer's rows, and lets it follow from there on. Repeatable.
 
     Writers of reference tables wait while they are read. What the node has and the writer lacks is deleted
-    there.
+    there. ``patience`` is how long to wait for transactions on the writer's server, 60 s if nothing is said.
 
     Raises:
         ClusterConflict: the tables' definitions differ; or rows on the node refer to one that the writer
-            lacks.
+            lacks; or transactions that write on the writer's server don't end.
         StatementFailed: a session keeps a reference table locked.
     """
     name = work.slot(reader)
@@ -53,7 +53,7 @@ def attach(work: Work, reader: Side, tables: Sequence[str]) -> None:
     unsubscribe(reader, name)
     with work.writer.autocommit() as connection:
         drop_slot(connection, work.writer, name)
-    _make_slot(work.writer, name)
+    _make_slot(work.writer, name, patience=patience)
     contents = _read(work.writer, name, tables)
     with reader.begin() as connection:
         let_through(connection)
@@ -100,10 +100,11 @@ def detach(work: Work, reader: Side) -> None:
         drop_slot(connection, work.writer, name)
 
 
-def _make_slot(writer: Side, name: str, *, is_trial: bool = False) -> None:
+def _make_slot(writer: Side, name: str, *, patience: str | None = None, is_trial: bool = False) -> None:
     """Makes a slot: PostgreSQL waits for all transactions that are writing on that server."""
+    timeout = patience or _SLOT_TIMEOUT
     with writer.begin() as connection:
-        connection.execute(text("select set_config('statement_timeout', :t, true)"), {"t": _SLOT_TIMEOUT})
+        connection.execute(text("select set_config('statement_timeout', :t, true)"), {"t": timeout})
         try:
             connection.execute(
                 text("select pg_create_logical_replication_slot(:name, 'pgoutput', :is_trial)"),
@@ -114,11 +115,26 @@ def _make_slot(writer: Side, name: str, *, is_trial: bool = False) -> None:
         except StatementFailed as error:
             if error.sqlstate != "57014":
                 raise
+            with writer.autocommit() as other:
+                writing = "; ".join(other.scalars(_WRITING)) or "they have ended just now"
             raise ClusterConflict(
                 f'node "{writer.name}": transactions that were open when the replication slot was to be made'
-                f" have not ended within {_SLOT_TIMEOUT}",
-                hint="End them (pg_stat_activity, pg_prepared_xacts), then repeat the command.",
+                f" have not ended within {timeout}: {writing}",
+                hint="End them (pg_terminate_backend(pid), rollback prepared), then repeat the command.",
             ) from error
+
+
+# The oldest first. Locks are seen by everybody; pg_stat_activity hides the transactions of others.
+_WRITING: Final = text("""
+    select case when l.pid is null then format('prepared transaction %L in ', min(x.gid))
+                else format('process %s of role "%s" in ', l.pid, min(a.usename)) end
+           || format('database "%s"', coalesce(min(x.database), min(a.datname)))
+    from pg_locks l
+    left join pg_stat_activity a on a.pid = l.pid
+    left join pg_prepared_xacts x on x.transaction = l.transactionid and l.pid is null
+    where l.locktype = 'transactionid' and l.mode = 'ExclusiveLock' and l.granted
+      and l.pid is distinct from pg_backend_pid()
+    group by l.pid, x.transaction order by max(age(l.transactionid)) desc limit 3""")
 
 
 def require_slot(writer: Side, name: str) -> None:

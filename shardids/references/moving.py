@@ -24,7 +24,7 @@ from shardids.references.fitness import require_capacity, require_same_rules
 from shardids.references.following import attach, detach, require_alike, require_slot, run
 from shardids.references.state import differs, has_arrived
 from shardids.references.tables import active, guard, publish
-from shardids.references.work import Work, begun, let_through, require_nothing_moves
+from shardids.references.work import LOCK_TIMEOUT, Work, begun, let_through, require_nothing_moves
 
 # A sequence that no column owns goes by its own name.
 _SEQUENCES: Final = text("""
@@ -228,7 +228,8 @@ def _turn(work: Work, later: Work) -> None:
             let_through(connection)
             for table in tables:
                 guard(connection, table, later.writer.name, is_writer=False)
-        attach(later, reader, tables)
+        # Writes are refused meanwhile. Transactions that were open at the trial have ended.
+        attach(later, reader, tables, patience=LOCK_TIMEOUT)
 
 
 def open_writer(work: Work) -> None:

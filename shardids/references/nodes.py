@@ -16,10 +16,10 @@ from shardids.install import provision
 from shardids.mover import failover
 from shardids.references.deleting import end_deletion, undo_deletion
 from shardids.references.fitness import referrers, require_capacity
-from shardids.references.following import attach, detach, run
+from shardids.references.following import attach, definitions, detach, run
 from shardids.references.moving import clear, open_writer, undo_move
 from shardids.references.state import REFUSES, differing, taking_writes
-from shardids.references.tables import copy_definitions, guard, publish, published
+from shardids.references.tables import active, copy_definitions, guard, publish, published
 from shardids.references.work import Work, begun, let_through
 
 
@@ -43,11 +43,13 @@ def repair(catalog: Catalog, *, anyway: Collection[str] = (), dry_run: bool = Fa
 
     Raises:
         ClusterConflict: another process is at it.
+        ClusterConflict: the writer lacks a table.
         ConnectionFailed: the writer does not answer.
     """
     if references_of(catalog).writer is None:
         return []
     with begun(catalog, moving=True) as work:
+        _require_tables(work)
         if not dry_run:
             _undo(work)
         tables = published(work)
@@ -65,6 +67,17 @@ def repair(catalog: Catalog, *, anyway: Collection[str] = (), dry_run: bool = Fa
             for deletion in work.known.deletions:
                 end_deletion(work, deletion)
     return done
+
+
+def _require_tables(work: Work) -> None:
+    """Requires that the writer has the tables, which a server that took over from it may lack."""
+    there = definitions(work.writer, active(work))
+    if missing := [name for name, definition in there.items() if definition is None]:
+        raise ClusterConflict(
+            f'node "{work.writer.name}", the writer of reference tables, lacks table {missing[0]}',
+            hint=f"Copy it there from a node that has it: pg_dump --table {REFERENCE_SCHEMA}.{missing[0]}."
+            " Then: shardids reference repair",
+        )
 
 
 def _undo(work: Work) -> None:
@@ -140,12 +153,17 @@ def replace_node(
 ) -> tuple[failover.Replacement, tuple[str, ...]]:
     """Replaces a lost node as :func:`shardids.mover.failover.replace_node` does; then all follow the writer.
 
+    An interrupted move of the writer is undone, or completed, before shards of ``accept_loss`` get a home.
     Returns what that returns, and what is left to do for reference tables, a line each.
     """
     done = failover.replace_node(
         catalog, name, url, accept_loss=accept_loss, with_references=True, dry_run=dry_run
     )
-    return done, () if dry_run else follow(catalog, name)
+    left = () if dry_run else follow(catalog, name)
+    if any(shard.shard in accept_loss for shard in done.lost) and references_of(catalog).successor is None:
+        again = failover.replace_node(catalog, name, url, accept_loss=accept_loss, with_references=True)
+        done = replace(again, fenced=tuple(sorted({*done.fenced, *again.fenced})))
+    return done, left
 
 
 def remove_node(catalog: Catalog, name: str, *, dry_run: bool = False) -> None:
@@ -166,7 +184,7 @@ def _take_tables(catalog: Catalog, name: str, *, dry_run: bool) -> None:
             f'reference tables are written to on node "{name}": {", ".join(known.states)}',
             hint="Choose another first: shardids reference move --to NODE",
         )
-    if known.writer is None or dry_run:
+    if known.writer is None:
         return
     own = {f"{REFERENCE_SCHEMA}.{table}" for table in known.states}
     with begun(catalog) as work:
@@ -177,6 +195,8 @@ def _take_tables(catalog: Catalog, name: str, *, dry_run: bool) -> None:
                     f'node "{name}": {found[0]} refers to reference table {table}',
                     hint="Purge the old copies of shards there (shardids shard purge), or drop the table.",
                 )
+        if dry_run:
+            return
         detach(work, reader)
         with reader.begin() as connection:
             if known.states:

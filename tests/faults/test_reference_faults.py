@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import make_url
 
-from shardids import doctor, references
+from shardids import doctor, mover, references
 from shardids.catalog.topology import Node
 from shardids.dev.embedded import EmbeddedServer, temporary_servers
 from shardids.errors import ReferencesBehind, ShardidsError
@@ -127,6 +127,43 @@ def test_a_former_writer_whose_standby_has_not_heard_of_it_takes_no_writes(
         nodes.urls["c"] = make_url(standby.url()).set(drivername="postgresql")
         assert [(one.node, one.error) for one in references.repair(nodes.catalog)] == [("c", "")]
         assert nodes.codes("c") == nodes.codes("a")
+
+
+def test_a_writer_is_lost_while_it_is_moved_and_its_standby_has_no_shard_as_it_was(
+    nodes: Nodes, servers: dict[str, EmbeddedServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    references.move_writer(nodes.catalog, "c")
+    shards = sorted(s for s, node in nodes.catalog.placement().node_of.items() if node == "c")
+    with standby_of(servers["c"]) as standby:
+        deafen(servers["c"], standby)
+        for shard in shards:
+            mover.move(nodes.catalog, shard, "a")
+            mover.purge(nodes.catalog, [shard])
+            mover.move(nodes.catalog, shard, "c")
+        with monkeypatch.context() as patch:
+            patch.setattr("shardids.references.moving._turn", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                references.move_writer(nodes.catalog, "b")
+        servers["c"].kill()
+        with psycopg.connect(standby.url(), autocommit=True) as promoted:
+            promoted.execute("select pg_promote()")
+        arguments = ("node", "replace", "c", "--url", standby.url())
+        refused = command(*arguments, **nodes.environment)
+        assert "has no shard of node" in refused.stderr
+        accepting = ("--accept-loss", ",".join(map(str, shards)), "--yes")
+        done = command(*arguments, *accepting, **nodes.environment)
+        assert done.returncode == 0, done.stderr
+        nodes.urls["c"] = make_url(standby.url()).set(drivername="postgresql")
+        owners = nodes.catalog.placement().node_of
+        assert [owners[shard] for shard in shards] == ["a"] * len(shards)
+        nodes.cluster.refresh()
+        nodes.write(Country(code="IT", name="Italy"))
+        assert nodes.codes("a") == nodes.codes("b") == nodes.codes("c") == ["DE", "FR", "IT"]
+        assert references.status(nodes.catalog)[0].node == "c"
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_old_files_of_a_former_writer_in_its_place_are_found_and_closed(

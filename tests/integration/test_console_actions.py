@@ -63,14 +63,14 @@ def test_a_move_is_planned_confirmed_and_done(nodes: TwoNodes, client: TestClien
     plan = asked(client, "move", shard=shard, to="b")
     assert f'Move shard {shard} from node "a" to node "b": 7 tables' in plan["plan"][0]
     assert nodes.catalog.node_of(shard).name == "a"
-    job = asked(client, "move", 202, confirm=plan["confirm"])
-    assert f"shard {shard}" in job["title"]
-    # One at a time.
     other = nodes.new_shard()
-    second = asked(client, "fence", shard=other)["confirm"]
-    if told(client, "/api/job")["state"] == "running":
-        refused = asked(client, "fence", 409, confirm=second)
-        assert "another action is running" in refused["error"]
+    with nodes.connected("a") as connection, connection.transaction():
+        # The move can't end before this transaction does.
+        connection.execute(f"insert into {schema(shard)}.users (name) values ('ann')".encode())
+        job = asked(client, "move", 202, confirm=plan["confirm"])
+        assert f"shard {shard}" in job["title"]
+        second = asked(client, "fence", shard=other)["confirm"]
+        assert "another action is running" in asked(client, "fence", 409, confirm=second)["error"]
     job = ended_job(client)
     assert (job["state"], job["error"], job["progress"]) == ("done", None, None)
     assert f"shard {shard}: cutover" in job["lines"]
@@ -80,7 +80,8 @@ def test_a_move_is_planned_confirmed_and_done(nodes: TwoNodes, client: TestClien
     (move,) = told(client, f"/api/shards/{shard}")["moves"]
     assert (move["from"], move["to"], move["state"], move["do"]) == ("a", "b", "moved", None)
     assert told(client, "/api/moves")[0]["shard"] == shard
-    # The ID was born on a, and lives on b.
+    # The ID was born on a, and lives on b, as the next reading finds.
+    wait_for(lambda: told(client, f"/api/shards/{shard}")["node"] == "b", "the new owner")
     with nodes.connected("b") as connection:
         (id_,) = connection.execute(f"select min(id) from {schema(shard)}.users".encode()).fetchone() or (0,)
     (one,) = client.post("/api/inspect", json={"text": str(id_), "look": True}).json()["ids"]

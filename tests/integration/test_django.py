@@ -75,7 +75,7 @@ def test_polls_in_shards(cluster_url: URL, scene: str) -> None:
             "what_cannot_be_sql_is_refused",
             "a_squashed_migration_takes_the_place_of_what_it_replaces",
         ],
-        every=3,
+        every=7,
     ),
 )
 def test_migrations(cluster_url: URL, scene: str) -> None:

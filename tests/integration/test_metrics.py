@@ -5,14 +5,11 @@ from __future__ import annotations
 import logging
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
@@ -36,9 +33,9 @@ from shardids.metrics import ClusterCollector
 from shardids.metrics.names import METRICS
 from shardids.metrics.samples import MOST_TOP
 from tests.conftest import MakeRole, dsn, found_cluster
-from tests.support.clusters import COMMAND, catalog_at, command_here, connected, environment
+from tests.support.clusters import catalog_at, command_here, connected
 from tests.support.proxy import Proxy
-from tests.support.series import collecting, read, scraped
+from tests.support.series import collecting, read, scraped, served
 from tests.support.waiting import PATIENCE_S, wait_for
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "metrics.md").read_text("utf-8")
@@ -443,31 +440,6 @@ def test_the_registry_gives_what_parsers_and_promtool_take(pair: Pair) -> None:
 
 
 # The command.
-
-
-@contextmanager
-def served(
-    url: URL, *options: str, listen: str = "127.0.0.1:0"
-) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
-    """The process, its address and all that it said before."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, "metrics", "serve", "--listen", listen, *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(SHARDIDS_CATALOG=dsn(url)),
-    )
-    assert process.stderr is not None
-    said = ""
-    try:
-        while not (found := re.search(r"Serving (http://\S+/metrics)", said)):
-            line = process.stderr.readline()
-            assert line, said
-            said += line
-        yield process, found[1], said
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def test_serve_until_sigterm(pair: Pair) -> None:

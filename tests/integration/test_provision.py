@@ -286,6 +286,7 @@ def test_a_shard_that_its_node_lost_is_made_as_the_hint_says(new: Catalog, pair:
 # Many at once.
 
 
+@pytest.mark.long
 def test_twenty_installers_at_once(pair: Pair, nursery: Nursery) -> None:
     script = f"""
 catalog = Catalog({dsn(pair[0])!r})

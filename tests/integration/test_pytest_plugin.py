@@ -128,6 +128,7 @@ def test_each_worker_has_a_cluster_of_its_own(
     assert databases(admin) == set()
 
 
+@pytest.mark.long
 def test_an_embedded_server_is_started_where_none_is_named(folder: Path) -> None:
     (folder / "pytest.ini").write_text(
         "[pytest]\nshardids_layout = js53\nshardids_shards = 3\nshardids_nodes = 1\n"

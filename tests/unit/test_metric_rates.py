@@ -89,7 +89,7 @@ def test_the_rates_of_a_node() -> None:
     assert (rates.total, rates.per_second) == (22, {3: 2.0})
 
 
-def test_the_alerts_and_the_dashboard_ask_for_metrics_that_exist() -> None:
+def test_the_alerts_and_the_dashboard_ask_for_metrics_that_exist_and_the_dashboard_for_all() -> None:
     folder = Path(shardids.metrics.__file__).parent
     rules = [
         rule
@@ -111,10 +111,12 @@ def test_the_alerts_and_the_dashboard_ask_for_metrics_that_exist() -> None:
         names = re.findall(r"\bshardids_\w+", expression)
         assert names, expression
         assert {*names} <= {*METRICS}, expression
+    shown = [one["expr"] for one in (*targets, *dashboard["annotations"]["list"])]
+    assert {*re.findall(r"\bshardids_\w+", " ".join(shown))} == {*METRICS}
     for target in targets:
         name = re.findall(r"\bshardids_\w+", target["expr"])[0]
-        shown = re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])
-        assert {*shown} <= {*METRICS[name].labels}, target
+        labels = re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])
+        assert {*labels} <= {*METRICS[name].labels}, target
     ids = [panel["id"] for panel in dashboard["panels"]]
     assert len(set(ids)) == len(ids)
 
