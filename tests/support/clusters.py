@@ -184,7 +184,8 @@ def command(*arguments: str, stdin: str = "", **more: str) -> subprocess.Complet
 
 def command_here(*arguments: str, stdin: str = "", **more: str) -> subprocess.CompletedProcess[str]:
     """``shardids …`` as :func:`command` runs it, but in this process, which spares the start of another."""
-    given = {"SHARDIDS_CATALOG": None} | more
+    # The console keeps the width that it finds first: one for all tests of a process.
+    given = {"SHARDIDS_CATALOG": None, "COLUMNS": "200"} | more
     ran = CliRunner().invoke(app, [*arguments], input=stdin, env=given, prog_name="shardids")
     if ran.exception is not None and not isinstance(ran.exception, SystemExit):
         raise ran.exception

@@ -125,7 +125,7 @@ def test_sorted_ids_say_nothing_of_clocks() -> None:
 
 
 def command(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return command_here("id", "stats", *words, stdin=stdin, COLUMNS="120")
+    return command_here("id", "stats", *words, stdin=stdin)
 
 
 def test_the_command() -> None:

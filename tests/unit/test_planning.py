@@ -171,7 +171,7 @@ def test_how_people_write_numbers() -> None:
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
-    return command_here("plan", *words, COLUMNS="160")
+    return command_here("plan", *words)
 
 
 def test_the_command() -> None:
