@@ -36,36 +36,43 @@ ROOM_BYTES = 4 << 30
 """What the servers and files of two workers may take, and more."""
 
 LONGEST_FIRST = (
-    "test_moved",
-    "test_metrics",
-    "test_moving",
-    "test_adopt_table",
     "test_references",
-    "test_provision",
+    "test_metrics",
     "test_damages",
-    "test_django",
-    "test_devcluster",
-    "test_moving_outside",
+    "test_console_faults",
     "test_references_interrupted",
-    "test_pytest_plugin",
-    "test_migrate_runs",
-    "test_migrations",
-    "test_migrate_nodes",
-    "test_migrate",
-    "test_copy",
-    "test_logs",
-    "test_cli",
-    "test_load",
-    "test_doctor",
-    "test_listener",
-    "test_twophase",
-    "test_lookups",
-    "test_how_to",
-    "test_bulk_inserts",
-    "test_migrate_parts",
     "test_lookups_strict",
-    "test_tutorial",
-    "test_query_engine",
+    "test_moved",
+    "test_lookups",
+    "test_adopt_table",
+    "test_moving_outside",
+    "test_moving",
+    "test_listener",
+    "test_django",
+    "test_generator",
+    "test_moving_regions",
+    "test_copy",
+    "test_doctor",
+    "test_adopt_run",
+    "test_cli",
+    "test_migrate",
+    "test_provision",
+    "test_adopt_relay",
+    "test_logs",
+    "test_console_access",
+    "test_migrate_runs",
+    "test_twophase",
+    "test_migrate_nodes",
+    "test_async",
+    "test_migrate_edited",
+    "test_moving_cli",
+    "test_moving_views",
+    "test_migrate_parts",
+    "test_adopt_plan",
+    "test_generator_model",
+    "test_adopt_back",
+    "test_upgrade",
+    "test_adopt_in_place",
 )
 """Modules that take longest: they begin first, so that no worker waits in the end for one that began last."""
 
@@ -93,7 +100,7 @@ def _is_roomy(folder: Path) -> bool:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     # Tests wait for servers, for a good part of their time.
-    return (os.cpu_count() or 1) * 3 // 2
+    return (os.cpu_count() or 1) * 2
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

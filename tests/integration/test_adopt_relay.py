@@ -92,6 +92,7 @@ def test_a_source_without_row_filters_is_taken_through_a_relay(version: str) -> 
         assert_adopted(store)
 
 
+@pytest.mark.long
 def test_rows_without_a_key_are_named_and_stop_the_switch(store: Store) -> None:
     with store.connected("source") as source:
         source.execute("insert into marks (id, mark) values ('00000000-0000-0000-0000-000000000001', 'lost')")

@@ -414,6 +414,7 @@ def test_merge(cluster: Cluster, session: Session) -> None:
     assert in_the_table(session, Plain)[key] == "changed"
 
 
+@pytest.mark.long
 def test_sessions_side_by_side(cluster: Cluster) -> None:
     def write(_number: int) -> None:
         with cluster.session(shard=SHARD) as session:

@@ -17,7 +17,7 @@ from typer.main import get_command
 
 from shardids.cli import app
 from shardids.console.guard import Access
-from tests.support.clusters import COMMAND, command, environment
+from tests.support.clusters import COMMAND, command_here, environment
 from tests.support.consoles import HERE, TOKEN, browsing
 
 NOBODY = "postgresql://nobody:word-of-nobody@127.0.0.1:1/none"
@@ -211,17 +211,17 @@ def test_tokens_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "token"
     for text in ("", "short", "with a space in the midst", "x" * 15):
         file.write_text(text + "\n", "utf-8")
-        ran = command("console", "--token-file", str(file), SHARDIDS_CATALOG=NOBODY)
+        ran = command_here("console", "--token-file", str(file), SHARDIDS_CATALOG=NOBODY)
         assert ran.returncode == 2, text
         assert "openssl rand" in ran.stderr
         assert text == "" or text not in ran.stderr
-    ran = command("console", "--token-file", str(tmp_path / "none"), SHARDIDS_CATALOG=NOBODY)
+    ran = command_here("console", "--token-file", str(tmp_path / "none"), SHARDIDS_CATALOG=NOBODY)
     assert (ran.returncode, "No such file" in ran.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("prometheus", ["ftp://x", "prometheus:9090", "http://", "file:///etc/passwd"])
 def test_an_address_of_prometheus_that_is_none(prometheus: str) -> None:
-    ran = command("console", "--prometheus", prometheus, SHARDIDS_CATALOG=NOBODY)
+    ran = command_here("console", "--prometheus", prometheus, SHARDIDS_CATALOG=NOBODY)
     assert ran.returncode == 2
     assert "http://127.0.0.1:9090" in ran.stderr
 
@@ -253,7 +253,7 @@ def test_a_library_that_is_missing_is_named_with_its_extra(library: str) -> None
 
 
 def test_a_port_that_is_taken_is_named(admin: object, server_url: URL) -> None:
-    ran = command("console", "--listen", f"127.0.0.1:{server_url.port}", SHARDIDS_CATALOG=NOBODY)
+    ran = command_here("console", "--listen", f"127.0.0.1:{server_url.port}", SHARDIDS_CATALOG=NOBODY)
     assert ran.returncode == 1
     assert "Traceback" not in ran.stderr
     assert re.search("[Aa]ddress already in use", ran.stderr)

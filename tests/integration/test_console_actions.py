@@ -19,6 +19,7 @@ from shardids.console import acting
 from shardids.dev.embedded import temporary_servers
 from tests.support.clusters import COMMAND, environment
 from tests.support.consoles import browsing, process, told
+from tests.support.lengths import long
 from tests.support.moves import TwoNodes, assert_one_owner, schema, two_nodes
 from tests.support.waiting import PATIENCE_S, wait_for
 
@@ -187,7 +188,7 @@ def get(address: str, page: str) -> Any:
         return json.load(answer)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [long(signal.SIGTERM), signal.SIGKILL])
 def test_a_console_that_ends_in_the_midst_of_a_move_leaves_one_to_resume(
     nodes: TwoNodes, number: int
 ) -> None:

@@ -61,6 +61,7 @@ def node(client: TestClient, name: str) -> Any:
     return next(one for one in told(client, "/api/nodes") if one["name"] == name)
 
 
+@pytest.mark.long
 def test_a_node_that_hangs_holds_no_page_and_keeps_what_was_known(servers: list[EmbeddedServer]) -> None:
     with browsing(servers[0].url()) as client:
         wait_for(lambda: node(client, "b")["up"], "node b")

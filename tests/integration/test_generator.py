@@ -98,6 +98,7 @@ def test_ids_of_one_statement_strictly_increase(db: Db) -> None:
     assert increases(ids)
 
 
+@pytest.mark.long
 def test_a_million_ids_of_sixteen_sessions_are_distinct_and_in_order(node: str) -> None:
     ready = threading.Barrier(16)
 

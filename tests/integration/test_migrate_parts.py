@@ -196,6 +196,7 @@ def test_a_shard_that_is_being_moved_is_left_out_and_named(app: App) -> None:
     assert set(app.revisions().values()) == {("two",)}
 
 
+@pytest.mark.long
 def test_a_shard_whose_move_begins_during_the_run_is_waited_for(app: App) -> None:
     app.add_two()
     with connected(app.url) as connection:

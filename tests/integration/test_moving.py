@@ -130,6 +130,7 @@ def test_no_write_is_lost_while_a_shard_moves_there_and_back(nodes: TwoNodes) ->
     assert mover.former_node(nodes.catalog, shard) == "b"
 
 
+@pytest.mark.long
 def test_a_long_transaction_holds_up_the_move_but_nobody_else(nodes: TwoNodes) -> None:
     shard = nodes.new_shard()
     s, waits, seen = schema(shard), [], threading.Event()

@@ -135,6 +135,7 @@ def test_what_is_outside_is_found_and_comes_home(nodes: dict[str, URL], catalog:
     assert findings(catalog) == []
 
 
+@pytest.mark.long
 def test_a_rebalance_that_dies_is_resumed_and_keeps_to_the_region(
     nodes: dict[str, URL], catalog: Catalog, run: Run
 ) -> None:
@@ -205,6 +206,7 @@ def test_a_move_that_was_planned_before_the_region_is_refused(catalog: Catalog) 
     assert mover.all_moves(catalog) == []
 
 
+@pytest.mark.long
 def test_the_page(servers: Sequence[EmbeddedServer]) -> None:
     """docs/how-to/regions.md as it stands: its commands, and what its code prints."""
     tokens = MarkdownIt().parse(PAGE.read_text(encoding="utf-8"))

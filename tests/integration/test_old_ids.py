@@ -582,6 +582,7 @@ def test_id_decode_says_where_each_table_would_have_it(
         "rule": "directory",
         "shard": None,
         "node": None,
+        "region": None,
     }
     assert (old["id"], old["old"], new["shard"]) == ("8998", True, DEFAULT.shard_of(NEW))
     assert "no row had it, by the directory" in run("8998")

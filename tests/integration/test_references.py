@@ -166,7 +166,7 @@ def test_a_node_that_is_brought_to_the_writers_rows_has_confirmed_nothing_yet(no
         patch.setattr(attaching, "_write", look_first)
         assert [one.error for one in references.repair(nodes.catalog, anyway=["c"])] == [""]
     assert confirmed == [False]
-    nodes.write(Country(code="LU", name="again"))
+    nodes.write(Country(code="LU", name="Luxembourg"))
 
 
 # Read in any session.
@@ -379,6 +379,7 @@ def test_a_row_that_is_being_changed_stays(nodes: Nodes, monkeypatch: pytest.Mon
     assert all("FR" in nodes.codes(node) for node in "abc")
 
 
+@pytest.mark.long
 def test_no_reference_comes_between_while_a_row_is_deleted(nodes: Nodes) -> None:
     """Writers on every node refer to rows that are deleted: each is refused, or keeps the row."""
     stop = threading.Event()
