@@ -56,7 +56,7 @@ def run(url: URL, scene: str, *, before: str = "pass", module: str = "scenes", *
             "routers_after_it_are_asked",
             "tests_get_no_shard_of_the_application",
         ],
-        every=3,
+        every=6,
     ),
 )
 def test_polls_in_shards(cluster_url: URL, scene: str) -> None:

@@ -320,7 +320,7 @@ LARGE_SCENARIOS = [
 """Among the fault tests: tests/faults/test_generator_orders.py."""
 
 
-@pytest.mark.parametrize(("programs", "rules", "least_states"), sampled(SCENARIOS, every=4))
+@pytest.mark.parametrize(("programs", "rules", "least_states"), sampled(SCENARIOS, every=6))
 def test_the_generator_keeps_its_promises_in_every_order(
     programs: tuple[Program, ...], rules: Rules, least_states: int
 ) -> None:
@@ -374,7 +374,7 @@ def test_every_flaw_is_tried() -> None:
     assert {flaw for flaw, *_ in BROKEN} == set(Flaw)
 
 
-@pytest.mark.parametrize(("flaw", "programs", "rules", "violation"), sampled(BROKEN, every=4))
+@pytest.mark.parametrize(("flaw", "programs", "rules", "violation"), sampled(BROKEN, every=6))
 def test_each_flaw_shows(flaw: Flaw, programs: tuple[Program, ...], rules: Rules, violation: str) -> None:
     explored = explore(programs, rules._replace(flaw=flaw), violation)
     assert explored.violation is not None, str(explored)
