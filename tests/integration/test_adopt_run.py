@@ -57,6 +57,7 @@ def test_only_servers_with_row_filters_are_taken(any_shop: Shop) -> None:
     assert any_shop.leftovers() == ["source: The Shop"]
 
 
+@pytest.mark.long
 def test_it_is_undone_as_if_it_had_never_been(shop: Shop) -> None:
     with Clients(shop) as clients:
         assert adoption.run(shop.catalog, shop.plan).step == "follow"

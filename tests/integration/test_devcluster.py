@@ -107,6 +107,7 @@ def test_a_cluster_that_stays(folder: Path) -> None:
     assert not any(path.exists() for path in data)
 
 
+@pytest.mark.long
 def test_a_cluster_with_reference_tables_starts_again(folder: Path) -> None:
     home = folder / "cluster"
     catalog = devcluster.up(home, 2, 4)["a"].url()

@@ -82,6 +82,7 @@ def test_migrations(cluster_url: URL, scene: str) -> None:
     run(cluster_url, scene, module="migration_scenes")
 
 
+@pytest.mark.long
 def test_the_tables_are_those_that_migrate_makes(
     cluster_url: URL, blank_database: Callable[[], URL], admin: psycopg.Connection
 ) -> None:

@@ -93,6 +93,7 @@ def test_what_the_encoding_lacks_is_printed_as_an_escape() -> None:
     assert ran.stderr.isascii()
 
 
+@pytest.mark.long
 def test_every_help_page_is_ascii() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", EVERY_HELP],

@@ -315,6 +315,7 @@ def test_a_busy_shard_does_not_keep_a_sweep_from_others(cluster: Cluster, url: s
     assert gone not in claims(cluster)
 
 
+@pytest.mark.long
 def test_a_sweep_leaves_what_is_being_written(cluster: Cluster, email: str, url: str) -> None:
     with cluster.session(shard=1) as session, catalog_at(url) as catalog:
         session.add(user(cluster, 1, email))

@@ -89,6 +89,7 @@ def test_regions_have_series_and_what_is_outside_of_them(pair: Pair) -> None:
     assert outside == {"a": 1, "b": 1}  # Shard 3, which is of none, and 7.
 
 
+@pytest.mark.long
 def test_a_scrape_writes_nothing() -> None:
     with temporary_server() as server:
         url = devcluster.found([server], 300)
@@ -336,6 +337,7 @@ def test_the_catalog_down_leaves_the_nodes_and_takes_what_only_it_says() -> None
         }
 
 
+@pytest.mark.long
 def test_a_silent_node_takes_no_longer_than_the_timeout() -> None:
     with temporary_servers(2) as servers, Proxy(servers[1].port) as proxy:
         url = devcluster.found(servers, 4)

@@ -108,6 +108,7 @@ def test_what_can_not_be(run: Run, words: list[str], code: int, message: str) ->
     assert ran.exit_code == code
 
 
+@pytest.mark.long
 def test_drain_and_rebalance(nodes: TwoNodes, run: Run) -> None:
     """What the tests before have left on node a goes to b; then the half of it comes back."""
     held = Counter(nodes.catalog.placement().node_of.values())["a"]

@@ -102,6 +102,7 @@ def findings(catalog: Catalog) -> list[doctor.Finding]:
     return list(doctor.examine(catalog, ["shard-outside-region", "copy-outside-region", "old-copy"]).findings)
 
 
+@pytest.mark.long
 def test_what_is_outside_is_found_and_comes_home(nodes: dict[str, URL], catalog: Catalog, run: Run) -> None:
     """Shards 0 and 1 are on a, 2 and 3 on b, 4 and 5 on c. Region eu has 0-3, and nodes a and c."""
     run("region", "create", "eu", "--shards", "0-3", "--node", "a", "--node", "c")
