@@ -78,7 +78,12 @@ def _hot(series: Series, bounds: Thresholds) -> Iterator[Anomaly]:
             shard=int(series.shards[row]),
             value=float(share),
             expected=float(peers),
-            message=f"{share:.2%} of all IDs, {totals[row] / usual[row]:.1f} times as many as its peers",
+            message=f"{share:.2%} of all {series.unit}s, "
+            + (
+                f"{totals[row] / usual[row]:.1f} times as many as its peers"
+                if peers
+                else "its peers have none"
+            ),
         )
 
 
@@ -147,7 +152,7 @@ def _burst(series: Series, run: tuple[int, int], shard: int | None, counts: Floa
         end=time_of(series.start_of(last + 1)),
         value=float(seen),
         expected=float(expected),
-        message=f"{seen:,.6g} IDs a second, {expected:,.3g} are usual then",
+        message=f"{seen:,.6g} {series.unit}s a second, {expected:,.3g} are usual then",
     )
 
 
@@ -189,7 +194,7 @@ def _silence(series: Series, first: int, after: int, shard: int | None, expected
         end=time_of(series.start_of(after)) if is_over else None,
         value=0.0,
         expected=expected,
-        message=f"no ID, where {expected:,.0f} are usual{'' if is_over else '; it has not ended'}",
+        message=f"no {series.unit}, where {expected:,.0f} are usual{'' if is_over else '; it has not ended'}",
     )
 
 

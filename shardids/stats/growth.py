@@ -73,7 +73,8 @@ def _sequence(series: Series, layout: Layout, bounds: Thresholds) -> Iterator[An
             start=at,
             value=float(rates[row]),
             expected=float(limit),
-            message=f"{rates[row]:,.0f} IDs a second; from {limit:,} on it runs ahead of the clock",
+            message=f"{rates[row]:,.0f} {series.unit}s a second;"
+            f" from {limit:,} on it runs ahead of the clock",
         )
     busiest = int(rates.argmax())
     growth = growth_a_week(series)
@@ -87,6 +88,6 @@ def _sequence(series: Series, layout: Layout, bounds: Thresholds) -> Iterator[An
             shard=int(series.shards[busiest]),
             value=weeks,
             expected=float(limit),
-            message=f"growing by {a_year:.0%} a year, its {rates[busiest]:,.0f} IDs a second reach"
+            message=f"growing by {a_year:.0%} a year, its {rates[busiest]:,.0f} {series.unit}s a second reach"
             f" {limit:,} in {weeks:.0f} weeks",
         )

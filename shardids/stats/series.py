@@ -46,6 +46,7 @@ class Series:
         batch: how many IDs come together, for each shard: the mean over its IDs of how many come in the same
             64th of an interval, or second if that is shorter. None: they come one by one. ``batch_of_all`` is
             the same of all shards together.
+        unit: what is counted, one of it, for messages.
 
     Raises:
         BadArgument: the shapes don't fit, an interval of no length, or a count below zero.
@@ -57,6 +58,7 @@ class Series:
     interval_ms: int
     batch: Floats | None = None
     batch_of_all: float = 1.0
+    unit: str = "ID"
 
     def __post_init__(self) -> None:
         if self.counts.ndim != 2 or self.shards.shape != self.counts.shape[:1]:

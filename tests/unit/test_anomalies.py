@@ -265,3 +265,12 @@ def test_counts_that_are_no_counts() -> None:
         series([[1, 1]], 0)
     with pytest.raises(BadArgument, match="must have 2 rows"):
         Series(shards=np.arange(2), counts=np.ones((3, 3), int), start_ms=0, interval_ms=1)
+
+
+def test_a_shard_whose_peers_have_none_is_hot() -> None:
+    counts = np.zeros((4, 4), np.int64)
+    counts[1] = 100
+    series = Series(shards=np.arange(4), counts=counts, start_ms=START_MS, interval_ms=MINUTE_MS, unit="tick")
+    (found,) = stats.find(series, layout=DEFAULT, now=MONDAY)
+    assert (found.kind, found.shard) == (Kind.HOT, 1)
+    assert found.message == "100.00% of all ticks, its peers have none"
