@@ -30,6 +30,7 @@ from shardids.console.placement_map import columns, slow_columns
 from shardids.console.settings import Settings
 from shardids.console.shard_details import shard
 from shardids.console.slow_facts import SlowReader
+from shardids.console.unusual import Unusual
 from shardids.console.watching import Seen, Watcher
 from shardids.errors import BadArgument, ConnectionFailed, ShardidsError, UnknownShard
 
@@ -52,7 +53,9 @@ class Console:
         self._examiner = Examiner(settings.catalog_url)
         self.broadcast = Broadcast()
         self.actions = Actions(settings.catalog_url, lambda job: self.broadcast.tell("job", job))
+        self._unusual = Unusual()
         self._watcher.listen(self._tell)
+        self._watcher.listen(self._judge)
 
     def app(self) -> ASGIApp:
         """Returns the application."""
@@ -110,7 +113,11 @@ class Console:
                 interval_s=self._watcher.interval_s,
                 actions=settings.allow_actions,
             )
-            | {"report": _made_at(settings.report), "login": settings.access.token is not None}
+            | {
+                "report": _made_at(settings.report),
+                "login": settings.access.token is not None,
+                "unusual": self._unusual.values,
+            }
         )
 
     def _nodes(self, _request: Request) -> Response:
@@ -199,6 +206,7 @@ class Console:
                 "now": time.time(),
                 "catalog": figures.catalog(seen, self._settings.catalog_url),
                 "placement_version": seen.known and seen.known.version,
+                "unusual": self._unusual.values,
                 "nodes": figures.nodes(seen),
                 "rates": figures.newest_rates(seen),
                 "map": columns(seen),
@@ -208,6 +216,9 @@ class Console:
                 "job": self.actions.job(),
             },
         )
+
+    def _judge(self, seen: Seen) -> None:
+        self._unusual.look(seen, self._watcher.history.points(), self._watcher.interval_s)
 
     def _open_moves(self, seen: Seen) -> list[Any] | None:
         try:

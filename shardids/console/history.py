@@ -7,13 +7,10 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from heapq import nlargest
 from typing import Final
 
 HISTORY_S: Final = 3600.0
 """How far back the rates are kept."""
-_MOST_SHARDS: Final = 4096
-"""Of a point, how many shards are kept: those with the highest rates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +21,14 @@ class Point:
         time: in seconds since 1970.
         nodes: of each node; ``None`` where it did not answer, or was read for the first time.
         shards: numbers of the shards that used any, in order, and ``rates`` theirs.
+        incomplete: nodes that did not tell of all their shards.
     """
 
     time: float
     nodes: Mapping[str, float | None]
     shards: array[int]
     rates: array[float]
+    incomplete: frozenset[str] = frozenset()
 
 
 class History:
@@ -42,18 +41,22 @@ class History:
     def __init__(self, interval_s: float) -> None:
         self._points: deque[Point] = deque(maxlen=max(1, round(HISTORY_S / interval_s)))
 
-    def add(self, time: float, nodes: Mapping[str, float | None], shards: Mapping[int, float]) -> None:
+    def add(
+        self,
+        time: float,
+        nodes: Mapping[str, float | None],
+        shards: Mapping[int, float],
+        incomplete: frozenset[str] = frozenset(),
+    ) -> None:
         """Adds what was read at a time."""
-        kept = shards
-        if len(shards) > _MOST_SHARDS:
-            kept = dict(nlargest(_MOST_SHARDS, shards.items(), key=lambda pair: pair[1]))
-        numbers = sorted(kept)
+        numbers = sorted(shards)
         self._points.append(
             Point(
                 time=time,
                 nodes=dict(nodes),
                 shards=array("H", numbers),
-                rates=array("f", [kept[shard] for shard in numbers]),
+                rates=array("f", [shards[shard] for shard in numbers]),
+                incomplete=incomplete,
             )
         )
 

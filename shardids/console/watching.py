@@ -201,5 +201,8 @@ class Watcher:
             nodes[name] = None if node.per_second is None else sum(node.per_second.values())
             for shard, rate in (node.per_second or {}).items():
                 shards[shard] = shards.get(shard, 0.0) + rate
+        incomplete = frozenset(
+            name for name, node in seen.nodes.items() if node.answer is None or not node.answer.has_all_shards
+        )
         if nodes:
-            self.history.add(seen.at, nodes, shards)
+            self.history.add(seen.at, nodes, shards, incomplete)

@@ -223,6 +223,31 @@ def test_findings_say_what_to_do(nodes: TwoNodes, url: str, open_page: Open) -> 
     expect(page.locator(".legend")).not_to_contain_text("fenced")
 
 
+def test_unusual_rates_are_told_with_their_shard(nodes: TwoNodes, url: str, open_page: Open) -> None:
+    page = open_page(url).page
+    unusual = page.get_by_role("region", name="Unusual rates")
+    expect(unusual).to_contain_text("Told once the rates of ten whole minutes are known")
+    page.evaluate(
+        """async () => {
+          const { live } = await import("/live.js");
+          const one = { kind: "hot shard", shard: 5, node: "a", shards: null, start: null, end: null };
+          const found = [{ ...one, says: "<b class='hostile'>90% of all ticks</b>", to_do: "Find the key." },
+            { ...one, kind: "clock jump", shards: 12, start: 1e9, says: "5.0 s behind", to_do: null }];
+          const value = { looked_s: 3540, found };
+          // The next events would take it away.
+          Object.defineProperty(live.cluster, "unusual", { get: () => value, set: () => {} });
+          live.changed("tick");
+        }"""
+    )
+    expect(unusual).to_contain_text("in 59 min")
+    expect(unusual.locator("li").first).to_contain_text("Shard 5 on a")
+    expect(unusual.locator("li").first).to_contain_text("<b class='hostile'>90% of all ticks</b>")
+    expect(unusual.locator("li").last).to_contain_text("12 shards of a, most of all Shard 5")
+    expect(page.locator("#tabs a").first).to_contain_text("to look at")
+    unusual.get_by_role("link", name="Shard 5").first.click()
+    expect(page.get_by_role("heading", name="Shard 5")).to_be_visible()
+
+
 def test_names_stay_text(nodes: TwoNodes, url: str, open_page: Open) -> None:
     with nodes.connected("a") as connection:
         table = HOSTILE.replace('"', '""')[:63]

@@ -14,6 +14,8 @@ from sqlalchemy.engine import URL
 from starlette.testclient import TestClient
 
 from shardids.console.databases import Databases
+from shardids.console.history import History
+from shardids.console.unusual import Unusual
 from shardids.console.watching import SHARDS_A_SECOND, Watcher
 from shardids.errors import ClusterConflict, UnsupportedServer
 from shardids.ids.layout import DEFAULT
@@ -70,6 +72,7 @@ def test_the_cluster_and_its_nodes(cluster: tuple[URL, URL], client: TestClient)
     assert found["catalog"]["up"]
     assert found["catalog"]["dbname"] == cluster[0].database
     assert not found["actions"]
+    assert found["unusual"] == {"looked_s": None, "found": []}
     assert [node["name"] for node in told(client, "/api/nodes")] == ["a", "b"]
     for node in told(client, "/api/nodes"):
         assert node["up"]
@@ -104,6 +107,21 @@ def test_rates_and_the_map_follow_what_is_drawn(cluster: tuple[URL, URL], client
     wait_for(sizes, "sizes in the background")
     # Keys of three tables, the version table and its key.
     assert min(told(client, "/api/map")["size_bytes"]) >= 5 * 8192
+
+
+def test_what_is_unusual_in_an_hour_of_readings_is_told(cluster: tuple[URL, URL]) -> None:
+    watcher = Watcher(dsn(cluster[0]))
+    seen = watcher.look()
+    watcher.close()
+    history = History(watcher.interval_s)
+    for number in range(720):
+        rates = dict.fromkeys(range(8), 20.0 + number % 3) | {5: 2000.0}
+        history.add(seen.at - 3600 + 5 * number, {"a": 1.0, "b": 1.0}, rates)
+    unusual = Unusual()
+    unusual.look(seen, history.points(), watcher.interval_s)
+    (told_of,) = unusual.values["found"]
+    assert (told_of["kind"], told_of["shard"], told_of["node"]) == ("hot shard", 5, "b")
+    json.dumps(unusual.values, allow_nan=False)
 
 
 def test_a_shard(cluster: tuple[URL, URL], client: TestClient) -> None:

@@ -1,8 +1,8 @@
-// Health: what is up, how the nodes are, and what shardids doctor found, with what to do about it.
+// Health: what is up, how the nodes are, what is unusual in the rates, and what shardids doctor found, with what to do.
 
 import { post } from "./api.js";
 import { cells, command, h, show, table } from "./dom.js";
-import { ago, bytes, count, plural, rate, short, span, UNKNOWN } from "./format.js";
+import { ago, bytes, clock, count, plural, rate, short, span, UNKNOWN } from "./format.js";
 import { live } from "./live.js";
 
 export const title = "Health";
@@ -24,13 +24,17 @@ const COLUMNS = [
 export function mount(root) {
   const nodes = h("section", { class: "card", "aria-labelledby": "nodes-title" });
   const findings = h("section", { class: "card", "aria-labelledby": "findings-title" });
+  const unusual = h("section", { class: "card", "aria-labelledby": "unusual-title" });
+  const looked = h("span", { class: "soft small" });
+  const odd = h("div", null);
   const tiles = h("dl", { class: "tiles" });
   const examine = h("button", { type: "button", class: "right", on: { click: start } }, "Examine now");
   const said = h("span", { class: "soft small", role: "status" });
   const found = h("div", null);
   const rows = h("div", null);
-  root.append(h("h1", { id: "title", class: "away" }, title), h("div", { class: "stack" }, tiles, nodes, findings));
+  root.append(h("h1", { id: "title", class: "away" }, title), h("div", { class: "stack" }, tiles, nodes, unusual, findings));
   nodes.append(h("header", null, h("h2", { id: "nodes-title" }, "Nodes")), rows);
+  unusual.append(h("header", null, h("h2", { id: "unusual-title" }, "Unusual rates"), looked), odd);
   findings.append(h("header", null, h("h2", { id: "findings-title" }, "Findings of doctor"), said, examine), found);
 
   async function start() {
@@ -45,6 +49,9 @@ export function mount(root) {
   function update() {
     show(tiles, summary());
     show(rows, nodeTable());
+    const { looked_s, found: oddities } = live.cluster.unusual;
+    show(looked, looked_s === null ? "" : `in ${span(looked_s)}`);
+    show(odd, oddityList(looked_s, oddities));
     const doctor = live.doctor ?? { state: "never", findings: [] };
     /** @type {HTMLButtonElement} */ (examine).disabled = doctor.state === "running";
     show(said, saidOf(doctor));
@@ -145,6 +152,24 @@ function nodeRow(node, at) {
     node.up ? count(node.in_doubt) : UNKNOWN,
     node.years_left === null || node.years_left === undefined ? UNKNOWN : `${short(node.years_left)} y`,
   ], { class: node.up ? null : "stale", "data-node": node.name });
+}
+
+/** @param {number | null} looked @param {any[]} found */
+function oddityList(looked, found) {
+  if (looked === null) return h("p", { class: "empty" }, "Told once the rates of ten whole minutes are known, or of ten longer spans in a large cluster.");
+  if (!found.length) return h("p", { class: "empty" }, h("b", null, "Nothing is unusual. "), "No shard is hot, silent, or in a burst, and none is far from the others' time.");
+  return h("ol", { class: "findings" }, found.map((one) => h("li", { class: "warning" },
+    h("p", { class: "what" }, h("span", { class: "chip warn" }, one.kind), h("b", null, oddityPlace(one)), one.says),
+    one.start === null ? null : h("p", { class: "soft small" }, `From ${clock(one.start)}${one.end === null ? "" : ` to ${clock(one.end)}`}`),
+    one.to_do ? h("p", null, one.to_do) : null)));
+}
+
+/** @param {any} one */
+function oddityPlace(one) {
+  if (one.shard === null) return one.kind === "layout" ? "The layout" : "All shards together";
+  const link = h("a", { href: `#map/${one.shard}` }, `Shard ${one.shard}`);
+  if (one.shards === null) return [link, one.node === null ? null : ` on ${one.node}`];
+  return [`${plural(one.shards, "shard")} of ${one.node}, most of all `, link];
 }
 
 /** @param {any} doctor */

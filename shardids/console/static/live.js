@@ -121,7 +121,7 @@ class Live extends EventTarget {
   #tick(tick) {
     const wasKnown = this.known || !tick.catalog.up;
     const placed = this.cluster.placement_version;
-    for (const key of ["read_at", "catalog", "placement_version"]) this.cluster[key] = tick[key] ?? this.cluster[key];
+    for (const key of ["read_at", "catalog", "placement_version", "unusual"]) this.cluster[key] = tick[key] ?? this.cluster[key];
     this.nodes = tick.nodes;
     this.#append(tick.rates);
     if (this.map) Object.assign(this.map, tick.map);

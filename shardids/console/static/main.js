@@ -62,8 +62,9 @@ function showTabs() {
   const worst = wrong.some((/** @type {any} */ f) => f.severity === "error") ? "bad" : "warn";
   const down = live.nodes.filter((node) => !node.up).length;
   const open = live.moves.filter((move) => !move.done).length;
+  const odd = (live.cluster?.unusual.found ?? []).length;
   const counts = /** @type {Record<string, [number, string, string]>} */ ({
-    health: [wrong.length + down, down ? "bad" : worst, "to look at"],
+    health: [wrong.length + odd + down, down ? "bad" : worst, "to look at"],
     moves: [open, "own", "not over"],
   });
   show(byId("tabs"), NAMES.map((name, at) => h("a", {
