@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from shardids.catalog.region_changes import create_region, drop_region
 from shardids.catalog.regions import Region
@@ -83,6 +83,7 @@ def test_keys_lead_everywhere(url: str, open_page: Open) -> None:
         page.keyboard.press(str(number))
         expect(page.locator("#tabs [aria-current=page]")).to_have_attribute("href", f"#{section}")
         if section == "ids":  # digits are typed there, until Escape
+            expect(page.locator("#ids")).to_be_focused()
             page.keyboard.press("Escape")
     page.keyboard.press("/")
     expect(page.locator("#find-text")).to_be_focused()
@@ -91,7 +92,7 @@ def test_keys_lead_everywhere(url: str, open_page: Open) -> None:
     expect(page.get_by_role("heading", name="Shard 17")).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.locator(".drawer")).to_be_hidden()
-    canvas = page.locator("canvas")
+    canvas = page.locator(".picture canvas")
     expect(canvas).to_be_focused()
     for key in ("Home", "ArrowRight", "ArrowDown", "ArrowDown", "ArrowLeft"):
         page.keyboard.press(key)
@@ -104,6 +105,25 @@ def test_keys_lead_everywhere(url: str, open_page: Open) -> None:
     page.keyboard.press("Tab")
     outline = page.evaluate("() => getComputedStyle(document.activeElement).outlineStyle")
     assert outline == "solid"
+
+
+def test_what_is_chosen_while_a_section_loads_is_shown(url: str, open_page: Open) -> None:
+    page = open_page(url).page
+    held: list[Route] = []
+
+    def hold(asked: Route) -> None:
+        held.append(asked)
+
+    page.route("**/map.js", hold)
+    with page.expect_request("**/map.js"):
+        page.evaluate("location.hash = 'map'")
+    for section in ("rates", "map", "map/3", "map/17"):
+        page.evaluate(f"location.hash = '{section}'")
+        page.wait_for_timeout(50)
+    for one in held:
+        one.continue_()
+    expect(page.get_by_role("heading", name="Shard 17")).to_be_visible()
+    expect(page.locator(".drawer")).to_have_count(1)
 
 
 def test_map_shows_all_shards_in_colours_and_as_a_table(nodes: TwoNodes, url: str, open_page: Open) -> None:

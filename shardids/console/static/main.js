@@ -25,6 +25,7 @@ const main = byId("main");
 /** @type {View | null} */
 let view = null;
 let current = "";
+let mounted = "";
 
 function address() {
   const [name, ...rest] = location.hash.slice(1).split("/");
@@ -34,19 +35,25 @@ function address() {
 async function route() {
   const { name, argument } = address();
   if (name === current) {
-    view?.route?.(argument);
-    return;
+    if (name === mounted) view?.route?.(argument);
+    return; // if it is being loaded, it takes the argument that there is then
   }
   current = name;
   showTabs();
   const section = await SECTIONS[name].load();
   if (current !== name) return; // another was chosen while this one was loaded
+  const now = address().argument;
+  if (mounted === name) {
+    view?.route?.(now);
+    return;
+  }
+  mounted = name;
   view?.end?.();
   main.replaceChildren();
   document.title = `${SECTIONS[name].title} – shardids console`;
   const root = h("section", { "aria-labelledby": "title", class: `view ${name}` });
   main.append(root);
-  view = section.mount(root, argument);
+  view = section.mount(root, now);
   if (live.known) view.update("all");
   else showWaiting(root);
 }
