@@ -28,7 +28,7 @@ def create_region(
     Raises:
         BadArgument: a shard that is not in the cluster.
         ClusterConflict: a shard belongs to another region, or the region has other shards already; a node is
-            unknown; or a shard is being moved to a node that would not be of its region.
+            unknown; or a shard is being moved to, or created on, a node that would not be of its region.
     """
 
     def change(connection: Connection, there: Placement) -> None:
@@ -56,7 +56,7 @@ def drop_region(catalog: Catalog, name: str, *, dry_run: bool = False) -> Placem
 
     Raises:
         BadArgument: there is no such region.
-        ClusterConflict: as :func:`create_region` does, of moves.
+        ClusterConflict: as :func:`create_region` does, of moves and shards that are being created.
     """
 
     def change(connection: Connection, there: Placement) -> None:
@@ -76,7 +76,7 @@ def assign_nodes(
 
     Raises:
         BadArgument: there is no such region.
-        ClusterConflict: as :func:`create_region` does, of nodes and moves.
+        ClusterConflict: as :func:`create_region` does, of nodes, moves and shards that are being created.
     """
 
     def change(connection: Connection, there: Placement) -> None:
@@ -93,6 +93,7 @@ def _changed(catalog: Catalog, change: Change, *, dry_run: bool) -> Placement:
         change(connection, read_placement(connection))
         after = read_placement(connection)
         _refuse_moves_outside(connection, after)
+        _refuse_creation_outside(connection, after)
         if dry_run:
             transaction.rollback()
     return after
@@ -144,4 +145,22 @@ def _refuse_moves_outside(connection: Connection, after: Placement) -> None:
                 f" would be {in_region(node.region)}",
                 hint="Wait until the move is over. One that was interrupted:"
                 f" shardids shard move {shard} --resume, or --abort",
+            )
+
+
+def _refuse_creation_outside(connection: Connection, after: Placement) -> None:
+    """Refuses while a shard is being created on a node that would not be of its region.
+
+    The placement leaves such shards out, so that :meth:`Placement.outside` would not tell them.
+    """
+    planned = connection.execute(
+        text("select shard, node from shardids_catalog.placement where state = 'creating' order by shard")
+    )
+    for shard, node in planned:
+        region = after.region_of(shard)
+        if after.nodes[node].region != region:
+            raise ClusterConflict(
+                f'shard {shard}, which would be {in_region(region)}, is being created on node "{node}", which'
+                f" would be {in_region(after.nodes[node].region)}",
+                hint="Wait until it is created. If that was interrupted: shardids shard create",
             )

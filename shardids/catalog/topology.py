@@ -80,7 +80,8 @@ def schema_name(prefix: str, shard: int) -> str:
 class Node:
     """One PostgreSQL database that hosts shards. The URL may hold a password: repr omits it.
 
-    ``region`` is the region whose shards it takes; without one it takes the shards of no region.
+    ``region`` is the region whose shards it takes; without one it takes the shards of no region. Nodes are
+    equal by name and URL alone: connections and transactions belong to a node whatever its region is.
 
     Raises:
         BadArgument: a name that :func:`validate_node_name` refuses.
@@ -88,7 +89,7 @@ class Node:
 
     name: str
     url: str = field(repr=False)
-    region: str | None = None
+    region: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         validate_node_name(self.name)

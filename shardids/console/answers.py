@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import re
+from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -14,12 +15,22 @@ from shardids.logs import logger, shown_error
 
 log = logger("console")
 
+_USER: Final = re.compile(r'((?:postgresql|postgres)(?:\+psycopg)?://)[^"/@\\]*@')
+_OPTIONS: Final = re.compile(r"\?[\w.~%+-]+=[\w.~%+=&-]*")
+
+
+def as_json(values: Any) -> str:
+    """Returns values as JSON for the page, in which users and options of databases' URLs are left out."""
+    # NaN is no JSON: a browser could not read it.
+    written = json.dumps(values, separators=(",", ":"), allow_nan=False)
+    if "://" not in written:
+        return written
+    return _OPTIONS.sub("?…", _USER.sub(r"\1…@", written))
+
 
 def answer(values: Any, status: int = 200) -> Response:
     """Returns values as JSON."""
-    # NaN is no JSON: a browser could not read it.
-    body = json.dumps(values, separators=(",", ":"), allow_nan=False)
-    return Response(body, status, media_type="application/json")
+    return Response(as_json(values), status, media_type="application/json")
 
 
 def refusal(status: int, error: str, hint: str = "") -> Response:

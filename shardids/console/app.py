@@ -68,6 +68,7 @@ class Console:
                 Route("/api/nodes", self._nodes),
                 Route("/api/rates", self._rates),
                 Route("/api/map", self._map),
+                Route("/api/map", self._map_again, methods=["POST"]),
                 Route("/api/shards/{number}", self._shard),
                 Route("/api/inspect", self._inspect, methods=["POST"]),
                 Route("/api/doctor", self._doctor),
@@ -132,11 +133,18 @@ class Console:
         except ConnectionFailed as error:
             return answer(figures.rates(seen, self._watcher.history) | {"note": error.message})
 
-    def _map(self, request: Request) -> Response:
+    def _map(self, _request: Request) -> Response:
+        return answer(self._map_values(again=False))
+
+    async def _map_again(self, request: Request) -> Response:
+        await json_of(request)
+        return answer(await run_in_threadpool(self._map_values, again=True))
+
+    def _map_values(self, *, again: bool) -> dict[str, Any]:
         seen = self._watcher.seen()
-        facts = self._slow.facts(seen, again="again" in request.query_params)
+        facts = self._slow.facts(seen, again=again)
         lags = changes.lags(seen, self._databases)
-        return answer({"first": 0} | columns(seen) | slow_columns(seen, facts, lags))
+        return {"first": 0} | columns(seen) | slow_columns(seen, facts, lags)
 
     def _shard(self, request: Request) -> Response:
         seen = self._watcher.seen()
@@ -194,6 +202,8 @@ class Console:
         return answer(await run_in_threadpool(self.actions.plan, action, given))
 
     async def _events(self, _request: Request) -> Response:
+        if self.broadcast.is_full:
+            return refusal(503, "too many pages are open", "Close some of them: each is sent what changes.")
         # A proxy that collects answers would keep the events.
         headers = {"X-Accel-Buffering": "no"}
         return StreamingResponse(self.broadcast.stream(), media_type="text/event-stream", headers=headers)

@@ -33,8 +33,9 @@ def moves(seen: Seen, databases: Databases) -> list[Values]:
 
 def move_values(move: Move, seen: Seen) -> Values:
     """A move as the journal records it, with whether a process works at it."""
+    # One that the last reading does not have was begun since.
     running = {one.shard: one.is_running for one in seen.known.moves} if seen.known else {}
-    state = move.outcome or ("running" if running.get(move.shard) else "interrupted")
+    state = move.outcome or ("running" if running.get(move.shard, True) else "interrupted")
     steps = [step.name for step in (OFFLINE if move.offline else LIVE)]
     return {
         "id": move.id,

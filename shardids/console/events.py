@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Final
+
+from shardids.console.answers import as_json
+
+MOST_STREAMS: Final = 100
+"""How many streams there are at most."""
 
 
 class Broadcast:
@@ -17,6 +21,7 @@ class Broadcast:
         self._told = 0
         self._changed = asyncio.Event()
         self._is_closed = False
+        self._streams = 0
 
     def begin(self) -> None:
         """Belongs to the running loop from now on."""
@@ -25,8 +30,13 @@ class Broadcast:
     def tell(self, name: str, values: Any) -> None:
         """Sends an event to whoever listens, from any thread."""
         if self._loop is not None and not self._loop.is_closed():
-            sent = f"event: {name}\ndata: {json.dumps(values, separators=(',', ':'))}\n\n".encode()
+            sent = f"event: {name}\ndata: {as_json(values)}\n\n".encode()
             self._loop.call_soon_threadsafe(self._set, name, sent)
+
+    @property
+    def is_full(self) -> bool:
+        """Returns whether there are as many streams as there may be."""
+        return self._streams >= MOST_STREAMS
 
     def end(self) -> None:
         """Ends all streams; call it in the loop."""
@@ -44,14 +54,18 @@ class Broadcast:
 
     async def stream(self) -> AsyncIterator[bytes]:
         """Yields the newest events, then those that are newer by the time that they can be sent."""
-        # The page tries again after this many milliseconds.
-        yield b"retry: 2000\n\n"
-        seen = 0
-        while not self._is_closed:
-            changed = self._changed
-            newer = sorted(one for one in self._newest.values() if one[0] > seen)
-            for number, sent in newer:
-                seen = number
-                yield sent
-            if not newer:
-                await changed.wait()
+        self._streams += 1
+        try:
+            # The page tries again after this many milliseconds.
+            yield b"retry: 2000\n\n"
+            seen = 0
+            while not self._is_closed:
+                changed = self._changed
+                newer = sorted(one for one in self._newest.values() if one[0] > seen)
+                for number, sent in newer:
+                    seen = number
+                    yield sent
+                if not newer:
+                    await changed.wait()
+        finally:
+            self._streams -= 1

@@ -83,9 +83,10 @@ def _layout(known: CatalogState) -> Values:
 
 
 def host_of(url: str) -> Values:
-    """Where a URL leads, without user and password."""
+    """Where a URL leads, without user and password; of several hosts, all of them."""
     parsed = parse_url(url)
-    host = parsed.host or str(parsed.query.get("host", "")) or "local"
+    hosts = parsed.query.get("host", "")
+    host = parsed.host or (hosts if isinstance(hosts, str) else ",".join(hosts)) or "local"
     return {"host": f"{host}:{parsed.port}" if parsed.port else host, "dbname": parsed.database}
 
 
@@ -112,6 +113,9 @@ def _node(node: SeenNode, seen: Seen) -> Values:
     leads = [
         lead for shard in node.shards.values() if known and (lead := shard.lead_ms(known.layout)) is not None
     ]
+    placed = (
+        sum(len(shards) for (name, _), shards in known.placed.items() if name == node.name) if known else 0
+    )
     values: Values = {
         "name": node.name,
         "up": node.up,
@@ -122,11 +126,9 @@ def _node(node: SeenNode, seen: Seen) -> Values:
         "outside_region": len(known.outside(node.name)) if known and node.name in known.nodes else 0,
         "read_at": node.read_at,
         "shards": dict(Counter(shard.state for shard in node.shards.values())),
-        "placed": sum(len(placed) for (name, _), placed in known.placed.items() if name == node.name)
-        if known
-        else 0,
+        "placed": placed,
         "ticks_per_s": None if node.per_second is None else short(sum(node.per_second.values())),
-        "lead_s": max((0, *leads)) / 1000,
+        "lead_s": max((0, *leads)) / 1000 if node.shards or not placed else None,
         "clock_skew_s": None if node.skew_s is None else round(node.skew_s, 4),
         "years_left": None if known is None else round(known.layout.years_left(datetime.now(UTC)), 2),
     }

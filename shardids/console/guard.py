@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shardids.console.answers import refusal
 
-COOKIE: Final = "shardids_console"
+_COOKIE: Final = "shardids_console"
 LEAST_TOKEN: Final = 16
 """A token has as many characters at least."""
 MOST_BYTES: Final = 1 << 20
@@ -54,9 +54,11 @@ class Access:
 
     def knows(self, token: str) -> bool:
         """Returns whether this is the token."""
-        return self.token is not None and secrets.compare_digest(token.encode(), self.token.encode())
+        # JSON can hold half a character.
+        given = token.encode("utf-8", "surrogatepass")
+        return self.token is not None and secrets.compare_digest(given, self.token.encode())
 
-    def lets_in(self, headers: Headers) -> bool:
+    def lets_in(self, headers: Headers, cookie_name: str) -> bool:
         """Returns whether a request has the cookie, or ``Authorization: Bearer`` with the token."""
         if self.token is None:
             return True
@@ -64,7 +66,7 @@ class Access:
         if kind.lower() == "bearer" and self.knows(given.strip()):
             return True
         try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+            cookie = SimpleCookie(headers.get("cookie", "")).get(cookie_name)
         except CookieError:
             return False
         return cookie is not None and secrets.compare_digest(cookie.value.encode(), self.session.encode())
@@ -79,6 +81,12 @@ class Access:
             return bool(ipaddress.ip_address(name))
         except ValueError:
             return name == "localhost" or name in {known.lower() for known in self.names}
+
+
+def cookie_of(scope: Scope) -> str:
+    """The name of the cookie of a request's console: browsers keep one for all ports of a host."""
+    server = scope.get("server")
+    return f"{_COOKIE}_{server[1]}" if server else _COOKIE
 
 
 class Guard:
@@ -117,9 +125,10 @@ class Guard:
                 "the console is not served under this name",
                 "Open it by its address, or start it with --host NAME.",
             )
-        if scope["method"] not in ("GET", "HEAD") and not _is_of_the_page(headers):
+        is_of_all = scope["method"] in ("GET", "HEAD") and not path.startswith("/api/")
+        if not is_of_all and not _is_of_the_page(headers):
             return refusal(403, "the request comes from another page", "Use the console's own page.")
-        if path in _OPEN or _is_open_file(path) or access.lets_in(headers):
+        if path in _OPEN or _is_open_file(path) or access.lets_in(headers, cookie_of(scope)):
             return None
         if path.startswith("/api/"):
             return refusal(
@@ -133,7 +142,7 @@ def _is_open_file(path: str) -> bool:
 
 
 def _is_of_the_page(headers: Mapping[str, str]) -> bool:
-    """Whether a request that is no plain reading comes from this origin, or from no browser."""
+    """Whether a request comes from this origin, or from no other page."""
     if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         return False
     origin = headers.get("origin")

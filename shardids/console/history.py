@@ -32,14 +32,10 @@ class Point:
 
 
 class History:
-    """The points of the last hour, oldest first; one thread adds, others read.
+    """The points of the last hour, oldest first; one thread adds, others read."""
 
-    Args:
-        interval_s: how far apart the points are.
-    """
-
-    def __init__(self, interval_s: float) -> None:
-        self._points: deque[Point] = deque(maxlen=max(1, round(HISTORY_S / interval_s)))
+    def __init__(self) -> None:
+        self._points: deque[Point] = deque()
 
     def add(
         self,
@@ -59,6 +55,8 @@ class History:
                 incomplete=incomplete,
             )
         )
+        while self._points[0].time < time - HISTORY_S:
+            self._points.popleft()
 
     def points(self) -> Sequence[Point]:
         """Returns all points as they are now."""

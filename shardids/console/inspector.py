@@ -16,6 +16,7 @@ from shardids.console.figures import owner_of, region_of
 from shardids.console.rows_of_ids import Found, Looked, look
 from shardids.console.watching import Seen
 from shardids.errors import BadArgument, ConnectionFailed, ShardidsError
+from shardids.ids.decoded import DecodedId
 from shardids.ids.layout import Layout
 from shardids.ids.text import parse_id, to_decimal, to_text
 from shardids.stats import measured
@@ -38,10 +39,10 @@ Ids = np.ndarray[Any, np.dtype[np.int64]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
     """What the catalog tells of the past: below which number IDs are old, and each shard's moves, oldest
-    first, as when they ended and from which node."""
+    first, as the tick above which the target issued IDs and the node that had issued those before."""
 
     old_ids_below: int | None = None
-    moves: Mapping[int, Sequence[tuple[datetime, str]]]
+    moves: Mapping[int, Sequence[tuple[int, str]]]
 
 
 def inspect(written: str, seen: Seen, databases: Databases, *, rows: bool) -> Values:
@@ -103,7 +104,7 @@ def _told(id_: int, seen: Seen, layout: Layout, past: Past, looked: Looked | Non
     found = looked.found.get(id_, Found()) if looked else Found()
     is_old = past.old_ids_below is not None and 0 <= id_ < past.old_ids_below
     node = None if is_old else owner_of(seen, decoded.shard)
-    born_on = None if is_old else _born_on(decoded.shard, decoded.time, node, past)
+    born_on = None if is_old else _born_on(decoded, node, past)
     return {
         "id": to_decimal(id_),
         "text": to_text(id_),
@@ -146,22 +147,24 @@ def _note(id_: int, layout: Layout, seen: Seen, found: Found, now: datetime, *, 
     return None
 
 
-def _born_on(shard: int, time: datetime, node: str | None, past: Past) -> str | None:
-    """The node that owned the shard then: the source of the first move that ended later, or today's."""
-    return next((source for ended, source in past.moves.get(shard, ()) if ended > time), node)
+def _born_on(decoded: DecodedId, node: str | None, past: Past) -> str | None:
+    """The node that issued an ID: the source of the first move whose target issued only IDs above it, or
+    today's owner."""
+    tick = (decoded.ms << decoded.layout.sequence_bits) + decoded.sequence
+    return next((source for last, source in past.moves.get(decoded.shard, ()) if tick <= last), node)
 
 
 def _past(databases: Databases, shards: set[int]) -> Past:
     def ask(connection: Connection) -> Past:
         below = connection.scalar(text("select old_ids_below from shardids_catalog.cluster"))
-        moves: dict[int, list[tuple[datetime, str]]] = {}
+        moves: dict[int, list[tuple[int, str]]] = {}
         for row in connection.execute(
             text("""
-                select shard, ended_at, source from shardids_catalog.move
-                where outcome = 'moved' and shard = any(:shards) order by ended_at"""),
+                select shard, high_water_tick, source from shardids_catalog.move
+                where high_water_tick is not null and shard = any(:shards) order by id"""),
             {"shards": sorted(shards)},
         ):
-            moves.setdefault(row.shard, []).append((row.ended_at, row.source))
+            moves.setdefault(row.shard, []).append((row.high_water_tick, row.source))
         return Past(old_ids_below=below, moves=moves)
 
     try:

@@ -11,7 +11,7 @@ from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from shardids.console.answers import refusal
-from shardids.console.guard import COOKIE, Access
+from shardids.console.guard import Access, cookie_of
 from shardids.logs import logger
 
 log = logger("console")
@@ -46,12 +46,13 @@ class Login:
             return refusal(401, "this is not the token", "The console told it when it was started.")
         entered = RedirectResponse("/", 303)
         secure = request.url.scheme == "https"
-        entered.set_cookie(COOKIE, self._access.session, httponly=True, samesite="strict", secure=secure)
+        name = cookie_of(request.scope)
+        entered.set_cookie(name, self._access.session, httponly=True, samesite="strict", secure=secure)
         return entered
 
-    async def _leave(self, _request: Request) -> Response:
+    async def _leave(self, request: Request) -> Response:
         left = RedirectResponse("/login", 303)
-        left.delete_cookie(COOKIE, httponly=True, samesite="strict")
+        left.delete_cookie(cookie_of(request.scope), httponly=True, samesite="strict")
         return left
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
+from http.client import HTTPException
 from threading import Lock
 from typing import Any, Final
 from urllib.error import URLError
@@ -19,6 +21,8 @@ STEP_S: Final = 15
 _TIMEOUT_S: Final = 2.0
 _MOST_BYTES: Final = 8 << 20
 _NODES: Final = "max by (node) (shardids_ticks_per_second)"
+_NO_ANSWER: Final = (OSError, HTTPException, ValueError, KeyError, TypeError, OverflowError, RecursionError)
+"""What asking raises if it is down, or if something else answers."""
 _SHARDS: Final = 'max by (shard) (shardids_shard_ticks_per_second{{shard=~"{}"}})'
 
 
@@ -65,7 +69,7 @@ class Prometheus:
             if time.monotonic() - self._asked > STEP_S:
                 try:
                     self._known, self._error = self._ask(nodes, shards), None
-                except (OSError, ValueError, KeyError, TypeError) as error:
+                except _NO_ANSWER as error:
                     self._error = _reason(error)
                 self._asked = time.monotonic()
             if self._known is None or self._error is not None:
@@ -97,7 +101,7 @@ class Prometheus:
         for one in answer["data"]["result"]:
             values = found.setdefault(str(one["metric"][label]), [None] * len(times))
             for at, value in one["values"]:
-                if round(at) in places and (number := float(value)) == number:
+                if round(at) in places and math.isfinite(number := float(value)):
                     values[places[round(at)]] = short(number)
         return found
 

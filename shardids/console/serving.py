@@ -7,13 +7,42 @@ import signal
 import socket
 from collections.abc import Callable
 from contextlib import closing, suppress
+from typing import Final
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from shardids.console.app import Console
+from shardids.console.events import MOST_STREAMS
 from shardids.metrics.addresses import Address
 
-_PATIENCE_S = 5
+_PATIENCE_S: Final = 5
+MOST_CONNECTIONS: Final = 2 * MOST_STREAMS
+"""How many connections are open at most: a process has 1,024 descriptors unless it was given more."""
+_BACKLOG: Final = 32
+"""How many wait to be accepted. asyncio reports as many failures at once when there is no descriptor left."""
+
+
+class _Connection(H11Protocol):
+    """A connection; the one too many closes the oldest that holds no stream, so that who is silent locks out
+    nobody."""
+
+    opened_s = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        super().connection_made(transport)
+        self.opened_s = self.loop.time()
+        others = [
+            one for one in self.connections if isinstance(one, _Connection) and not one.transport.is_closing()
+        ]
+        if len(others) > MOST_CONNECTIONS:
+            min((one for one in others if not one.is_stream), key=lambda one: one.opened_s).transport.abort()
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether events are sent on it now."""
+        # Before the first request there is no cycle, whatever uvicorn's annotation says.
+        return bool(self.cycle) and not self.cycle.response_complete and self.scope["path"] == "/api/events"
 
 
 class _Server(uvicorn.Server):
@@ -46,6 +75,11 @@ def serve(console: Console, address: Address, *, on_start: Callable[[Address], o
             log_config=None,
             access_log=False,
             server_header=False,
+            http=_Connection,
+            # It speaks none, and such a connection would count no more.
+            ws="none",
+            log_level="error",
+            backlog=_BACKLOG,
             timeout_graceful_shutdown=_PATIENCE_S,
         )
         server = _Server(config, console)

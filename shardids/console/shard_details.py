@@ -1,4 +1,4 @@
-"""One shard: its tables, its last ID, its moves."""
+"""One shard: its tables, its highest ID, its moves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shardids.mover.history import Move, read_moves
 Values = dict[str, Any]
 
 _TABLES: Final = text("""
-    select c.relname as name, greatest(c.reltuples, 0)::bigint as rows_estimate,
+    select c.relname as name, c.reltuples::bigint as rows_estimate,
            pg_total_relation_size(c.oid) as size_bytes
     from shardids.shard s
     join pg_namespace n on n.nspname = s.schema
@@ -57,7 +57,7 @@ def shard(number: int, seen: Seen, history: History, databases: Databases, facts
         "state": state_of(seen, number),
         "region": region_of(seen, number),
         "schema": schema_name(seen.known.schema_prefix, number),
-        "last_id": last_id(there, number, seen.known.layout) if there else None,
+        "highest_id": highest_id(there, number, seen.known.layout) if there else None,
         "tables": _tables(number, node, databases, errors) if node else [],
         "size_bytes": facts.sizes.get(number),
         "revision": facts.revisions.get(number),
@@ -71,9 +71,14 @@ def shard(number: int, seen: Seen, history: History, databases: Databases, facts
     return values
 
 
-def last_id(there: Shard, number: int, layout: Layout) -> Values | None:
-    """The ID of the last tick that a shard has used; ``None`` if there is none, or no sequence."""
-    if there.offset_ms is None or not there.drawn:
+def highest_id(there: Shard, number: int, layout: Layout) -> Values | None:
+    """The ID of the highest tick that an active shard may have used: it has issued none above. ``None`` if it
+    has drawn none singly since it came here.
+
+    The ID itself was issued unless the last draw was a block, or the shard was fenced, or its server crashed
+    since: each of them skips ticks.
+    """
+    if there.state != "active" or there.offset_ms is None or not there.drawn:
         return None
     tick = (there.offset_ms << layout.sequence_bits) + there.drawn
     ms, sequence = tick >> layout.sequence_bits, tick & (layout.sequence_limit - 1)

@@ -36,8 +36,8 @@ class SeenNode:
         up: whether it answered this time, and is that node.
         error: why not, or not all of it.
         answer: the newest answer that said what it is; ``None`` if there never was one.
-        read_at: when that was, in seconds since 1970.
-        shards: its shards by number, as they were read last.
+        read_at: when its shards were read last, in seconds since 1970; of a standby, when it answered.
+        shards: its shards by number, as they were read last; none while it answers without them.
         per_second: ticks that shards used a second between the last two readings; ``None`` if it did not
             answer both.
         skew_s: how far its clock is ahead of the others'.
@@ -85,7 +85,7 @@ class Watcher:
     def __init__(self, catalog_url: str | URL, *, interval_s: float = INTERVAL_S) -> None:
         self._asker = Asker(catalog_url, timeout_s=TIMEOUT_S)
         self.interval_s = interval_s
-        self.history = History(interval_s)
+        self.history = History()
         self._shortest_s = interval_s
         self._rates: dict[str, NodeRates] = {}
         self._seen: Seen | None = None
@@ -160,7 +160,7 @@ class Watcher:
         interval_s = max(self._shortest_s, shard_count / SHARDS_A_SECOND)
         if interval_s != self.interval_s:
             self.interval_s = interval_s
-            self.history = History(interval_s)
+            self.history = History()
 
     def _node(
         self, name: str, answer: NodeAnswer, reading: Reading, skew_s: float | None, now: float
@@ -178,10 +178,14 @@ class Watcher:
             rates.look(answer.shards, answer.read_at, reading.known.layout)
             per_second = rates.per_second
             shards = {shard.shard: shard for shard in answer.shards}
-        if answer.state is None and before is not None:
-            kept, read_at = before.answer, before.read_at
-        else:
-            kept, read_at = (answer, now) if answer.state is not None else (None, None)
+        elif up:
+            # What was known of them would look like what they are.
+            shards = {}
+        kept, read_at = (before.answer, before.read_at) if before else (None, None)
+        if answer.state is not None:
+            kept = answer
+            if answer.shards is not None or answer.state.is_standby:
+                read_at = now
         return SeenNode(
             name=name,
             url=url,

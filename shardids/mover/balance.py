@@ -9,7 +9,8 @@ from enum import StrEnum
 from sqlalchemy import Engine, text
 from sqlalchemy.engine import URL
 
-from shardids.catalog.regions import no_node_of_region
+from shardids.catalog.notation import named_shards
+from shardids.catalog.regions import in_region, no_node_of_region
 from shardids.catalog.rows import Catalog, unknown_node
 from shardids.catalog.topology import Placement
 from shardids.errors import ClusterConflict
@@ -220,6 +221,12 @@ def _balance_region(
     on_the_way = [shard for shard in weights if placement.node_of[shard] in leaving]
     if not own - leaving:
         if on_the_way:
+            if left_out := sorted(set(placement.nodes_of_region(region)) - leaving):
+                raise ClusterConflict(
+                    f"{named_shards(on_the_way)} can only go to a node {in_region(region)}, and"
+                    f" {', '.join(left_out)} {'is' if len(left_out) == 1 else 'are'} excluded",
+                    hint=f"Leave {left_out[0]} in, or exclude the nodes that those shards are on, too.",
+                )
             raise no_node_of_region(region, on_the_way)
         return ()
     if drained is not None and not on_the_way:

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, text
 
 from shardids.catalog.connections import on_connect
 from shardids.catalog.locks import AdvisoryLock
+from shardids.catalog.placing import lock_placement
 from shardids.catalog.references import References, references_of, slot_of
 from shardids.catalog.rows import Catalog, unknown_node
 from shardids.errors import ClusterConflict, ConnectionFailed
@@ -128,9 +129,12 @@ def let_through(connection: Connection) -> None:
 def require_nothing_moves(connection: Connection, what: str) -> None:
     """Requires that no shard is being moved and no database adopted, and lets none begin before the COMMIT.
 
+    To be called first in a transaction: it takes the lock of the placement.
+
     Raises:
         ClusterConflict: one is; ``what`` its message begins with.
     """
+    lock_placement(connection)
     connection.execute(text("lock table shardids_catalog.move, shardids_catalog.adoption in share mode"))
     busy = connection.scalar(
         text("""

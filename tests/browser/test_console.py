@@ -126,6 +126,7 @@ def test_map_shows_all_shards_in_colours_and_as_a_table(nodes: TwoNodes, url: st
     expect(page.get_by_role("heading", name="Shard 9")).to_be_visible()
     expect(page.locator(".drawer")).to_contain_text("users")
     expect(page.locator(".drawer")).to_contain_text("It was never moved.")
+    expect(page.locator(".drawer")).to_contain_text("It has issued none above this one.")
     page.get_by_role("button", name="Table", exact=True).click()
     expect(page.locator("table.shards tbody tr")).to_have_count(64)
     page.get_by_role("searchbox", name="Show shards").fill("30-33")
@@ -199,6 +200,49 @@ def test_rates_are_drawn_as_they_come(nodes: TwoNodes, url: str, open_page: Open
     page.get_by_role("button", name="5 min", exact=True).click()
     expect(page.get_by_role("button", name="5 min", exact=True)).to_have_attribute("aria-pressed", "true")
     expect(page.get_by_role("group", name="Nodes: figures").locator("tbody tr")).to_have_count(2)
+
+
+def test_the_page_keeps_an_hour_of_rates_however_often_they_come(url: str, open_page: Open) -> None:
+    page = open_page(url, "rates").page
+    page.evaluate(
+        """async () => {
+          const { live } = await import("/live.js");
+          const now = live.cluster.read_at;
+          const times = Array.from({ length: 4000 }, (_, at) => now - 3999 + at);
+          const old = times.map((_, at) => at < 9 ? 1 : null);
+          live.rates = { times, nodes: { a: times.map(() => 1) }, shards: { 5: old } };
+        }"""
+    )
+    page.wait_for_function(
+        """async () => {
+          const { live } = await import("/live.js");
+          const { times, nodes, shards } = live.rates;
+          return times.length > 3500 && times.length < 3610 && times.at(-1) - times[0] <= 3600
+            && nodes.a.length === times.length && !("5" in shards);
+        }"""
+    )
+
+
+def test_sizes_are_read_again_when_asked_for(url: str, open_page: Open) -> None:
+    page = open_page(url, "map").page
+    page.get_by_role("button", name="Size", exact=True).click()
+    expect(page.locator("main")).to_contain_text("Sizes and revisions were read")
+    with page.expect_response("**/api/map") as asked:
+        page.get_by_role("button", name="Read them again").click()
+    assert (asked.value.request.method, asked.value.status) == ("POST", 200)
+
+
+def test_a_node_that_answers_without_its_shards_says_so(nodes: TwoNodes, url: str, open_page: Open) -> None:
+    page = open_page(url).page
+    row = page.locator("tr[data-node=b]")
+    with nodes.connected("b") as connection, connection.transaction(force_rollback=True):
+        connection.execute(f"alter sequence {schema(40)}.id_counter cache 1")
+        expect(row).to_contain_text("not all read", timeout=20_000)
+        expect(row).to_contain_text("up")
+        expect(row.locator(".why")).to_contain_text("lock timeout")
+        expect(page.locator(".tile").filter(has_text="Shards active")).to_contain_text("32 unknown")
+        expect(page.locator("#tabs a").first).to_contain_text("to look at")
+    expect(row).not_to_contain_text("not all read", timeout=20_000)
 
 
 def test_findings_say_what_to_do(nodes: TwoNodes, url: str, open_page: Open) -> None:

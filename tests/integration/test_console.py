@@ -108,6 +108,8 @@ def test_rates_and_the_map_follow_what_is_drawn(cluster: tuple[URL, URL], client
         return told(client, "/api/map")["sizes_at"] is not None
 
     wait_for(sizes, "sizes in the background")
+    assert client.post("/api/map", json={}).json().keys() == found.keys()
+    assert client.post("/api/map").status_code == 400
     # Keys of three tables, the version table and its key.
     assert min(told(client, "/api/map")["size_bytes"]) >= 5 * 8192
 
@@ -116,7 +118,7 @@ def test_what_is_unusual_in_an_hour_of_readings_is_told(cluster: tuple[URL, URL]
     watcher = Watcher(dsn(cluster[0]))
     seen = watcher.look()
     watcher.close()
-    history = History(watcher.interval_s)
+    history = History()
     for number in range(720):
         rates = dict.fromkeys(range(8), 20.0 + number % 3) | {5: 2000.0}
         history.add(seen.at - 3600 + 5 * number, {"a": 1.0, "b": 1.0}, rates)
@@ -129,17 +131,40 @@ def test_what_is_unusual_in_an_hour_of_readings_is_told(cluster: tuple[URL, URL]
 
 def test_a_shard(cluster: tuple[URL, URL], client: TestClient) -> None:
     (last,) = drawn(cluster, 6)
-    wait_for(lambda: (told(client, "/api/shards/6")["last_id"] or {}).get("id") == str(last), "the last ID")
+    wait_for(
+        lambda: (told(client, "/api/shards/6")["highest_id"] or {}).get("id") == str(last), "the highest ID"
+    )
     found = told(client, "/api/shards/6")
     decoded = DEFAULT.decode(last)
-    assert found["last_id"]["time"] == decoded.time.timestamp()
-    assert found["last_id"]["sequence"] == decoded.sequence
-    assert int("".join(found["last_id"]["bits"].values()), 2) == last
+    assert found["highest_id"]["time"] == decoded.time.timestamp()
+    assert found["highest_id"]["sequence"] == decoded.sequence
+    assert int("".join(found["highest_id"]["bits"].values()), 2) == last
     assert (found["node"], found["state"], found["schema"]) == ("b", "active", "shard_0006")
+    # It was never analyzed.
+    assert next(table for table in found["tables"] if table["name"] == "seats")["rows_estimate"] == -1
     assert {"users", "photos", "seats"} <= {table["name"] for table in found["tables"]}
     assert found["size_bytes"] == sum(table["size_bytes"] for table in found["tables"])
     assert (found["moves"], found["errors"]) == ([], [])
     assert len(found["times"]) == len(found["ticks_per_s"])
+
+
+def test_the_highest_id_of_a_shard_is_none_that_it_never_reached(
+    cluster: tuple[URL, URL], client: TestClient
+) -> None:
+    def highest() -> int:
+        return int((told(client, "/api/shards/7")["highest_id"] or {"id": 0})["id"])
+
+    (single,) = drawn(cluster, 7)
+    wait_for(lambda: highest() == single, "the highest ID")
+    with connected(cluster[1]) as connection:
+        (block,) = connection.execute("select max(id) from shard_0007.next_ids(5000) id").fetchone() or (0,)
+        wait_for(lambda: highest() >= block, "that the block is below it")
+        connection.execute("select shardids.fence(7)")
+        wait_for(lambda: highest() == 0, "that it is not told of a fenced shard")
+        connection.execute("select shardids.activate(7)")
+    wait_for(lambda: highest() >= block, "that it is active")
+    (again,) = drawn(cluster, 7)
+    wait_for(lambda: highest() == again, "the highest ID since")
 
 
 @pytest.mark.parametrize("number", ["8", "65536", "-1", "x", "1e3", "%00", "٣"])
@@ -235,6 +260,40 @@ def test_moves_and_migrations_of_a_cluster_that_had_none(client: TestClient) -> 
         "errors": [],
         "running": [],
     }
+
+
+def test_a_move_that_the_last_reading_does_not_have_is_running(cluster: tuple[URL, URL]) -> None:
+    with browsing(cluster[0], interval_s=60.0) as client, connected(cluster[0]) as connection:
+        assert told(client, "/api/moves") == []
+        wait_for(lambda: len(told(client, "/api/rates")["times"]) == 2, "the second reading")
+        connection.execute(
+            "insert into shardids_catalog.move (shard, source, target, offline, step)"
+            " values (1, 'a', 'b', false, 'copy')"
+        )
+        try:
+            (move,) = told(client, "/api/moves")
+        finally:
+            connection.execute("delete from shardids_catalog.move")
+    assert (move["state"], move["do"]) == ("running", None)
+
+
+def test_an_id_was_born_where_its_tick_was_drawn(cluster: tuple[URL, URL], client: TestClient) -> None:
+    before, after = drawn(cluster, 1, count=2)
+    tick = (DEFAULT.decode(before).ms << DEFAULT.sequence_bits) + DEFAULT.decode(before).sequence
+    with connected(cluster[0]) as connection:
+        # Its clean-up was resumed long after the target had issued IDs.
+        connection.execute(
+            "insert into shardids_catalog.move"
+            " (shard, source, target, offline, step, high_water_tick, ended_at, outcome)"
+            " values (1, 'b', 'a', false, 'clean', %s, now() + interval '1 h', 'moved')",
+            [tick],
+        )
+        try:
+            found = inspected(client, f"{before} {after}")["ids"]
+        finally:
+            connection.execute("delete from shardids_catalog.move")
+    assert [one["born_on"] for one in found] == ["b", "a"]
+    assert [one["origin_differs"] for one in found] == [True, False]
 
 
 def test_a_report_is_shown_where_there_is_one(cluster: tuple[URL, URL], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -10,15 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import click
+import httpx
 import pytest
 from sqlalchemy.engine import URL
 from starlette.testclient import TestClient
 from typer.main import get_command
 
 from shardids.cli import app
+from shardids.console.answers import as_json
 from shardids.console.guard import Access
 from tests.support.clusters import COMMAND, command_here, environment
-from tests.support.consoles import HERE, TOKEN, browsing
+from tests.support.consoles import HERE, TOKEN, browsing, process
+from tests.support.waiting import wait_for
 
 NOBODY = "postgresql://nobody:word-of-nobody@127.0.0.1:1/none"
 """A catalog that does not answer: who may ask is decided before it is."""
@@ -84,6 +88,15 @@ def test_other_pages_can_post_nothing(open_console: TestClient, headers: dict[st
     assert open_console.get("/api/doctor").json()["state"] == "never"
 
 
+def test_other_pages_can_have_nothing_asked(open_console: TestClient) -> None:
+    for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)):
+        headers = {"Sec-Fetch-Site": site}
+        for page in ("/api/cluster", "/api/map", "/api/doctor"):
+            assert open_console.get(page, headers=headers).status_code == status, (page, site)
+        # A link may lead to the page.
+        assert open_console.get("/", headers=headers).status_code == 200
+
+
 def test_a_form_of_another_page_is_no_json(open_console: TestClient) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
         answer = open_console.post("/api/doctor", content=b"{}", headers={"Content-Type": kind})
@@ -120,9 +133,9 @@ def test_without_the_token_nothing_is_told(closed_console: TestClient) -> None:
         assert client.get(page).headers["location"] == "/login"
     assert client.get("/healthz").status_code == 200
     wrong = [
-        {"Cookie": "shardids_console=x"},
-        {"Cookie": f"shardids_console={TOKEN}"},
-        {"Cookie": "shardids_console="},
+        {"Cookie": "shardids_console_8088=x"},
+        {"Cookie": f"shardids_console_8088={TOKEN}"},
+        {"Cookie": "shardids_console_8088="},
         {"Authorization": "Bearer "},
         {"Authorization": f"Basic {TOKEN}"},
         {"Authorization": "Bearer é".encode("latin-1").decode("latin-1")},
@@ -138,7 +151,7 @@ def test_the_token_is_exchanged_for_a_cookie(closed_console: TestClient) -> None
         answer = client.post("/login", json={"token": wrong})
         assert answer.status_code == 401
         assert "set-cookie" not in answer.headers
-    for body in (b"{", b"[]", b"\xff"):
+    for body in (b"{", b"[]", b"\xff", b'{"token": "\\ud800"}'):
         given = client.post("/login", content=body, headers={"Content-Type": "application/json"})
         assert given.status_code == 401
     entered = client.post("/login", data={"token": TOKEN})
@@ -152,6 +165,19 @@ def test_the_token_is_exchanged_for_a_cookie(closed_console: TestClient) -> None
     assert client.post("/logout").headers["location"] == "/login"
     assert client.get("/api/job").status_code == 401
     assert client.get("/api/job", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+
+
+def test_consoles_on_two_ports_of_a_host_keep_their_cookies(tmp_path: Path) -> None:
+    (file := tmp_path / "token").write_text(TOKEN)
+    with (
+        process(NOBODY, "--token-file", str(file)) as (_, first),
+        process(NOBODY, "--token-file", str(file)) as (_, second),
+        httpx.Client() as browser,
+    ):
+        for address in (first, second):
+            assert browser.post(f"{address}/login", data={"token": TOKEN}).status_code == 303
+        for address in (first, second):
+            assert browser.get(f"{address}/api/job").status_code == 200
 
 
 def test_a_cookie_ends_with_its_console() -> None:
@@ -205,6 +231,25 @@ def test_a_catalog_that_never_answered(open_console: TestClient) -> None:
     assert open_console.post("/api/inspect", json={"text": "5"}).status_code == 503
     for page in ("cluster", "nodes", "map", "moves", "doctor"):
         assert "word-of-nobody" not in open_console.get(f"/api/{page}").text
+
+
+def test_users_and_options_of_urls_are_left_out() -> None:
+    secrets = "options=-c%20myapp.key%3Dhunter2&sslcert=/home/dba/secret.crt"
+    with browsing(f"postgresql://dbauser:word-of-dba@127.0.0.1:1/none?{secrets}", interval_s=60.0) as client:
+        client.post("/api/doctor", json={})
+        wait_for(lambda: client.get("/api/doctor").json()["state"] == "failed", "the examination")
+        for page in ("cluster", "moves", "doctor"):
+            told = client.get(f"/api/{page}")
+            assert "postgresql://…@127.0.0.1:1/none?…: " in str(told.json()), page
+            for secret in ("dbauser", "word-of-dba", "hunter2", "secret.crt", "options", "sslcert"):
+                assert secret not in told.text, page
+    event = as_json({"nodes": [{"error": "at postgresql://u%20v@h/a?sslkey=x&b=c: refused?"}, "k@x?a"]})
+    assert json.loads(event) == {"nodes": [{"error": "at postgresql://…@h/a?…: refused?"}, "k@x?a"]}
+
+
+def test_all_hosts_of_a_catalog_are_shown() -> None:
+    with browsing("postgresql://u:word@/none?host=127.0.0.1:1&host=127.0.0.1:2", interval_s=60.0) as client:
+        assert client.get("/api/cluster").json()["catalog"]["host"] == "127.0.0.1:1,127.0.0.1:2"
 
 
 def test_tokens_of_a_file(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from socketserver import StreamRequestHandler, TCPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -21,8 +23,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from shardids.console.databases import ANSWER_S
+from shardids.console.events import MOST_STREAMS
 from shardids.console.guard import Access
 from shardids.console.prometheus import STEP_S, Prometheus
+from shardids.console.serving import MOST_CONNECTIONS
 from shardids.dev import devcluster
 from shardids.dev.embedded import EmbeddedServer, temporary_servers
 from shardids.ids.layout import DEFAULT
@@ -128,6 +132,23 @@ def test_a_shard_that_is_fenced_or_gone_is_shown_as_that(servers: list[EmbeddedS
         wait_for(lambda: state_of(client, 4) == "active", "that shard 4 is active")
 
 
+def test_a_node_whose_shards_can_t_be_read_does_not_look_well(servers: list[EmbeddedServer]) -> None:
+    with browsing(servers[0].url()) as client, psycopg.connect(servers[1].url()) as b:
+        wait_for(lambda: node(client, "b")["shards"] == {"active": 3}, "the shards of node b")
+        b.execute("alter sequence shard_0004.id_counter cache 1")
+        wait_for(lambda: node(client, "b")["error"], "that the sequence is locked")
+        locked = node(client, "b")
+        assert locked["up"]
+        assert (locked["shards"], locked["lead_s"], locked["ticks_per_s"]) == ({}, None, None)
+        assert locked["read_at"] < told(client, "/api/cluster")["read_at"]
+        found = told(client, "/api/map")
+        assert [found["states"][state] for state in found["state"]] == ["active"] * 3 + ["unknown"] * 3
+        assert told(client, "/api/shards/4")["highest_id"] is None
+        b.rollback()
+        wait_for(lambda: node(client, "b")["error"] is None, "that it is read again")
+        assert node(client, "b")["shards"] == {"active": 3}
+
+
 @contextmanager
 def opened(address: str, page: str, **headers: str) -> Iterator[http.client.HTTPResponse]:
     with closing(http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)) as connection:
@@ -225,6 +246,27 @@ def test_an_endless_request_is_cut_off(servers: list[EmbeddedServer]) -> None:
         assert status_of(address, "/healthz") == 200
 
 
+def test_who_is_silent_locks_nobody_out_and_fills_no_log() -> None:
+    with process("postgresql://nobody@127.0.0.1:1/none") as (running, address), ExitStack() as kept:
+        streams = [kept.enter_context(opened(address, "/api/events")) for _ in range(MOST_STREAMS - 1)]
+        assert {stream.status for stream in streams} == {200}
+        with opened(address, "/api/events") as last, opened(address, "/api/events") as one_too_many:
+            assert (last.status, one_too_many.status) == (200, 503)
+            assert "Close some" in json.loads(one_too_many.read())["hint"]
+        wait_for(lambda: status_of(address, "/api/events") == 200, "a place for another page")
+        place = (urlsplit(address).hostname, urlsplit(address).port)
+        for number in range(MOST_CONNECTIONS + 50):
+            silent = kept.enter_context(socket.create_connection(place))
+            if number % 10 == 0:
+                silent.sendall(b"GET /healthz HTTP/1.1\r\nHost: ")
+                assert status_of(address, "/healthz") == 200
+        # Some are the console's own.
+        assert len(list(Path(f"/proc/{running.pid}/fd").iterdir())) < MOST_CONNECTIONS + 30
+        assert all(stream.readline() == b"retry: 2000\n" for stream in streams)
+        _, said = ended(running)
+        assert said == ""
+
+
 class _Prometheus(BaseHTTPRequestHandler):
     answer: Any = None
 
@@ -253,7 +295,7 @@ def a_prometheus(answer: Any) -> Iterator[str]:
 def series(asked: dict[str, list[str]]) -> Any:
     end = int(asked["end"][0])
     by = {"node": "a"} if "by (node)" in asked["query"][0] else {"shard": "1"}
-    values = [[end - STEP_S, "12.5"], [end, "NaN"]]
+    values = [[end - 2 * STEP_S, "+Inf"], [end - STEP_S, "12.5"], [end, "NaN"]]
     return {"status": "success", "data": {"result": [{"metric": by, "values": values}]}}
 
 
@@ -271,7 +313,13 @@ def test_the_last_hour_comes_from_prometheus(servers: list[EmbeddedServer]) -> N
 
 @pytest.mark.parametrize(
     "answer",
-    ["<html>not Prometheus", '{"status": "error"}', "[]", '{"status": "success", "data": {"result": [{}]}}'],
+    [
+        "<html>not Prometheus",
+        '{"status": "error"}',
+        "[]",
+        '{"status": "success", "data": {"result": [{}]}}',
+        '{"status": "success", "data": {"result": [{"metric": {"node": "a"}, "values": [[Infinity, "1"]]}]}}',
+    ],
 )
 def test_what_is_no_prometheus_is_told_and_memory_serves(servers: list[EmbeddedServer], answer: str) -> None:
     with (
@@ -294,6 +342,20 @@ def test_a_prometheus_that_is_down_or_silent(servers: list[EmbeddedServer]) -> N
                 assert_memory_serves(client)
             # It is not asked again for each viewer.
             assert time.monotonic() - begun < 6
+
+
+def test_what_does_not_even_speak_http_is_no_prometheus(servers: list[EmbeddedServer]) -> None:
+    class Babbler(StreamRequestHandler):
+        def handle(self) -> None:
+            self.rfile.readline()
+            self.wfile.write(b"SSH-2.0-OpenSSH\r\n")
+
+    with TCPServer(("127.0.0.1", 0), Babbler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        prometheus = Prometheus(f"http://u:word-of-prometheus@127.0.0.1:{server.server_address[1]}")
+        with browsing(servers[0].url(), prometheus=prometheus) as client:
+            assert_memory_serves(client)
+        server.shutdown()
 
 
 def assert_memory_serves(client: TestClient) -> None:

@@ -137,6 +137,8 @@ def test_a_role_with_usage_draws_where_functions_are_not_public(
         assert increases(draw(app, 10))
         assert len(draw_block(app, 10)) == 10
         assert scalar(app, "select shardids.shard_of(shardids.max_id(clock_timestamp()))") == 4095
+        # The condition of a trigger on reference tables.
+        assert scalar(app, "select shardids.server_timeline() like shardids.server() || '/%'")
 
 
 @pytest.mark.parametrize(

@@ -413,6 +413,20 @@ def test_no_reference_comes_between_while_a_row_is_deleted(nodes: Nodes) -> None
     assert nodes.dangling() == []
 
 
+def test_the_placement_is_locked_before_moves_are_as_a_move_does(nodes: Nodes) -> None:
+    nodes.write(Country(code="DD", name="East Germany"))
+    with nodes.connected("a") as catalog, nodes.connected("a") as other:
+        other.execute("begin; select from shardids_catalog.cluster for update")
+        deleting = threading.Thread(target=references.delete_row, args=(nodes.catalog, "countries", ["DD"]))
+        deleting.start()
+        waiting = """select count(*) from pg_stat_activity
+            where datname = current_database() and wait_event_type = 'Lock'"""
+        wait_for(lambda: catalog.execute(waiting).fetchone() == (1,), "the deletion to wait")
+        other.execute("lock table shardids_catalog.move in row exclusive mode nowait; commit")
+        deleting.join()
+    assert "DD" not in nodes.codes("a")
+
+
 def test_no_move_begins_during_a_deletion_nor_the_other_way(nodes: Nodes) -> None:
     nodes.write(Country(code="SU", name="Soviet Union"))
     with nodes.connected("a") as catalog:

@@ -18,7 +18,16 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 from typer.testing import CliRunner
 
-from shardids import AsyncCluster, Cluster, doctor, primary_key, primary_key_column, sharding_key, views
+from shardids import (
+    AsyncCluster,
+    Cluster,
+    doctor,
+    mover,
+    primary_key,
+    primary_key_column,
+    sharding_key,
+    views,
+)
 from shardids.catalog.placing import point_node
 from shardids.catalog.region_changes import assign_nodes, create_region
 from shardids.catalog.regions import Region
@@ -261,6 +270,27 @@ def test_models_say_the_region_of_their_keys(cluster_url: URL) -> None:
         assert wrong.shards == (7,)
 
 
+def test_a_change_of_regions_leaves_connections_and_transactions_as_they_are(cluster_url: URL) -> None:
+    with catalog_at(cluster_url) as catalog, Cluster.connect(cluster_url, listen=False) as cluster:
+        for shard in range(8):
+            with cluster.shard_engine(shard).begin() as connection:
+                Base.metadata.create_all(connection)
+        create_region(catalog, EU)
+        engine = cluster.shard_engine(0)
+        ann = next(name for number in range(99) if cluster.shard_for(name := f"ann{number}") == 0)
+        with cluster.sharded_session() as session:
+            customer = Customer(name=ann)
+            session.add(customer)
+            session.flush()
+            assign_nodes(catalog, "eu", ["a"])
+            cluster.refresh()
+            assert cluster.placement.nodes["a"].region == "eu"
+            assert cluster.shard_engine(0).pool is engine.pool
+            assert session.scalars(select(Customer.name).where(Customer.name == ann)).all() == [ann]
+            session.delete(customer)
+            session.commit()
+
+
 def test_rows_are_copied_and_loaded_into_a_region(run: Run, cluster_url: URL, tmp_path: Path) -> None:
     run("region", "create", "us", "--shards", "6-7")
     people = Table("people", MetaData(), primary_key_column("id"), Column("name", Text))
@@ -325,6 +355,24 @@ def test_asyncio_finds_keys_by_region(cluster_url: URL) -> None:
     with catalog_at(cluster_url) as catalog:
         create_region(catalog, Region(name="us", first_shard=6, last_shard=7))
     asyncio.run(ask())
+
+
+def test_shards_that_are_being_created_end_inside_their_region(cluster_url: URL) -> None:
+    with catalog_at(cluster_url) as catalog:
+        with connected(cluster_url) as connection:
+            connection.execute("update shardids_catalog.placement set state = 'creating' where shard = 0")
+        with pytest.raises(ClusterConflict, match=r'shard 0, .*is being created on node "a"') as caught:
+            create_region(catalog, EU, ["b"])
+        assert "shardids shard create" in caught.value.hint
+        assert not catalog.placement().regions
+        create_region(catalog, EU, ["a"])
+
+
+def test_a_node_that_is_excluded_is_not_said_to_be_missing(cluster_url: URL) -> None:
+    with catalog_at(cluster_url) as catalog:
+        create_region(catalog, EU, ["b"])
+        with pytest.raises(ClusterConflict, match='can only go to a node of region "eu", and b is excluded'):
+            mover.plan_balance(catalog, mover.By.ROWS, exclude=["b"])
 
 
 def test_a_change_of_regions_waits_for_moves_that_begin(cluster_url: URL) -> None:

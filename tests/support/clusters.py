@@ -104,7 +104,8 @@ _OBJECTS = f"""
     from pg_sequence join pg_class c on c.oid = seqrelid join chosen on c.relnamespace = chosen.oid
     union all
     select 'function', p.oid::regprocedure::text,
-           concat_ws(' | ', pg_get_functiondef(p.oid), pg_get_userbyid(p.proowner), p.proacl,
+           concat_ws(' | ', pg_get_functiondef(p.oid), pg_get_userbyid(p.proowner),
+                     coalesce(p.proacl, acldefault('f', p.proowner)),
                      obj_description(p.oid, 'pg_proc'))
     from pg_proc p join chosen on p.pronamespace = chosen.oid
     order by 1, 2"""

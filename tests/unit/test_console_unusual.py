@@ -62,7 +62,7 @@ def hour(
     """Points of shards that draw by chance, each at a rate of its own; ``plant`` changes them by the time."""
     chance = np.random.default_rng(seed)
     usual = mean * np.exp(chance.normal(0, spread, SHARDS))
-    history = History(interval_s)
+    history = History()
     for since_s in np.arange(0, lasts_s, interval_s).tolist():
         rates = usual.copy()
         plant(since_s, rates)

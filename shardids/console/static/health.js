@@ -128,6 +128,9 @@ function nodeTable() {
   return table("Nodes", COLUMNS, live.nodes.map(nodeRow), "cards");
 }
 
+/** @param {import("./live.js").ClusterNode} node */
+const why = (node) => node.error ? h("div", { class: "small bad-text why" }, node.error) : null;
+
 /** @param {import("./live.js").ClusterNode} node @param {number} at */
 function nodeRow(node, at) {
   const states = Object.entries(node.shards ?? {}).filter(([state]) => state !== "active");
@@ -138,9 +141,10 @@ function nodeRow(node, at) {
   return cells(COLUMNS, [
     [h("i", { class: "swatch", style: { background: `var(--node-${at % 8})` } }), h("span", { class: "name", title: node.name }, node.name),
       h("span", { class: "host" }, ` ${node.host ?? ""}`, node.region ? `, region ${node.region}` : "")],
-    node.up ? [h("span", { class: "chip good" }, "up"), " ", node.standby ? h("span", { class: "chip warn" }, "standby") : null]
+    node.up ? [h("span", { class: "chip good" }, "up"), " ", node.standby ? h("span", { class: "chip warn" }, "standby") : null,
+      node.error ? [" ", h("span", { class: "chip warn" }, "not all read"), h("span", { class: "small soft" }, ` shards read ${ago(live.age(node.read_at))}`)] : null, why(node)]
       : [h("span", { class: "chip bad" }, "down"), h("span", { class: "small soft" }, ` answered ${ago(live.age(node.read_at))}`),
-        node.error ? h("div", { class: "small bad-text why" }, node.error) : null],
+        why(node)],
     [count(node.placed), states.map(([state, number]) => [" ", state === "moved"
       ? h("span", { class: "chip", title: "Left by moves, until they are purged" }, plural(number, "old copy", "old copies"))
       : h("span", { class: "chip warn" }, `${count(number)} ${state}`)]),

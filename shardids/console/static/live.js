@@ -1,6 +1,6 @@
 // What is known of the cluster now: read once, then kept up to date by the server's events.
 
-import { get, serverClock } from "./api.js";
+import { get, post, serverClock } from "./api.js";
 
 /**
  * @typedef {{name: string, up: boolean, error: string | null, host: string, shards: Record<string, number>, placed: number,
@@ -13,8 +13,6 @@ import { get, serverClock } from "./api.js";
  *   sizes_tried_at: number | null, sizes_errors: string[]}} ShardMap
  * @typedef {{times: number[], nodes: Record<string, (number | null)[]>, shards: Record<string, (number | null)[]>, note?: string}} Rates
  */
-
-const POINTS = 720;
 
 class Live extends EventTarget {
   /** @type {any} */ cluster = null;
@@ -82,8 +80,14 @@ class Live extends EventTarget {
     this.changed("all");
   }
 
-  async reloadMap(path = "map") {
-    this.map = await get(path);
+  async reloadMap() {
+    this.map = await get("map");
+    this.changed("map");
+  }
+
+  /** Lets sizes and revisions be read again; a tick tells when they are there. */
+  async reloadSizes() {
+    this.map = await post("map", {});
     this.changed("map");
   }
 
@@ -169,7 +173,7 @@ class Live extends EventTarget {
         (rates[kind][name] ??= Array(before).fill(null)).push(point[kind]?.[name] ?? null);
       }
     }
-    const over = rates.times.length - POINTS;
+    const over = rates.times.findIndex((time) => time >= point.time - this.cluster.history_s);
     if (over <= 0) return;
     for (const line of [rates.times, ...Object.values(rates.nodes), ...Object.values(rates.shards)]) line.splice(0, over);
     for (const [shard, line] of Object.entries(rates.shards)) if (line.every((x) => x === null)) delete rates.shards[shard];

@@ -168,8 +168,8 @@ export function mount(root, argument) {
   const again = () => h("button", { type: "button", class: "plain", "data-key": "again", on: { click: readAgain } }, "Read them again");
 
   async function readAgain() {
-    show(note, "Reading sizes and revisions …"); // a tick tells when they are there
-    await live.reloadMap("map?again=1").catch((error) => show(note, error.message));
+    show(note, "Reading sizes and revisions …");
+    await live.reloadSizes().catch((error) => show(note, error.message));
   }
 
   /** @param {KeyboardEvent} event */

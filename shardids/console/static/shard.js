@@ -1,4 +1,4 @@
-// One shard: where it is, how it does, its last ID, its tables, its moves, and what can be done with it.
+// One shard: where it is, how it does, its highest ID, its tables, its moves, and what can be done with it.
 
 import { openAction } from "./actions.js";
 import { get } from "./api.js";
@@ -98,16 +98,16 @@ const placeOf = (answer) => answer?.schema ? [["Schema", answer.schema]] : [];
 
 /** @param {any} answer @param {number} age */
 function details(answer, age) {
-  const last = answer.last_id;
+  const highest = answer.highest_id;
   return [
     (answer.errors ?? []).map((/** @type {string} */ error) => h("p", { class: "notice bad" }, h("b", null, "Not all could be read. "), error)),
-    h("h3", null, "Last ID"),
-    last ? h("div", { class: "last" },
-      h("p", null, h("code", null, last.id), " ", h("button", { type: "button", class: "plain", "data-copy": last.id, "aria-label": `Copy: ${last.id}` }, "Copy")),
-      bitPicture(last.id),
-      h("p", { class: "soft small" }, `${local(last.time)}, ${ago(live.age(last.time))}`),
+    h("h3", null, "Highest ID"),
+    highest ? h("div", { class: "last" },
+      h("p", null, h("code", null, highest.id), " ", h("button", { type: "button", class: "plain", "data-copy": highest.id, "aria-label": `Copy: ${highest.id}` }, "Copy")),
+      bitPicture(highest.id),
+      h("p", { class: "soft small" }, `${local(highest.time)}, ${ago(live.age(highest.time))}. It has issued none above this one.`),
 )
-      : h("p", { class: "empty" }, "None is known: it has issued none yet, or its node did not tell."),
+      : h("p", { class: "empty" }, "None is known: it has drawn none singly since it came here, or it is not active."),
     h("h3", null, "Tables"),
     (answer.tables ?? []).length ? table("Tables", TABLES, answer.tables.map((/** @type {any} */ one) => cells(TABLES, [h("span", { class: "name", title: one.name }, one.name),
         one.rows_estimate === null || one.rows_estimate < 0 ? UNKNOWN : count(one.rows_estimate), bytes(one.size_bytes)])))

@@ -1,0 +1,17 @@
+"""The rates of the last hour, as the console keeps them."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardids.console.history import HISTORY_S, History
+
+
+@pytest.mark.parametrize("interval_s", [1.0, 5.0, 7.5])
+def test_an_hour_is_kept_however_far_apart_the_readings_are(interval_s: float) -> None:
+    history = History()
+    for number in range(int(2 * HISTORY_S / interval_s)):
+        history.add(number * interval_s, {"a": 1.0}, {3: 1.0})
+    points = history.points()
+    assert points[-1].time - points[0].time == HISTORY_S
+    assert len(points) == HISTORY_S / interval_s + 1
