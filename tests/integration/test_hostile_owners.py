@@ -192,6 +192,22 @@ def test_what_belongs_to_those_who_are_trusted_keeps_nothing_from_being_read(hos
         assert code == (None,)
 
 
+def test_partition_keys_and_what_is_no_table_are_told(hostile: Hostile) -> None:
+    with connected(hostile.mallory) as mallory:
+        mallory.execute("create table shard_0000.parted (id bigint) partition by range ((id + mal.evil(1)))")
+        mallory.execute("create view shard_0000.seen as select mal.evil(1)")
+    hostile.forget()
+    with connected(hostile.url) as admin:
+        (code,) = admin.execute("select shardids.strangers_code('shard_0000', 'parted')").fetchone() or ("",)
+        assert code.startswith("the partition key of shard_0000.parted calls mal.evil(integer)")
+        (code,) = admin.execute("select shardids.strangers_code('shard_0000', 'seen')").fetchone() or ("",)
+        assert code == "it is not a table"
+    assert not hostile.has_run()
+    with connected(hostile.mallory) as mallory:
+        mallory.execute("drop table shard_0000.parted")
+        mallory.execute("drop view shard_0000.seen")
+
+
 def test_an_owner_adds_no_code_while_his_table_is_read(hostile: Hostile) -> None:
     with connected(hostile.mallory) as mallory:
         mallory.execute("create table shard_0000.late (id bigint primary key)")

@@ -5231,9 +5231,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (383148029017849858);
-INSERT INTO shard_0000.kept VALUES (383148029017849859);
-INSERT INTO shard_0000.kept VALUES (383148029017849860);
+INSERT INTO shard_0000.kept VALUES (383149823416598530);
+INSERT INTO shard_0000.kept VALUES (383149823416598531);
+INSERT INTO shard_0000.kept VALUES (383149823416598532);
 
 
 --
@@ -5267,8 +5267,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711256474074897719/5/16698', 1, 3658998775378083840, '755', '2026-11-23 06:53:28.633202+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711256474074897719/5/16698', 1, 3658998775378083840, '756', '2026-11-23 06:53:28.640631+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711258310995409983/5/16698', 1, 139479647053152256, '755', '2026-11-23 07:00:36.434696+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711258310995409983/5/16698', 1, 139479647053152256, '756', '2026-11-23 07:00:36.450262+00', NULL);
 
 
 --
@@ -5288,7 +5288,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-23 06:53:28.544458+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-23 07:00:36.318234+00');
 
 
 --
@@ -5307,7 +5307,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-23 06:53:28.644954+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-23 07:00:36.456873+00', NULL);
 
 
 --
@@ -5384,7 +5384,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3658998866727692504, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 139479738403188738, true);
 
 
 --
@@ -5398,7 +5398,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 3658998866727692480, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 139479738403188706, true);
 
 
 --
