@@ -61,6 +61,7 @@ class Nodes(Mapping[str, Engine]):
         settings: settings of each session, by name.
         durable: whether every COMMIT waits for the disk, whatever the server's ``synchronous_commit``.
         autocommit: whether every statement is a transaction of its own.
+        read_only: whether transactions are read-only.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Nodes(Mapping[str, Engine]):
         durable: bool = False,
         settings: Mapping[str, str] | None = None,
         autocommit: bool = False,
+        read_only: bool = False,
     ) -> None:
         self._nodes = nodes
         self._login = login
@@ -81,7 +83,11 @@ class Nodes(Mapping[str, Engine]):
         self._connections = connections
         self._connect_timeout_s = connect_timeout_s
         self._durable = durable
-        self._settings = settings or {}
+        self._settings = dict(settings or {})
+        if read_only and autocommit:
+            # Such transactions are begun by the server.
+            self._settings["default_transaction_read_only"] = "on"
+        self._read_only = read_only
         self._autocommit = autocommit
         self._engines: dict[str, Engine] = {}
         self._lock = Lock()
@@ -150,7 +156,9 @@ class Nodes(Mapping[str, Engine]):
             keep_commits(engine)
         if self._settings:
             keep_settings(engine, self._settings)
-        return engine.execution_options(isolation_level="AUTOCOMMIT") if self._autocommit else engine
+        if self._autocommit:
+            return engine.execution_options(isolation_level="AUTOCOMMIT")
+        return engine.execution_options(postgresql_readonly=self._read_only)
 
 
 def administrative_engine(

@@ -39,17 +39,19 @@ class Catalog:
 
     Args:
         url: URL of the database that holds, or will hold, schema ``shardids_catalog``.
+        read_only: whether its transactions, and those of the doctor on the nodes, are read-only.
     """
 
-    def __init__(self, url: str | URL) -> None:
+    def __init__(self, url: str | URL, *, read_only: bool = False) -> None:
         self.url = parse_url(url)
+        self.read_only = read_only
         self.engine: Engine = open_engine(
             self.url,
             what="the catalog",
             administrative=True,
             connect_timeout_s=CONNECT_TIMEOUT_S,
             pool_size=1,
-        )
+        ).execution_options(postgresql_readonly=read_only)
 
     def close(self) -> None:
         """Closes the catalog's connections."""

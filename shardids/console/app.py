@@ -220,7 +220,7 @@ class Console:
                 "nodes": figures.nodes(seen),
                 "rates": figures.newest_rates(seen),
                 "map": columns(seen),
-                "sizes_at": self._slow.known.at,
+                "sizes_tried_at": self._slow.known.tried_at,
                 "moves": self._open_moves(seen),
                 "doctor": self._examiner.state,
                 "job": self.actions.job(),

@@ -84,13 +84,14 @@ def lags(seen: Seen, databases: Databases) -> dict[int, int]:
 
 def migrations(facts: SlowFacts, databases: Databases) -> Values:
     """How many shards are at which revision, and the run that is under way."""
-    counts = Counter(facts.revisions.get(shard) for shard in facts.sizes)
+    counts = Counter(facts.revisions.values())
     return {
         "read_at": facts.at,
         "revisions": [
             {"revision": revision, "shards": count}
             for revision, count in sorted(counts.items(), key=lambda pair: -pair[1])
         ],
+        "errors": facts.sentences,
         "running": databases.of_catalog(_running),
     }
 

@@ -50,7 +50,7 @@ class Examiner:
             if before.state == "running":
                 return False
             self._examined = _Examined(state="running", report=before.report, read_at=before.read_at)
-        # Nothing is changed by it, so it may end with the process.
+        # Its transactions are read-only, so it may end with the process.
         Thread(target=self._run, name="shardids console doctor", daemon=True).start()
         return True
 
@@ -68,6 +68,7 @@ class Examiner:
             "error": now.error,
             "seconds": now.report and round(now.report.seconds, 3),
             "checks": len(now.report.checks) if now.report else 0,
+            "skipped": now.report.skipped if now.report else (),
             "well": now.report and now.report.is_well,
             "findings": [_finding(one) for one in now.report.findings] if now.report else [],
         }
@@ -75,7 +76,7 @@ class Examiner:
     def _run(self) -> None:
         before = self._examined
         try:
-            with closing(Catalog(self._catalog_url)) as catalog:
+            with closing(Catalog(self._catalog_url, read_only=True)) as catalog:
                 report = doctor.examine(catalog)
             self._examined = _Examined(state="done", report=report, read_at=time.time())
             return

@@ -64,11 +64,13 @@ def slow_columns(seen: Seen, facts: SlowFacts, lags: Mapping[int, int]) -> dict[
     for place, name in enumerate(regions):
         for shard in known.regions[name] if known else ():
             region[shard] = place
-    revisions = sorted(set(facts.revisions.values()))
+    revisions = sorted({one for one in facts.revisions.values() if one is not None})
     places = {revision: place for place, revision in enumerate(revisions)}
     return {
         "revisions": revisions,
         "sizes_at": facts.at,
+        "sizes_tried_at": facts.tried_at,
+        "sizes_errors": facts.sentences,
         "size_bytes": [facts.sizes.get(shard) for shard in shards],
         "revision": [
             None if (revision := facts.revisions.get(shard)) is None else places[revision] for shard in shards

@@ -10,6 +10,7 @@ from typing import Final
 from psycopg import sql
 from sqlalchemy import Connection, text
 
+from shardids.catalog.strangers import strangers_code
 from shardids.console.databases import Databases
 from shardids.console.figures import owner_of, told
 from shardids.console.watching import Seen
@@ -37,11 +38,10 @@ class Looked:
     unread: Sequence[str]
 
 
-# Tables whose primary key is one bigint; parts of a partitioned table are read through it. A policy is code
-# of the table's owner that would run as the console's role.
+# Tables whose primary key is one bigint; parts of a partitioned table are read through it.
 _KEYS: Final = text("""
     select s.id as shard, n.nspname as schema, c.relname as table_name, a.attname as column_name,
-           has_table_privilege(c.oid, 'select') and not row_security_active(c.oid) as may_read
+           has_schema_privilege(n.oid, 'usage') and has_table_privilege(c.oid, 'select') as may_read
     from shardids.shard s
     join pg_namespace n on n.nspname = s.schema
     join pg_class c on c.relnamespace = n.oid and c.relkind in ('r', 'p') and not c.relispartition
@@ -58,7 +58,7 @@ def look(
     found: dict[int, Found] = {}
     wanted: defaultdict[int, list[int]] = defaultdict(list)
     for id_ in ids:
-        if old_ids_below is None or id_ >= old_ids_below:
+        if old_ids_below is None or not 0 <= id_ < old_ids_below:
             wanted[layout.decode(id_).shard].append(id_)
     per_node: defaultdict[str, dict[int, list[int]]] = defaultdict(dict)
     unread: list[str] = []
@@ -85,15 +85,19 @@ def look(
 
 
 class _Question:
-    """Asks a node for the rows of IDs, by shard: two statements, whatever the number of tables."""
+    """Asks a node for the rows of IDs, by shard: three statements, whatever the number of tables."""
 
     def __init__(self, wanted: Mapping[int, Sequence[int]]) -> None:
         self._wanted = wanted
 
     def __call__(self, connection: Connection) -> Looked:
         keys = connection.execute(_KEYS, {"shards": list(self._wanted)}).all()
-        readable = [key for key in keys if key.may_read]
-        hidden = sorted({key.table_name for key in keys if not key.may_read})
+        allowed = [key for key in keys if key.may_read]
+        # In this transaction: the tables stay as they were looked at.
+        code = strangers_code(connection, [(key.schema, key.table_name) for key in allowed])
+        readable = [key for key in allowed if (key.schema, key.table_name) not in code]
+        forbidden = sorted({f"{key.schema}.{key.table_name}" for key in keys if not key.may_read})
+        hidden = {key.shard for key in keys if key not in readable}
         rows: defaultdict[int, list[str]] = defaultdict(list)
         if readable:
             query = sql.SQL(" union all ").join(
@@ -110,11 +114,12 @@ class _Question:
             for table, id_ in raw.exec_driver_sql(query.as_string()):
                 rows[id_].append(table)
         found = {}
-        for ids in self._wanted.values():
+        for shard, ids in self._wanted.items():
             for id_ in ids:
                 if id_ in rows:
                     found[id_] = Found(there=True, table=", ".join(sorted(rows[id_])))
                 else:
-                    found[id_] = Found(there=None if hidden else False)
-        unread = [f"the role may not read all rows of {table}" for table in hidden]
+                    found[id_] = Found(there=None if shard in hidden else False)
+        unread = [f"the role may not read {table}" for table in forbidden]
+        unread += [f"{schema}.{table} was not looked at: {why}" for (schema, table), why in code.items()]
         return Looked(found=found, unread=unread)

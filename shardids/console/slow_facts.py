@@ -11,13 +11,16 @@ from typing import Final
 from sqlalchemy import Connection, text
 
 from shardids.console.databases import Databases
+from shardids.console.figures import told
 from shardids.console.watching import Seen
-from shardids.errors import ShardidsError
+from shardids.errors import ConnectionFailed, ShardidsError
 from shardids.logs import logger
 from shardids.migrate.environment import VERSION_TABLE
 
 EVERY_S: Final = 600.0
 """How old they may be before they are read again, unless somebody asks for it."""
+_AGAIN_S: Final = 60.0
+"""The same after a reading that did not get all."""
 _SOONEST_S: Final = 5.0
 _PATIENCE_S: Final = 30.0
 
@@ -27,15 +30,33 @@ log = logger("console")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowFacts:
     """Of each shard, by number: bytes of tables and indexes, and revisions of the application's migrations,
-    of which one that is half way has a ``+`` after it.
+    of which one that is half way has a ``+`` after it. A shard that was not read is in neither.
 
     Attributes:
-        at: when they were read, in seconds since 1970; ``None`` if never.
+        at: when a node last answered, in seconds since 1970; ``None`` if never.
+        tried_at: when they were last asked for.
+        errors: why the last reading did not get all, by node.
     """
 
     at: float | None = None
+    tried_at: float | None = None
     sizes: Mapping[int, int] = field(default_factory=dict)
-    revisions: Mapping[int, str] = field(default_factory=dict)
+    revisions: Mapping[int, str | None] = field(default_factory=dict)
+    errors: Mapping[str, ShardidsError] = field(default_factory=dict)
+
+    @property
+    def sentences(self) -> list[str]:
+        """Returns the errors in words."""
+        return [f'node "{name}": {told(error)}' for name, error in sorted(self.errors.items())]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """What a node says; without ``revisions`` the ``error`` says why."""
+
+    sizes: Mapping[int, int]
+    revisions: Mapping[int, str | None]
+    error: ShardidsError | None
 
 
 class SlowReader:
@@ -60,8 +81,9 @@ class SlowReader:
 
     def facts(self, seen: Seen, *, again: bool = False) -> SlowFacts:
         """Returns what is known now. If it is old, or ``again`` says so, it is read for who asks later."""
-        is_old = time.monotonic() - self._begun > (_SOONEST_S if again else EVERY_S)
-        if is_old and self._lock.acquire(blocking=False):
+        patience_s = _SOONEST_S if again else _AGAIN_S if self._facts.errors else EVERY_S
+        is_old = time.monotonic() - self._begun > patience_s
+        if is_old and seen.known is not None and self._lock.acquire(blocking=False):
             self._begun = time.monotonic()
             Thread(target=self._run, args=(seen,), name="shardids console", daemon=True).start()
         return self._facts
@@ -75,29 +97,40 @@ class SlowReader:
             self._lock.release()
 
     def _read(self, seen: Seen) -> SlowFacts:
-        sizes, revisions = dict(self._facts.sizes), dict(self._facts.revisions)
+        before = self._facts
+        sizes, revisions = dict(before.sizes), dict(before.revisions)
         answers = self._databases.of_nodes(dict.fromkeys(seen.nodes, self._ask), seconds=_PATIENCE_S)
+        errors: dict[str, ShardidsError] = {}
+        now = time.time()
         # Where a node does not answer, what was known of its shards stays.
         for name, answer in answers.items():
-            if isinstance(answer, ShardidsError):
-                continue
-            for shard in _owned(seen, name) & answer.keys():
-                sizes[shard], revision = answer[shard]
-                revisions.pop(shard, None)
-                if revision is not None:
-                    revisions[shard] = revision
-        return SlowFacts(at=time.time(), sizes=sizes, revisions=revisions)
+            error = answer if isinstance(answer, ShardidsError) else answer.error
+            if error is not None:
+                errors[name] = error
+            if not isinstance(answer, ShardidsError):
+                owned = _owned(seen, name)
+                sizes |= {shard: size for shard, size in answer.sizes.items() if shard in owned}
+                revisions |= {shard: there for shard, there in answer.revisions.items() if shard in owned}
+        at = now if any(isinstance(answer, _Answer) for answer in answers.values()) else before.at
+        return SlowFacts(at=at, tried_at=now, sizes=sizes, revisions=revisions, errors=errors)
 
-    def _ask(self, connection: Connection) -> dict[int, tuple[int, str | None]]:
+    def _ask(self, connection: Connection) -> _Answer:
         connection.exec_driver_sql("set local statement_timeout = '25s'")
-        found: dict[int, tuple[int, str | None]] = {}
-        revisions = {
-            row.shard: _shown(row.revisions, row.unfinished)
-            for row in connection.execute(_REVISIONS, {"table": self._version_table})
-        }
-        for row in connection.execute(_SIZES):
-            found[row.id] = (row.size_bytes, revisions.get(row.id))
-        return found
+        sizes = {row.id: row.size_bytes for row in connection.execute(_SIZES)}
+        revisions: dict[int, str | None] = {}
+        error = None
+        try:
+            # What is said of sizes stays, whoever may not read a version table.
+            with connection.begin_nested():
+                revisions |= {
+                    row.shard: _shown(row.revisions, row.unfinished)
+                    for row in connection.execute(_REVISIONS, {"table": self._version_table})
+                }
+        except ConnectionFailed:
+            raise
+        except ShardidsError as raised:
+            error = raised
+        return _Answer(sizes=sizes, revisions=revisions, error=error)
 
 
 def _shown(revisions: list[str] | None, unfinished: str | None) -> str | None:

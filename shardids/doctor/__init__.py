@@ -3,7 +3,8 @@
 Facts are plain records (:mod:`~shardids.doctor.facts`). Each check is a pure function of them, in the module
 of what it is about: placement, regions, generators, tables, schemas, counters, leftovers, access, contents,
 lookups.
-:func:`examine` changes nothing and installs nothing.
+:func:`examine` changes nothing and installs nothing: what it creates to compare the engine with is temporary
+and rolled back, and left out with a catalog that is read-only.
 """
 
 from __future__ import annotations
@@ -54,13 +55,15 @@ _WORST_FIRST = list(Severity)
 class Report:
     """What an examination found, the worst first.
 
-    ``checks`` are the names of the checks that ran, ``seconds`` is how long the examination took.
+    ``checks`` are the names of the checks that ran, ``skipped`` of those that would have had to write,
+    ``seconds`` is how long the examination took.
     """
 
     facts: ClusterFacts
     checks: tuple[str, ...]
     findings: tuple[Finding, ...]
     seconds: float
+    skipped: tuple[str, ...] = ()
 
     @property
     def is_well(self) -> bool:
@@ -78,15 +81,20 @@ def examine(
     """Examines a cluster with all checks, or with those of the given names.
 
     ``keys`` are the columns by whose hash rows are placed; with ``every_row`` all rows of their tables are
-    read, not a sample.
+    read, not a sample. With a read-only catalog all transactions are, and ``engine-changed`` is skipped.
 
     Raises:
         BadArgument: there is no such check or column, or the column's type cannot be hashed.
         ConnectionFailed, ClusterConflict: the catalog cannot be read. A node that cannot is a finding.
     """
     begun = time.monotonic()
-    checks = _chosen(names)
-    facts = ask(catalog, Wishes(rates=generators.tick_rate in checks, keys=keys, every_row=every_row))
+    chosen = _chosen(names)
+    skipped = [check for check in chosen if catalog.read_only and check is generators.engine_changed]
+    checks = [check for check in chosen if check not in skipped]
+    wishes = Wishes(
+        rates=generators.tick_rate in checks, keys=keys, every_row=every_row, read_only=catalog.read_only
+    )
+    facts = ask(catalog, wishes)
     _require_found(keys, facts)
     findings = [finding for check in checks for finding in check.findings(facts)]
     findings.sort(key=lambda finding: _WORST_FIRST.index(finding.severity))
@@ -95,13 +103,17 @@ def examine(
         checks=tuple(check.name for check in checks),
         findings=tuple(findings),
         seconds=time.monotonic() - begun,
+        skipped=tuple(check.name for check in skipped),
     )
 
 
 def _require_found(keys: Sequence[ShardingKey], facts: ClusterFacts) -> None:
     nodes = facts.nodes.values()
     sampled = {(s.table_name, s.column_name) for node in nodes for s in node.samples if s.said_by == "key"}
+    unread = {table for node in nodes for table, _ in node.unread}
     for key in keys:
+        if key.table_name in unread:
+            continue
         if (key.table_name, key.column_name) not in sampled and all(node.error is None for node in nodes):
             raise BadArgument(f"no shard has a column {key.table_name}.{key.column_name} that may be read")
 

@@ -47,6 +47,7 @@ from shardids.doctor.facts import (
 from shardids.doctor.old_ids import Adopted, adopted_in
 from shardids.doctor.reference_facts import ask_references, read_references
 from shardids.doctor.samples import ShardingKey, read_keys, sample_ids
+from shardids.doctor.unread import Unread
 from shardids.errors import BadArgument, ClusterConflict, ShardidsError
 from shardids.lookups.comparing import compare_all
 from shardids.lookups.places import faulty_nodes
@@ -65,12 +66,14 @@ class Wishes:
     """What to ask in addition.
 
     ``rates``: read the shards' generators twice, at least half a second apart. ``keys``: columns by whose
-    hash rows are placed. ``every_row``: read all rows of their tables, not a sample.
+    hash rows are placed. ``every_row``: read all rows of their tables, not a sample. ``read_only``: leave out
+    what is to be created for the comparison.
     """
 
     rates: bool = True
     keys: Sequence[ShardingKey] = ()
     every_row: bool = False
+    read_only: bool = False
 
 
 def ask(catalog: Catalog, wishes: Wishes) -> ClusterFacts:
@@ -107,7 +110,13 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[int, ClusterFacts]:
     regions = tuple(known.regions.values())
     clock = LocalClock()
     with (
-        Nodes(there, catalog.url, application_name=_NAME, connect_timeout_s=_CONNECT_TIMEOUT_S) as nodes,
+        Nodes(
+            there,
+            catalog.url,
+            application_name=_NAME,
+            connect_timeout_s=_CONNECT_TIMEOUT_S,
+            read_only=catalog.read_only,
+        ) as nodes,
         ThreadPoolExecutor(max_workers=max(1, len(views))) as pool,
     ):
         viewed = [pool.submit(_ask_view, catalog, view, description) for view in views]
@@ -228,7 +237,7 @@ def _ask_view(catalog: Catalog, view: View, description: Description) -> ViewFac
         what=f'the database of view "{view.name}"',
         application_name=_NAME,
         connect_timeout_s=_CONNECT_TIMEOUT_S,
-    )
+    ).execution_options(postgresql_readonly=catalog.read_only)
     try:
         with engine.connect() as connection:
             return ViewFacts(view=view, sources=read_sources(connection, description.schema_prefix))
@@ -262,17 +271,19 @@ def _node_facts(
     begun = time.monotonic()
     first = _read_draws(connection, shards)
     held_before = {_held(holder) for holder in read(connection, "doctor/locks.v1", LockHolder)}
-    before = _read_revisions(connection, shards, "alembic_version")
+    unread = Unread()
+    before = _read_revisions(connection, shards, "alembic_version", unread)
     yield {
-        "revisions": _read_revisions(connection, shards, "shardids_version"),
+        "unread": unread.tables,
+        "revisions": _read_revisions(connection, shards, "shardids_version", unread),
         "objects": read_objects(connection, [s.shard for s in shards.values() if s.state == "active"]),
     }
     # A migration that committed in between took its shard from one revision to another.
-    after = _read_revisions(connection, shards, "alembic_version")
+    after = _read_revisions(connection, shards, "alembic_version", unread)
     in_flux = (shard for shard in shards if before.get(shard) != after.get(shard))
     yield {"application_revisions": after, "in_flux": frozenset(in_flux)}
     yield {
-        "changed_functions": changed_functions(connection, engine),
+        "changed_functions": [] if wishes.read_only else changed_functions(connection, engine),
         "recorded": read_recorded(connection),
         "keys": (keys := read(connection, "doctor/keys.v1", KeyColumn)),
         "foreign_keys": read(connection, "doctor/foreign_keys.v1", ForeignKey),
@@ -289,13 +300,21 @@ def _node_facts(
         [(local.shard, local.schema) for local in active if table in local.own_tables]
         for table in (KINDS, ZONES)
     )
-    yield {"counters": read_counters(connection, kinds, zones)}
+    yield {"counters": read_counters(connection, kinds, zones, unread)}
     yield {"view_sources": read_sources(connection, description.schema_prefix)}
     prefix = description.schema_prefix
     yield {
         "samples": [
-            *sample_ids(connection, prefix, keys, adopted),
-            *read_keys(connection, prefix, wishes.keys, adopted, regions=regions, every_row=wishes.every_row),
+            *sample_ids(connection, prefix, keys, adopted, unread),
+            *read_keys(
+                connection,
+                prefix,
+                wishes.keys,
+                adopted,
+                regions=regions,
+                every_row=wishes.every_row,
+                unread=unread,
+            ),
         ]
     }
     if wishes.rates:
@@ -320,22 +339,24 @@ def _read_draws(connection: Connection, shards: Mapping[int, LocalShard]) -> dic
 
 
 def _read_revisions(
-    connection: Connection, shards: Mapping[int, LocalShard], table: str
+    connection: Connection, shards: Mapping[int, LocalShard], table: str, unread: Unread
 ) -> dict[int, tuple[str, ...]]:
-    """Returns the revisions in a version table of every shard that has one."""
+    """Returns the revisions in a version table of every shard that has one which can be read."""
     having = [local for local in shards.values() if table in local.own_tables]
-    revisions: dict[int, list[str]] = {local.shard: [] for local in having}
+    revisions: dict[int, list[str]] = {}
     for batch in batches(having):
-        selects = [
-            # Not cast: the owner of the column's type may have made a cast to text.
-            sql.SQL("select {}, concat(version_num) from {}").format(
-                sql.Literal(local.shard), sql.Identifier(local.schema, table)
-            )
-            for local in batch
-        ]
         with connection.begin():
             prepare(connection)
+            some = unread.leave_out(connection, batch, lambda local: (local.schema, table, local.shard))
+            revisions |= {local.shard: [] for local in some}
+            selects = [
+                # Not cast: the owner of the column's type may have made a cast to text.
+                sql.SQL("select {}, concat(version_num) from {}").format(
+                    sql.Literal(local.shard), sql.Identifier(local.schema, table)
+                )
+                for local in some
+            ]
             union = sql.SQL(" union all ").join(selects).as_string()
-            for shard, revision in connection.exec_driver_sql(union):
+            for shard, revision in connection.exec_driver_sql(union) if some else ():
                 revisions[shard].append(revision)
     return {shard: tuple(sorted(found)) for shard, found in revisions.items()}

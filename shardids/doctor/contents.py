@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from shardids.catalog.notation import named_shards
 from shardids.doctor.facts import ClusterFacts, Sample
-from shardids.doctor.findings import Found, Severity, check, in_shell
+from shardids.doctor.findings import Found, Severity, check, grouped, in_shell
 from shardids.views.state import stale_shards
 
 
@@ -62,6 +62,27 @@ def key_in_wrong_shard(facts: ClusterFacts) -> Iterator[Found]:
         )
 
 
+@check("table-unread", Severity.INFO, remedy="Examine as a role with no more rights than its owner.")
+def table_unread(facts: ClusterFacts) -> Iterator[Found]:
+    """A table that was not read, because functions of other roles in its indexes or the like would run."""
+    nodes = {name: dict(node.unread) for name, node in facts.nodes.items()}
+    for one in facts.lookups:
+        for (table, shard), code in one.unread.items():
+            said = f"{code}; so look-up {one.name} was not compared"
+            nodes.setdefault(facts.placed[shard].node, {})[table, shard] = said
+    for name, unread in nodes.items():
+        for table, shards in grouped(unread).items():
+            yield Found(
+                what=f'{table}: not looked at in {named_shards(shards)} of node "{name}":'
+                f" {unread[table, shards[0]]}",
+                to_do="That would run as whoever reads the table: examine as a role with no more rights than"
+                " its owner, or let the owner of schema shardids own the functions",
+                nodes=(name,),
+                shards=shards,
+                thing=table,
+            )
+
+
 @check("view-stale", Severity.WARNING, remedy="`shardids view refresh`.")
 def view_stale(facts: ClusterFacts) -> Iterator[Found]:
     """A view over all shards that is gone, or does not read every shard from its owner."""
@@ -91,5 +112,5 @@ def view_stale(facts: ClusterFacts) -> Iterator[Found]:
             )
 
 
-CHECKS = (row_in_wrong_shard, key_in_wrong_shard, view_stale)
+CHECKS = (row_in_wrong_shard, key_in_wrong_shard, table_unread, view_stale)
 """All checks of this module."""

@@ -10,6 +10,7 @@ from psycopg import sql
 from sqlalchemy import Connection
 
 from shardids.catalog.queries import batches, prepare, rows
+from shardids.doctor.unread import Unread
 
 KINDS: Final = "shardids_counter_kind"
 ZONES: Final = "shardids_counter_zone"
@@ -47,25 +48,23 @@ class CounterFacts:
 
 
 def read_counters(
-    connection: Connection, kinds: Iterable[tuple[int, str]], zones: Iterable[tuple[int, str]]
+    connection: Connection, kinds: Iterable[tuple[int, str]], zones: Iterable[tuple[int, str]], unread: Unread
 ) -> CounterFacts:
     """Reads them from shards, given with their schemas, that have the tables and let them be read."""
     found_kinds: list[KindOfShard] = []
     for batch in batches(list(kinds)):
-        query = _of_all(
-            "select {}::integer as shard, kind, per, zone, prefix, padding, lanes, keep_days from {}",
-            KINDS,
-            batch,
-        )
+        select = "select {}::integer as shard, kind, per, zone, prefix, padding, lanes, keep_days from {}"
         with connection.begin():
             prepare(connection)
-            found_kinds += rows(connection, query, KindOfShard)
+            if some := unread.leave_out(connection, batch, lambda one: (one[1], KINDS, one[0])):
+                found_kinds += rows(connection, _of_all(select, KINDS, some), KindOfShard)
     found_zones: list[ZoneOfTenant] = []
     for batch in batches(list(zones)):
-        query = _of_all("select {}::integer as shard, tenant, zone from {}", ZONES, batch)
+        select = "select {}::integer as shard, tenant, zone from {}"
         with connection.begin():
             prepare(connection)
-            found_zones += rows(connection, query, ZoneOfTenant)
+            if some := unread.leave_out(connection, batch, lambda one: (one[1], ZONES, one[0])):
+                found_zones += rows(connection, _of_all(select, ZONES, some), ZoneOfTenant)
     return CounterFacts(kinds=tuple(found_kinds), zones=tuple(found_zones))
 
 

@@ -260,7 +260,8 @@ class NodeFacts:
     """One node. With an ``error``, which says why not all could be read, any of the rest may be missing.
 
     ``objects`` are those of the shards' schemas, ``recorded`` the hashes of revisions that ran. The shards
-    ``in_flux`` were migrated while they were read.
+    ``in_flux`` were migrated while they were read. ``unread`` are tables that were left out, by name and
+    shard, with the code of others that would have run.
     """
 
     node: Node
@@ -288,6 +289,7 @@ class NodeFacts:
     samples: Sequence[Sample] = ()
     view_sources: Sequence[ViewSource] = ()
     counters: CounterFacts = field(default_factory=CounterFacts)
+    unread: Mapping[tuple[str, int], str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

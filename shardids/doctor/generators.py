@@ -64,6 +64,7 @@ def engine_revision(facts: ClusterFacts) -> Iterator[Found]:
             and (there := node.revisions.get(shard, ())) != (trees.head("shard"),)
             # With an error, perhaps none was read.
             and (node.revisions or not node.error)
+            and ("shardids_version", shard) not in node.unread
         )
         for there, shards in grouped(apart).items():
             where = f'{named_shards(shards)} of node "{name}"'

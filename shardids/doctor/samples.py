@@ -15,6 +15,7 @@ from shardids.catalog.regions import Region
 from shardids.catalog.topology import schema_name
 from shardids.doctor.facts import KeyColumn, Sample
 from shardids.doctor.old_ids import HASH, MODULO, Adopted
+from shardids.doctor.unread import Unread
 from shardids.errors import BadArgument
 from shardids.models.columns import SHARDING_KEY
 
@@ -104,7 +105,7 @@ class _OldId:
 
 
 def sample_ids(
-    connection: Connection, prefix: str, keys: Sequence[KeyColumn], adopted: Adopted
+    connection: Connection, prefix: str, keys: Sequence[KeyColumn], adopted: Adopted, unread: Unread
 ) -> Iterator[Sample]:
     """Samples IDs: some at random, and the newest."""
     tables = [
@@ -124,30 +125,43 @@ def sample_ids(
           select id, {belongs}
           from (({sampled}) union (select {id} from {relation} order by 1 desc limit {limit})) read (id)
         ) sampled (id, belongs_to)""")
+
+    def table_of(one: tuple[KeyColumn, int, int]) -> tuple[str, str, int]:
+        return schema_name(prefix, one[1]), one[0].table_name, one[1]
+
     for batch in batches(chosen, _STATEMENT):
-        selects = [
-            query.format(
-                table=sql.Literal(key.table_name),
-                column=sql.Literal(key.column_name),
-                shard=sql.Literal(shard),
-                sampled=_sampled(prefix, shard, key.table_name, key.column_name, pages),
-                id=sql.Identifier(key.column_name),
-                relation=sql.Identifier(schema_name(prefix, shard), key.table_name),
-                limit=sql.Literal(_ROWS),
-                belongs=adopted.belongs(adopted.rule(key.table_name, key.column_name), sql.SQL("id")),
-            )
-            for key, shard, pages in batch
-        ]
         with connection.begin():
             prepare(connection)
-            yield from rows(connection, sql.SQL(" union all ").join(selects).as_string(), Sample)
+            some = unread.leave_out(connection, batch, table_of)
+            selects = [
+                query.format(
+                    table=sql.Literal(key.table_name),
+                    column=sql.Literal(key.column_name),
+                    shard=sql.Literal(shard),
+                    sampled=_sampled(prefix, shard, key.table_name, key.column_name, pages),
+                    id=sql.Identifier(key.column_name),
+                    relation=sql.Identifier(schema_name(prefix, shard), key.table_name),
+                    limit=sql.Literal(_ROWS),
+                    belongs=adopted.belongs(adopted.rule(key.table_name, key.column_name), sql.SQL("id")),
+                )
+                for key, shard, pages in some
+            ]
+            if selects:
+                yield from rows(connection, sql.SQL(" union all ").join(selects).as_string(), Sample)
     by_directory = [one for one in chosen if adopted.is_by_directory(one[0].table_name, one[0].column_name)]
     for key, shard, pages in by_directory:
-        yield from _in_directory(connection, prefix, key, shard, pages=pages, adopted=adopted)
+        yield from _in_directory(connection, prefix, key, shard, pages=pages, adopted=adopted, unread=unread)
 
 
 def _in_directory(
-    connection: Connection, prefix: str, key: KeyColumn, shard: int, *, pages: int, adopted: Adopted
+    connection: Connection,
+    prefix: str,
+    key: KeyColumn,
+    shard: int,
+    *,
+    pages: int,
+    adopted: Adopted,
+    unread: Unread,
 ) -> Iterator[Sample]:
     """Compares old IDs of one shard with the table's directory, which the node does not have."""
     query = sql.SQL("select id from ({}) read (id) where {} order by id").format(
@@ -155,9 +169,12 @@ def _in_directory(
     )
     with connection.begin():
         prepare(connection)
+        there = (schema_name(prefix, shard), key.table_name, shard)
+        if not unread.leave_out(connection, [there], lambda one: one):
+            return
         found = rows(connection, query.as_string(), _OldId)
     said = adopted.in_directory(key.table_name, [one.id for one in found])
-    wrong = [id_ for id_, there in said.items() if there != shard]
+    wrong = [id_ for id_, says in said.items() if says != shard]
     yield Sample(
         table_name=key.table_name,
         column_name=key.column_name,
@@ -178,6 +195,7 @@ def read_keys(
     *,
     regions: Collection[Region],
     every_row: bool,
+    unread: Unread,
 ) -> Iterator[Sample]:
     """Reads sharding keys, some at random or all, and hashes them on the node.
 
@@ -196,23 +214,28 @@ def read_keys(
         )
         for column in columns:
             _require_hash(key, column)
+
+        def table_of(column: _Column, table: str = key.table_name) -> tuple[str, str, int]:
+            return schema_name(prefix, column.shard), table, column.shard
+
         for batch in batches(columns, _STATEMENT):
-            selects = [
-                _misplaced(
-                    prefix,
-                    key,
-                    column,
-                    adopted=adopted,
-                    by_hash=_by_hash(column, adopted, regions),
-                    every_row=every_row,
-                )
-                for column in batch
-            ]
             with connection.begin():
                 prepare(connection)
                 if every_row:
                     connection.exec_driver_sql("set local statement_timeout = 0")
-                yield from rows(connection, sql.SQL(" union all ").join(selects).as_string(), Sample)
+                selects = [
+                    _misplaced(
+                        prefix,
+                        key,
+                        column,
+                        adopted=adopted,
+                        by_hash=_by_hash(column, adopted, regions),
+                        every_row=every_row,
+                    )
+                    for column in unread.leave_out(connection, batch, table_of)
+                ]
+                if selects:
+                    yield from rows(connection, sql.SQL(" union all ").join(selects).as_string(), Sample)
 
 
 def _require_hash(key: ShardingKey, column: _Column) -> None:

@@ -164,7 +164,9 @@ def revisions_apart(facts: ClusterFacts) -> Iterator[Found]:
         # With an error, perhaps none was read.
         if node.engine and (node.application_revisions or not node.error)
         for shard in node.shards
-        if shard in facts.placed and facts.placed[shard].node == name
+        if shard in facts.placed
+        and facts.placed[shard].node == name
+        and ("alembic_version", shard) not in node.unread
     )
     usual = max(at, key=lambda revisions: len(at[revisions]), default=None)
     for revisions, shards in at.items():

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from sqlalchemy import Engine
+
 from shardids.catalog import claims
 from shardids.catalog.claims import SQL_TYPES, Stamped
 from shardids.catalog.nodes import Nodes
+from shardids.catalog.queries import batches, prepare
 from shardids.catalog.rows import Catalog
+from shardids.catalog.strangers import strangers_code
 from shardids.catalog.topology import RegisteredLookup, schema_name
 from shardids.client.listener import FollowedPlacement
 from shardids.client.lookups import Claims
@@ -41,6 +45,7 @@ class Opened:
         claims: asks the shards, in sessions whose names are PostgreSQL's own.
         shards: all shards.
         schema_of: returns a shard's schema.
+        nodes, shards_of: the nodes, and the shards of each.
     """
 
     registered: RegisteredLookup
@@ -49,6 +54,8 @@ class Opened:
     claims: Claims
     shards: Sequence[int]
     schema_of: Callable[[int], str]
+    nodes: Nodes
+    shards_of: Mapping[str, Sequence[int]]
 
     def rows(self, shard: int) -> Iterator[list[Any]]:
         """Yields the values of a shard's rows, in their order."""
@@ -88,6 +95,25 @@ class Opened:
         there = {value for shard, values in by_shard.items() for value in self.with_rows(shard, values)}
         return {value: stamped for value, stamped in found.items() if value not in there}
 
+    def strangers_code(self) -> dict[tuple[str, int], str]:
+        """Returns what code of others it would run to read rows or claims, by table and shard."""
+        tables = (self.lookup.table, self.registered.claims)
+
+        def ask(name: str, engine: Engine) -> dict[tuple[str, int], str]:
+            shard_of = {self.schema_of(shard): shard for shard in self.shards_of.get(name, ())}
+            found: dict[tuple[str, int], str] = {}
+            with engine.connect() as connection:
+                for batch in batches(list(shard_of)):
+                    there = [(schema, table) for schema in batch for table in tables]
+                    with connection.begin():
+                        prepare(connection)
+                        code = strangers_code(connection, there)
+                    found |= {(table, shard_of[schema]): what for (schema, table), what in code.items()}
+            return found
+
+        answers = self.nodes.each(ask).all()
+        return {place: what for found in answers.values() for place, what in found.items()}
+
     def _pages(self, shard: int, statement: Any) -> Iterator[list[Any]]:
         schema, type_ = self.schema_of(shard), SQL_TYPES[self.lookup.kind.__name__]
         page = self.claims.ask(shard, statement(schema, type_, False), PAGE)
@@ -110,8 +136,14 @@ def opened(catalog: Catalog, name: str) -> Iterator[Opened]:
     placement, description = catalog.placement(), catalog.describe()
     own = "shardids lookup"
     with (
-        Nodes(placement.nodes, catalog.url, application_name=own) as nodes,
-        Nodes(placement.nodes, catalog.url, application_name=own, autocommit=True) as claiming,
+        Nodes(placement.nodes, catalog.url, application_name=own, read_only=catalog.read_only) as nodes,
+        Nodes(
+            placement.nodes,
+            catalog.url,
+            application_name=own,
+            autocommit=True,
+            read_only=catalog.read_only,
+        ) as claiming,
     ):
         columns = shard_columns(nodes, placement, registered)
         check_columns(columns, placement, registered)
@@ -131,4 +163,6 @@ def opened(catalog: Catalog, name: str) -> Iterator[Opened]:
             claims=claims_,
             shards=placement.all_shards(),
             schema_of=schema_of,
+            nodes=nodes,
+            shards_of=placement.by_node(),
         )

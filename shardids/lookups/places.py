@@ -138,7 +138,9 @@ def faulty_nodes(catalog: Catalog) -> dict[str, str]:
     if not any(one.is_strict for one in placement.lookups.values()):
         return {}
     wanted = dict(placement.node_of)
-    with Nodes(placement.nodes, catalog.url, application_name="shardids lookup") as nodes:
+    with Nodes(
+        placement.nodes, catalog.url, application_name="shardids lookup", read_only=catalog.read_only
+    ) as nodes:
 
         def fault(name: str, _engine: object) -> str | None:
             with nodes[name].connect() as connection:

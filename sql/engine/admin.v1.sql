@@ -1,7 +1,8 @@
--- Purpose:    stopping, starting and granting shards, for the owner of schema shardids.
+-- Purpose:    stopping, starting and granting shards, for the owner of schema shardids; what reading a table would run.
 -- Locks:      fence, activate: advisory lock (1936220516, shard) for microseconds; FOR UPDATE on the
 --             shard's row until commit. grant_usage, revoke_usage: advisory lock 1936220518, the installers',
---             until commit. enter_shard: advisory lock (1936220517, shard) until commit.
+--             until commit. enter_shard: advisory lock (1936220517, shard) until commit. strangers_code: ACCESS SHARE on
+--             the table and its parts until commit, SHARE UPDATE EXCLUSIVE where others own one of them.
 -- Privileges: CREATE on schema shardids.
 
 -- Stops the shard at once and for every session, whatever becomes of the caller's transaction: a fence that
@@ -259,3 +260,77 @@ $$;
 
 comment on function shardids.enter_shard(integer) is
   'Makes a shard''s schema if missing and names it in shardids.shard until the end of the transaction';
+
+-- Who reads a table runs what its owner put into its policies, and functions in its indexes, statistics, CHECK constraints and
+-- partition keys already while the query is planned. Operators run functions; built-in ones depend on nothing. Superusers
+-- and whoever acts for the engine's owner or for the caller are trusted. The lock keeps the owner from adding an index,
+-- statistics or a part after the look, which ACCESS SHARE lets him; a role that may only read can take no other.
+create function shardids.strangers_code(schema name, table_name name) returns text
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  engine constant oid := (select n.nspowner from pg_namespace n where n.nspname = 'shardids');
+  patience constant text := current_setting('lock_timeout');
+  this regclass;
+  parts oid[];
+  code text;
+begin
+  execute format('lock table %I.%I in access share mode', schema, table_name);
+  this := to_regclass(format('%I.%I', schema, table_name));
+  if (select c.relkind from pg_class c where c.oid = this) not in ('r', 'p') then
+    return 'it is not a table';
+  end if;
+  for looks in 1 .. 2 loop
+    with recursive part as (
+      select this::oid as oid union select i.inhrelid from pg_inherits i join part on part.oid = i.inhparent)
+    select array_agg(part.oid) into parts from part;
+    exit when looks = 2 or not exists (
+      select from pg_class c
+      where c.oid = any (parts)
+        and not pg_has_role(c.relowner, current_user, 'member') and not pg_has_role(c.relowner, engine, 'member'));
+    begin
+      -- Short of deadlock_timeout, so that no autovacuum gives way.
+      perform set_config('lock_timeout', '200ms', true);
+      execute format('lock table %s in share update exclusive mode', this);
+      perform set_config('lock_timeout', patience, true);
+    exception
+      when insufficient_privilege then
+        null;
+      when lock_not_available or read_only_sql_transaction then
+        return 'its owner could change it meanwhile: it can''t be locked now';
+    end;
+  end loop;
+  select w.what into code
+  from (
+    select format('policies of it apply to role %I', current_user) where row_security_active(this)
+    union all
+    select format('%s calls %s, which belongs to role %I', o.what, p.oid::regprocedure, pg_get_userbyid(r.role))
+    from (
+      select 'pg_class'::regclass as classid, c.oid as objid, format('the partition key of %s', c.oid::regclass) as what
+      from pg_class c where c.oid = any (parts)
+      union all
+      select 'pg_class'::regclass, i.indexrelid, format('index %s', i.indexrelid::regclass)
+      from pg_index i where i.indrelid = any (parts)
+      union all
+      select 'pg_constraint'::regclass, k.oid, format('CHECK %I of %s', k.conname, k.conrelid::regclass)
+      from pg_constraint k where k.conrelid = any (parts) and k.contype = 'c'
+      union all
+      select 'pg_statistic_ext'::regclass, e.oid, format('statistics %I of %s', e.stxname, e.stxrelid::regclass)
+      from pg_statistic_ext e where e.stxrelid = any (parts)) o
+    join pg_depend d on d.classid = o.classid and d.objid = o.objid
+      and d.refclassid in ('pg_proc'::regclass, 'pg_operator'::regclass)
+    left join pg_operator b on d.refclassid = 'pg_operator'::regclass and b.oid = d.refobjid
+    join pg_proc p on p.oid = coalesce(b.oprcode::oid, d.refobjid)
+    cross join lateral (values (p.proowner), (b.oprowner)) r (role)
+    where not pg_has_role(r.role, current_user, 'member') and not pg_has_role(r.role, engine, 'member')
+    union all
+    select format('%s is a foreign table of role %I', c.oid::regclass, pg_get_userbyid(c.relowner))
+    from pg_class c
+    where c.oid = any (parts) and c.relkind = 'f'
+      and not pg_has_role(c.relowner, current_user, 'member') and not pg_has_role(c.relowner, engine, 'member')) w (what)
+  limit 1;
+  return code;
+end
+$$;
+
+comment on function shardids.strangers_code(name, name) is
+  'What code of others a query of a table would run as the caller; null if none. The table is locked until the end of the transaction';

@@ -1,22 +1,26 @@
 -- Purpose:    what migrations of many shards need on a node: at which revision each shard is, the start of a
 --             shard's transaction, and what each revision was when it ran.
--- Locks:      revisions: ACCESS SHARE on one version table at a time. enter_revision: advisory locks
+-- Locks:      revisions: those of strangers_code on one version table at a time. enter_revision: advisory locks
 --             (1936220530, shard) and (1936220517, shard) until commit.
 -- Privileges: CREATE on schema shardids.
 
 -- A version table is the application's: only tables are read, for a view would run its functions as the caller;
--- values are written by format(), for the owner of their type may have made a cast to text; and row_security is off,
--- so that a policy is an error and no function of its owner is run.
+-- values are written by format(), for the owner of their type may have made a cast to text; and a table whose owner's code
+-- would run, as that of a policy or in an index, is an error.
 
 create function shardids.revisions_in(schema name, version_table name) returns text[]
 language plpgsql volatile set search_path = pg_catalog, pg_temp set row_security = off as $$
 declare
   found_there text[];
+  -- It locks the table: nothing else can take its name then.
+  code constant text := shardids.strangers_code(schema, version_table);
 begin
-  -- Locked before it is looked at: nothing else can take its name then.
-  execute format('lock table %I.%I in access share mode', schema, version_table);
   if (select c.relkind from pg_class c where c.oid = to_regclass(format('%I.%I', schema, version_table))) <> 'r' then
     raise wrong_object_type using message = format('%I.%I is not a table', schema, version_table);
+  elsif code is not null then
+    raise insufficient_privilege using
+      message = format('%I.%I was not looked at: %s', schema, version_table, code),
+      hint = 'Connect as a role that has no more rights than its owner, or let the owner of schema shardids own it.';
   end if;
   execute format('select array_agg(revision order by revision collate "C")'
                  ' from (select format(''%%s'', v.version_num) as revision from %I.%I v) versions',

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from starlette.testclient import TestClient
 
 from shardids.console.databases import Databases
 from shardids.console.history import History
+from shardids.console.rows_of_ids import look
+from shardids.console.slow_facts import SlowFacts, SlowReader
 from shardids.console.unusual import Unusual
 from shardids.console.watching import SHARDS_A_SECOND, Watcher
 from shardids.errors import ClusterConflict, UnsupportedServer
-from shardids.ids.layout import DEFAULT
+from shardids.ids.layout import DEFAULT, Layout
 from tests.conftest import BlankDatabases, MakeRole, dsn, found_cluster
 from tests.support.clusters import catalog_at, connected
 from tests.support.consoles import browsing, told
@@ -254,6 +257,7 @@ def test_moves_and_migrations_of_a_cluster_that_had_none(client: TestClient) -> 
     assert told(client, "/api/migrations") | {"read_at": 0} == {
         "read_at": 0,
         "revisions": [{"revision": None, "shards": 8}],
+        "errors": [],
         "running": [],
     }
 
@@ -334,13 +338,106 @@ def test_code_of_a_table_s_owner_does_not_run_as_the_console_s_role(
             with browsing(role) as client:
                 wait_for(lambda: told(client, "/api/nodes")[0]["up"], "node a")
                 found = inspected(client, f"{photo} {photo + 1}")
-            assert found["unread"] == ["the role may not read all rows of traps"]
+            assert found["unread"] == [
+                f'shard_0000.traps was not looked at: policies of it apply to role "{role.username}"'
+            ]
             assert [one["table"] for one in found["ids"]] == ["photos", None]
             # Where a table was not looked at, a row may be.
             assert [one["found"] for one in found["ids"]] == [True, None]
         finally:
             connection.execute("drop table shard_0000.traps")
             connection.execute("drop function shard_0000.trap")
+
+
+def test_sizes_are_shown_though_revisions_may_not_be_read(
+    cluster: tuple[URL, URL], make_role: MakeRole
+) -> None:
+    role = make_role().set(database=cluster[0].database)
+
+    def grant(statement: str) -> None:
+        for url in cluster:
+            with connected(url) as connection:
+                connection.execute(statement.format(f'"{role.username}"').encode())
+
+    grant("grant pg_read_all_data to {}")
+    with connected(cluster[1]) as connection:
+        connection.execute("create table shard_0007.alembic_version as select 'r1' as version_num")
+    try:
+        with browsing(role) as client:
+            wait_for(lambda: told(client, "/api/map")["sizes_at"], "sizes")
+            found = told(client, "/api/map")
+            assert min(found["size_bytes"]) > 0
+            assert len(found["sizes_errors"]) == 2
+            assert all("permission denied for function revisions" in one for one in found["sizes_errors"])
+            assert told(client, "/api/migrations")["revisions"] == []
+        grant("grant execute on function shardids.revisions(name), shardids.revisions_in(name, name) to {}")
+        with browsing(role) as client:
+            wait_for(lambda: told(client, "/api/map")["sizes_at"], "sizes")
+            assert told(client, "/api/map")["sizes_errors"] == []
+            assert told(client, "/api/migrations")["revisions"] == [
+                {"revision": None, "shards": 7},
+                {"revision": "r1", "shards": 1},
+            ]
+    finally:
+        grant(
+            "revoke execute on function shardids.revisions(name), shardids.revisions_in(name, name) from {}"
+        )
+        with connected(cluster[1]) as connection:
+            connection.execute("drop table shard_0007.alembic_version")
+
+
+def test_sizes_wait_for_the_catalog_and_are_not_said_to_be_read_without_a_node(
+    cluster: tuple[URL, URL],
+) -> None:
+    watcher = Watcher(dsn(cluster[0]))
+    databases = Databases(dsn(cluster[0]), watcher)
+    reader = SlowReader(databases)
+    seen = watcher.look()
+    assert reader.facts(replace(seen, known=None)) == SlowFacts()
+    down = {name: replace(node, up=False) for name, node in seen.nodes.items()}
+    watcher._seen = replace(seen, nodes=down)
+    reader.facts(seen)
+    wait_for(lambda: reader.known.tried_at, "a reading")
+    assert reader.known.at is None
+    assert reader.known.errors.keys() == {"a", "b"}
+    watcher._seen = seen
+    assert reader._read(seen).at is not None
+    databases.close()
+    watcher.close()
+
+
+def test_negative_ids_are_looked_for_where_there_are_old_ones(cluster: tuple[URL, URL]) -> None:
+    watcher = Watcher(dsn(cluster[0]))
+    databases = Databases(dsn(cluster[0]), watcher)
+    id_ = -(2**63) + (5 << 10)
+    with connected(cluster[1]) as connection:
+        connection.execute("insert into shard_0005.photos (id) values (%s)", [id_])
+        try:
+            looked = look(databases, watcher.look(), Layout.parse("42-12-10"), [id_, 7], 1000)
+        finally:
+            connection.execute("delete from shard_0005.photos where id = %s", [id_])
+    assert {one: found.table for one, found in looked.found.items()} == {id_: "photos"}
+    databases.close()
+    watcher.close()
+
+
+def test_a_table_in_a_schema_that_may_not_be_used_is_named(
+    cluster: tuple[URL, URL], make_role: MakeRole
+) -> None:
+    role = make_role().set(database=cluster[0].database)
+    with connected(cluster[0]) as connection:
+        for statement in (
+            "grant usage on schema shardids, shardids_catalog to {}",
+            "grant select on all tables in schema shardids, shardids_catalog, shard_0000, shard_0001 to {}",
+            "grant usage on schema shard_0000 to {}",
+        ):
+            connection.execute(statement.format(f'"{role.username}"').encode())
+    (there,), (hidden,) = drawn(cluster, 0), drawn(cluster, 1)
+    with browsing(role) as client:
+        wait_for(lambda: told(client, "/api/nodes")[0]["up"], "node a")
+        found = inspected(client, f"{there} {hidden}")
+    assert [one["found"] for one in found["ids"]] == [True, None]
+    assert "the role may not read shard_0001.photos" in found["unread"]
 
 
 def test_a_statement_for_a_viewer_can_t_write(cluster: tuple[URL, URL]) -> None:

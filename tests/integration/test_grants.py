@@ -47,6 +47,7 @@ shardids.server()
 shardids.server_timeline()
 shardids.shard_bits()
 shardids.shard_of(bigint)
+shardids.strangers_code(name,name)
 shardids.tick_before(bigint,integer)
 shardids.tick_of(bigint)
 shardids.time_bits()
@@ -61,6 +62,7 @@ BY_ADMINISTRATORS = {
     "shardids.enter_shard(integer)",
     "shardids.is_marked(bigint,bigint)",
     "shardids.server_timeline()",
+    "shardids.strangers_code(name,name)",
     "shardids.timeline()",
 }
 """Those of them that no draw needs; enter_shard says which membership its caller lacks."""

@@ -64,7 +64,8 @@ export function mount(root) {
 function saidOf(doctor) {
   if (doctor.state === "running") return "examining every node and shard …";
   if (!doctor.read_at) return "";
-  const checks = doctor.checks ? `${plural(doctor.checks, "check")}, ` : "";
+  const skipped = doctor.skipped?.length ? ` without ${doctor.skipped.join(", ")}` : "";
+  const checks = doctor.checks ? `${plural(doctor.checks, "check")}${skipped}, ` : "";
   return `${checks}examined ${ago(live.age(doctor.read_at))}`;
 }
 

@@ -9,7 +9,8 @@ import { get, post, serverClock } from "./api.js";
  *   in_doubt: number | null, standby: boolean, region: string | null, outside_region: number, read_at: number | null}} ClusterNode
  * @typedef {{first: number, nodes: string[], states: string[], revisions: string[], node: (number | null)[],
  *   state: (number | null)[], ticks_per_s: (number | null)[], lead_s: (number | null)[], size_bytes: (number | null)[],
- *   lag_bytes: (number | null)[], revision: (number | null)[], regions: string[], region: (number | null)[], sizes_at: number | null}} ShardMap
+ *   lag_bytes: (number | null)[], revision: (number | null)[], regions: string[], region: (number | null)[], sizes_at: number | null,
+ *   sizes_tried_at: number | null, sizes_errors: string[]}} ShardMap
  * @typedef {{times: number[], nodes: Record<string, (number | null)[]>, shards: Record<string, (number | null)[]>, note?: string}} Rates
  */
 
@@ -137,7 +138,7 @@ class Live extends EventTarget {
     else if (over) {
       this.reloadMoves().catch(ignore);
       this.reloadMap().catch(ignore);
-    } else if (tick.sizes_at !== this.map?.sizes_at) this.reloadMap().catch(ignore);
+    } else if (tick.sizes_tried_at !== this.map?.sizes_tried_at) this.reloadMap().catch(ignore);
     if (tick.doctor !== this.doctor?.state) this.reloadDoctor().catch(ignore);
   }
 

@@ -155,10 +155,11 @@ export function mount(root, argument) {
   function noteOf() {
     if (!live.map) return "The map was not read yet.";
     const seldom = chosen.by === "size" || chosen.by === "revision";
+    const unread = live.map.sizes_errors.map((sentence) => h("span", { class: "warn-text" }, `Not all was read: ${sentence} `));
     if (seldom && !isKnown(chosen.by)) {
-      return [chosen.by === "size" ? "Sizes were not read yet. " : "No revision is known: the shards were not migrated by shardids, or not read yet. ", again()];
+      return [...unread, chosen.by === "size" ? "Sizes were not read yet. " : "No revision is known: the shards were not migrated by shardids, or not read yet. ", again()];
     }
-    if (seldom) return [`Sizes and revisions were read ${ago(live.age(live.map.sizes_at))}. `, again()];
+    if (seldom) return [...unread, `Sizes and revisions were read ${ago(live.age(live.map.sizes_at))}. `, again()];
     if (chosen.by === "lag" && !isKnown("lag")) return "No shard is being moved: there is nothing that could lag.";
     if (chosen.by === "rate" && !isKnown("rate")) return "Rates are known from the second reading on.";
     return "";

@@ -102,10 +102,13 @@ function migrationsOf(answer) {
   const revisions = answer.revisions ?? [];
   const runs = answer.running ?? [];
   const all = revisions.reduce((/** @type {number} */ total, /** @type {any} */ one) => total + one.shards, 0);
-  if (!revisions.some((/** @type {any} */ one) => one.revision !== null) && !runs.length) {
+  const unread = (answer.errors ?? []).map((/** @type {string} */ sentence) => h("p", { class: "notice bad" }, `Not all revisions were read: ${sentence}`));
+  if (!answer.read_at && !unread.length) return h("p", { class: "empty" }, "Reading revisions …");
+  if (!revisions.some((/** @type {any} */ one) => one.revision !== null) && !runs.length && !unread.length) {
     return h("div", { class: "empty" }, h("p", null, "No shard has a revision: the application's tables were not migrated by shardids. To begin:"), command("shardids migrate init --help"));
   }
   return [
+    unread,
     revisions.length > 1 ? h("p", { class: "warn-text" }, `The shards are at ${plural(revisions.length, "revision")}.`) : null,
     h("ul", { class: "bars" }, revisions.map((/** @type {any} */ one) => h("li", null,
       h("span", { class: "label" }, h("code", null, one.revision ?? "none")),

@@ -167,7 +167,7 @@ CREATE SEQUENCE shard_0000.id_counter
 --
 
 CREATE SEQUENCE shard_0000.id_offset
-    START WITH 72494752989184
+    START WITH 72499047956480
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -313,7 +313,7 @@ CREATE SEQUENCE shard_0001.id_counter
 --
 
 CREATE SEQUENCE shard_0001.id_offset
-    START WITH 72550587564033
+    START WITH 72554882531329
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -3943,6 +3943,87 @@ $$;
 
 
 --
+-- Name: strangers_code(name, name); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.strangers_code(schema name, table_name name) RETURNS text
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  engine constant oid := (select n.nspowner from pg_namespace n where n.nspname = 'shardids');
+  patience constant text := current_setting('lock_timeout');
+  this regclass;
+  parts oid[];
+  code text;
+begin
+  execute format('lock table %I.%I in access share mode', schema, table_name);
+  this := to_regclass(format('%I.%I', schema, table_name));
+  if (select c.relkind from pg_class c where c.oid = this) not in ('r', 'p') then
+    return 'it is not a table';
+  end if;
+  for looks in 1 .. 2 loop
+    with recursive part as (
+      select this::oid as oid union select i.inhrelid from pg_inherits i join part on part.oid = i.inhparent)
+    select array_agg(part.oid) into parts from part;
+    exit when looks = 2 or not exists (
+      select from pg_class c
+      where c.oid = any (parts)
+        and not pg_has_role(c.relowner, current_user, 'member') and not pg_has_role(c.relowner, engine, 'member'));
+    begin
+      -- Short of deadlock_timeout, so that no autovacuum gives way.
+      perform set_config('lock_timeout', '200ms', true);
+      execute format('lock table %s in share update exclusive mode', this);
+      perform set_config('lock_timeout', patience, true);
+    exception
+      when insufficient_privilege then
+        null;
+      when lock_not_available or read_only_sql_transaction then
+        return 'its owner could change it meanwhile: it can''t be locked now';
+    end;
+  end loop;
+  select w.what into code
+  from (
+    select format('policies of it apply to role %I', current_user) where row_security_active(this)
+    union all
+    select format('%s calls %s, which belongs to role %I', o.what, p.oid::regprocedure, pg_get_userbyid(r.role))
+    from (
+      select 'pg_class'::regclass as classid, c.oid as objid, format('the partition key of %s', c.oid::regclass) as what
+      from pg_class c where c.oid = any (parts)
+      union all
+      select 'pg_class'::regclass, i.indexrelid, format('index %s', i.indexrelid::regclass)
+      from pg_index i where i.indrelid = any (parts)
+      union all
+      select 'pg_constraint'::regclass, k.oid, format('CHECK %I of %s', k.conname, k.conrelid::regclass)
+      from pg_constraint k where k.conrelid = any (parts) and k.contype = 'c'
+      union all
+      select 'pg_statistic_ext'::regclass, e.oid, format('statistics %I of %s', e.stxname, e.stxrelid::regclass)
+      from pg_statistic_ext e where e.stxrelid = any (parts)) o
+    join pg_depend d on d.classid = o.classid and d.objid = o.objid
+      and d.refclassid in ('pg_proc'::regclass, 'pg_operator'::regclass)
+    left join pg_operator b on d.refclassid = 'pg_operator'::regclass and b.oid = d.refobjid
+    join pg_proc p on p.oid = coalesce(b.oprcode::oid, d.refobjid)
+    cross join lateral (values (p.proowner), (b.oprowner)) r (role)
+    where not pg_has_role(r.role, current_user, 'member') and not pg_has_role(r.role, engine, 'member')
+    union all
+    select format('%s is a foreign table of role %I', c.oid::regclass, pg_get_userbyid(c.relowner))
+    from pg_class c
+    where c.oid = any (parts) and c.relkind = 'f'
+      and not pg_has_role(c.relowner, current_user, 'member') and not pg_has_role(c.relowner, engine, 'member')) w (what)
+  limit 1;
+  return code;
+end
+$$;
+
+
+--
+-- Name: FUNCTION strangers_code(schema name, table_name name); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.strangers_code(schema name, table_name name) IS 'What code of others a query of a table would run as the caller; null if none. The table is locked until the end of the transaction';
+
+
+--
 -- Name: subscribe(integer, name, text, integer); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -5150,9 +5231,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (383108783666102274);
-INSERT INTO shard_0000.kept VALUES (383108783666102275);
-INSERT INTO shard_0000.kept VALUES (383108783666102276);
+INSERT INTO shard_0000.kept VALUES (383149823416598530);
+INSERT INTO shard_0000.kept VALUES (383149823416598531);
+INSERT INTO shard_0000.kept VALUES (383149823416598532);
 
 
 --
@@ -5186,8 +5267,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711216274818843789/5/16698', 1, 3047072176009117696, '755', '2026-11-23 04:17:31.764068+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711216274818843789/5/16698', 1, 3047072176009117696, '756', '2026-11-23 04:17:31.808841+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711258310995409983/5/16698', 1, 139479647053152256, '755', '2026-11-23 07:00:36.434696+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711258310995409983/5/16698', 1, 139479647053152256, '756', '2026-11-23 07:00:36.450262+00', NULL);
 
 
 --
@@ -5207,7 +5288,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-23 04:17:31.275582+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-23 07:00:36.318234+00');
 
 
 --
@@ -5226,7 +5307,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-23 04:17:31.825648+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-23 07:00:36.456873+00', NULL);
 
 
 --
@@ -5303,7 +5384,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3047072267349369539, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 139479738403188738, true);
 
 
 --
@@ -5317,7 +5398,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 3047072267349369504, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 139479738403188706, true);
 
 
 --
