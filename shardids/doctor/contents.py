@@ -70,6 +70,13 @@ def table_unread(facts: ClusterFacts) -> Iterator[Found]:
         for (table, shard), code in one.unread.items():
             said = f"{code}; so look-up {one.name} was not compared"
             nodes.setdefault(facts.placed[shard].node, {})[table, shard] = said
+    for name, error in facts.references.refused.items():
+        yield Found(
+            what=f'reference tables of node "{name}" were not compared: {error.message}',
+            to_do=error.hint or "Examine as a member of the owner of schema shardids",
+            nodes=(name,),
+            thing="shardids_ref",
+        )
     for name, unread in nodes.items():
         for table, shards in grouped(unread).items():
             yield Found(

@@ -14,6 +14,7 @@ from shardids.catalog.locks import AdvisoryLock
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.queries import read
 from shardids.catalog.references import References, references_in, slots_of
+from shardids.errors import MissingPrivilege, ShardidsError
 
 _BETWEEN_S: Final = 0.5
 """How long rows that differ have to become the same before they are a finding."""
@@ -59,12 +60,14 @@ class ReferenceFacts:
         known: what the catalog says.
         is_changing: whether a process is changing it.
         slots: by node; ``None`` where the writer has none.
+        refused: nodes that were not read for want of a right, or because code of others would have run.
         readings: of each node, two readings of its tables, half a second apart if the first ones differed.
     """
 
     known: References = field(default_factory=lambda: References(writer=None, states={}))
     is_changing: bool = False
     slots: Mapping[str, Slot | None] = field(default_factory=dict)
+    refused: Mapping[str, ShardidsError] = field(default_factory=dict)
     readings: Mapping[str, Sequence[Sequence[ReferenceOnNode]]] = field(default_factory=dict)
 
 
@@ -103,8 +106,8 @@ def ask_references(nodes: Nodes, known: References, cluster: UUID, *, is_changin
         with engine.connect() as connection:
             return read(connection, "doctor/followers.v1", Slot, names=_array(list(slots.values())))
 
-    first = nodes.each(ask).results
-    second = first
+    asked = nodes.each(ask)
+    first = second = asked.results
     if len({tuple(one.contents for one in tables) for tables in first.values()}) > 1:
         time.sleep(_BETWEEN_S)
         second = nodes.each(ask, first).results
@@ -114,6 +117,9 @@ def ask_references(nodes: Nodes, known: References, cluster: UUID, *, is_changin
         known=known,
         is_changing=is_changing,
         slots={} if there is None else {node: by_name.get(slot) for node, slot in slots.items()},
+        refused={
+            node: error for node, error in asked.failures.items() if isinstance(error, MissingPrivilege)
+        },
         readings={node: (first[node], second[node]) for node in first if node in second},
     )
 

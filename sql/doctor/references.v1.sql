@@ -1,7 +1,7 @@
 -- Purpose:    what shardids doctor asks of the reference tables of a node: rows, columns, and whether others' writes are
 --             refused; and the node's subscription to their writer.
 -- Settings:   shardids.names: the tables, as an array; shardids.subscription: the name of the subscription
--- Locks:      ACCESS SHARE on the tables until the end of the transaction.
+-- Locks:      those of shardids.strangers_code on the tables until the end of the transaction.
 -- Privileges: ownership of schema shardids.
 
 select d.name::text as name,

@@ -1,5 +1,5 @@
 -- Purpose:    reference tables on a node: who may write to them, what they hold, and how far other nodes have followed.
--- Locks:      guard_reference_table: SHARE ROW EXCLUSIVE on the table until commit. reference_digest: ACCESS SHARE.
+-- Locks:      guard_reference_table: SHARE ROW EXCLUSIVE on the table until commit. reference_digest: those of strangers_code.
 -- Privileges: CREATE on the database; to call guard_reference_table, ownership of the table.
 --
 -- The workers of logical replication apply changes as replicas: these triggers don't fire for them, and foreign keys are
@@ -129,6 +129,7 @@ set search_path = pg_catalog, pg_temp set timezone = 'UTC' set intervalstyle = '
 set extra_float_digits = 1 set xmlbinary = 'base64' as $$
 declare
   this oid;
+  code text;
 begin
   foreach name in array names loop
     this := to_regclass(format('shardids_ref.%I', name));
@@ -136,6 +137,12 @@ begin
     digest := null;
     definition := null;
     if this is not null then
+      code := shardids.strangers_code('shardids_ref', name);
+      if code is not null then
+        raise insufficient_privilege using
+          message = format('shardids_ref.%I was not looked at: %s', name, code),
+          hint = 'Let the owner of schema shardids own the table and what it calls.';
+      end if;
       execute format('select count(*), coalesce(sum(hashtextextended(to_jsonb(t)::text, 0)::numeric), 0) from only shardids_ref.%I t', name)
       into rows, digest;
       select string_agg(format('%I %s%s%s%s', a.attname, format_type(a.atttypid, a.atttypmod), case when a.attnotnull then ' not null' end,

@@ -192,6 +192,28 @@ def test_what_belongs_to_those_who_are_trusted_keeps_nothing_from_being_read(hos
         assert code == (None,)
 
 
+def test_a_reference_table_with_a_trap_is_not_compared(hostile: Hostile) -> None:
+    with connected(hostile.url) as admin:
+        admin.execute("create table shardids_ref.lands (id bigint primary key)")
+        admin.execute(f'alter table shardids_ref.lands owner to "{hostile.mallory.username}"'.encode())
+        admin.execute(f'grant usage, create on schema shardids_ref to "{hostile.mallory.username}"'.encode())
+        with connected(hostile.mallory) as mallory:
+            mallory.execute("create index on shardids_ref.lands ((id + mal.evil(1)))")
+        hostile.forget()
+        admin.execute("insert into shardids_catalog.reference_writer (node) values ('a')")
+        admin.execute("insert into shardids_catalog.reference_table values ('lands', 'active')")
+        try:
+            with catalog_at(hostile.url) as catalog:
+                report = doctor.examine(catalog)
+        finally:
+            admin.execute("delete from shardids_catalog.reference_table")
+            admin.execute("delete from shardids_catalog.reference_writer")
+            admin.execute("drop table shardids_ref.lands")
+    found = {one.thing: one.what for one in report.findings if one.check == "table-unread"}
+    assert "shardids_ref.lands was not looked at: index" in found["shardids_ref"]
+    assert not hostile.has_run()
+
+
 def test_partition_keys_and_what_is_no_table_are_told(hostile: Hostile) -> None:
     with connected(hostile.mallory) as mallory:
         mallory.execute("create table shard_0000.parted (id bigint) partition by range ((id + mal.evil(1)))")

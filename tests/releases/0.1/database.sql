@@ -3108,6 +3108,7 @@ CREATE FUNCTION shardids.reference_digest(names name[]) RETURNS TABLE(name name,
     AS $$
 declare
   this oid;
+  code text;
 begin
   foreach name in array names loop
     this := to_regclass(format('shardids_ref.%I', name));
@@ -3115,6 +3116,12 @@ begin
     digest := null;
     definition := null;
     if this is not null then
+      code := shardids.strangers_code('shardids_ref', name);
+      if code is not null then
+        raise insufficient_privilege using
+          message = format('shardids_ref.%I was not looked at: %s', name, code),
+          hint = 'Let the owner of schema shardids own the table and what it calls.';
+      end if;
       execute format('select count(*), coalesce(sum(hashtextextended(to_jsonb(t)::text, 0)::numeric), 0) from only shardids_ref.%I t', name)
       into rows, digest;
       select string_agg(format('%I %s%s%s%s', a.attname, format_type(a.atttypid, a.atttypmod), case when a.attnotnull then ' not null' end,
@@ -5231,9 +5238,9 @@ COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, 
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (383149823416598530);
-INSERT INTO shard_0000.kept VALUES (383149823416598531);
-INSERT INTO shard_0000.kept VALUES (383149823416598532);
+INSERT INTO shard_0000.kept VALUES (383151506985058306);
+INSERT INTO shard_0000.kept VALUES (383151506985058307);
+INSERT INTO shard_0000.kept VALUES (383151506985058308);
 
 
 --
@@ -5267,8 +5274,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711258310995409983/5/16698', 1, 139479647053152256, '755', '2026-11-23 07:00:36.434696+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711258310995409983/5/16698', 1, 139479647053152256, '756', '2026-11-23 07:00:36.450262+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711260034989569121/5/16698', 1, 4261504759120265216, '755', '2026-11-23 07:07:17.844915+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711260034989569121/5/16698', 1, 4261504759120265216, '756', '2026-11-23 07:07:17.852622+00', NULL);
 
 
 --
@@ -5288,7 +5295,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-23 07:00:36.318234+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-23 07:07:17.74958+00');
 
 
 --
@@ -5307,7 +5314,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-23 07:00:36.456873+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-23 07:07:17.856794+00', NULL);
 
 
 --
@@ -5384,7 +5391,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 139479738403188738, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 4261504850470703092, true);
 
 
 --
@@ -5398,7 +5405,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 139479738403188706, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 4261504850470703068, true);
 
 
 --
