@@ -266,11 +266,17 @@ class BlankDatabases:
             sql.SQL("create database {} template template0").format(sql.Identifier(str(url.database)))
         )
         self._all.append(url)
+        self._empty(url)
         return url
 
     def give_back(self, url: URL) -> None:
         """Empties a database, for the next who takes one."""
         self._end_sessions(url)
+        self._empty(url)
+        self._free.append(url)
+
+    def _empty(self, url: URL) -> None:
+        """Makes schema public again, too: a database that was in use differs in nothing from a new one."""
         with psycopg.connect(dsn(url), autocommit=True) as connection:
             for (name,) in connection.execute("select pubname from pg_publication").fetchall():
                 connection.execute(sql.SQL("drop publication {}").format(sql.Identifier(name)))
@@ -280,7 +286,6 @@ class BlankDatabases:
             for (name,) in schemas:
                 connection.execute(sql.SQL("drop schema {} cascade").format(sql.Identifier(name)))
             connection.execute("create schema public")
-        self._free.append(url)
 
     def drop(self) -> None:
         """Drops them all."""

@@ -20,12 +20,16 @@ ALL = range(8)
 IMPORTS = "from sqlalchemy.dialects import postgresql\n"
 
 
+def close_public(app: App) -> None:
+    """As it is from version 15 on; before, any role may create in public."""
+    for shard in (0, 4):
+        app.ask(shard, "revoke create on schema public from public")
+
+
 @pytest.fixture
 def shop(app: App) -> App:
     """An application whose shards use two extensions and a type of their node."""
-    for shard in (0, 4):
-        # As from version 15 on; before, any role may create in public.
-        app.ask(shard, "revoke create on schema public from public")
+    close_public(app)
     app.add(
         "n_one",
         """
@@ -258,6 +262,7 @@ def test_new_nodes_and_new_shards_get_the_nodes_revisions(
 
 
 def test_revisions_are_written_in_their_branch(app: App) -> None:
+    close_public(app)
     assert app("revision", "-m", "first of nodes", "--node").code == 0
     assert app("revision", "-m", "first of shards").code == 0
     assert app("revision", "-m", "second of nodes", "--node").code == 0
