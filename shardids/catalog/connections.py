@@ -214,6 +214,14 @@ def keep_settings(engine: Engine, settings: Mapping[str, str]) -> None:
     on_connect(engine, _keep)
 
 
+def reading(engine: Engine, *, only: bool) -> Engine:
+    """Returns the engine, with read-only transactions if it shall ``only`` read.
+
+    Otherwise nothing is set: READ WRITE would pass over ``default_transaction_read_only`` of the database.
+    """
+    return engine.execution_options(postgresql_readonly=True) if only else engine
+
+
 def keep_out_of_logs(connection: Connection) -> None:
     """Keeps passwords in the transaction's next statements out of the server's log, if the role may.
 

@@ -12,7 +12,7 @@ from typing import Generic, Self, TypeVar
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
-from shardids.catalog.connections import CONNECT_TIMEOUT_S, keep_commits, keep_settings, open_engine
+from shardids.catalog.connections import CONNECT_TIMEOUT_S, keep_commits, keep_settings, open_engine, reading
 from shardids.catalog.rows import unknown_node
 from shardids.catalog.topology import Node
 from shardids.catalog.urls import parse_url, with_password_of
@@ -158,7 +158,7 @@ class Nodes(Mapping[str, Engine]):
             keep_settings(engine, self._settings)
         if self._autocommit:
             return engine.execution_options(isolation_level="AUTOCOMMIT")
-        return engine.execution_options(postgresql_readonly=self._read_only)
+        return reading(engine, only=self._read_only)
 
 
 def administrative_engine(

@@ -11,7 +11,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Engine, bindparam, text
 from sqlalchemy.engine import URL
 
-from shardids.catalog.connections import CONNECT_TIMEOUT_S, open_engine
+from shardids.catalog.connections import CONNECT_TIMEOUT_S, open_engine, reading
 from shardids.catalog.placing import lock_placement
 from shardids.catalog.reading import read_lookups, read_placement
 from shardids.catalog.regions import existing_region, in_region, no_node_of_region, require_region
@@ -45,13 +45,14 @@ class Catalog:
     def __init__(self, url: str | URL, *, read_only: bool = False) -> None:
         self.url = parse_url(url)
         self.read_only = read_only
-        self.engine: Engine = open_engine(
+        engine = open_engine(
             self.url,
             what="the catalog",
             administrative=True,
             connect_timeout_s=CONNECT_TIMEOUT_S,
             pool_size=1,
-        ).execution_options(postgresql_readonly=read_only)
+        )
+        self.engine: Engine = reading(engine, only=read_only)
 
     def close(self) -> None:
         """Closes the catalog's connections."""

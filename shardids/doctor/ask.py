@@ -13,6 +13,7 @@ from psycopg import sql
 from sqlalchemy import Connection, Engine, text
 
 from shardids.catalog.clock import LocalClock
+from shardids.catalog.connections import reading
 from shardids.catalog.locks import AdvisoryLock
 from shardids.catalog.nodes import Nodes, administrative_engine
 from shardids.catalog.objects import read_objects
@@ -237,9 +238,9 @@ def _ask_view(catalog: Catalog, view: View, description: Description) -> ViewFac
         what=f'the database of view "{view.name}"',
         application_name=_NAME,
         connect_timeout_s=_CONNECT_TIMEOUT_S,
-    ).execution_options(postgresql_readonly=catalog.read_only)
+    )
     try:
-        with engine.connect() as connection:
+        with reading(engine, only=catalog.read_only).connect() as connection:
             return ViewFacts(view=view, sources=read_sources(connection, description.schema_prefix))
     except ShardidsError as error:
         return ViewFacts(view=view, error=error)

@@ -225,7 +225,7 @@ def _balance_region(
                 raise ClusterConflict(
                     f"{named_shards(on_the_way)} can only go to a node {in_region(region)}, and"
                     f" {', '.join(left_out)} {'is' if len(left_out) == 1 else 'are'} excluded",
-                    hint=f"Leave {left_out[0]} in, or exclude the nodes that those shards are on, too.",
+                    hint=f"Leave {left_out[0]} in.",
                 )
             raise no_node_of_region(region, on_the_way)
         return ()

@@ -171,6 +171,10 @@ def test_a_drained_node_gives_its_shards_to_its_region_alone(catalog: Catalog, r
     refused = run("node", "drain", "c", code=1)
     assert "there is no node without a region to take shards 4-5" in refused.stderr
     refused = run("node", "drain", "a", "--exclude", "b", code=1)
+    assert 'shards 0-3 can only go to a node of region "eu", and b is excluded' in refused.stderr
+    assert "Leave b in." in refused.stderr
+    run("region", "release", "b")
+    refused = run("node", "drain", "a", code=1)
     assert 'there is no node of region "eu" to take shards 0-3' in refused.stderr
     assert "--region eu; to assign one: shardids region assign eu NODE" in refused.stderr
     assert Counter(catalog.placement().node_of.values()) == {"a": 4, "c": 2}
