@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from typing import Final
 
 from shardids.catalog.connections import OLDEST_SERVER
 from shardids.errors import BadArgument, ShardidsError
+from shardids.logs import log_program
 from shardids.migrate.compiled import Compiled
 from shardids.migrate.environment import Environment
 
@@ -200,9 +202,11 @@ def lint(compiled: Compiled) -> list[LintWarning]:
         "--stdin-filepath",
         "revisions.sql",
     ]
+    began = time.perf_counter()
     ran = subprocess.run(  # noqa: S603 -- the words are constants
         words, input="\n".join(lines), capture_output=True, encoding="utf-8", check=False, timeout=60
     )
+    log_program("migrate", words, began, ran.returncode)
     try:
         found = json.loads(ran.stdout)
     except ValueError:

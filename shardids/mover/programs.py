@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +20,7 @@ from sqlalchemy import text
 
 from shardids.dev.embedded.binaries import candidates
 from shardids.errors import MoveRefused, StatementFailed
+from shardids.logs import log_program
 from shardids.mover.sides import Sides, server_major
 
 _PROGRAMS = ("pg_dump", "pg_restore", "psql")
@@ -99,9 +101,9 @@ class Programs:
             f"--exclude-table={schema}.id_counter",
             f"--exclude-table={schema}.id_offset",
         ]
-        dump = [self._path("pg_dump"), *_of_schema(schema), *options, _database(source)]
+        dump = [self._path("pg_dump"), *_of_schema(schema), *options]
         play = [self._path("psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", "-o", os.devnull]
-        play += ["--file=-", f"--dbname={_database(target)}"]
+        play += ["--file=-"]
         with (
             tempfile.TemporaryFile() as complaints,
             _started(dump, source, stdout=subprocess.PIPE, stderr=complaints) as dumping,
@@ -133,9 +135,7 @@ class Programs:
 
     def _run(self, program: str, *arguments: str, parameters: Mapping[str, str] | None = None) -> str:
         command = [self._path(program), *arguments]
-        if parameters is not None:
-            command.append(_database(parameters))
-        with _started(command, parameters or {}, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        with _started(command, parameters, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             try:
                 printed, complaints = process.communicate(timeout=_RUN_S)
             except subprocess.TimeoutExpired:
@@ -224,27 +224,46 @@ def _of_schema(schema: str) -> list[str]:
     return [f"--schema={schema}", "--strict-names", f"--lock-wait-timeout={_LOCK_WAIT_MS}", "--no-password"]
 
 
+_LOGGED = ("host", "port", "user", "dbname")
 _NETWORK = {"connect_timeout": "10", "keepalives_idle": "10", "tcp_user_timeout": "20000"}
 
 
 def _database(parameters: Mapping[str, str]) -> str:
     shown = {name: value for name, value in parameters.items() if name != "password"}
-    return make_conninfo("", **(_NETWORK | shown))
+    return "--dbname=" + make_conninfo("", **(_NETWORK | shown))
 
 
+def _logged_database(parameters: Mapping[str, str]) -> str:
+    shown = {name: value for name, value in parameters.items() if name in _LOGGED}
+    return "--dbname=" + make_conninfo("", **shown)
+
+
+@contextlib.contextmanager
 def _started(
     command: Sequence[str],
-    parameters: Mapping[str, str],
+    parameters: Mapping[str, str] | None,
     *,
     stdin: int = subprocess.DEVNULL,
     stdout: int | None = None,
     stderr: int | IO[bytes] | None = None,
-) -> subprocess.Popen[bytes]:
-    password = parameters.get("password")
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Starts a program, on the database of ``parameters`` if any; waits for its end, and logs it."""
+    password = (parameters or {}).get("password")
     environment = os.environ | ({"PGPASSWORD": password} if password else {})
-    return subprocess.Popen(  # noqa: S603 -- no shell, and programs that the caller chose
-        command, env=environment, stdin=stdin, stdout=stdout, stderr=stderr
+    began = time.perf_counter()
+    process = subprocess.Popen(  # noqa: S603 -- no shell, and programs that the caller chose
+        [*command, _database(parameters)] if parameters else command,
+        env=environment,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
     )
+    try:
+        with process:
+            yield process
+    finally:
+        shown = [*command, _logged_database(parameters)] if parameters else command
+        log_program("mover", shown, began, process.returncode)
 
 
 def _stream(pipe: IO[bytes] | None) -> IO[bytes]:
@@ -281,11 +300,13 @@ def _major(folder: Path) -> int | None:
     """Returns the version of the programs in a folder, or ``None`` if one is missing or does not run."""
     if not all(os.access(folder / name, os.X_OK) for name in _PROGRAMS):
         return None
+    command, began = [str(folder / "pg_dump"), "--version"], time.perf_counter()
     try:
         ran = subprocess.run(  # noqa: S603 -- a program that the caller chose, no shell
-            [folder / "pg_dump", "--version"], capture_output=True, text=True, check=False
+            command, capture_output=True, text=True, check=False
         )
     except OSError:
         return None
+    log_program("mover", command, began, ran.returncode)
     found = re.search(r"\(PostgreSQL\) (\d+)", ran.stdout)
     return int(found[1]) if found and ran.returncode == 0 else None

@@ -476,7 +476,8 @@ def test_as_an_ordinary_user(open_folder: Path) -> None:
     (code / "dev").mkdir(parents=True)
     for package in (code, code / "dev"):
         (package / "__init__.py").touch()
-    shutil.copyfile(PACKAGE / "errors.py", code / "errors.py")
+    for module in ("errors.py", "logs.py"):
+        shutil.copyfile(PACKAGE / module, code / module)
     shutil.copytree(PACKAGE / "dev" / "embedded", code / "dev" / "embedded")
     subprocess.run(["chmod", "-R", "a+rX", str(code)], check=True)
     temporary = open_folder / "tmp"

@@ -25,13 +25,13 @@ from shardids.mover.failover import Replacement
 from shardids.mover.logged import log_replacement
 from tests.conftest import dsn
 from tests.support import moves_by_hand
-from tests.support.clusters import COMMAND, environment
+from tests.support.clusters import environment
+from tests.support.logged import of, run, told, with_times_as
 from tests.support.migrations import App
 from tests.support.moves import TwoNodes, two_nodes
 from tests.support.moves_by_hand import SHARD, Note
 
 Blank = Callable[[], URL]
-Records = list[dict[str, Any]]
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "logs.md"
 SECRET = "pa55-w0rd"
@@ -49,41 +49,13 @@ def nodes() -> Iterator[TwoNodes]:
         nodes.catalog.close()
 
 
-def run(url: str | URL, *words: str, code: int = 0) -> tuple[Any, str]:
-    """What a command says: its JSON, and stderr."""
-    ran = subprocess.run(
-        [sys.executable, "-c", COMMAND, *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        env=environment(SHARDIDS_CATALOG=make_url(url).render_as_string(hide_password=False)),
-    )
-    assert ran.returncode == code, ran.stderr
-    return json.loads(ran.stdout), ran.stderr
-
-
-def of(stderr: str, package: str) -> Records:
-    """The records of a package: what is no JSON is of the command itself."""
-    records = [json.loads(line) for line in stderr.splitlines() if line.startswith("{")]
-    return [one for one in records if one["logger"] == f"shardids.{package}"]
-
-
-def told(records: list[logging.LogRecord], package: str) -> list[str]:
-    return [f"{one.levelname} {one.getMessage()}" for one in records if one.name == f"shardids.{package}"]
-
-
-def with_times_as(words: list[str]) -> list[str]:
-    return [re.sub(r"\d+(\.\d+)? (s|ms)\b", r"N \2", line) for line in words]
-
-
 def test_a_move_tells_its_begin_its_steps_its_fence_and_its_end(
     nodes: TwoNodes, caplog: pytest.LogCaptureFixture
 ) -> None:
     shard = nodes.new_shard()
     with caplog.at_level(logging.DEBUG, "shardids.mover"):
         mover.move(nodes.catalog, shard, "b")
-    records = [one for one in caplog.records if one.name == "shardids.mover"]
+    records = [one for one in caplog.records if one.name == "shardids.mover" and not hasattr(one, "program")]
     (number,) = {one.move for one in records}  # type: ignore[attr-defined] # by extra
     assert isinstance(number, int)
     assert {(one.shard, one.node, one.target) for one in records} == {(shard, "a", "b")}  # type: ignore[attr-defined] # by extra
@@ -134,7 +106,7 @@ def test_records_of_a_move_as_json_hold_no_password(nodes: TwoNodes) -> None:
     assert {one.get("node") for one in statements} == {None, "a", "b"}
     assert all(one["seconds"] >= 0 and "\n" not in one["statement"] for one in statements)
     assert any("subscription" in one["statement"] for one in statements)
-    assert {one["shard"] for one in of(stderr, "mover")} == {shard}
+    assert {one["shard"] for one in of(stderr, "mover") if "program" not in one} == {shard}
 
 
 def test_verbose_shows_the_steps_of_a_move_beside_clean_json(nodes: TwoNodes) -> None:
@@ -211,7 +183,10 @@ def test_statements_under_asyncio(cluster_url: URL, caplog: pytest.LogCaptureFix
 
     with caplog.at_level(logging.DEBUG, "shardids.sql"):
         asyncio.run(use())
-    assert with_times_as(told(caplog.records, "sql"))[-1] == 'DEBUG node "a": took N ms: select … , 5'
+    assert with_times_as(told(caplog.records, "sql"))[-2:] == [
+        'DEBUG node "a": took N ms: select … , 5',
+        'DEBUG node "a": took N ms: ROLLBACK',
+    ]
 
 
 def test_nothing_listens_to_an_engine_unless_statements_are_logged(cluster_url: URL) -> None:
@@ -220,6 +195,9 @@ def test_nothing_listens_to_an_engine_unless_statements_are_logged(cluster_url: 
         assert "shardids.catalog.statement_log" not in {
             listener.__module__ for listener in engine.dispatch.before_cursor_execute
         }
+        # Nor is what sends COMMIT and ROLLBACK another than SQLAlchemy's.
+        assert not any(name.startswith("do_") for name in vars(engine.dialect))
+        assert not any("log" in name for name in engine.get_execution_options())
 
 
 def test_a_node_that_is_replaced_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -241,4 +219,4 @@ def test_the_page(cluster_url: URL) -> None:
         timeout=60,
         env=environment(SHARDIDS_CATALOG=cluster_url.render_as_string(hide_password=False)),
     )
-    assert with_times_as(ran.stderr.splitlines())[-1:] == with_times_as(blocks["text"].splitlines())
+    assert with_times_as(ran.stderr.splitlines())[-2:] == with_times_as(blocks["text"].splitlines())

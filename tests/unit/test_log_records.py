@@ -13,7 +13,7 @@ from sqlalchemy.exc import ProgrammingError
 
 from shardids.catalog.statement_log import shown_statement
 from shardids.errors import ClusterConflict, MoveFailed, StatementFailed
-from shardids.logs import logger, shown_error
+from shardids.logs import error_code, log_program, logger, shown_error
 
 SAY = """
 import logging
@@ -53,6 +53,7 @@ def said(verbosity: int, *, as_json: bool = False) -> list[str]:
         ("do $a$ secret $$ secret $a$; commit", "do … ; commit"),
         ("do $a$ secret", "do …"),
         ("select " + "x" * 2000 + "'secret'", "select " + "x" * 993),
+        ('copy "t" ("a") from stdin (delimiter \',\')', 'copy "t" ("a") from stdin (delimiter … )'),
         (
             "create subscription s connection 'host=h password=secret' publication p",
             "create subscription s connection … publication p",
@@ -77,6 +78,27 @@ def test_an_error_that_may_quote_values_is_shown_by_its_class_and_code() -> None
     )
     assert shown_error(driver) == "UniqueViolation 23505"
     assert shown_error(ValueError("secret")) == "ValueError"
+
+
+def test_an_error_that_may_come_of_a_row_is_shown_without_its_words() -> None:
+    assert error_code(ClusterConflict("record 3: secret")) == "ClusterConflict"
+    assert error_code(StatementFailed("secret", sqlstate="22P02")) == "StatementFailed 22P02"
+
+
+def test_a_program_is_logged_when_it_has_ended(caplog: pytest.LogCaptureFixture) -> None:
+    command = ["/usr/bin/pg_dump", "--schema=a b"]
+    with caplog.at_level(logging.INFO, "shardids.mover"):
+        log_program("mover", command, 0.0, 1)
+    assert caplog.records == []
+    with caplog.at_level(logging.DEBUG, "shardids.mover"):
+        log_program("mover", command, 0.0, None)
+        log_program("mover", command, 0.0, -9)
+    (record,) = caplog.records
+    fields = vars(record)
+    assert (record.levelname, record.name) == ("DEBUG", "shardids.mover")
+    assert (fields["program"], fields["arguments"], fields["exit_code"]) == ("pg_dump", "'--schema=a b'", -9)
+    assert record.getMessage().startswith("pg_dump ended with exit code -9 after ")
+    assert fields["seconds"] > 0
 
 
 def test_an_application_that_sets_up_no_logging_hears_nothing() -> None:

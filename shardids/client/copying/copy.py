@@ -16,10 +16,11 @@ import psycopg
 from sqlalchemy import Connection, Dialect, Engine
 from sqlalchemy.exc import DBAPIError
 
+from shardids.catalog.statement_log import logged_copy
 from shardids.catalog.topology import Node
 from shardids.client import blocks
 from shardids.client.copying import sources
-from shardids.client.copying.lanes import Block, BlockFailed, Copied, Lanes, of_driver
+from shardids.client.copying.lanes import Block, BlockFailed, Copied, Lanes
 from shardids.client.copying.sources import Row, Source
 from shardids.client.copying.target import Router, Target, refuse_lookups, target_of
 from shardids.client.listener import FollowedPlacement
@@ -149,7 +150,7 @@ class _Sender:
             ids = blocks.reserve(connection, block.shard, len(block.items), self.shards.layout)
         statement = self.target.statement(self.shards.schema_of(block.shard))
         values = self.target.values(block.items, ids, connection.dialect)
-        with of_driver(connection).cursor() as cursor, cursor.copy(statement) as copy:
+        with logged_copy(connection, statement) as copy:
             for first in range(0, len(block.items), _ROWS_BETWEEN_CHECKS):
                 check()
                 try:

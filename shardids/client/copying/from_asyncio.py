@@ -6,24 +6,45 @@ from asyncio import (
     AbstractEventLoop,
     CancelledError,
     create_task,
+    get_running_loop,
     run_coroutine_threadsafe,
     shield,
     to_thread,
     wait,
 )
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from functools import partial
 from threading import Event
 from typing import Any
 
-from shardids.client.copying.copy import CopyReport
+from shardids.client.copying.copy import CopyReport, CopySettings, Shards, copy_rows
 from shardids.client.copying.sources import CHUNK
 from shardids.client.engines import NodeEngines
+from shardids.client.listener import FollowedPlacement
 
 
-async def copied_in_thread(copy: Callable[[Event], CopyReport], engines: NodeEngines) -> CopyReport:
-    """Runs the copy in a thread, and waits for its end even when the task is cancelled."""
-    stop = Event()
-    copying = create_task(to_thread(copy, stop))
+async def copied_in_thread(
+    shards: Shards,
+    table: Any,
+    rows: Any,
+    settings: CopySettings,
+    *,
+    followed: FollowedPlacement,
+    engines: NodeEngines,
+) -> CopyReport:
+    """Copies in a thread, and waits for its end even when the task is cancelled; disposes of ``engines``.
+
+    Raises what :meth:`shardids.Cluster.copy` says.
+    """
+    loop, stop = get_running_loop(), Event()
+    on_progress = settings.on_progress
+    settings = replace(settings, on_progress=lambda copied: loop.call_soon_threadsafe(on_progress, copied))
+    given = _pulled(rows, loop) if hasattr(rows, "__aiter__") else rows
+    copy = partial(
+        copy_rows, shards, table, given, settings, followed=followed, engine_of=engines.of, stop=stop
+    )
+    copying = create_task(to_thread(copy))
     try:
         return await shield(copying)
     except CancelledError:
@@ -36,7 +57,7 @@ async def copied_in_thread(copy: Callable[[Event], CopyReport], engines: NodeEng
         await to_thread(engines.dispose)
 
 
-def pulled(rows: Any, loop: AbstractEventLoop) -> Iterator[Any]:
+def _pulled(rows: Any, loop: AbstractEventLoop) -> Iterator[Any]:
     """Yields the rows of an async iterable, which runs in its loop, in another thread."""
     source = aiter(rows)
     while chunk := run_coroutine_threadsafe(_some(source), loop).result():

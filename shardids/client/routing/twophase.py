@@ -29,7 +29,7 @@ from shardids.errors import (
     ShardidsError,
     UnsupportedServer,
 )
-from shardids.logs import logger
+from shardids.logs import logger, shown_error
 
 log = logger("client")
 
@@ -306,7 +306,7 @@ class Whole:
             except psycopg.errors.UndefinedObject:
                 return True  # It was never prepared, or somebody else has ended it.
             except _FAILURES as error:
-                reason = str(error)
+                reason = shown_error(error)
             else:
                 return True
         log.warning(

@@ -8,11 +8,13 @@ import pwd
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from shardids.errors import ServerStartFailed
+from shardids.logs import log_program
 
 OLDEST_SERVER = 14
 """Repeated from ``shardids.catalog.connections``, so that this launcher needs no database driver."""
@@ -129,8 +131,9 @@ def _missing(bindir: Path) -> list[str]:
 
 
 def _run(command: list[str], account: Account | None = None) -> subprocess.CompletedProcess[str]:
+    began = time.perf_counter()
     try:
-        return subprocess.run(  # noqa: S603  -- no shell, and programs that the caller chose
+        ran = subprocess.run(  # noqa: S603  -- no shell, and programs that the caller chose
             command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -144,6 +147,8 @@ def _run(command: list[str], account: Account | None = None) -> subprocess.Compl
         )
     except OSError as error:
         return subprocess.CompletedProcess(command, 126, "", str(error))
+    log_program("dev", command, began, ran.returncode)
+    return ran
 
 
 def _can_run(bindir: Path, account: Account) -> bool:

@@ -11,6 +11,7 @@ import re
 import secrets
 import shutil
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +21,7 @@ from shardids.dev.embedded.binaries import Account
 from shardids.dev.embedded.home import State, make_folder
 from shardids.dev.embedded.watchdog import Watchdog
 from shardids.errors import BadArgument, ServerStartFailed
+from shardids.logs import log_program
 
 DEFAULT_SETTINGS: Mapping[str, str] = MappingProxyType(
     {
@@ -147,7 +149,7 @@ def _run_initdb(
     command += ["--locale=C", "--no-sync", "--no-instructions"]
     log_path = folder / "server.log"
     with open_log(log_path) as log:
-        offset = log.tell()
+        offset, began = log.tell(), time.perf_counter()
         process = guard.spawn(command, mark=data_mark(data), log=log, env=environment({}), account=account)
         try:
             code = process.wait()
@@ -156,6 +158,8 @@ def _run_initdb(
                 os.killpg(process.pid, signal.SIGTERM)
             process.wait()
             raise
+        finally:
+            log_program("dev", command, began, process.returncode)
     if code != 0:
         tail = log_tail(log_path, offset)
         raise ServerStartFailed(f"{bindir / 'initdb'} failed with exit code {code}:\n{tail}")
