@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
 
-from shardids.errors import BadArgument
+from shardids.errors import BadArgument, ShardidsError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,5 +43,26 @@ class Address:
         except ValueError:
             return self.host == "localhost"
 
+    @contextmanager
+    def binding(self) -> Iterator[None]:
+        """What is done inside takes the address.
+
+        Raises:
+            ShardidsError: the system refuses it; the message names it.
+        """
+        try:
+            yield
+        except OSError as error:
+            # What Python adds to the text of some has the address a second time.
+            is_known = error.errno in errno.errorcode
+            reason = os.strerror(error.errno or 0) if is_known else error.strerror or str(error)
+            raise ShardidsError(f"can't listen at {self}: {reason}", hint=_hint(error.errno)) from error
+
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def _hint(number: int | None) -> str:
+    if number == errno.EADDRINUSE:
+        return "Another process listens there: end it, or choose another port with --listen HOST:PORT."
+    return "Choose an address of this machine and a port with --listen HOST:PORT."

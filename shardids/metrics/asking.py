@@ -210,7 +210,7 @@ def _batches_of_shards(connection: Connection) -> Iterator[list[Shard]]:
         with connection.begin():
             prepare(connection, first_shard=first, count=BATCH)
             found = connection.execution_options(no_parameters=True).exec_driver_sql(query)
-            batch = [Shard._make(row) for row in found]
+            batch = [Shard._make(row) for row in found.all()]
         yield batch
         if len(batch) < BATCH:
             return

@@ -35,7 +35,7 @@ class ClusterCollector(Collector):
             ``PGPASSWORD`` or ``~/.pgpass``.
         top: how many shards of a node have series of their own, by rate and by lead.
         timeout_s: how long one reading may take, in seconds.
-        totals: whether to count ticks from reading to reading, which a process that reads once can't.
+        totals: whether to add up from reading to reading, which a process that reads once can't.
 
     Raises:
         BadArgument: ``top`` or ``timeout_s`` is out of range, or the URL is malformed.

@@ -59,12 +59,25 @@ METRICS: Final = {
             "Whether the node takes writes: no standby, nor read-only by default.",
         ),
         _of(
-            "shardids_ticks_used_total",
+            "shardids_ticks_drawn_total",
             _NODE,
-            "Ticks that the node's shards used since this began to ask: one an ID, two if late.",
+            "Ticks drawn one by one from the node's shards since this began to ask: one an ID, two if late.",
         ),
-        _of("shardids_ticks_per_second", _NODE, "Ticks that the node's shards use a second."),
-        _of("shardids_shard_ticks_per_second_max", _NODE, "Ticks that the quickest of them uses a second."),
+        _of(
+            "shardids_ticks_drawn_per_second",
+            _NODE,
+            "Ticks that are drawn one by one from the node's shards a second: no blocks.",
+        ),
+        _of(
+            "shardids_shard_ticks_drawn_per_second_max",
+            _NODE,
+            "Ticks that are drawn one by one from the quickest of them a second.",
+        ),
+        _of(
+            "shardids_advanced_seconds_total",
+            _NODE,
+            "Time that blocks, after= and restarts took the node's shards ahead of the clock, all together.",
+        ),
         _of("shardids_shards", _STATE, "Shards on the node, by state."),
         _of(
             "shardids_stopped_shards",
@@ -98,9 +111,9 @@ METRICS: Final = {
         _of("shardids_subscription_silent_seconds", _KIND, "Time since one of them heard of its publisher."),
         # The shards that are first in something.
         _of(
-            "shardids_shard_ticks_per_second",
+            "shardids_shard_ticks_drawn_per_second",
             _SHARD,
-            "Ticks that the shard uses a second: the quickest shards.",
+            "Ticks that are drawn one by one from the shard a second: the quickest shards.",
         ),
         _of("shardids_shard_lead_seconds", _SHARD, "How far the shard is ahead of the clock: the foremost."),
     )

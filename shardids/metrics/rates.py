@@ -1,4 +1,4 @@
-"""How many ticks shards use: the difference of two looks at their generators."""
+"""What is drawn from shards, and how far they are taken ahead: the difference of two looks at them."""
 
 from __future__ import annotations
 
@@ -14,32 +14,51 @@ _STEP_MS: Final = 16
 """A shard that follows the clock is ahead of it by less: the increment of its ``id_offset``."""
 
 
-def used(before: Shard, after: Shard, layout: Layout) -> int:
-    """Returns how many ticks a shard has used between two looks; 0 if its sequences are others now.
+def drawn(before: Shard, after: Shard) -> int:
+    """Returns how many ticks were drawn one by one between two looks; 0 if the sequences are others now.
 
-    A draw uses one for its ID, and another before it if the shard lags. A block is seen only while the shard
-    is ahead of the clock: then nothing but blocks raises its offset.
+    A draw takes one for its ID, and another before it if the shard lags. Blocks raise the offset, and so do
+    ``after=`` and a new incarnation: the sequences can't tell them apart, so none of them counts here.
     """
-    if before.counter != after.counter or after.drawn < before.drawn:
+    return after.drawn - before.drawn if _is_later(before, after) else 0
+
+
+def advanced_ms(before: Shard, after: Shard, layout: Layout) -> int:
+    """Returns how far all but single draws took a shard ahead of the clock between two looks, in ms.
+
+    Of a shard that leads at both looks, it is what its offset rose by. Of one that leads at the second alone,
+    part of that may have followed the clock: it is what the shard leads by then and did not draw. What the
+    clock has caught up with before the second look is not seen.
+    """
+    rise_ms = (after.offset_ms or 0) - (before.offset_ms or 0)
+    if rise_ms <= 0 or not _is_later(before, after):
         return 0
-    drawn = after.drawn - before.drawn
     leads = before.lead_ms(layout), after.lead_ms(layout)
-    if all(lead is not None and lead > _STEP_MS for lead in leads):
-        drawn += max(0, (after.offset_ms or 0) - (before.offset_ms or 0)) << layout.sequence_bits
-    return drawn
+    if leads[0] is None or leads[1] is None or leads[1] <= _STEP_MS:
+        return 0
+    if leads[0] <= _STEP_MS:
+        own_ms = leads[1] - (drawn(before, after) >> layout.sequence_bits)
+        rise_ms = min(rise_ms, own_ms) if own_ms > _STEP_MS else 0
+    return max(0, rise_ms)
+
+
+def _is_later(before: Shard, after: Shard) -> bool:
+    return before.counter == after.counter and after.drawn >= before.drawn
 
 
 class NodeRates:
     """The rates of a node's shards, from look to look.
 
     Attributes:
-        total: how many ticks were used since the first look.
-        per_second: what each shard uses a second, without those that use none; ``None`` before the
-            second look.
+        drawn: how many ticks were drawn since the first look.
+        advanced_ms: how far the shards were taken ahead since then, all together, in ms.
+        per_second: what was drawn from each shard a second, without those from which nothing was; ``None``
+            before the second look.
     """
 
     def __init__(self) -> None:
-        self.total = 0
+        self.drawn = 0
+        self.advanced_ms = 0
         self.per_second: Mapping[int, float] | None = None
         self._looked_at: float | None = None
         self._before: dict[int, tuple[float, Shard]] = {}
@@ -58,8 +77,9 @@ class NodeRates:
                 continue
             if shard.shard in self._before:
                 then, before = self._before[shard.shard]
-                if count := used(before, shard, layout):
-                    self.total += count
+                self.advanced_ms += advanced_ms(before, shard, layout)
+                if count := drawn(before, shard):
+                    self.drawn += count
                     per_second[shard.shard] = count / (at - then)
             self._before[shard.shard] = at, shard
         if seconds is not None:

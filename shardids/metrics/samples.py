@@ -151,14 +151,15 @@ def _of_shards(name: str, shards: Iterable[Shard], reading: Reading, *, has_all:
 
 def _of_rates(name: str, rates: NodeRates, top: int, *, totals: bool) -> Iterator[Sample]:
     if totals:
-        yield Sample("shardids_ticks_used_total", rates.total, (name,))
+        yield Sample("shardids_ticks_drawn_total", rates.drawn, (name,))
+        yield Sample("shardids_advanced_seconds_total", rates.advanced_ms / 1000, (name,))
     if rates.per_second is None:
         return
-    yield Sample("shardids_ticks_per_second", sum(rates.per_second.values()), (name,))
+    yield Sample("shardids_ticks_drawn_per_second", sum(rates.per_second.values()), (name,))
     most = max(rates.per_second.values(), default=0)
-    yield Sample("shardids_shard_ticks_per_second_max", most, (name,))
+    yield Sample("shardids_shard_ticks_drawn_per_second_max", most, (name,))
     for shard, rate in _largest(rates.per_second, top):
-        yield Sample("shardids_shard_ticks_per_second", rate, (name, str(shard)))
+        yield Sample("shardids_shard_ticks_drawn_per_second", rate, (name, str(shard)))
 
 
 def _of_leads(name: str, shards: Iterable[Shard], known: CatalogState, top: int) -> Iterator[Sample]:

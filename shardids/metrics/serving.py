@@ -19,12 +19,13 @@ def serve(collector: ClusterCollector, address: Address, *, on_start: Callable[[
     """Serves ``/metrics`` until SIGTERM; ``on_start`` is called with the address once it listens.
 
     Raises:
-        OSError: it can't listen there.
+        ShardidsError: it can't listen there.
     """
     stop = Event()
     # The first process of a container has no default action for it.
     signal.signal(signal.SIGTERM, lambda _number, _frame: stop.set())
-    server, thread = start_http_server(address.port, address.host, registry=_registry(collector))
+    with address.binding():
+        server, thread = start_http_server(address.port, address.host, registry=_registry(collector))
     try:
         on_start(Address(host=address.host, port=server.server_port))
         stop.wait()

@@ -32,6 +32,7 @@ select s.id as shard,
        s.id_counter::oid as counter,
        coalesce(s.drawn, 0) as drawn,
        shardids.offset_ms(s.value) as offset_ms,
-       shardids.ms_of(clock_timestamp()) as clock_ms
+       -- Once: converting it for each shard is a sixth of the whole.
+       (select shardids.ms_of(clock_timestamp())) as clock_ms
 from seen s
 order by 1;

@@ -20,7 +20,7 @@ import shardids.metrics
 from shardids.catalog.gids import Gid
 from shardids.dev import devcluster
 from shardids.dev.embedded import EmbeddedServer, temporary_servers
-from shardids.ids.layout import Layout
+from shardids.ids.layout import DEFAULT, Layout
 from shardids.metrics.names import METRICS
 from tests.conftest import found_cluster
 from tests.support.clusters import connected
@@ -34,6 +34,7 @@ MINUTES = 20
 Blank = Callable[[], URL]
 MOST_TICKS = 4194304
 """What one call may reserve: it takes a shard 4 s ahead."""
+REST = {"time_bits": DEFAULT.time_bits, "shard_bits": DEFAULT.shard_bits}
 
 
 @pytest.fixture
@@ -182,12 +183,35 @@ def test_a_node_that_takes_no_writes(pair: tuple[URL, URL], tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("top", [20, 0])
-def test_a_shard_that_uses_more_ticks_than_it_has(pair: tuple[URL, URL], tmp_path: Path, top: int) -> None:
-    with collecting(pair[0], top=top) as collector:
-        run(pair[0], f"select shardids.reserve(1, {MOST_TICKS})")
+def test_a_shard_from_which_more_is_drawn_than_it_has(
+    blank_database: Blank, tmp_path: Path, top: int
+) -> None:
+    url = blank_database()
+    found_cluster(url, {"a": url}, 2, layout=Layout(epoch_ms=DEFAULT.epoch_ms, sequence_bits=1, **REST))
+    with collecting(url, top=top) as collector:
         read(collector)
-        run(pair[0], "select pg_sleep(0.6)", f"select shardids.reserve(1, {MOST_TICKS})")
+        run(url, "select pg_sleep(0.6)", "select shard_0001.next_id() from generate_series(1, 40000)")
         assert firing(tmp_path, read(collector)) == {"ShardidsShardHot"}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        f"select shardids.reserve(1, {MOST_TICKS})",
+        "select shardids.advance_past(1, ((shardids.ms_of(clock_timestamp()) + 2000) << 22) | (5 << 10))",
+    ],
+    ids=["a block", "after="],
+)
+def test_what_takes_a_shard_ahead_makes_it_not_hot(
+    pair: tuple[URL, URL], tmp_path: Path, statement: str
+) -> None:
+    with collecting(pair[0]) as collector:
+        run(pair[0], statement)
+        read(collector)
+        run(pair[0], "select pg_sleep(0.6)", statement)
+        series = read(collector)
+    assert series["shardids_advanced_seconds_total", "a"] > 0.5
+    assert firing(tmp_path, series) == set()
 
 
 def test_shards_that_can_not_be_read(pair: tuple[URL, URL], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import signal
+import socket
 import threading
 import time
 import urllib.request
@@ -115,29 +116,31 @@ def test_rates_come_from_the_sequences_and_only_the_quickest_have_series(pair: P
     a, b = pair
     with collecting(a, top=2) as collector:
         first = read(collector)
-        assert first["shardids_ticks_used_total", "a"] == 0
-        assert {"shardids_ticks_per_second", "shardids_shard_ticks_per_second_max"}.isdisjoint(
+        assert first["shardids_ticks_drawn_total", "a"] == 0
+        assert {"shardids_ticks_drawn_per_second", "shardids_shard_ticks_drawn_per_second_max"}.isdisjoint(
             name for name, *_ in first
         )
         run(a, *(f"select shard_000{n}.next_id() from generate_series(1, {100 * (n + 1)})" for n in range(4)))
         run(b, "select pg_sleep(0.6)")
         second = read(collector)
         taken = used_by_shards(a)
-        assert second["shardids_ticks_used_total", "a"] == sum(taken.values())
+        assert second["shardids_ticks_drawn_total", "a"] == sum(taken.values())
         rates = {
-            int(key[2]): value for key, value in second.items() if key[0] == "shardids_shard_ticks_per_second"
+            int(key[2]): value
+            for key, value in second.items()
+            if key[0] == "shardids_shard_ticks_drawn_per_second"
         }
         assert list(rates) == sorted(taken, key=taken.__getitem__, reverse=True)[:2]
-        assert second["shardids_shard_ticks_per_second_max", "a"] == rates[3]
-        assert second["shardids_shard_ticks_per_second_max", "b"] == 0
+        assert second["shardids_shard_ticks_drawn_per_second_max", "a"] == rates[3]
+        assert second["shardids_shard_ticks_drawn_per_second_max", "b"] == 0
         assert rates[3] / rates[2] == pytest.approx(taken[3] / taken[2])
-        assert second["shardids_ticks_per_second", "a"] == pytest.approx(
+        assert second["shardids_ticks_drawn_per_second", "a"] == pytest.approx(
             rates[3] * sum(taken.values()) / taken[3]
         )
         run(a, "select shard_0000.next_id()", "select pg_sleep(0.6)")
         third = read(collector)
-        assert third["shardids_ticks_used_total", "a"] == sum(used_by_shards(a).values())
-        assert {key[2] for key in third if key[0] == "shardids_shard_ticks_per_second"} == {"0"}
+        assert third["shardids_ticks_drawn_total", "a"] == sum(used_by_shards(a).values())
+        assert {key[2] for key in third if key[0] == "shardids_shard_ticks_drawn_per_second"} == {"0"}
 
 
 def used_by_shards(url: URL) -> dict[int, int]:
@@ -151,20 +154,8 @@ def test_a_look_too_soon_after_another_keeps_the_rates(pair: Pair) -> None:
     with collecting(pair[0]) as collector:
         read(collector)
         run(pair[0], "select shard_0001.next_id()", "select pg_sleep(0.6)")
-        rate = read(collector)["shardids_shard_ticks_per_second", "a", "1"]
-        assert read(collector)["shardids_shard_ticks_per_second", "a", "1"] == rate
-
-
-def test_blocks_ahead_of_the_clock_count_and_the_lead_has_a_series(pair: Pair) -> None:
-    a, _ = pair
-    with collecting(a) as collector:
-        run(a, "select shardids.reserve(2, 4194304)")
-        before = read(collector)
-        assert 0 < before["shardids_shard_lead_seconds", "a", "2"] == before["shardids_lead_max_seconds", "a"]
-        run(a, "select pg_sleep(0.6)", "select shardids.reserve(2, 4194304)")
-        after = read(collector)
-        assert after["shardids_ticks_used_total", "a"] >= 4194304
-        assert after["shardids_shard_ticks_per_second", "a", "2"] > 0
+        rate = read(collector)["shardids_shard_ticks_drawn_per_second", "a", "1"]
+        assert read(collector)["shardids_shard_ticks_drawn_per_second", "a", "1"] == rate
 
 
 def test_shards_that_are_fenced_moved_copied_and_broken(pair: Pair) -> None:
@@ -303,7 +294,13 @@ def test_a_node_that_stops_and_comes_back_while_the_others_are_read(caplog: pyte
                 series = read(collector)
                 assert series["shardids_node_up", "b"] == series["shardids_node_complete", "b"] == 0
                 assert series["shardids_node_up", "a"] == 1
-                assert [key for key in series if key[0] == "shardids_shards" and key[1] == "b"] == []
+                assert {key[0] for key in series if key[1:2] == ("b",)} == {
+                    "shardids_node_up",
+                    "shardids_node_complete",
+                    "shardids_node_scrape_seconds",
+                    "shardids_catalog_shards",
+                    "shardids_shards_outside_region",
+                }
             servers[1].start(attached=True)
             assert read(collector)["shardids_node_up", "b"] == 1
     told = [record.getMessage() for record in caplog.records if record.name == "shardids.metrics"]
@@ -424,7 +421,7 @@ def test_the_series_of_a_node_are_bounded(blank_database: Blank) -> None:
             )
             connection.execute("select pg_sleep(0.6)")
         series = read(collector)
-    assert sum(key[0] == "shardids_shard_ticks_per_second" for key in series) == MOST_TOP
+    assert sum(key[0] == "shardids_shard_ticks_drawn_per_second" for key in series) == MOST_TOP
     assert sum(key[0] == "shardids_shard_lead_seconds" for key in series) == MOST_TOP
     assert len(series) <= 500
     with pytest.raises(BadArgument, match="0 to 200"):
@@ -455,7 +452,7 @@ def test_serve_until_sigterm(pair: Pair) -> None:
             families = {
                 family.name: family for family in text_string_to_metric_families(answer.read().decode())
             }
-        assert families["shardids_ticks_used"].type == "counter"
+        assert families["shardids_ticks_drawn"].type == "counter"
         assert [sample.value for sample in families["shardids_node_up"].samples] == [1, 1]
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
@@ -477,7 +474,7 @@ def test_once_prints_or_writes_a_file(pair: Pair, tmp_path: Path) -> None:
     assert ran[1].stdout == ""
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
     for text in (ran[0].stdout, file.read_text("utf-8")):
-        assert 'shardids_ticks_per_second{node="a"} 0.0' in text
+        assert 'shardids_ticks_drawn_per_second{node="a"} 0.0' in text
         assert "_total" not in text
 
 
@@ -495,6 +492,20 @@ def test_options_that_are_refused(pair: Pair, options: list[str], words: str) ->
     ran = command_here("metrics", "serve", *options, SHARDIDS_CATALOG=dsn(pair[0]))
     assert (ran.returncode, ran.stdout) == (2, "")
     assert words in ran.stderr
+
+
+@pytest.mark.parametrize("command", [["metrics", "serve"], ["console"]])
+def test_where_nothing_can_listen_is_named(pair: Pair, command: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        ran = command_here(*command, "--listen", address, SHARDIDS_CATALOG=dsn(pair[0]))
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert f"can't listen at {address}: Address already in use\n" in ran.stderr
+    assert "choose another port with --listen HOST:PORT" in " ".join(ran.stderr.split())
+    ran = command_here(*command, "--listen", "no.such.invalid:9187", SHARDIDS_CATALOG=dsn(pair[0]))
+    assert ran.returncode == 1
+    assert "can't listen at no.such.invalid:9187: " in ran.stderr
+    assert "Traceback" not in ran.stderr
 
 
 def test_what_a_role_has_to_be_allowed(

@@ -15,7 +15,7 @@ from shardids.ids.layout import DEFAULT
 from shardids.metrics.addresses import Address
 from shardids.metrics.facts import Shard
 from shardids.metrics.names import METRICS
-from shardids.metrics.rates import NodeRates, used
+from shardids.metrics.rates import NodeRates, advanced_ms, drawn
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "metrics.md").read_text("utf-8")
 
@@ -59,34 +59,43 @@ def shard(drawn: int, lead_ms: int = 0, *, counter: int = 7, number: int = 1) ->
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "ticks"),
+    ("before", "after", "ticks", "ahead_ms"),
     [
-        (shard(10), shard(15), 5),
-        (shard(10), shard(10, 5000), 0),  # a block, or a new incarnation
-        (shard(10, 17), shard(15, 1017), 5 + (1000 << 10)),
-        (shard(10, 17), shard(15, 16), 5),  # it follows the clock
-        (shard(10), shard(15, counter=8), 0),  # sequences of another shard of that number
-        (shard(10), shard(3), 0),
+        (shard(10), shard(15), 5, 0),
+        (shard(10), shard(10, 5000), 0, 5000),  # a block, after=, or a new incarnation
+        (shard(10, -60_000), shard(10, 5000), 0, 5000),  # it followed the clock first
+        (shard(10, 17), shard(15, 1017), 5, 1000),
+        (shard(10, 1017), shard(15, 17), 5, 0),  # the clock follows it
+        (shard(10, 17), shard(15, 16), 5, 0),  # it follows the clock
+        (shard(10), shard(10 + (100 << 10), 90), 100 << 10, 0),  # draws alone took it ahead
+        (shard(10), shard(10 + (100 << 10), 290), 100 << 10, 190),
+        (shard(10, 17), shard(15, 1017, counter=8), 0, 0),  # sequences of another shard of that number
+        (shard(10, 17), shard(3, 1017), 0, 0),
+        (shard(10, 17), shard(15, 1017)._replace(state="fenced"), 5, 0),
     ],
 )
-def test_ticks_between_two_looks(before: Shard, after: Shard, ticks: int) -> None:
-    assert used(before, after, DEFAULT) == ticks
+def test_what_is_between_two_looks(before: Shard, after: Shard, ticks: int, ahead_ms: int) -> None:
+    assert (drawn(before, after), advanced_ms(before, after, DEFAULT)) == (ticks, ahead_ms)
 
 
 def test_the_rates_of_a_node() -> None:
     rates = NodeRates()
     rates.look([shard(10), shard(0, number=2)], 100.0, DEFAULT)
-    assert (rates.total, rates.per_second) == (0, None)
+    assert (rates.drawn, rates.per_second) == (0, None)
     rates.look([shard(14), shard(0, number=2), shard(50, number=3)], 102.0, DEFAULT)
-    assert (rates.total, rates.per_second) == (4, {1: 2.0})
+    assert (rates.drawn, rates.per_second) == (4, {1: 2.0})
     rates.look([shard(99)], 102.4, DEFAULT)  # too soon
-    assert (rates.total, rates.per_second) == (4, {1: 2.0})
+    assert (rates.drawn, rates.per_second) == (4, {1: 2.0})
     rates.look([shard(14), shard(60, number=3)], 104.0, DEFAULT)
-    assert (rates.total, rates.per_second) == (14, {3: 5.0})
+    assert (rates.drawn, rates.per_second) == (14, {3: 5.0})
     rates.look([], 106.0, DEFAULT)
-    assert (rates.total, rates.per_second) == (14, {})
+    assert (rates.drawn, rates.per_second) == (14, {})
     rates.look([shard(68, number=3)], 108.0, DEFAULT)  # it was not seen in between
-    assert (rates.total, rates.per_second) == (22, {3: 2.0})
+    assert (rates.drawn, rates.per_second) == (22, {3: 2.0})
+    assert rates.advanced_ms == 0
+    for at, lead_ms in ((110.0, 2000), (112.0, 1500), (114.0, 1600)):
+        rates.look([shard(68, lead_ms, number=3), shard(14)], at, DEFAULT)
+    assert (rates.drawn, rates.per_second, rates.advanced_ms) == (22, {}, 2100)
 
 
 def test_the_alerts_and_the_dashboard_ask_for_metrics_that_exist_and_the_dashboard_for_all() -> None:
