@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
+import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -14,6 +15,8 @@ from shardids.errors import BadArgument
 
 if TYPE_CHECKING:
     from shardids.metrics.addresses import Address
+
+_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 def console(
@@ -72,6 +75,10 @@ def console(
     from shardids.metrics.addresses import Address
 
     address = Address.parse(listen)
+    if report is not None and not report.is_file():
+        raise BadArgument(
+            f"there is no report {report}", hint=f"Make one: shardids compare --quick --html {report}"
+        )
     token = _token(token_file, address)
     served = Console(
         Settings(
@@ -88,6 +95,8 @@ def console(
         err.print(f"Serving http://{at}", markup=False)
         if token is not None and token_file is None:
             err.print(f"Its token, until it ends: {token}", markup=False)
+        if token_file is not None and token_file.stat().st_mode & _OTHERS:
+            print_warnings([f"others may read the token in {token_file}: chmod 600 {token_file}"])
         if not at.is_loopback:
             print_warnings(
                 [f"other machines may reach {at}; without TLS in front, the network sees the token"]
@@ -109,6 +118,6 @@ def _token(file: Path | None, address: Address) -> str | None:
     if len(token) < LEAST_TOKEN or any(not one.isprintable() or one.isspace() for one in token):
         raise BadArgument(
             f"{file} holds no token of {LEAST_TOKEN} characters or more, without spaces",
-            hint=f"Make one: openssl rand -hex 24 > {file}",
+            hint=f"Make one: (umask 077; openssl rand -hex 24 > {file})",
         )
     return token

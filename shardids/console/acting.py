@@ -24,7 +24,6 @@ CONFIRM_S: Final = 60.0
 _MOST_PLANS: Final = 16
 _MOST_LINES: Final = 200
 _PATIENCE_S: Final = 10.0
-_RESUME: Final = "shardids shard move --resume"
 _OPTIONS: Final = mover.Options()
 
 log = logger("console")
@@ -36,11 +35,12 @@ Work = Callable[[Catalog, mover.OnEvent], list[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What would be done: in words, and the work itself."""
+    """What would be done, in words, and the work itself; ``resume`` is the command that resumes it."""
 
     title: str
     lines: list[str]
     work: Work
+    resume: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,12 +49,19 @@ class Job:
 
     id: int
     title: str
+    resume: str | None
     started: float
     state: Literal["running", "done", "failed", "interrupted"] = "running"
     ended: float | None = None
     lines: list[str] = field(default_factory=list)
     progress: Values | None = None
     error: str | None = None
+
+    @property
+    def what_to_do(self) -> str:
+        """What to say of a job that did not come to its end."""
+        left = f"shardids shard moves; to resume: {self.resume}" if self.resume else "shardids doctor"
+        return f"To see what is left: {left}"
 
     def values(self) -> Values:
         """The job as the page is told of it."""
@@ -131,7 +138,7 @@ class Actions:
                     "this confirmation has expired, or was used", hint="Ask for the plan again."
                 )
             number = self._job.id + 1 if self._job else 1
-            job = self._job = Job(id=number, title=plan.title, started=time.time())
+            job = self._job = Job(id=number, title=plan.title, resume=plan.resume, started=time.time())
             self._thread = Thread(
                 target=self._run, args=(job, plan), name="shardids console job", daemon=True
             )
@@ -147,7 +154,9 @@ class Actions:
         thread.join(_PATIENCE_S)
         if job.state == "done":
             return None
-        return f"interrupted: {job.title}. To see what is left: shardids shard moves; to resume: {_RESUME}"
+        if job.state == "failed":
+            return f"failed: {job.title}: {(job.error or '').rstrip('.')}. {job.what_to_do}"
+        return f"interrupted: {job.title}. {job.what_to_do}"
 
     def _run(self, job: Job, plan: Plan) -> None:
         log.info("begun: %s", job.title)
@@ -160,7 +169,7 @@ class Actions:
             job.state, job.error = "failed", told(error)
         except KeyboardInterrupt:
             job.state = "interrupted"
-            job.error = f"The console ended. To resume the move: {_RESUME}"
+            job.error = f"The console ended. {job.what_to_do}"
         except Exception as error:
             log.exception("failed: %s", job.title)
             job.state, job.error = "failed", f"it failed: {type(error).__name__}"
@@ -209,7 +218,7 @@ def _plan_move(catalog: Catalog, given: Values) -> Plan:
         f'The old copy stays on node "{found.source}", fenced, until: shardids shard purge {shard}',
         *found.notes,
     ]
-    return Plan(title=title, lines=lines, work=work)
+    return Plan(title=title, lines=lines, work=work, resume="shardids shard move --resume")
 
 
 def _plan_rebalance(catalog: Catalog, given: Values) -> Plan:
@@ -226,7 +235,13 @@ def _plan_rebalance(catalog: Catalog, given: Values) -> Plan:
         mover.require_none_open(there)
         return _results(mover.carry_out(there, found.transfers, _OPTIONS, on_event))
 
-    return Plan(title=f"Rebalance by {by}: {len(lines)} moves", lines=lines, work=work)
+    return Plan(
+        title=f"Rebalance by {by}: {len(lines)} moves",
+        lines=lines,
+        work=work,
+        # To resume the one move that was interrupted would leave those that had not begun.
+        resume=f"shardids rebalance --by {by} --resume",
+    )
 
 
 def _results(results: list[mover.Result]) -> list[str]:

@@ -50,6 +50,7 @@ class Console:
         self._watcher = Watcher(settings.catalog_url, interval_s=settings.interval_s)
         self._databases = Databases(settings.catalog_url, self._watcher)
         self._slow = SlowReader(self._databases)
+        self._journal = changes.Journal(self._databases)
         self._examiner = Examiner(settings.catalog_url)
         self.broadcast = Broadcast()
         self.actions = Actions(settings.catalog_url, lambda job: self.broadcast.tell("job", job))
@@ -171,7 +172,7 @@ class Console:
         return answer(self._examiner.values(), 202 if begun else 200)
 
     def _moves(self, _request: Request) -> Response:
-        return answer(changes.moves(self._watcher.seen(), self._databases))
+        return answer(self._journal.moves(self._watcher.seen()))
 
     def _migrations(self, _request: Request) -> Response:
         return answer(changes.migrations(self._slow.facts(self._watcher.seen()), self._databases))
@@ -221,7 +222,8 @@ class Console:
                 "rates": figures.newest_rates(seen),
                 "map": columns(seen),
                 "sizes_tried_at": self._slow.known.tried_at,
-                "moves": self._open_moves(seen),
+                "moves_open": figures.moves_open(seen),
+                "moves": self._journal.open_now(seen),
                 "doctor": self._examiner.state,
                 "job": self.actions.job(),
             },
@@ -229,12 +231,6 @@ class Console:
 
     def _judge(self, seen: Seen) -> None:
         self._unusual.look(seen, self._watcher.history.points(), self._watcher.interval_s)
-
-    def _open_moves(self, seen: Seen) -> list[Any] | None:
-        try:
-            return changes.open_now(seen, self._databases)
-        except ShardidsError:
-            return None
 
 
 def _made_at(report: Path | None) -> float | None:

@@ -11,8 +11,8 @@ from shardids.catalog.locks import AdvisoryLock
 from shardids.console.databases import Databases
 from shardids.console.slow_facts import SlowFacts
 from shardids.console.watching import Seen
-from shardids.errors import ShardidsError
-from shardids.mover.history import Move, read_moves, recent_moves
+from shardids.errors import ConnectionFailed, ShardidsError
+from shardids.mover.history import Move, recent_moves
 from shardids.mover.steps import LIVE, OFFLINE
 
 MOST_MOVES: Final = 50
@@ -25,10 +25,35 @@ _LAGS: Final = text("""
 Values = dict[str, Any]
 
 
-def moves(seen: Seen, databases: Databases) -> list[Values]:
-    """The moves that are not over, and the last that are, newest first."""
-    found = databases.of_catalog(lambda connection: recent_moves(connection, MOST_MOVES))
-    return [move_values(move, seen) for move in found]
+class Journal:
+    """The moves that are not over, and the last that are, as the catalog told them last."""
+
+    def __init__(self, databases: Databases) -> None:
+        self._databases = databases
+        self._known: list[Move] | None = None
+
+    def moves(self, seen: Seen) -> list[Values]:
+        """Returns them, newest first; while the catalog does not answer, what it said last.
+
+        Raises:
+            ConnectionFailed: it does not answer, and never told them.
+        """
+        if self._known is None or seen.catalog_error is None:
+            try:
+                self._known = self._databases.of_catalog(lambda there: recent_moves(there, MOST_MOVES))
+            except ConnectionFailed:
+                if self._known is None:
+                    raise
+        return [move_values(move, seen) for move in self._known]
+
+    def open_now(self, seen: Seen) -> list[Values] | None:
+        """Returns those that are not over; ``None`` if the catalog does not tell them now."""
+        if seen.catalog_error is not None:
+            return None
+        try:
+            return [move for move in self.moves(seen) if move["done"] is None]
+        except ShardidsError:
+            return None
 
 
 def move_values(move: Move, seen: Seen) -> Values:
@@ -51,16 +76,6 @@ def move_values(move: Move, seen: Seen) -> Values:
         "done": move.ended_at and move.ended_at.timestamp(),
         "do": f"shardids shard move {move.shard} --resume" if state == "interrupted" else None,
     }
-
-
-def open_now(seen: Seen, databases: Databases) -> list[Values]:
-    """The moves that are not over; asks only if there are any."""
-    if seen.known is None or not seen.known.moves:
-        return []
-    return [
-        move_values(move, seen)
-        for move in databases.of_catalog(lambda connection: read_moves(connection, None))
-    ]
 
 
 def lags(seen: Seen, databases: Databases) -> dict[int, int]:

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from threading import Lock, Thread
 from typing import Any, Literal
 
+from psycopg import sql
 from sqlalchemy.engine import URL
 
 from shardids import doctor
 from shardids.catalog.notation import shown_shards
 from shardids.catalog.rows import Catalog
-from shardids.console.figures import told
+from shardids.catalog.urls import parse_url
 from shardids.doctor.findings import Finding
-from shardids.errors import ShardidsError
+from shardids.errors import MissingPrivilege, ShardidsError
 from shardids.logs import logger
 
 log = logger("console")
@@ -73,6 +74,11 @@ class Examiner:
             "findings": [_finding(one) for one in now.report.findings] if now.report else [],
         }
 
+    def _grants(self) -> str:
+        """What an examination needs, beyond what the page does."""
+        role = sql.Identifier(parse_url(self._catalog_url).username or "…").as_string()
+        return f"An examination needs more than the page: GRANT pg_read_all_data TO {role}, on each server"
+
     def _run(self) -> None:
         before = self._examined
         try:
@@ -80,8 +86,10 @@ class Examiner:
                 report = doctor.examine(catalog)
             self._examined = _Examined(state="done", report=report, read_at=time.time())
             return
+        except MissingPrivilege as error:
+            what = f"{error.in_a_line()}. {self._grants()}"
         except ShardidsError as error:
-            what = told(error)
+            what = error.in_a_line()
         except Exception as error:
             log.exception("the examination failed")
             what = f"the examination failed: {type(error).__name__}"

@@ -85,7 +85,7 @@ def _require(connection: Connection, node: str, shard: int, state: str) -> None:
     if not found:
         raise UnknownShard(
             f'the catalog places shard {shard} on node "{node}", which does not have it',
-            hint="Restore its schema on that node from a backup.",
+            hint="Restore its schema there from a backup, or see what else can be done: shardids doctor",
         )
     if found[0].state != state:
         raise ClusterConflict(

@@ -31,7 +31,7 @@ def cluster(seen: Seen, catalog_url: str, *, interval_s: float, actions: bool) -
         "layout": None if known is None else _layout(known),
         "shard_count": known and known.shard_count,
         "regions": _regions(known) if known else [],
-        "moves_open": len(known.moves) if known else 0,
+        "moves_open": moves_open(seen),
         "adoption": known and known.adoption,
         "actions": actions,
         "interval_s": interval_s,
@@ -39,6 +39,11 @@ def cluster(seen: Seen, catalog_url: str, *, interval_s: float, actions: bool) -
         "read_at": seen.at,
         "now": time.time(),
     }
+
+
+def moves_open(seen: Seen) -> int | None:
+    """How many moves were not over when the catalog last answered; ``None`` if it never did."""
+    return len(seen.known.moves) if seen.known else None
 
 
 def _regions(known: CatalogState) -> list[Values]:
@@ -151,9 +156,9 @@ def rates(seen: Seen, history: History) -> Values:
     names = sorted(seen.nodes)
     return {
         "times": [round(point.time, 1) for point in points],
-        "nodes": {name: [_rounded(point.nodes.get(name)) for point in points] for name in names},
+        "nodes": {name: [rounded(point.nodes.get(name)) for point in points] for name in names},
         "shards": {
-            str(shard): [_rounded(rate_of(point, shard)) for point in points] for shard in first_shards(seen)
+            str(shard): [rounded(rate_of(point, shard)) for point in points] for shard in first_shards(seen)
         },
         "source": "memory",
     }
@@ -174,7 +179,7 @@ def newest_rates(seen: Seen) -> Values:
             for name, node in sorted(seen.nodes.items())
         },
         "shards": {
-            str(shard): _rounded(rate) for shard, rate in nlargest(TOP, now.items(), key=lambda pair: pair[1])
+            str(shard): rounded(rate) for shard, rate in nlargest(TOP, now.items(), key=lambda pair: pair[1])
         },
     }
 
@@ -193,5 +198,6 @@ def short(value: float) -> float:
     return int(rounded) if rounded == int(rounded) else rounded
 
 
-def _rounded(rate: float | None) -> float | None:
+def rounded(rate: float | None) -> float | None:
+    """The same of a rate that may not be known."""
     return None if rate is None else short(rate)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,6 +22,7 @@ class Point:
         nodes: of each node; ``None`` where it did not answer, or was read for the first time.
         shards: numbers of the shards that used any, in order, and ``rates`` theirs.
         incomplete: nodes that did not tell of all their shards.
+        unread: numbers of the shards whose rate is not known, in order.
     """
 
     time: float
@@ -29,6 +30,7 @@ class Point:
     shards: array[int]
     rates: array[float]
     incomplete: frozenset[str] = frozenset()
+    unread: array[int]
 
 
 class History:
@@ -43,6 +45,7 @@ class History:
         nodes: Mapping[str, float | None],
         shards: Mapping[int, float],
         incomplete: frozenset[str] = frozenset(),
+        unread: Iterable[int] = (),
     ) -> None:
         """Adds what was read at a time."""
         numbers = sorted(shards)
@@ -53,6 +56,7 @@ class History:
                 shards=array("H", numbers),
                 rates=array("f", [shards[shard] for shard in numbers]),
                 incomplete=incomplete,
+                unread=array("H", sorted(unread)),
             )
         )
         while self._points[0].time < time - HISTORY_S:
@@ -63,8 +67,13 @@ class History:
         return list(self._points)
 
 
-def rate_of(point: Point, shard: int) -> float:
-    """Returns the rate of a shard at a point; 0 where it used no ticks."""
-    place = bisect_left(point.shards, shard)
-    found = place < len(point.shards) and point.shards[place] == shard
-    return point.rates[place] if found else 0.0
+def rate_of(point: Point, shard: int) -> float | None:
+    """Returns the rate of a shard at a point; 0 where it used no ticks, ``None`` where it was not read."""
+    if (place := _place(point.shards, shard)) is not None:
+        return point.rates[place]
+    return 0.0 if _place(point.unread, shard) is None else None
+
+
+def _place(numbers: array[int], number: int) -> int | None:
+    place = bisect_left(numbers, number)
+    return place if place < len(numbers) and numbers[place] == number else None

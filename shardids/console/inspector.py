@@ -20,7 +20,7 @@ from shardids.ids.decoded import DecodedId
 from shardids.ids.layout import Layout
 from shardids.ids.text import parse_id, to_decimal, to_text
 from shardids.stats import measured
-from shardids.stats.anomalies import Anomaly
+from shardids.stats.anomalies import Anomaly, Kind, span
 from shardids.stats.reading import foreign
 
 MOST_SHOWN: Final = 200
@@ -71,6 +71,7 @@ def inspect(written: str, seen: Seen, databases: Databases, *, rows: bool) -> Va
         "bad_count": len(bad),
         "old": together.old,
         "histogram": _histogram(together),
+        "left_out": _left_out(together),
         "shards": _shards(together),
         "shard_count": int(together.shards.shard.size),
         "anomalies": [_sentence(one) for one in together.anomalies[:_MOST_ANOMALIES]],
@@ -131,20 +132,21 @@ def bits(id_: int, layout: Layout) -> dict[str, str]:
 
 
 def _note(id_: int, layout: Layout, seen: Seen, found: Found, now: datetime, *, is_old: bool) -> str | None:
-    if found.note is not None:
-        return found.note
     if is_old:
         return "issued before this cluster: it tells nothing of a shard or a time"
     decoded = layout.decode(id_)
     count = seen.known.shard_count if seen.known else 0
-    if decoded.shard >= count:
-        return f"this cluster has no shard {decoded.shard}: its shards are 0 to {count - 1}"
     ahead_s = (decoded.time - now).total_seconds()
+    notes = []
+    if decoded.shard >= count:
+        notes.append(f"this cluster has no shard {decoded.shard}: its shards are 0 to {count - 1}")
+    elif owner_of(seen, decoded.shard) is None:
+        notes.append(f"shard {decoded.shard} is on no node now")
     if ahead_s * 1000 > _FUTURE_MS:
-        return f"from the future, by {ahead_s:,.0f} s: its shard ran ahead, or the ID was made up"
-    if owner_of(seen, decoded.shard) is None:
-        return f"shard {decoded.shard} is on no node now"
-    return None
+        notes.append(f"from the future, by {span(ahead_s)}: its shard ran ahead, or the ID was made up")
+    if found.note is not None:
+        notes.append(found.note)
+    return "; ".join(notes) or None
 
 
 def _born_on(decoded: DecodedId, node: str | None, past: Past) -> str | None:
@@ -176,7 +178,7 @@ def _past(databases: Databases, shards: set[int]) -> Past:
 
 def _histogram(together: measured.IdStats) -> Values | None:
     series = together.series
-    if not together.count or not series.intervals:
+    if not series.counts.any():
         return None
     if series.intervals > _MOST_BARS:
         factor = -(-series.intervals // _MOST_BARS)
@@ -192,6 +194,12 @@ def _histogram(together: measured.IdStats) -> Values | None:
         "step_s": step_s,
         "counts": [int(one) for one in counts],
     }
+
+
+def _left_out(together: measured.IdStats) -> dict[str, int]:
+    """How many IDs the histogram is without: from the future, and far from all others."""
+    far = sum(int(one.value) for one in together.anomalies if one.kind is Kind.OUTSIDE)
+    return {"future": together.count - int(together.series.counts.sum()) - far, "far": far}
 
 
 def _shards(together: measured.IdStats) -> list[list[int]]:

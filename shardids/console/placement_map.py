@@ -92,18 +92,21 @@ def state_of(seen: Seen, shard: int) -> str:
 def _state(shard: int, placed_as: str, node: SeenNode) -> str:
     if placed_as != "active":
         return placed_as
+    if not node.up:
+        # What was read of it last may not be true now.
+        return "unknown"
     if (there := node.shards.get(shard)) is not None:
         return there.state
-    has_all = node.up and node.answer is not None and node.answer.has_all_shards
+    has_all = node.answer is not None and node.answer.has_all_shards
     return "missing" if has_all else "unknown"
 
 
 def _fill(found: Columns, shard: int, placed_as: str, node: SeenNode, known: CatalogState) -> None:
     found["state"][shard] = _NUMBERS[_state(shard, placed_as, node)]
     there = node.shards.get(shard)
-    if there is None or placed_as != "active":
+    if there is None or placed_as != "active" or not node.up:
         return
-    if node.per_second is not None:
+    if node.per_second is not None and there.offset_ms is not None:
         found["ticks_per_s"][shard] = short(node.per_second.get(shard, 0.0))
     lead_ms = there.lead_ms(known.layout)
     if lead_ms is not None:

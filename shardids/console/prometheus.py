@@ -20,10 +20,10 @@ from shardids.errors import BadArgument, ConnectionFailed
 STEP_S: Final = 15
 _TIMEOUT_S: Final = 2.0
 _MOST_BYTES: Final = 8 << 20
-_NODES: Final = "max by (node) (shardids_ticks_per_second)"
+_NODES: Final = "max by (node) (shardids_ticks_drawn_per_second)"
 _NO_ANSWER: Final = (OSError, HTTPException, ValueError, KeyError, TypeError, OverflowError, RecursionError)
 """What asking raises if it is down, or if something else answers."""
-_SHARDS: Final = 'max by (shard) (shardids_shard_ticks_per_second{{shard=~"{}"}})'
+_SHARDS: Final = 'max by (shard) (shardids_shard_ticks_drawn_per_second{{shard=~"{}"}})'
 
 
 class Prometheus:

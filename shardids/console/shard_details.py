@@ -9,7 +9,7 @@ from sqlalchemy import Connection, text
 from shardids.catalog.topology import schema_name
 from shardids.console.changes import move_values
 from shardids.console.databases import Databases
-from shardids.console.figures import owner_of, region_of, told
+from shardids.console.figures import owner_of, region_of, rounded, told
 from shardids.console.history import History, rate_of
 from shardids.console.inspector import bits
 from shardids.console.placement_map import state_of
@@ -19,7 +19,7 @@ from shardids.errors import ConnectionFailed, ShardidsError, UnknownShard
 from shardids.ids.layout import Layout
 from shardids.ids.text import to_decimal, to_text
 from shardids.metrics.facts import Shard
-from shardids.mover.history import Move, read_moves
+from shardids.mover.history import read_moves
 
 Values = dict[str, Any]
 
@@ -34,7 +34,9 @@ _TABLES: Final = text("""
 
 
 def shard(number: int, seen: Seen, history: History, databases: Databases, facts: SlowFacts) -> Values:
-    """What is known of a shard. What its node or the catalog does not tell now is in ``errors``.
+    """What is known of a shard. What its node or the catalog does not tell now is ``None``: see ``errors``.
+
+    ``last_state`` and ``highest_id`` are of ``read_at``, which is over if not ``is_read``.
 
     Raises:
         UnknownShard: this cluster has no shard of this number.
@@ -48,22 +50,26 @@ def shard(number: int, seen: Seen, history: History, databases: Databases, facts
             hint=f"Its shards are 0 to {seen.known.shard_count - 1}.",
         )
     node = owner_of(seen, number)
-    there = seen.nodes[node].shards.get(number) if node is not None and node in seen.nodes else None
+    owner = seen.nodes.get(node) if node is not None else None
+    there = owner.shards.get(number) if owner else None
     errors: list[str] = []
     points = history.points()
     values: Values = {
         "shard": number,
         "node": node,
         "state": state_of(seen, number),
+        "is_read": owner is not None and owner.up and there is not None,
+        "read_at": owner and owner.read_at,
+        "last_state": there and there.state,
         "region": region_of(seen, number),
         "schema": schema_name(seen.known.schema_prefix, number),
         "highest_id": highest_id(there, number, seen.known.layout) if there else None,
-        "tables": _tables(number, node, databases, errors) if node else [],
+        "tables": _tables(number, node, databases, errors) if node else None,
         "size_bytes": facts.sizes.get(number),
         "revision": facts.revisions.get(number),
-        "moves": [move_values(move, seen) for move in _moves(number, databases, errors)],
+        "moves": _moves(number, seen, databases, errors),
         "times": [round(point.time, 1) for point in points],
-        "ticks_per_s": [round(rate_of(point, number), 1) for point in points],
+        "ticks_per_s": [rounded(rate_of(point, number)) for point in points],
         "errors": errors,
     }
     if values["tables"]:
@@ -94,7 +100,7 @@ def highest_id(there: Shard, number: int, layout: Layout) -> Values | None:
     }
 
 
-def _tables(number: int, node: str, databases: Databases, errors: list[str]) -> list[Values]:
+def _tables(number: int, node: str, databases: Databases, errors: list[str]) -> list[Values] | None:
     def ask(connection: Connection) -> list[Values]:
         return [dict(row._mapping) for row in connection.execute(_TABLES, {"shard": number})]
 
@@ -102,12 +108,13 @@ def _tables(number: int, node: str, databases: Databases, errors: list[str]) -> 
         return databases.of_node(node, ask)
     except ShardidsError as error:
         errors.append(str(told(error)))
-        return []
+        return None
 
 
-def _moves(number: int, databases: Databases, errors: list[str]) -> list[Move]:
+def _moves(number: int, seen: Seen, databases: Databases, errors: list[str]) -> list[Values] | None:
     try:
-        return databases.of_catalog(lambda connection: read_moves(connection, [number], ended=True))[::-1]
+        found = databases.of_catalog(lambda connection: read_moves(connection, [number], ended=True))
     except ShardidsError as error:
         errors.append(str(told(error)))
-        return []
+        return None
+    return [move_values(move, seen) for move in reversed(found)]

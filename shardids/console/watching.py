@@ -20,7 +20,7 @@ from shardids.metrics.samples import skews
 
 INTERVAL_S: Final = 5.0
 """How far apart readings are, unless there are many shards."""
-SHARDS_A_SECOND: Final = 300
+SHARDS_A_SECOND: Final = 280
 """How many shards are read a second: it bounds what the nodes spend on it, whatever their number."""
 _SECOND_LOOK_S: Final = 1.0
 
@@ -38,8 +38,8 @@ class SeenNode:
         answer: the newest answer that said what it is; ``None`` if there never was one.
         read_at: when its shards were read last, in seconds since 1970; of a standby, when it answered.
         shards: its shards by number, as they were read last; none while it answers without them.
-        per_second: ticks that shards used a second between the last two readings; ``None`` if it did not
-            answer both.
+        per_second: ticks that were drawn from shards a second between the last two readings; ``None`` if it
+            did not answer both.
         skew_s: how far its clock is ahead of the others'.
     """
 
@@ -208,5 +208,17 @@ class Watcher:
         incomplete = frozenset(
             name for name, node in seen.nodes.items() if node.answer is None or not node.answer.has_all_shards
         )
-        if nodes:
-            self.history.add(seen.at, nodes, shards, incomplete)
+        if nodes and seen.known is not None:
+            unread = set(range(seen.known.shard_count)) - _with_rate(seen.known, seen.nodes)
+            self.history.add(seen.at, nodes, shards, incomplete, unread)
+
+
+def _with_rate(known: CatalogState, nodes: Mapping[str, SeenNode]) -> set[int]:
+    """The shards whose rate is known, be it 0: their generator was read where they are placed."""
+    return {
+        shard
+        for (name, state), placed in known.placed.items()
+        if state == "active" and name in nodes and nodes[name].per_second is not None
+        for shard in placed
+        if (there := nodes[name].shards.get(shard)) is not None and there.offset_ms is not None
+    }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,10 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from shardids.catalog.region_changes import create_region, drop_region
 from shardids.catalog.regions import Region
+from shardids.ids.layout import DEFAULT
 from tests.support.browsers import SIZES, opened
 from tests.support.console_pages import Open, console, make_users, pages
+from tests.support.consoles import get
 from tests.support.moves import TwoNodes, schema
 from tests.support.waiting import wait_for
 
@@ -146,7 +150,7 @@ def test_map_shows_all_shards_in_colours_and_as_a_table(nodes: TwoNodes, url: st
     expect(page.get_by_role("heading", name="Shard 9")).to_be_visible()
     expect(page.locator(".drawer")).to_contain_text("users")
     expect(page.locator(".drawer")).to_contain_text("It was never moved.")
-    expect(page.locator(".drawer")).to_contain_text("It has issued none above this one.")
+    expect(page.locator(".drawer")).to_contain_text("It had issued none above this one when it was read, ")
     page.get_by_role("button", name="Table", exact=True).click()
     expect(page.locator("table.shards tbody tr")).to_have_count(64)
     page.get_by_role("searchbox", name="Show shards").fill("30-33")
@@ -157,6 +161,16 @@ def test_map_shows_all_shards_in_colours_and_as_a_table(nodes: TwoNodes, url: st
     expect(page.locator("table.shards tbody th").first).to_have_text("32")
     page.get_by_role("searchbox", name="Show shards").fill("nowhere")
     expect(page.locator("main")).to_contain_text("No shard is like “nowhere”.")
+
+
+def test_a_shard_that_is_not_there_is_not_just_left_out(url: str, open_page: Open) -> None:
+    page = open_page(url, "map/4095").page
+    words = "There is no shard 4095 in this cluster: it has shards 0 to 63."
+    expect(page.locator("main")).to_contain_text(words)
+    expect(page.locator(".drawer")).to_be_hidden()
+    page.goto(f"{url}/#map/63")
+    expect(page.get_by_role("heading", name="Shard 63")).to_be_visible()
+    expect(page.locator("main")).not_to_contain_text(words)
 
 
 def test_an_id_is_taken_apart_to_its_last_digit(nodes: TwoNodes, url: str, open_page: Open) -> None:
@@ -183,6 +197,88 @@ def test_an_id_is_taken_apart_to_its_last_digit(nodes: TwoNodes, url: str, open_
         connection.execute(f"delete from {schema(5)}.users where id = %s", [id_])
     page.get_by_role("button", name="Take apart").click()
     expect(one).to_contain_text("in no table")
+
+
+def test_what_is_ahead_of_now_says_so(nodes: TwoNodes, url: str, open_page: Open) -> None:
+    (id_,) = make_users(nodes, 5, 1)
+    now = nodes.catalog.describe().layout.decode(id_)
+    ahead = DEFAULT.encode(at=now.time + timedelta(hours=10), shard=5)
+    page = open_page(url, "ids").page
+    page.locator("#ids").fill(str(ahead))
+    expect(page.locator(".one")).to_contain_text("in 10 h")
+    expect(page.locator(".one")).to_contain_text("from the future, by 10.0 h")
+    page.locator("#ids").fill(f"{id_} {id_ + 1} {ahead}")
+    times = page.get_by_role("region", name="When they were born")
+    expect(times).to_contain_text("Left out: 1 ID from the future.")
+    page.locator("#ids").fill(f"{ahead} {ahead + 1}")
+    expect(times).to_contain_text("Left out: 2 IDs from the future.")
+    ticks = page.evaluate(
+        """async () => {
+          const { ago } = await import("/format.js");
+          return [-36000, -720, -1, 0, 1, 720, null].map(ago);
+        }"""
+    )
+    assert ticks == ["in 10 h", "in 12 min", "just now", "just now", "just now", "12 min ago", "never"]
+
+
+def test_too_long_a_text_is_refused_at_once_and_leaves_no_answer(
+    nodes: TwoNodes, url: str, open_page: Open
+) -> None:
+    (id_,) = make_users(nodes, 5, 1)
+    opened = open_page(url, "ids")
+    page = opened.page
+    for text in ("\n".join([str(id_)] * 60_000), " ".join([str(id_)] * 1_000_000)):
+        for how in ("filled", "pasted"):
+            page.locator("#ids").fill(str(id_))
+            expect(page.locator(".one").get_by_role("heading")).to_have_text(str(id_))
+            opened.requests.clear()
+            begun = time.monotonic()
+            if how == "filled":
+                page.locator("#ids").fill(text)
+            else:
+                is_taken = page.evaluate(
+                    """(data) => document.querySelector("#ids").dispatchEvent(new InputEvent(
+                      "beforeinput", { data, inputType: "insertFromPaste", cancelable: true }))""",
+                    text,
+                )
+                assert not is_taken
+            expect(page.locator(".ask [role=status]")).to_contain_text("More than 1 MB")
+            expect(page.locator(".one")).to_have_count(0)
+            expect(page.locator("#ids")).to_have_value("")
+            assert time.monotonic() - begun < 5, (len(text), how)
+            assert not [asked for asked in opened.requests if asked.endswith("/api/inspect")]
+
+
+def test_notes_and_chips_have_their_room_on_a_phone(nodes: TwoNodes, url: str, open_page: Open) -> None:
+    ids = make_users(nodes, 3, 6)
+    ahead = DEFAULT.encode(
+        at=nodes.catalog.describe().layout.decode(ids[0]).time + timedelta(hours=10), shard=5
+    )
+    page = open_page(url, "ids", size="phone").page
+    page.locator("#ids").fill(" ".join(map(str, [*ids, ahead])))
+    rows = page.get_by_role("group", name="IDs", exact=True).locator("tbody tr")
+    expect(rows).to_have_count(7)
+    heights = [(row.bounding_box() or {"height": 0})["height"] for row in rows.all()]
+    assert max(heights) < 60, heights
+    page.evaluate(
+        """async () => {
+          const { live } = await import("/live.js");
+          location.hash = "health";
+          const crowded = { outside_region: 6, shards: { active: 30, fenced: 1, moved: 12 } };
+          const value = live.nodes.map((node) => ({ ...node, ...crowded }));
+          Object.defineProperty(live, "nodes", { get: () => value, set: () => {} });
+        }"""
+    )
+    chip = page.locator("tr[data-node=a] .chip", has_text="6 outside their region")
+    expect(chip).to_be_visible()
+    box = chip.bounding_box()
+    assert box is not None
+    assert box["x"] + box["width"] <= 400
+    for cell in page.locator("tr[data-node=a] td:not(:has(.chip))").all():
+        other = cell.bounding_box()
+        assert other is not None
+        apart = other["y"] >= box["y"] + box["height"] - 1 or other["y"] + other["height"] <= box["y"] + 1
+        assert apart, (box, other)
 
 
 def test_many_ids_and_what_is_none(nodes: TwoNodes, url: str, open_page: Open) -> None:
@@ -354,6 +450,8 @@ def test_a_dead_node_is_shown_as_one(nodes: TwoNodes, url: str, open_page: Open)
     page = open_page(url).page
     row = page.locator("tr[data-node=b]")
     expect(row).to_contain_text("up")
+    make_users(nodes, 40, 1)
+    wait_for(lambda: get(url, "/api/shards/40")["highest_id"], "the highest ID of shard 40")
     nodes.servers["b"].stop()
     try:
         expect(row).to_contain_text("down", timeout=20_000)
@@ -361,25 +459,48 @@ def test_a_dead_node_is_shown_as_one(nodes: TwoNodes, url: str, open_page: Open)
         expect(row.locator(".why")).not_to_be_empty()
         expect(page.locator("tr[data-node=a]")).to_contain_text("up")
         expect(page.locator(".tile").first).to_contain_text("1 of 2")
+        expect(page.locator(".tile").filter(has_text="Shards active")).to_contain_text(
+            "32 unknown: b not read"
+        )
+        expect(page.locator(".tile").filter(has_text="In doubt")).to_contain_text("not known of b")
         page.goto(f"{url}/#map/40")
         expect(page.locator("#alerts")).to_contain_text("1 node down: b")
         expect(page.locator(".drawer")).to_contain_text("Not all could be read")
         expect(page.locator(".legend")).to_contain_text("b 32")  # the placement is known all the same
+        drawer = page.locator(".drawer")
+        expect(drawer.locator(".facts")).to_contain_text("Stateunknown")
+        expect(drawer.locator(".facts")).not_to_contain_text("Lead")
+        expect(drawer.locator(".facts")).to_contain_text("Last readactive, ")
+        expect(drawer).to_contain_text("Not known: the shard's node does not tell them now.")
+        expect(drawer).to_contain_text("It had issued none above this one when it was read, ")
     finally:
         nodes.servers["b"].start(attached=True)
     expect(page.locator("#alerts")).not_to_contain_text("down", timeout=20_000)
+    expect(page.locator(".drawer")).to_contain_text("users")  # without being opened again
 
 
 def test_a_dead_catalog_leaves_what_was_known(nodes: TwoNodes, url: str, open_page: Open) -> None:
-    page = open_page(url, "map").page
+    found = open_page(url, "map")
+    page = found.page
     nodes.servers["a"].stop()
     try:
         expect(page.locator("#alerts")).to_contain_text("The catalog does not answer", timeout=20_000)
         expect(page.locator("#alerts")).to_contain_text("Placement and moves are those of")
         expect(page.locator(".legend")).to_contain_text("a 32")
+        page.goto(f"{url}/#moves")
+        page.reload()  # what is known is the console's, not the page's
+        expect(page.locator("main")).to_contain_text("no move was open.")
+        expect(page.locator("main")).to_contain_text("no shard had been moved yet.")
+        expect(page.locator("main")).to_contain_text("When the catalog answered last, ")
+        page.goto(f"{url}/#health")
+        expect(page.locator(".tile").filter(has_text="Moves open")).to_contain_text("none, as of ")
+        page.goto(f"{url}/#map/40")
+        expect(page.locator(".drawer")).to_contain_text("Not known: the catalog does not tell them now.")
     finally:
         nodes.servers["a"].start(attached=True)
     expect(page.locator("#alerts")).to_be_empty(timeout=20_000)
+    expect(page.locator(".drawer")).to_contain_text("It was never moved.")
+    found.errors.clear()  # the browser itself reports that migrations can't be read
 
 
 def test_a_lost_connection_is_told_and_comes_back(nodes: TwoNodes, browser: Browser) -> None:

@@ -9,8 +9,10 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from shardids import mover
+from shardids.catalog.region_changes import create_region, drop_region
+from shardids.catalog.regions import Region
 from tests.support.console_pages import Open, console, make_users, pages
-from tests.support.moves import TwoNodes
+from tests.support.moves import TwoNodes, schema
 
 
 @pytest.fixture(scope="module")
@@ -154,15 +156,72 @@ def test_a_rebalance_is_planned_first(url: str, open_page: Open) -> None:
     expect(dialog).to_have_count(0)
 
 
+def test_a_rebalance_is_carried_out_from_the_page(nodes: TwoNodes, url: str, open_page: Open) -> None:
+    make_users(nodes, 12, 5_000)
+    make_users(nodes, 13, 5_000)
+    with nodes.connected("a") as connection:
+        connection.execute("analyze")
+    planned = mover.plan_balance(nodes.catalog, mover.By.ROWS).transfers
+    assert planned
+    page = open_page(url, "map").page
+    page.get_by_role("button", name="Rebalance …").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Even out the nodes by").select_option("rows")
+    dialog.get_by_role("button", name="Show the plan").click()
+    dialog.get_by_role("textbox").fill("rebalance")
+    dialog.get_by_role("button", name="Rebalance", exact=True).click()
+    expect(page.locator("#tabs [aria-current=page]")).to_have_attribute("href", "#moves")
+    job = page.locator("section", has=page.get_by_role("heading", name="Rebalance by rows"))
+    expect(job.last).to_contain_text("done", timeout=90_000)
+    for one in planned:
+        assert nodes.catalog.node_of(one.shard).name == one.target
+        expect(job.last).to_contain_text(f'shard {one.shard}: moved to node "{one.target}"')
+
+
 def test_a_refused_action_says_why(nodes: TwoNodes, url: str, open_page: Open) -> None:
     found = open_page(url, "map/60")
     page = found.page
+    page.get_by_role("button", name="Move …").click()
     nodes.servers["b"].stop()
     try:
-        page.get_by_role("button", name="Fence …").click()
+        page.get_by_role("button", name="Show the plan").click()
         expect(page.get_by_role("alert")).to_contain_text("b", timeout=30_000)
-        expect(page.get_by_role("dialog").get_by_role("button", name="Fence it")).to_be_hidden()
+        expect(page.get_by_role("dialog").get_by_role("button", name="Move it")).to_be_hidden()
         page.get_by_role("button", name="Cancel").click()
+        expect(page.locator(".drawer .facts")).to_contain_text("unknown", timeout=20_000)
+        expect(page.locator(".drawer .actions button")).to_have_count(0)
     finally:
         nodes.servers["b"].start(attached=True)
+    expect(page.locator(".drawer .actions button").first).to_be_visible(timeout=20_000)
     found.errors.clear()  # the browser itself reports the refusal
+
+
+def test_a_move_is_offered_to_nodes_that_may_hold_the_shard(
+    nodes: TwoNodes, url: str, open_page: Open
+) -> None:
+    page = open_page(url, "map/3").page
+    page.get_by_role("button", name="Move …").click()
+    expect(page.get_by_label("To node").locator("option")).to_have_text(["b"])
+    page.get_by_role("button", name="Cancel").click()
+    create_region(nodes.catalog, Region(name="eu", first_shard=0, last_shard=31), ["a"])
+    try:
+        expect(page.locator(".drawer .facts")).to_contain_text("Regioneu")
+        page.get_by_role("button", name="Move …").click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_contain_text("There is no other node that may hold the shard.")
+        expect(dialog.get_by_role("button", name="Show the plan")).to_be_disabled()
+    finally:
+        drop_region(nodes.catalog, "eu")
+
+
+def test_a_broken_shard_is_told_as_one(nodes: TwoNodes, url: str, open_page: Open) -> None:
+    page = open_page(url, "map/50").page
+    expect(page.get_by_role("button", name="Fence …")).to_be_visible()
+    with nodes.connected("b") as connection:
+        connection.execute(f"drop schema {schema(50)} cascade")
+    drawer = page.locator(".drawer")
+    expect(drawer).to_contain_text("The shard is broken", timeout=20_000)
+    expect(drawer.locator(".command")).to_contain_text("shardids doctor")
+    expect(drawer).to_contain_text("None was found.")
+    expect(drawer).not_to_contain_text("They come with")
+    expect(drawer.locator(".actions button")).to_have_count(0)

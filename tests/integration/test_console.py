@@ -218,6 +218,10 @@ def test_ids_that_are_none_of_this_cluster(client: TestClient) -> None:
     nothing = inspected(client, "12x")
     assert (nothing["ids"], nothing["count"], nothing["histogram"], nothing["bad_count"]) == ([], 0, None, 1)
     assert any("future" in sentence for sentence in found["anomalies"])
+    assert sum(found["histogram"]["counts"]) == 1
+    assert found["left_out"] == {"future": 1, "far": 0}
+    alone = inspected(client, str(future))
+    assert (alone["histogram"], alone["left_out"]) == (None, {"future": 1, "far": 0})
 
 
 def test_many_ids(cluster: tuple[URL, URL], client: TestClient) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import click
 import httpx
 import pytest
-from sqlalchemy.engine import URL
 from starlette.testclient import TestClient
 from typer.main import get_command
 
@@ -21,7 +20,7 @@ from shardids.cli import app
 from shardids.console.answers import as_json
 from shardids.console.guard import Access
 from tests.support.clusters import COMMAND, command_here, environment
-from tests.support.consoles import HERE, TOKEN, browsing, process
+from tests.support.consoles import HERE, TOKEN, browsing, ended, process
 from tests.support.waiting import wait_for
 
 NOBODY = "postgresql://nobody:word-of-nobody@127.0.0.1:1/none"
@@ -264,6 +263,29 @@ def test_tokens_of_a_file(tmp_path: Path) -> None:
     assert (ran.returncode, "No such file" in ran.stderr) == (1, True)
 
 
+def test_a_token_that_others_may_read_is_warned_of(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "console.md"
+    (make,) = re.findall(r"^    (.*openssl rand.*)$", page.read_text("utf-8"), re.MULTILINE)
+    subprocess.run(["bash", "-c", f"umask 022; {make}"], cwd=tmp_path, check=True, timeout=60)
+    file = tmp_path / "token"
+    for mode, is_warned in ((None, False), (0o400, False), (0o640, True), (0o444, True)):
+        if mode is not None:
+            file.chmod(mode)
+        with process(NOBODY, "--token-file", str(file)) as (running, address):
+            assert httpx.get(f"{address}/healthz").text == "ok\n"
+            _, said = ended(running)
+        assert ("others may read the token" in said and f"chmod 600 {file}" in said) == is_warned, mode
+        assert file.read_text().strip() not in said
+
+
+def test_a_report_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    for missing in (tmp_path / "report.html", tmp_path):
+        ran = command_here("console", "--report", str(missing), SHARDIDS_CATALOG=NOBODY)
+        assert ran.returncode == 2
+        assert "there is no report" in ran.stderr
+        assert "shardids compare --quick --html" in ran.stderr
+
+
 @pytest.mark.parametrize("prometheus", ["ftp://x", "prometheus:9090", "http://", "file:///etc/passwd"])
 def test_an_address_of_prometheus_that_is_none(prometheus: str) -> None:
     ran = command_here("console", "--prometheus", prometheus, SHARDIDS_CATALOG=NOBODY)
@@ -295,10 +317,3 @@ def test_a_library_that_is_missing_is_named_with_its_extra(library: str) -> None
     assert ran.returncode == 1
     assert "pip install 'shardids[console]'" in ran.stderr
     assert "Traceback" not in ran.stderr
-
-
-def test_a_port_that_is_taken_is_named(admin: object, server_url: URL) -> None:
-    ran = command_here("console", "--listen", f"127.0.0.1:{server_url.port}", SHARDIDS_CATALOG=NOBODY)
-    assert ran.returncode == 1
-    assert "Traceback" not in ran.stderr
-    assert re.search("[Aa]ddress already in use", ran.stderr)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,12 +16,10 @@ from shardids import mover
 from shardids.console import acting
 from shardids.dev.embedded import temporary_servers
 from tests.support.clusters import COMMAND, environment
-from tests.support.consoles import browsing, process, told
+from tests.support.consoles import ACTION, asked, browsing, ended_job, get, post, process, takes_writes, told
 from tests.support.lengths import long
 from tests.support.moves import TwoNodes, assert_one_owner, schema, two_nodes
 from tests.support.waiting import PATIENCE_S, wait_for
-
-ACTION = {"X-Shardids-Action": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -40,23 +36,12 @@ def client(nodes: TwoNodes) -> Iterator[TestClient]:
         yield client
 
 
-def asked(client: TestClient, action: str, status: int = 200, **given: Any) -> Any:
-    answer = client.post(f"/api/actions/{action}", json=given, headers=ACTION)
-    assert answer.status_code == status, answer.text
-    return answer.json()
-
-
 def done(client: TestClient, action: str, **given: Any) -> Any:
     """Plans and confirms; the job when it has ended."""
     confirm = asked(client, action, **given)["confirm"]
     job = asked(client, action, 202, confirm=confirm)
     assert job["state"] == "running"
     return ended_job(client)
-
-
-def ended_job(client: TestClient) -> Any:
-    wait_for(lambda: told(client, "/api/job")["state"] != "running", "the end of the job")
-    return told(client, "/api/job")
 
 
 def test_a_move_is_planned_confirmed_and_done(nodes: TwoNodes, client: TestClient) -> None:
@@ -173,21 +158,6 @@ def test_a_job_that_fails_says_why(nodes: TwoNodes, client: TestClient) -> None:
     assert nodes.catalog.node_of(shard).name == "a"
 
 
-def post(address: str, page: str, **given: Any) -> Any:
-    request = urllib.request.Request(
-        f"{address}{page}",
-        json.dumps(given).encode(),
-        {"Content-Type": "application/json"} | ACTION,
-    )
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return json.load(answer)
-
-
-def get(address: str, page: str) -> Any:
-    with urllib.request.urlopen(f"{address}{page}", timeout=60) as answer:
-        return json.load(answer)
-
-
 @pytest.mark.parametrize("number", [long(signal.SIGTERM), signal.SIGKILL])
 def test_a_console_that_ends_in_the_midst_of_a_move_leaves_one_to_resume(
     nodes: TwoNodes, number: int
@@ -239,13 +209,3 @@ def test_a_console_that_ends_in_the_midst_of_a_move_leaves_one_to_resume(
     assert resumed.returncode == 0, resumed.stderr
     assert_one_owner(nodes, shard)
     assert nodes.catalog.node_of(shard).name == "b"
-
-
-def takes_writes(nodes: TwoNodes, shard: int) -> bool:
-    with nodes.connected("a") as connection:
-        try:
-            connection.execute("set statement_timeout = '1s'")
-            connection.execute(f"insert into {schema(shard)}.users (name) values ('bob')".encode())
-        except psycopg.Error:
-            return False
-        return True

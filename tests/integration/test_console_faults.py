@@ -91,9 +91,11 @@ def test_a_node_that_hangs_holds_no_page_and_keeps_what_was_known(servers: list[
             assert 'node "b"' in found["ids"][0]["note"]
             assert found["ids"][0]["found"] is None
             assert found["unread"]
-            assert told(client, "/api/shards/5")["errors"]
+            shard = told(client, "/api/shards/5")
+            assert shard["errors"]
+            assert (shard["state"], shard["last_state"], shard["tables"]) == ("unknown", "active", None)
             state = told(client, "/api/map")
-            assert state["states"][state["state"][5]] == "active"
+            assert [state["states"][one] for one in state["state"]] == ["active"] * 3 + ["unknown"] * 3
         wait_for(lambda: node(client, "b")["up"], "that node b is back")
         assert told(client, "/api/shards/5")["errors"] == []
 
@@ -110,13 +112,73 @@ def test_a_catalog_that_is_down_leaves_what_it_said(servers: list[EmbeddedServer
             assert node(client, "b")["up"]
             assert not node(client, "a")["up"]
             assert len(told(client, "/api/map")["node"]) == SHARDS
-            assert client.get("/api/moves").status_code == 503
+            assert found["moves_open"] == 0
             # What IDs say by themselves needs no server.
             ids = client.post("/api/inspect", json={"text": "77", "look": True}).json()["ids"]
             assert (ids[0]["shard"], ids[0]["found"]) == (0, None)
         finally:
             servers[0].start(attached=True)
         wait_for(lambda: told(client, "/api/cluster")["catalog"]["up"], "that the catalog is back")
+
+
+def draw(server: EmbeddedServer, shard: int) -> None:
+    with psycopg.connect(server.url(), autocommit=True) as connection:
+        connection.execute(f"select shard_{shard:04}.next_id() from generate_series(1, 100)".encode())
+
+
+def test_what_was_not_read_of_a_shard_is_neither_none_nor_nothing(servers: list[EmbeddedServer]) -> None:
+    with browsing(servers[0].url()) as client:
+        wait_for(lambda: told(client, "/api/shards/4")["ticks_per_s"][-1:] == [0], "a reading with rates")
+        servers[1].stop("immediate")
+        try:
+            wait_for(lambda: told(client, "/api/shards/4")["ticks_per_s"][-1] is None, "a gap")
+            found = told(client, "/api/shards/4")
+            assert (found["state"], found["is_read"], found["last_state"]) == ("unknown", False, "active")
+            assert found["read_at"] < told(client, "/api/cluster")["read_at"]
+            assert found["tables"] is None
+            assert found["moves"] == []
+            assert told(client, "/api/shards/1")["ticks_per_s"][-1] is not None
+            columns = told(client, "/api/map")
+            assert [columns["lead_s"][shard] is None for shard in range(SHARDS)] == [False] * 3 + [True] * 3
+        finally:
+            servers[1].start(attached=True)
+
+        def has_rates() -> bool:
+            draw(servers[1], 4)
+            return "4" in told(client, "/api/rates")["shards"]
+
+        wait_for(has_rates, "rates of shard 4")
+        gaps = [rate is None for rate in told(client, "/api/rates")["shards"]["4"]]
+        assert gaps[0]
+        assert gaps.index(True, gaps.index(False)) < len(gaps) - 1
+        assert not gaps[-1]
+
+
+def test_moves_are_those_of_the_last_answer_while_the_catalog_is_down(servers: list[EmbeddedServer]) -> None:
+    with psycopg.connect(servers[0].url(), autocommit=True) as connection:
+        connection.execute(
+            "insert into shardids_catalog.move (shard, source, target, offline, step, ended_at, outcome)"
+            " values (4, 'a', 'b', false, 'clean', now(), 'moved'), (5, 'b', 'a', false, 'copy', null, null)"
+        )
+    try:
+        with browsing(servers[0].url()) as client:
+            # Nobody asks for them while the catalog is up: they are read with the rest.
+            wait_for(lambda: len(told(client, "/api/rates")["times"]) > 1, "all of a reading")
+            servers[0].stop("immediate")
+            wait_for(lambda: not told(client, "/api/cluster")["catalog"]["up"], "that the catalog is down")
+            assert told(client, "/api/cluster")["moves_open"] == 1
+            states = [(move["shard"], move["state"]) for move in told(client, "/api/moves")]
+            assert states == [(5, "interrupted"), (4, "moved")]
+            found = told(client, "/api/shards/4")
+            assert found["moves"] is None
+            assert found["tables"]
+            assert found["is_read"]
+            assert "the catalog" in found["errors"][0]
+    finally:
+        if not servers[0].is_running:
+            servers[0].start(attached=True)
+        with psycopg.connect(servers[0].url(), autocommit=True) as connection:
+            connection.execute("delete from shardids_catalog.move")
 
 
 def test_a_shard_that_is_fenced_or_gone_is_shown_as_that(servers: list[EmbeddedServer]) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psycopg
 from sqlalchemy.engine import URL
 from starlette.testclient import TestClient
 
@@ -18,10 +21,12 @@ from shardids.console.guard import Access
 from shardids.console.settings import Settings
 from tests.conftest import dsn
 from tests.support.clusters import COMMAND, environment
-from tests.support.waiting import PATIENCE_S
+from tests.support.moves import TwoNodes, schema
+from tests.support.waiting import PATIENCE_S, wait_for
 
 HERE = "http://127.0.0.1:8088"
 TOKEN = "a-token-of-the-tests"
+ACTION = {"X-Shardids-Action": "1"}
 
 
 @contextmanager
@@ -42,6 +47,19 @@ def told(client: TestClient, page: str) -> Any:
     answer = client.get(page)
     assert answer.status_code == 200, answer.text
     return answer.json()
+
+
+def asked(client: TestClient, action: str, status: int = 200, **given: Any) -> Any:
+    """What an action answers, planned or confirmed."""
+    answer = client.post(f"/api/actions/{action}", json=given, headers=ACTION)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def ended_job(client: TestClient) -> Any:
+    """The job of an action, once it is over."""
+    wait_for(lambda: told(client, "/api/job")["state"] != "running", "the end of the job")
+    return told(client, "/api/job")
 
 
 @contextmanager
@@ -72,3 +90,31 @@ def ended(running: subprocess.Popen[str], number: int = signal.SIGINT) -> tuple[
     running.send_signal(number)
     _, said = running.communicate(timeout=PATIENCE_S)
     return time.monotonic() - begun, said
+
+
+def post(address: str, page: str, **given: Any) -> Any:
+    """What a console that listens answers to a page that may act."""
+    request = urllib.request.Request(
+        f"{address}{page}",
+        json.dumps(given).encode(),
+        {"Content-Type": "application/json"} | ACTION,
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
+
+
+def get(address: str, page: str) -> Any:
+    """What a page of a console that listens says."""
+    with urllib.request.urlopen(f"{address}{page}", timeout=60) as answer:
+        return json.load(answer)
+
+
+def takes_writes(nodes: TwoNodes, shard: int) -> bool:
+    """Whether the shard's copy on node a takes a row now, of a user bob."""
+    with nodes.connected("a") as connection:
+        try:
+            connection.execute("set statement_timeout = '1s'")
+            connection.execute(f"insert into {schema(shard)}.users (name) values ('bob')".encode())
+        except psycopg.Error:
+            return False
+        return True

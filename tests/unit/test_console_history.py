@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardids.console.history import HISTORY_S, History
+from shardids.console.history import HISTORY_S, History, rate_of
 
 
 @pytest.mark.parametrize("interval_s", [1.0, 5.0, 7.5])
@@ -15,3 +15,10 @@ def test_an_hour_is_kept_however_far_apart_the_readings_are(interval_s: float) -
     points = history.points()
     assert points[-1].time - points[0].time == HISTORY_S
     assert len(points) == HISTORY_S / interval_s + 1
+
+
+def test_what_was_not_read_has_no_rate() -> None:
+    history = History()
+    history.add(0.0, {"a": 1.0, "b": None}, {3: 1.0}, unread=[9, 7])
+    (point,) = history.points()
+    assert [rate_of(point, shard) for shard in (2, 3, 7, 8, 9)] == [0.0, 1.0, None, 0.0, None]

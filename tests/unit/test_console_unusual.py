@@ -248,7 +248,8 @@ def test_shards_ahead_and_nodes_with_another_time_are_told() -> None:
     (found,) = unusual.values["found"]
     assert (found["kind"], found["node"], found["shards"]) == (Kind.CLOCK, "n2", SHARDS // NODES)
     assert found["says"] == "5.0 s behind the others"
-    assert found["to_do"]
+    assert "at the time service of the node's machine" in found["to_do"]
+    assert "sessions with after= went past an ID that led" in found["to_do"]
 
 
 def test_idle_shards_are_not_behind() -> None:

@@ -26,6 +26,7 @@ export function openAction(action, shard) {
   const begin = /** @type {HTMLButtonElement} */ (h("button", { type: "submit", class: "danger", disabled: true }, words.begin));
   const plan = /** @type {HTMLButtonElement} */ (h("button", { type: "button", class: "main", on: { click: showPlan } }, "Show the plan"));
   const wishes = wishesOf(action, shard);
+  const isHopeless = wishes.some(({ field }) => field instanceof HTMLSelectElement && !field.options.length);
   let confirm = "";
   let typed = "";
   let expiry = 0;
@@ -34,7 +35,8 @@ export function openAction(action, shard) {
     h("div", { class: "buttons" }, cancel, plan, begin));
   dialog.append(form);
   begin.hidden = true;
-  step.append(...wishes.map(({ label }) => label));
+  step.append(...isHopeless ? ["There is no other node that may hold the shard."] : wishes.map(({ label }) => label));
+  plan.disabled = isHopeless;
   form.addEventListener("submit", carryOut);
   dialog.addEventListener("close", () => { clearTimeout(expiry); dialog.remove(); });
   document.body.append(dialog);
@@ -115,7 +117,9 @@ function wishesOf(action, shard) {
   }
   if (action !== "move") return [];
   const owner = live.map?.nodes[live.map.node[shard ?? -1] ?? -1];
-  const others = live.nodes.filter((node) => node.name !== owner);
+  const region = live.map?.regions[live.map.region[shard ?? -1] ?? -1] ?? null;
+  // A shard of no region goes to nodes of none.
+  const others = live.nodes.filter((node) => node.name !== owner && node.region === region);
   const back = /** @type {HTMLInputElement} */ (h("input", { type: "checkbox", name: "back" }));
   return [
     choice("to", "To node", others.map((node) => h("option", { value: node.name, disabled: !node.up }, node.up ? node.name : `${node.name} (down)`))),

@@ -56,9 +56,13 @@ export function span(seconds) {
 /** How far ticks are ahead of a clock, in words: those of an idle shard are behind it. @param {number} seconds */
 export const lead = (seconds) => seconds < -86_400 ? "idle" : Math.abs(seconds) < 5e-4 ? "none" : seconds > 0 ? `${span(seconds)} ahead` : `${span(-seconds)} behind`;
 
-/** How long ago. @param {number | null | undefined} seconds */
-export const ago = (seconds) => missing(seconds) ? "never"
-  : /** @type {number} */ (seconds) < 1.5 ? "just now" : `${span(/** @type {number} */ (seconds))} ago`;
+/** How long ago; what is below zero is still to come. @param {number | null | undefined} seconds */
+export function ago(seconds) {
+  if (missing(seconds)) return "never";
+  const value = /** @type {number} */ (seconds);
+  if (Math.abs(value) < 1.5) return "just now";
+  return value < 0 ? `in ${span(-value)}` : `${span(value)} ago`;
+}
 
 const pad = (/** @type {number} */ value, width = 2) => String(value).padStart(width, "0");
 

@@ -11,7 +11,7 @@ const KIND = /** @type {Record<string, string>} */ ({ error: "bad", warning: "wa
 const COLUMNS = [
   { title: "Node" }, { title: "State", class: "words" },
   { title: "Shards", class: "number" },
-  { title: "Ticks/s", class: "number", hint: "An ID takes one tick, or two if its shard had been idle" },
+  { title: "Ticks/s", class: "number", hint: "An ID takes one tick, or two if its shard had been idle; blocks are not counted" },
   { title: "Lead", class: "number", hint: "The shard that is furthest ahead of its server's clock" },
   { title: "Skew", class: "number", hint: "How far the node's clock is ahead of the others'" },
   { title: "Connections", class: "number" },
@@ -71,31 +71,33 @@ function saidOf(doctor) {
 
 function summary() {
   const up = live.nodes.filter((node) => node.up);
-  const down = live.nodes.length - up.length;
+  const down = live.nodes.filter((node) => !node.up).map((node) => node.name).join(", ");
   /** @type {Record<string, number>} */
   const states = {};
-  for (const at of live.map?.state ?? []) {
+  const unread = new Set();
+  (live.map?.state ?? []).forEach((at, shard) => {
     const state = live.map?.states[at ?? -1] ?? "unknown";
     states[state] = (states[state] ?? 0) + 1;
-  }
+    if (state === "unknown") unread.add(live.map?.nodes[live.map.node[shard] ?? -1]);
+  });
   const { active = 0, ...others } = states;
   const rest = Object.entries(others);
   const wrong = (live.doctor?.findings ?? []).filter((/** @type {any} */ f) => f.severity !== "info");
   const errors = wrong.filter((/** @type {any} */ f) => f.severity === "error").length;
   const doubts = sum(up.map((node) => node.in_doubt));
-  const open = live.moves.filter((move) => !move.done).length;
+  const { openMoves: open, knownAgo } = live;
   const years = up.map((node) => node.years_left).filter((x) => x !== null && x !== undefined);
   return [
     tile("Nodes up", [count(up.length), small(` of ${live.nodes.length}`)], down ? "bad" : "",
-      down ? live.nodes.filter((node) => !node.up).map((node) => node.name).join(", ") + " down" : "all answer"),
+      down ? `${down} down` : "all answer"),
     tile("Shards active", [count(active), small(` of ${count(live.cluster.shard_count)}`)],
-      rest.length ? "warn" : "", rest.map(([state, number]) => `${count(number)} ${state}`).join(", ") || "none fenced"),
-    tile("Ticks a second", short(sum(up.map((node) => node.ticks_per_s))), "", peak()),
+      rest.length ? "warn" : "", rest.map(([state, number]) => `${count(number)} ${state}${state === "unknown" ? `: ${[...unread].join(", ")} not read` : ""}`).join(", ") || "none fenced"),
+    tile("Ticks a second", short(sum(up.map((node) => node.ticks_per_s))), "", [down && `without ${down}; `, peak()]),
     tile("Findings", live.doctor?.read_at ? count(wrong.length) : UNKNOWN, errors ? "bad" : wrong.length ? "warn" : "",
       !live.doctor?.read_at ? "not examined yet" : errors ? plural(errors, "error") : wrong.length ? "no error" : "nothing is wrong"),
-    tile("Moves open", count(open), "", open ? [h("a", { href: "#moves" }, "See them run")] : "none"),
+    tile("Moves open", count(open), "", [open ? h("a", { href: "#moves" }, "See them run") : open === null ? "not known" : "none", knownAgo && `, as of ${knownAgo}`]),
     tile("In doubt", doubts === null ? UNKNOWN : count(doubts), doubts ? "warn" : "",
-      doubts ? "shardids transaction resolve" : "no transaction waits"),
+      [doubts ? "shardids transaction resolve" : doubts === null ? "not known" : "no transaction waits", down && `; not known of ${down}`]),
     tile("Layout left", years.length ? `${short(Math.min(.../** @type {number[]} */ (years)))} y` : UNKNOWN, "",
       `${live.cluster.layout.time_bits} bits of time`),
   ];

@@ -19,7 +19,10 @@ const kept = { text: "", look: true, answer: /** @type {any} */ (null), chosen: 
 export function mount(root) {
   const field = /** @type {HTMLTextAreaElement} */ (h("textarea", {
     id: "ids", rows: "3", spellcheck: "false", autocomplete: "off", "aria-describedby": "ids-help", class: "mono",
-    placeholder: "382529960780272642", on: { input: () => later(), paste: () => setTimeout(now) },
+    placeholder: "382529960780272642", on: {
+      beforeinput: (/** @type {InputEvent} */ event) => tooLong(event.data ?? "") && event.preventDefault(),
+      input: (/** @type {InputEvent} */ event) => tooLong(field.value) || (event.inputType === "insertFromPaste" ? now() : later()),
+    },
   }));
   const look = /** @type {HTMLInputElement} */ (h("input", { type: "checkbox", on: { change: () => { kept.look = look.checked; now(); } } }));
   const said = h("span", { class: "soft small", role: "status" });
@@ -42,21 +45,32 @@ export function mount(root) {
     timer = setTimeout(now, 350);
   }
 
-  async function now() {
+  /** Forgets what was asked, and its answer. @param {string} text what the field has instead */
+  function begin(text) {
     clearTimeout(timer);
     asking.abort();
     asking = new AbortController();
-    kept.text = field.value;
-    kept.chosen = 0;
+    Object.assign(kept, { text, chosen: 0, answer: null });
+  }
+
+  /** Returns whether a text is refused for its length; then it is not in the field: a browser takes seconds to lay it out. @param {string} text */
+  function tooLong(text) {
+    if (text.length <= LONGEST && new Blob([text]).size <= LONGEST) return false;
+    begin("");
+    field.value = "";
+    show(said, h("b", { class: "bad-text" }, "More than 1 MB. "), "Read files with ", h("code", null, "shardids id stats FILE"));
+    draw();
+    return true;
+  }
+
+  async function now() {
+    const before = kept.answer;
+    begin(field.value);
     if (!field.value.trim()) {
-      kept.answer = null;
       show(said, "");
       return draw();
     }
-    if (new Blob([field.value]).size > LONGEST) {
-      show(said, h("b", { class: "bad-text" }, "More than 1 MB. "), "Read files with ", h("code", null, "shardids id stats FILE"));
-      return undefined;
-    }
+    kept.answer = before; // shown until the next answer is there
     show(said, "…");
     try {
       kept.answer = await post("inspect", { text: field.value, look: look.checked }, asking.signal);
@@ -93,7 +107,7 @@ export function mount(root) {
       h("div", { class: "tall" }, table("IDs", COLUMNS, answer.ids.map((/** @type {any} */ one, /** @type {number} */ at) => cells(COLUMNS, [
           h("button", { type: "button", class: "link mono", "data-key": `${one.id} ${at}`, on: { click: () => choose(at) } }, one.id),
           one.time === null ? UNKNOWN : utc(one.time).replace(" UTC", ""), one.shard === null ? UNKNOWN : h("a", { href: `#map/${one.shard}` }, one.shard), count(one.sequence), one.node ?? UNKNOWN,
-          foundWords(one), one.note ?? "",
+          foundWords(one), one.note ? h("span", { class: "remark" }, one.note) : "",
         ], { "aria-current": at === kept.chosen ? "true" : null })))));
   }
 
@@ -108,6 +122,7 @@ export function mount(root) {
   function route() {
     const sought = takeSought();
     if (sought) {
+      if (tooLong(sought)) return;
       field.value = sought;
       now();
     }
@@ -145,7 +160,7 @@ function foundWords(one) {
 /** @param {any} one */
 function picture(one) {
   const known = [
-    ["Born", one.time === null ? UNKNOWN : [utc(one.time), h("span", { class: "soft" }, ` ${ago(live.age(one.time))}`)]],
+    ["Born", one.time === null ? UNKNOWN : [utc(one.time), h("span", { class: "soft" }, ` ${ago(live.now() - one.time)}`)]],
     ["Here", one.time === null ? null : local(one.time)],
     ["Shard", one.shard === null ? UNKNOWN : [h("a", { href: `#map/${one.shard}` }, one.shard), one.region ? ` in region ${one.region}` : ""]],
     ["Node", one.node ? [one.node, one.origin_differs ? h("span", { class: "soft" }, ` now; born on ${one.born_on}`) : null] : h("span", { class: "warn-text" }, "none")],

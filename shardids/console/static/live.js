@@ -1,6 +1,7 @@
 // What is known of the cluster now: read once, then kept up to date by the server's events.
 
 import { get, post, serverClock } from "./api.js";
+import { ago } from "./format.js";
 
 /**
  * @typedef {{name: string, up: boolean, error: string | null, host: string, shards: Record<string, number>, placed: number,
@@ -19,7 +20,7 @@ class Live extends EventTarget {
   /** @type {ClusterNode[]} */ nodes = [];
   /** @type {ShardMap | null} */ map = null;
   /** @type {Rates | null} */ rates = null;
-  /** @type {any[]} */ moves = [];
+  /** Null until they were read. @type {any[] | null} */ moves = null;
   /** @type {any} */ job = null;
   /** @type {any} */ doctor = null;
   /** @type {"connecting" | "open" | "lost"} */ connection = "connecting";
@@ -44,6 +45,17 @@ class Live extends EventTarget {
   /** Whether the catalog ever answered: until then not even the layout is known. */
   get known() {
     return Boolean(this.cluster?.layout);
+  }
+
+  /** How many moves are not over, as far as is known. @returns {number | null} */
+  get openMoves() {
+    return this.moves ? this.moves.filter((move) => !move.done).length : this.cluster?.moves_open ?? null;
+  }
+
+  /** How long ago placement and moves were known, in words; nothing while the catalog answers. */
+  get knownAgo() {
+    const { up, answered_at: at } = this.cluster.catalog;
+    return up ? "" : ago(this.age(at));
   }
 
   /** @param {string} what */
@@ -126,7 +138,7 @@ class Live extends EventTarget {
   #tick(tick) {
     const wasKnown = this.known || !tick.catalog.up;
     const placed = this.cluster.placement_version;
-    for (const key of ["read_at", "catalog", "placement_version", "unusual"]) this.cluster[key] = tick[key] ?? this.cluster[key];
+    for (const key of ["read_at", "catalog", "placement_version", "moves_open", "unusual"]) this.cluster[key] = tick[key] ?? this.cluster[key];
     this.nodes = tick.nodes;
     this.#append(tick.rates);
     if (this.map) Object.assign(this.map, tick.map);
@@ -155,8 +167,10 @@ class Live extends EventTarget {
   /** Takes the moves that are open. Returns whether one that was is not any more. @param {any[]} open */
   #merge(open) {
     const now = new Set(open.map((move) => move.id));
-    const known = new Map(this.moves.map((move) => [move.id, move]));
-    const over = this.moves.some((move) => !move.done && !now.has(move.id));
+    const before = this.moves;
+    if (!before) return true; // those that are over are to be read, too
+    const known = new Map(before.map((move) => [move.id, move]));
+    const over = before.some((move) => !move.done && !now.has(move.id));
     for (const move of open) known.set(move.id, { ...known.get(move.id), ...move });
     this.moves = [...known.values()];
     return over;

@@ -68,7 +68,7 @@ function showTabs() {
   const wrong = (doctor?.findings ?? []).filter((/** @type {any} */ f) => f.severity !== "info");
   const worst = wrong.some((/** @type {any} */ f) => f.severity === "error") ? "bad" : "warn";
   const down = live.nodes.filter((node) => !node.up).length;
-  const open = live.moves.filter((move) => !move.done).length;
+  const open = live.openMoves ?? 0;
   const odd = (live.cluster?.unusual.found ?? []).length + live.nodes.filter((node) => node.up && node.error).length;
   const counts = /** @type {Record<string, [number, string, string]>} */ ({
     health: [wrong.length + odd + down, down ? "bad" : worst, "to look at"],

@@ -17,6 +17,7 @@ const chosen = { by: "node", as: "map" };
 export function mount(root, argument) {
   /** @type {number | null} */ let at = null; // under the pointer, or moved to by keys
   /** @type {number | null} */ let open = null;
+  let wanted = "";
   /** @type {string | null} */ let only = null;
   let grid = layout(1, 600, 400);
   let waiting = 0;
@@ -48,10 +49,11 @@ export function mount(root, argument) {
   const picture = h("div", { class: "card picture" }, legend, place, note);
   const tablePlace = h("div", { class: "card", hidden: true });
   const table = mountTable(tablePlace);
+  const none = h("p", { class: "notice warn", role: "status", hidden: true });
   const drawer = h("aside", { class: "card drawer", "aria-label": "Shard", hidden: true, tabindex: "-1" });
   const shard = mountShard(drawer, close);
   const columns = h("div", { class: "map-columns" }, h("div", { class: "stack" }, picture, tablePlace), drawer);
-  root.append(h("div", { class: "head" }, h("h1", { id: "title" }, "Shards"), by.group, as.group, actions), columns);
+  root.append(h("div", { class: "head" }, h("h1", { id: "title" }, "Shards"), by.group, as.group, actions), none, columns);
 
   const total = () => live.cluster?.shard_count ?? 0;
 
@@ -91,10 +93,14 @@ export function mount(root, argument) {
     (chosen.as === "map" ? canvas : tablePlace.querySelector("input"))?.focus();
   }
 
-  /** @param {string} wanted */
-  function route(wanted) {
+  /** @param {string} argument */
+  function route(argument) {
+    wanted = argument;
     const number = /^\d+$/.test(wanted) ? Number(wanted) : null;
-    open = number !== null && (!total() || number < total()) ? number : null; // checked again once they are counted
+    const isBeyond = number !== null && total() > 0 && number >= total(); // checked again once they are counted
+    open = isBeyond ? null : number;
+    none.hidden = !isBeyond;
+    show(none, isBeyond ? `There is no shard ${wanted} in this cluster: it has shards 0 to ${total() - 1}.` : "");
     columns.classList.toggle("opened", open !== null);
     drawer.hidden = open === null;
     shard.open(open);
@@ -127,11 +133,10 @@ export function mount(root, argument) {
     show(actions, live.cluster.actions ? h("button", { type: "button", "data-key": "rebalance", on: { click: () => openAction("rebalance", null) } }, "Rebalance …") : null);
     if (chosen.as === "table") table.update();
     else showLegend();
-    if (open !== null && open >= total()) return close();
+    if (open !== null && open >= total()) route(wanted);
     shard.update();
     resize();
     if (at !== null) showTip();
-    return undefined;
   }
 
   function showLegend() {

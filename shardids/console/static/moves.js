@@ -6,6 +6,7 @@ import { ago, bytes, minute, plural, span, UNKNOWN } from "./format.js";
 import { live } from "./live.js";
 
 export const title = "Moves";
+const UNREAD = "Not known: the catalog has not told its moves yet.";
 const PAST = [{ title: "Shard" }, { title: "From" }, { title: "To" }, { title: "Began" }, { title: "Took", class: "number" }, { title: "Outcome" }];
 
 /** @param {HTMLElement} root */
@@ -29,20 +30,28 @@ export function mount(root) {
   }
 
   function update() {
-    const running = live.moves.filter((move) => !move.done).sort((a, b) => b.id - a.id);
-    const over = live.moves.filter((move) => move.done).sort((a, b) => b.id - a.id).slice(0, 50);
+    const moves = [...live.moves ?? []].sort((a, b) => b.id - a.id);
+    const running = moves.filter((move) => !move.done);
+    const over = moves.filter((move) => move.done).slice(0, 50);
     job.hidden = !live.job;
     if (live.job) show(job, jobOf(live.job));
-    show(open.body, running.length ? h("ul", { class: "moving" }, running.map(moving)) : h("div", { class: "empty" },
-      h("p", null, "No move is open. To move a shard, or to see what would even the nodes out:"),
-      command("shardids shard move SHARD --to NODE --dry-run"), command("shardids rebalance --dry-run")));
-    show(past.body, over.length ? pastTable(over) : h("p", { class: "empty" }, "No shard was moved yet."));
+    show(open.body, running.length ? h("ul", { class: "moving" }, running.map(moving)) : noneOpen());
+    show(past.body, over.length ? pastTable(over) : h("p", { class: "empty" },
+      !live.moves ? UNREAD : live.knownAgo ? `When the catalog answered last, ${live.knownAgo}, no shard had been moved yet.` : "No shard was moved yet."));
     show(migrations.body, problem ? h("p", { class: "notice bad" }, problem) : migrated ? migrationsOf(migrated) : h("p", { class: "empty" }, "Reading revisions …"));
   }
   load();
   live.reloadMoves().catch(() => {});
   const timer = setInterval(load, 5000);
   return { update, end: () => clearInterval(timer) };
+}
+
+function noneOpen() {
+  const { openMoves: open, knownAgo } = live;
+  if (!live.moves) return h("p", { class: "empty" }, UNREAD, open ? ` ${plural(open, "move")} open when the catalog answered last.` : null);
+  if (knownAgo) return h("p", { class: "empty" }, `When the catalog answered last, ${knownAgo}, no move was open.`);
+  return h("div", { class: "empty" }, h("p", null, "No move is open. To move a shard, or to see what would even the nodes out:"),
+    command("shardids shard move SHARD --to NODE --dry-run"), command("shardids rebalance --dry-run"));
 }
 
 /** @param {string} id @param {string} heading */

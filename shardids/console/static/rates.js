@@ -39,7 +39,7 @@ export function mount(root) {
     nodes.card.hidden = shards.card.hidden = times.length < 2;
     show(empty, h("b", null, "No history yet. "), `The console reads rates every ${span(live.cluster.interval_s)} and keeps an hour of them`,
       " while it runs; with ", h("code", null, "--prometheus URL"), " the hour before comes from Prometheus.");
-    show(said, rates.note ? h("span", { class: "warn-text" }, `${rates.note}; these are the console's own readings`) : times.length > 1 ? `an ID takes one, or two if its shard had been idle; ${plural(times.length, "reading")}, one in ${span(live.cluster.interval_s)}` : "");
+    show(said, rates.note ? h("span", { class: "warn-text" }, `${rates.note}; these are the console's own readings`) : times.length > 1 ? `an ID takes one, or two if its shard had been idle; blocks are not counted; ${plural(times.length, "reading")}, one in ${span(live.cluster.interval_s)}` : "");
     if (times.length < 2) return;
     const names = live.nodes.map((node) => node.name);
     const listed = [...new Set([...names, ...Object.keys(rates.nodes)])].filter((name) => rates.nodes[name]);

@@ -4,13 +4,20 @@ import { openAction } from "./actions.js";
 import { get } from "./api.js";
 import { bitPicture } from "./bits.js";
 import { lines } from "./chart.js";
-import { cells, h, show, table } from "./dom.js";
+import { cells, command, h, show, table } from "./dom.js";
 import { ago, bytes, count, local, minute, UNKNOWN } from "./format.js";
 import { live } from "./live.js";
 import { facts } from "./map_colours.js";
 
 const TABLES = [{ title: "Table" }, { title: "Rows, about", class: "number" }, { title: "Size", class: "number" }];
 const MOVES = [{ title: "From" }, { title: "To" }, { title: "When" }, { title: "Outcome" }];
+/** What is wrong with a shard in a state in which it can't be used, nor moved or fenced. */
+const WRONG = /** @type {Record<string, string>} */ ({
+  broken: "The shard is broken: its schema or its sequences are gone from its node.",
+  missing: "The shard is missing: its node does not have it, where the catalog places it.",
+  lost: "The shard was lost with its node.",
+  copy: "The shard was not activated on this server: it looks like a copy.",
+});
 
 /** @param {HTMLElement} root @param {() => void} close */
 export function mountShard(root, close) {
@@ -18,6 +25,7 @@ export function mountShard(root, close) {
   /** @type {any} */ let answer = null;
   let problem = "";
   let read = 0;
+  let basis = "";
   let asking = new AbortController();
   const heading = h("h2", { id: "shard-title" });
   const head = h("header", null, heading,
@@ -30,7 +38,12 @@ export function mountShard(root, close) {
   root.append(head, known, actions, rates, more);
   /** @type {ReturnType<typeof lines> | null} */ let chart = null;
 
+  const state = () => live.map?.states[live.map.state[/** @type {number} */ (shard)] ?? -1] ?? "unknown";
+  /** With another basis, what was read of the shard may have become known, or be out of date. */
+  const basisNow = () => `${shard} ${state()} ${live.cluster?.catalog.up}`;
+
   async function load() {
+    basis = basisNow();
     asking.abort();
     asking = new AbortController();
     try {
@@ -46,20 +59,21 @@ export function mountShard(root, close) {
 
   function update() {
     if (shard === null || !live.known) return;
+    if (basis !== basisNow()) load();
     show(heading, `Shard ${shard}`);
-    show(known, h("dl", { class: "facts" }, [...facts(shard), ...placeOf(answer)].map(([name, words]) => [h("dt", null, name), h("dd", null, words)])));
+    show(known, h("dl", { class: "facts" }, [...facts(shard), ...placeOf(answer)].map(([name, words]) => [h("dt", null, name), h("dd", null, words)])),
+      WRONG[state()] ? h("div", { class: "notice bad" }, h("p", null, WRONG[state()], " What to do:"), command("shardids doctor")) : null);
     showActions();
     showRates();
     show(more, problem ? h("p", { class: "notice bad" }, h("b", null, "The shard can't be read now. "), problem) : null,
-      answer ? details(answer, (performance.now() - read) / 1000) : problem ? null : h("p", { class: "empty" }, "Reading the shard …"));
+      answer ? details(answer, state(), (performance.now() - read) / 1000) : problem ? null : h("p", { class: "empty" }, "Reading the shard …"));
   }
 
   function showActions() {
-    const state = live.map?.states[live.map.state[/** @type {number} */ (shard)] ?? -1];
     const button = (/** @type {string} */ action, /** @type {string} */ words) =>
       h("button", { type: "button", "data-key": `${action} ${shard}`, on: { click: () => openAction(action, shard) } }, words);
-    show(actions, live.cluster.actions ? [button("move", "Move …"),
-      state === "fenced" ? button("unfence", "Activate …") : button("fence", "Fence …")] : null);
+    const [other, words] = state() === "fenced" ? ["unfence", "Activate …"] : ["fence", "Fence …"];
+    show(actions, live.cluster.actions && ["active", "fenced"].includes(state()) ? [button("move", "Move …"), button(other, words)] : null);
   }
 
   function showRates() {
@@ -77,12 +91,12 @@ export function mountShard(root, close) {
       if (wanted === shard) return;
       shard = wanted;
       answer = null;
-      problem = "";
+      problem = basis = "";
       asking.abort();
       if (shard === null) return;
       root.setAttribute("aria-labelledby", "shard-title");
       update();
-      load();
+      if (!live.known) load(); // no update did
     },
     /** Reads the shard again, once something was done with it. */
     again: load,
@@ -94,10 +108,11 @@ export function mountShard(root, close) {
 }
 
 /** @param {any} answer @returns {[string, string][]} */
-const placeOf = (answer) => answer?.schema ? [["Schema", answer.schema]] : [];
+const placeOf = (answer) => !answer ? [] : [["Schema", answer.schema],
+  ...(!answer.is_read && answer.last_state ? [/** @type {[string, string]} */ (["Last read", `${answer.last_state}, ${ago(live.age(answer.read_at))}`])] : [])];
 
-/** @param {any} answer @param {number} age */
-function details(answer, age) {
+/** @param {any} answer @param {string} state @param {number} age */
+function details(answer, state, age) {
   const highest = answer.highest_id;
   return [
     (answer.errors ?? []).map((/** @type {string} */ error) => h("p", { class: "notice bad" }, h("b", null, "Not all could be read. "), error)),
@@ -105,15 +120,16 @@ function details(answer, age) {
     highest ? h("div", { class: "last" },
       h("p", null, h("code", null, highest.id), " ", h("button", { type: "button", class: "plain", "data-copy": highest.id, "aria-label": `Copy: ${highest.id}` }, "Copy")),
       bitPicture(highest.id),
-      h("p", { class: "soft small" }, `${local(highest.time)}, ${ago(live.age(highest.time))}. It has issued none above this one.`),
-)
-      : h("p", { class: "empty" }, "None is known: it has drawn none singly since it came here, or it is not active."),
+      h("p", { class: "soft small" }, `${local(highest.time)}, ${ago(live.now() - highest.time)}. It had issued none above this one when it was read, ${ago(live.age(answer.read_at))}.`))
+      : h("p", { class: "empty" }, answer.is_read ? "None is known: it has drawn none singly since it came here, or it is not active." : "Not known: the shard was not read."),
     h("h3", null, "Tables"),
-    (answer.tables ?? []).length ? table("Tables", TABLES, answer.tables.map((/** @type {any} */ one) => cells(TABLES, [h("span", { class: "name", title: one.name }, one.name),
+    !answer.tables ? h("p", { class: "empty" }, "Not known: the shard's node does not tell them now.")
+      : answer.tables.length ? table("Tables", TABLES, answer.tables.map((/** @type {any} */ one) => cells(TABLES, [h("span", { class: "name", title: one.name }, one.name),
         one.rows_estimate === null || one.rows_estimate < 0 ? UNKNOWN : count(one.rows_estimate), bytes(one.size_bytes)])))
-      : h("p", { class: "empty" }, "It has no tables. They come with ", h("code", null, "shardids migrate"), "."),
+      : h("p", { class: "empty" }, WRONG[state] ? "None was found." : ["It has no tables. They come with ", h("code", null, "shardids migrate"), "."]),
     h("h3", null, "Moves"),
-    (answer.moves ?? []).length ? table("Moves", MOVES, answer.moves.map((/** @type {any} */ move) => cells(MOVES, [move.from, move.to, minute(move.started),
+    !answer.moves ? h("p", { class: "empty" }, "Not known: the catalog does not tell them now.")
+      : answer.moves.length ? table("Moves", MOVES, answer.moves.map((/** @type {any} */ move) => cells(MOVES, [move.from, move.to, minute(move.started),
         move.done ? move.state : `${move.state}, at ${move.step}`])))
       : h("p", { class: "empty" }, "It was never moved."),
     h("p", { class: "soft small" }, `Read ${ago(age)}.`),
