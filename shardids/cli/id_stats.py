@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _MOST_NAMED = 5
 _MOST_FOUND = 20
 _MOST_LISTED = 10
+_HOUR, _DAY = timedelta(hours=1), timedelta(days=1)
 
 
 def stats(
@@ -79,6 +80,7 @@ def stats(
     """
     if find_spec("numpy") is None:
         raise ShardidsError("shardids id stats needs numpy", hint="pip install 'shardids[numpy]'")
+    from shardids.cli.output import print_warnings
     from shardids.stats.measured import of
 
     if (query is None) != (url is None):
@@ -88,10 +90,11 @@ def stats(
     if delimiter is not None and column is None:
         raise BadArgument("--delimiter goes with --column", hint="Without it, each line is an ID.")
     used, old_ids_below = _layout(layout, catalog)
-    read = _read(file or "-", column, delimiter or ",", query, url)
+    read = _read("-" if file is None else file, column, "," if delimiter is None else delimiter, query, url)
     ids, bad = _checked(read, used)
-    _name(bad, skip_bad=skip_bad)
+    _name(bad, "line" if query is None else "row", is_csv=column is not None, skip_bad=skip_bad)
     measured = of(ids, used, now=datetime.now(UTC), old_ids_below=old_ids_below)
+    print_warnings(_doubts(measured))
     if as_json:
         print_json(_as_json(measured, len(bad), top))
     else:
@@ -121,6 +124,8 @@ def _read(file: str, column: str | None, delimiter: str, query: str | None, url:
             from shardids.stats.query import answer
 
             return read_ids(stack.enter_context(answer(url, query)))
+        if file == "-" and sys.stdin is None:
+            raise ShardidsError("stdin is closed", hint="Name a file, or pipe the IDs in.")
         opened_file = sys.stdin.buffer if file == "-" else stack.enter_context(Path(file).open("rb"))
         return read_ids(opened_file, column=column, delimiter=delimiter)
 
@@ -139,27 +144,43 @@ def _checked(read: ReadIds, layout: Layout) -> tuple[Any, list[tuple[int, str]]]
     return read.ids[~is_foreign], sorted(bad)
 
 
-def _name(bad: list[tuple[int, str]], *, skip_bad: bool) -> None:
+def _name(bad: list[tuple[int, str]], what: str, *, is_csv: bool, skip_bad: bool) -> None:
     if not bad:
         return
-    named = [f"line {line}: {reason}" for line, reason in bad[:_MOST_NAMED]]
+    named = [f"{what} {line:,}: {reason}" for line, reason in bad[:_MOST_NAMED]]
     more = len(bad) - len(named)
     if more:
         named.append(f"and {more:,} more")
     if not skip_bad:
-        raise BadArgument("; ".join(named), hint="To leave out what is no ID of this layout: --skip-bad")
+        csv = "If the file is CSV: --column NAME. " if what == "line" and not is_csv else ""
+        raise BadArgument(
+            "; ".join(named), hint=f"{csv}To leave out what is no ID of this layout: --skip-bad"
+        )
     from shardids.cli.output import print_warnings
 
-    print_warnings([f"{one}, left out" if one.startswith("line") else one for one in named])
+    print_warnings([f"{one}, left out" if one.startswith(what) else one for one in named])
+
+
+def _doubts(stats: IdStats) -> list[str]:
+    """Why these may be IDs of another layout, or of none."""
+    another = f"are they of another layout than {stats.layout}? See --layout and --catalog"
+    of_first_hour = stats.last is not None and stats.last < stats.layout.first_time + _HOUR
+    if of_first_hour and stats.now > stats.layout.first_time + _DAY:
+        return [f"all IDs are of the first hour of the layout: did shards issue them, and {another}"]
+    if stats.ahead * 2 > stats.count and stats.most_ahead_ms > _DAY / timedelta(milliseconds=1):
+        return [f"{stats.ahead:,} of {stats.count:,} IDs are ahead of now: {another}"]
+    return []
 
 
 def _print(stats: IdStats, top: int) -> None:
     from shardids.cli.output import err, out
 
     out.print(_summary(stats))
-    if stats.count:
-        out.print()
-        out.print(_shards(stats, top))
+    if not stats.count:
+        err.print("There are no others." if stats.old else "There are no IDs.")
+        return
+    out.print()
+    out.print(_shards(stats, top))
     out.print()
     if stats.is_sorted:
         out.print("Nothing is said of clocks: the IDs are sorted, which hides whose clock is off.")
@@ -167,8 +188,13 @@ def _print(stats: IdStats, top: int) -> None:
         out.print(
             "Nothing is said of clocks: that takes four shards, and IDs in the order of their insertion."
         )
+    if stats.duplicates:
+        out.print(
+            f"{stats.duplicates:,} had come before: rows that were read twice, a column that refers to"
+            " others, or IDs that were issued twice."
+        )
     if not stats.anomalies:
-        out.print("Nothing unusual.")
+        out.print("Nothing else is unusual." if stats.duplicates else "Nothing unusual.")
     for one in stats.anomalies[:_MOST_FOUND]:
         out.print(f"[bold yellow]{one.kind}[/] ", end="")
         out.print(_told(one), markup=False)
@@ -186,18 +212,21 @@ def _told(one: Anomaly) -> str:
 def _summary(stats: IdStats) -> Table:
     from rich.table import Table
 
+    from shardids.stats.anomalies import rate, span
+
     table = Table(box=None, show_header=False, pad_edge=False)
     rows = {"IDs": f"{stats.count:,}", "shards": f"{stats.shards.shard.size:,}"}
     if stats.old:
         rows["from before the cluster"] = f"{stats.old:,}"
     if stats.first and stats.last:
         rows["born"] = f"{_time(stats.first)} to {_time(stats.last)} UTC"
-        rows["IDs a second"] = f"{stats.per_second:,.4g}"
+    if stats.per_second:
+        rows["rate"] = rate(stats.per_second, "ID")
     rows |= {
         "duplicates": f"{stats.duplicates:,}",
         "pairs out of order": f"{stats.out_of_order:.4%}",
         "ahead of now": f"{stats.ahead:,}"
-        + (f", by {stats.most_ahead_ms / 1000:,.3f} s at most" if stats.ahead else ""),
+        + (f", by {span(stats.most_ahead_ms / 1000, 3)} at most" if stats.ahead else ""),
     }
     for name, value in rows.items():
         table.add_row(name, value)
@@ -209,22 +238,22 @@ def _time(at: datetime) -> str:
 
 
 def _shards(stats: IdStats, top: int) -> Table:
-    from rich.table import Table
+    from shardids.cli.output import figures
+    from shardids.stats.anomalies import span
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("shard", "IDs", "share", "last", "longest gap", "most a ms", "ticks in a row"):
-        table.add_column(name, justify="left" if name == "last" else "right")
-    for row in _by_count(stats, top):
-        table.add_row(
-            str(row["shard"]),
-            f"{row['count']:,}",
-            f"{row['share']:.2%}",
-            str(row["last"])[:19].replace("T", " "),
-            f"{row['longest_gap_ms'] / 1000:,.3f} s",
-            f"{row['most_in_ms']:,}",
-            f"{row['run']:,}",
-        )
-    return table
+    rows = [
+        {
+            "shard": str(row["shard"]),
+            "IDs": f"{row['count']:,}",
+            "share": f"{row['share']:.2%}",
+            "last": str(row["last"])[:19].replace("T", " "),
+            "longest gap": span(row["longest_gap_ms"] / 1000, 3),
+            "most a ms": f"{row['most_in_ms']:,}",
+            "ticks in a row": f"{row['run']:,}",
+        }
+        for row in _by_count(stats, top)
+    ]
+    return figures(rows, left={"last"})
 
 
 def _by_count(stats: IdStats, top: int | None) -> list[dict[str, Any]]:

@@ -52,6 +52,8 @@ class Thresholds:
             many places the rule looks at (Bonferroni).
         ratio: how many times the usual a hot shard and a burst are. Three times is more than the shares of
             shards differ by the hash of a key, and more than a quarter of a day changes a load.
+        least_ids: how many IDs a burst has at least, and a shard that is said to be silent: fewer tell
+            nothing of what is usual.
         deviations: how many deviations from the median; 1.4826 median absolute deviations are one, as in a
             normal distribution. Six are passed by two of a thousand million.
         clock_ms: how far a shard's clock is from the others'. The generator itself differs by up to 16 ms
@@ -64,6 +66,7 @@ class Thresholds:
 
     chance: float = 1e-3
     ratio: float = 3.0
+    least_ids: int = 20
     deviations: float = 6.0
     clock_ms: int = 1000
     clock_ids: int = 5
@@ -73,6 +76,34 @@ class Thresholds:
 
 
 DEFAULTS: Final = Thresholds()
+
+
+_TIMES: Final = ((1, "a second"), (60, "a minute"), (3600, "an hour"), (86_400, "a day"))
+_UNITS: Final = ((365.2425 * 86_400, "years"), (86_400, "days"), (3600, "h"))
+
+
+def span(seconds: float, digits: int = 1) -> str:
+    """Returns a length of time in the largest unit of which it has two: ``61.0 s``, ``3.2 h``, ``9.0 days``.
+
+    ``digits`` is how many a figure in seconds has after the point.
+    """
+    for unit, name in _UNITS:
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:,.1f} {name}"
+    return f"{seconds:,.{digits}f} s"
+
+
+def plain(number: float) -> str:
+    """Returns a number without an exponent: whole from 100 on, else of two decimals at most."""
+    if number >= 100:
+        return f"{number:,.0f}"
+    return f"{number:.2f}".rstrip("0").rstrip(".")
+
+
+def rate(per_second: float, unit: str) -> str:
+    """Returns a rate by the shortest time in which there is one: ``12 IDs a second``, ``3.4 IDs a day``."""
+    seconds, name = next((one for one in _TIMES if per_second * one[0] >= 1), _TIMES[-1])
+    return f"{plain(per_second * seconds)} {unit}s {name}"
 
 
 def time_of(unix_ms: int) -> datetime:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from shardids.errors import BadArgument
 from shardids.ids.layout import Layout
-from shardids.stats.anomalies import DEFAULTS, Anomaly, Kind, Thresholds, time_of
+from shardids.stats.anomalies import DEFAULTS, Anomaly, Kind, Thresholds, rate, span, time_of
 from shardids.stats.growth import limits
 from shardids.stats.series import Series
 
@@ -61,21 +61,22 @@ def find(
 
 def _hot(series: Series, bounds: Thresholds) -> Iterator[Anomaly]:
     totals = series.counts.sum(axis=1).astype(np.float64)
-    count = totals.size
-    whole = totals.sum()
-    if count < _PEERS or not whole:
+    if totals.size < _PEERS or not totals.any():
         return
+    # Its peers are the others that are used, if any: where most are empty, all with rows would be hot.
+    rows = np.flatnonzero(totals) if np.count_nonzero(totals) > 1 else np.arange(totals.size)
+    totals, whole, count = totals[rows], totals.sum(), rows.size
     usual = np.maximum(np.median(totals), (whole - totals) / (count - 1))
     scale = np.log1p(totals)
     off = scale - np.median(scale)
     bound = bounds.deviations * NORMAL * np.median(np.abs(off))
     is_hot = (totals >= bounds.ratio * usual) & (off > bound)
-    is_hot &= poisson_tail(totals, usual) / series.batches < math.log(bounds.chance / count)
+    is_hot &= poisson_tail(totals, usual) / series.batches[rows] < math.log(bounds.chance / count)
     for row in sorted(np.flatnonzero(is_hot), key=lambda one: -totals[one]):
         share, peers = totals[row] / whole, usual[row] / whole
         yield Anomaly(
             kind=Kind.HOT,
-            shard=int(series.shards[row]),
+            shard=int(series.shards[rows[row]]),
             value=float(share),
             expected=float(peers),
             message=f"{share:.2%} of all {series.unit}s, "
@@ -127,7 +128,7 @@ def _bursts(series: Series, bounds: Thresholds) -> Iterator[Anomaly]:
         share = outside / (outside + others_outside)
         usual = outside * others / others_outside
     is_more = (counts >= bounds.ratio * usual) & (others_outside > 0)
-    rows, columns = np.nonzero(is_more & (counts > 1))
+    rows, columns = np.nonzero(is_more & (counts >= bounds.least_ids))
     tail = binomial_tail(
         counts[rows, columns], np.broadcast_to(of_all, counts.shape)[rows, columns], share[rows, columns]
     )
@@ -145,6 +146,7 @@ def _burst(series: Series, run: tuple[int, int], shard: int | None, counts: Floa
     first, last = run
     seconds = (last - first + 1) * series.interval_ms / 1000
     seen, expected = counts[first : last + 1].sum() / seconds, usual[first : last + 1].sum() / seconds
+    then = rate(expected, series.unit) if expected else "none"
     return Anomaly(
         kind=Kind.BURST,
         shard=shard,
@@ -152,7 +154,7 @@ def _burst(series: Series, run: tuple[int, int], shard: int | None, counts: Floa
         end=time_of(series.start_of(last + 1)),
         value=float(seen),
         expected=float(expected),
-        message=f"{seen:,.6g} {series.unit}s a second, {expected:,.3g} are usual then",
+        message=f"{rate(seen, series.unit)}, {then} are usual then",
     )
 
 
@@ -164,9 +166,9 @@ def _silences(series: Series, bounds: Thresholds) -> Iterator[Anomaly]:
     bound = math.log(bounds.chance / series.counts.size)
     for row in range(series.shards.size):
         used = np.flatnonzero(series.counts[row])
-        if not used.size:
-            continue
         own = float(series.counts[row].sum())
+        if own < bounds.least_ids:
+            continue
         for first, after, others in _longest_gaps(used, so_far, series.intervals):
             share = own / (so_far[-1] - others)
             if share < 1 and others * math.log1p(-share) < bound * series.batches[row]:
@@ -207,7 +209,8 @@ def _of_all(series: Series, bounds: Thresholds) -> Iterator[Anomaly]:
     usual = np.array([around(of_all, place, at_least=1) for place in range(of_all.size)])
     # IDs that come together count once: a bound on a logarithm is that many times as low.
     rare = math.log(bounds.chance / of_all.size) * series.batch_of_all
-    is_burst = (of_all >= bounds.ratio * usual) & (poisson_tail(of_all, usual) < rare) & (usual > 0)
+    is_burst = (of_all >= np.maximum(bounds.least_ids, bounds.ratio * usual)) & (usual > 0)
+    is_burst &= poisson_tail(of_all, usual) < rare
     for run in _runs(np.flatnonzero(is_burst).tolist()):
         yield _burst(series, run, None, of_all, usual)
     used = np.flatnonzero(of_all)
@@ -242,7 +245,7 @@ def jump(shard: int, off_ms: float, start: datetime | None, end: datetime | None
         end=end,
         value=off_ms,
         expected=0.0,
-        message=f"{abs(off_ms) / 1000:,.1f} s {where} the others"
+        message=f"{span(abs(off_ms) / 1000)} {where} the others"
         + ("; up to 20 s ahead is usual after a restart" if 10_000 <= off_ms <= 20_100 else ""),
     )
 

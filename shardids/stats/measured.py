@@ -13,7 +13,7 @@ import numpy.typing as npt
 from shardids.errors import BadArgument
 from shardids.ids.arrays import decode_array
 from shardids.ids.layout import DEFAULT, Layout
-from shardids.stats.anomalies import DEFAULTS, Anomaly, Kind, Thresholds, time_of
+from shardids.stats.anomalies import DEFAULTS, Anomaly, Kind, Thresholds, span, time_of
 from shardids.stats.detector import NORMAL, find, jump
 from shardids.stats.order import against_neighbours, pairs_out_of_order
 from shardids.stats.series import Series, bounds_of, series_of
@@ -246,7 +246,7 @@ def _future(shards: ByShard, now_ms: int, bounds: Thresholds) -> Iterator[Anomal
             start=time_of(int(shards.last_ms[row])),
             value=lead,
             expected=bounds.future_ms / 1000,
-            message=f"its last ID is {lead:,.1f} s ahead of now",
+            message=f"its last ID is {span(lead)} ahead of now",
         )
 
 

@@ -20,6 +20,8 @@ _PIECE: Final = 1 << 24
 # 18 digits can't overflow. Longer ones are read one by one.
 _PLAIN: Final = re.compile(rb"(?:-?[0-9]{1,18}\n)*+")
 _BOM: Final = b"\xef\xbb\xbf"
+_NULL: Final = r"\N"
+"""What COPY writes for it."""
 
 Ids = npt.NDArray[np.int64]
 
@@ -54,7 +56,8 @@ def read_ids(file: IO[bytes], *, column: str | None = None, delimiter: str = ","
     An ID is written in any form that :func:`shardids.ids.parse_id` reads. Empty lines are skipped.
 
     Raises:
-        BadArgument: there is no such column, or the delimiter is not one character.
+        BadArgument: there is no such column, the delimiter is not one character, the file is not CSV, or has
+            a line of over 16 MB: then it is no file of IDs.
     """
     return _from_column(file, column, delimiter) if column is not None else _from_lines(file)
 
@@ -73,6 +76,8 @@ def _from_lines(file: IO[bytes]) -> ReadIds:
     bad: list[BadLine] = []
     before = 0
     for piece in _pieces(file):
+        if not piece:
+            raise BadArgument(f"line {before + 1:,} has over {_PIECE:,} bytes: this is no file of IDs")
         count = piece.count(b"\n")
         if _PLAIN.fullmatch(piece):
             parts.append(np.fromstring(piece, np.int64, sep="\n"))
@@ -89,12 +94,14 @@ def _from_lines(file: IO[bytes]) -> ReadIds:
 
 
 def _pieces(file: IO[bytes]) -> Iterator[bytes]:
-    """Whole lines, each with a line feed as its end."""
+    """Whole lines, each with a line feed as its end; nothing where a line is longer than a piece."""
     rest = file.read(len(_BOM)).removeprefix(_BOM)
     while read := file.read(_PIECE):
         whole, feed, rest = (rest + read).rpartition(b"\n")
         if feed:
             yield whole.replace(b"\r\n", b"\n").removesuffix(b"\r") + feed
+        if len(rest) > _PIECE:
+            yield b""
     if rest:
         yield rest.removesuffix(b"\r").removesuffix(b"\n") + b"\n"
 
@@ -105,8 +112,11 @@ def _from_column(file: IO[bytes], column: str, delimiter: str) -> ReadIds:
             f"{delimiter!r} can't separate the fields of a CSV file", hint="Give one character."
         )
     text = TextIOWrapper(file, encoding="utf-8-sig", errors="replace", newline="")
+    # Of the whole process.
+    limit_before = csv.field_size_limit(_PIECE)
+    # strict: otherwise a quote that is not closed takes all lines to the end.
+    rows = csv.reader(text, delimiter=delimiter, strict=True)
     try:
-        rows = csv.reader(text, delimiter=delimiter)
         names = next(rows, [])
         if names.count(column) != 1:
             there = ", ".join(names) or "none"
@@ -117,7 +127,10 @@ def _from_column(file: IO[bytes], column: str, delimiter: str) -> ReadIds:
         bad: list[BadLine] = []
         ids, lines = _one_by_one(_fields(rows, place, bad), bad)
         return ReadIds(ids=ids, bad=sorted(bad, key=lambda one: one.line), lines=lines)
+    except csv.Error as error:
+        raise BadArgument(f"line {rows.line_num:,} is not CSV: {error}") from None
     finally:
+        csv.field_size_limit(limit_before)
         text.detach()
 
 
@@ -135,6 +148,9 @@ def _one_by_one(lines: Iterable[tuple[int, str]], bad: list[BadLine]) -> tuple[I
     ids: list[int] = []
     numbers: list[int] = []
     for number, line in lines:
+        if line.strip() == _NULL:
+            bad.append(BadLine(line=number, reason="NULL is no ID"))
+            continue
         try:
             ids.append(parse_id(line))
             numbers.append(number)

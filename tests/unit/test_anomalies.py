@@ -10,8 +10,10 @@ import pytest
 
 from shardids import stats
 from shardids.errors import BadArgument
+from shardids.ids.arrays import encode_array
 from shardids.ids.layout import DEFAULT, Layout
 from shardids.stats import Anomaly, Kind, Series
+from shardids.stats.anomalies import rate
 from shardids.stats.series import series_of
 from tests.support.planted import DAY_MS, HOUR_MS, MINUTE_MS, MONDAY, Week
 
@@ -274,3 +276,46 @@ def test_a_shard_whose_peers_have_none_is_hot() -> None:
     (found,) = stats.find(series, layout=DEFAULT, now=MONDAY)
     assert (found.kind, found.shard) == (Kind.HOT, 1)
     assert found.message == "100.00% of all ticks, its peers have none"
+
+
+def test_of_a_few_ids_neither_bursts_nor_silences_are_told() -> None:
+    chance = np.random.default_rng(1)
+    newest = (MONDAY - DEFAULT.first_time) // timedelta(milliseconds=1)
+    for few in range(3, 20):
+        for _ in range(20):
+            groups = chance.integers(1, 5)
+            group = chance.integers(0, groups, few)
+            ms = newest - (
+                chance.integers(1, 3e9, groups)[group] + chance.integers(0, 10 ** (few % 8 + 1), few)
+            )
+            shard = np.where(chance.random(few) < 0.5, group, chance.integers(0, 64, few))
+            ids = encode_array(DEFAULT, ms=ms, shard=shard, sequence=np.arange(few))
+            kinds = {one.kind for one in stats.of(ids, now=MONDAY).anomalies}
+            assert not kinds & {Kind.BURST, Kind.SILENCE}
+
+
+@pytest.mark.parametrize(
+    ("per_second", "said"),
+    [
+        (12_345.6, "12,346 IDs a second"),
+        (1e7, "10,000,000 IDs a second"),
+        (1.5, "1.5 IDs a second"),
+        (0.05, "3 IDs a minute"),
+        (4.96032e-06, "0.43 IDs a day"),
+        (0.0, "0 IDs a day"),
+    ],
+)
+def test_rates_are_plain_numbers(per_second: float, said: str) -> None:
+    assert rate(per_second, "ID") == said
+
+
+@pytest.mark.parametrize("used", [2, 10, 70])
+def test_shards_that_are_used_are_not_hot_because_most_are_empty(used: int) -> None:
+    counts = np.zeros((1024, 60), np.int64)
+    rows = np.random.default_rng(used).choice(1024, used, replace=False)
+    counts[rows] = np.random.default_rng(used).poisson(60, (used, 60))
+    assert find(series(counts)) == []
+    if used > 2:
+        counts[rows[0]] *= 40
+        (found,) = find(series(counts))
+        assert (found.kind, found.shard) == (Kind.HOT, rows[0])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,9 +21,11 @@ from shardids import stats
 from shardids.errors import BadArgument
 from shardids.ids.layout import DEFAULT, DISCORD, Layout
 from shardids.ids.text import to_signed, to_text
+from shardids.stats.anomalies import span
 from shardids.stats.order import pairs_out_of_order
 from shardids.stats.reading import read_ids
-from tests.support.clusters import COMMAND, command_here
+from tests.support.clusters import COMMAND, command_here, environment
+from tests.support.clusters import command as process
 from tests.support.planted import MONDAY, Week
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -52,6 +58,21 @@ def test_each_line_that_is_no_id_is_named() -> None:
     assert (read.ids.tolist(), read.lines.tolist()) == ([7, -8, 9], [1, 4, 9])
     assert [one.line for one in read.bad] == [3, 5, 6, 7, 8]
     assert "beyond the 64 bits" in read.bad[1].reason
+    assert read.bad[2].reason == "NULL is no ID"
+
+
+def test_a_line_that_does_not_end_is_not_read_into_memory() -> None:
+    class Zeros(io.RawIOBase):
+        read_bytes = 0
+
+        def read(self, size: int = -1) -> bytes:
+            self.read_bytes += size
+            return b"7\n" if self.read_bytes == size else bytes(size)
+
+    zeros = Zeros()
+    with pytest.raises(BadArgument, match="line 2 has over 16,777,216 bytes"):
+        read_ids(zeros)  # type: ignore[arg-type]  # it reads, which is all that is asked of it
+    assert zeros.read_bytes < 100_000_000
 
 
 def test_a_column_of_csv() -> None:
@@ -61,6 +82,14 @@ def test_a_column_of_csv() -> None:
     assert [one.line for one in read.bad] == [5, 6]
     with pytest.raises(BadArgument, match="does not name one column 'key'"):
         read_ids(io.BytesIO(text.encode()), column="key")
+    for text, what in (
+        ('id\n7\n"8\n9\n', "line 4 is not CSV: unexpected end of data"),
+        ('id\n7\n"8"x\n9\n', "line 3 is not CSV: ',' expected after '\"'"),
+    ):
+        with pytest.raises(BadArgument, match=what):
+            read_ids(io.BytesIO(text.encode()), column="id")
+    long = read_ids(io.BytesIO(b"id,text\n7," + b"x" * 300_000), column="id")
+    assert (long.ids.tolist(), csv.field_size_limit()) == ([7], 131_072)
     with pytest.raises(BadArgument, match="can't separate"):
         read_ids(io.BytesIO(text.encode()), column="id", delimiter=",,")
 
@@ -165,6 +194,109 @@ def test_the_command_names_what_is_wrong() -> None:
     assert "the database can't be reached" in " ".join(nobody.stderr.split())
     assert "--delimiter goes with --column" in command("--delimiter", ";").stderr
     assert command("/nonexistent/ids").returncode == 1
+
+
+def test_no_ids_say_so_and_nothing_else() -> None:
+    for text in ("", "\n \n", "\ufeff"):
+        ran = command(stdin=text)
+        assert (ran.returncode, ran.stderr) == (0, "There are no IDs.\n")
+        assert "unusual" not in ran.stdout
+        assert json.loads(command("--json", stdin=text).stdout)["ids"] == 0
+
+
+def test_duplicates_are_not_passed_over() -> None:
+    one = str(id_at(-1000))
+    assert "Nothing unusual." in command(stdin=one).stdout
+    assert "rate" not in command(stdin=one).stdout
+    ran = command(stdin=f"{one}\n" * 1000)
+    assert "999 had come before" in ran.stdout
+    assert "Nothing else is unusual." in ran.stdout
+
+
+def test_ids_of_another_layout_or_of_none_are_doubted() -> None:
+    born = datetime.now(UTC) - timedelta(minutes=1)
+    twitter = Layout.preset("twitter")
+    for ids, words in (
+        (range(1, 1001), "all IDs are of the first hour of the layout: did shards issue them"),
+        ([twitter.encode(at=born, shard=3, sequence=one) for one in range(9)], "9 of 9 IDs are ahead of now"),
+        ([DEFAULT.encode(at=born, shard=3, sequence=one) for one in range(9)], ""),
+    ):
+        ran = command(stdin="\n".join(map(str, ids)))
+        assert ran.returncode == 0
+        assert ran.stderr.startswith(f"Warning: {words}") if words else not ran.stderr
+    own = "\n".join(str(twitter.encode(at=born, shard=3, sequence=one)) for one in range(9))
+    assert not command("--layout", "twitter", stdin=own).stderr
+
+
+def test_a_length_of_time_is_said_in_a_unit_of_its_size() -> None:
+    told = [span(seconds) for seconds in (0, 61, 7199, 7200, 172_799, 172_800, 34_559_978.8, 4e8)]
+    assert told == ["0.0 s", "61.0 s", "7,199.0 s", "2.0 h", "48.0 h", "2.0 days", "400.0 days", "12.7 years"]
+    assert span(1.25, 3) == "1.250 s"
+    future = str(DEFAULT.encode(at=datetime.now(UTC) + timedelta(days=400, hours=1), shard=1))
+    ran = command(stdin=future)
+    assert "its last ID is 400.0 days ahead of now" in ran.stdout
+    assert "1, by 400.0 days at most" in ran.stdout
+
+
+def test_what_strangers_give(tmp_path: Path) -> None:
+    (tmp_path / "photos.csv").write_text("id,name\n7,x\n")
+    for words, stdin, code, said in (
+        ([""], "", 1, "Is a directory"),
+        ([str(tmp_path)], "", 1, "Is a directory"),
+        ([str(tmp_path / "photos.csv")], "", 2, "If the file is CSV: --column NAME."),
+        ([str(tmp_path / "photos.csv"), "--column", "id", "--delimiter", ""], "", 2, "can't separate"),
+        ([], "\x00\x01\x02\n" * 9, 2, "and 4 more"),
+        ([], "1_000\n1,000\n", 2, "line 2: '1,000' is not the text form of an ID"),
+        (["--column", "id"], "", 2, "does not name one column 'id'"),
+    ):
+        ran = command(*words, stdin=stdin)
+        assert (ran.returncode, ran.stdout) == (code, ""), words
+        assert said in " ".join(ran.stderr.split()), words
+    signs = [id_at(-one) for one in range(9)]
+    assert json.loads(command("--json", stdin="\r\n".join(f"+{one}" for one in signs)).stdout)["ids"] == 9
+
+
+def test_figures_are_whole_on_a_narrow_terminal() -> None:
+    ran = process("id", "stats", stdin="\n".join(map(str, Week(seed=2, shards=4).ids())), COLUMNS="40")
+    lines = [line.split() for line in ran.stdout.splitlines()]
+    assert [len(line) for line in lines if line and line[0] in "0123"] == [9] * 4
+    assert "…" not in ran.stdout.split("row")[-1]
+
+
+def test_a_pipe_and_a_signal_end_it_without_a_traceback(tmp_path: Path) -> None:
+    def started(*words: str) -> subprocess.Popen[bytes]:
+        pipe = subprocess.PIPE
+        words = (sys.executable, "-c", COMMAND, "id", "stats", *words)
+        return subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, env=environment())
+
+    os.mkfifo(tmp_path / "ids")
+    with started(str(tmp_path / "ids"), "--json") as reading:
+        (tmp_path / "ids").write_text(str(id_at(-1000)))
+        assert json.loads(reading.communicate(timeout=60)[0])["ids"] == 1
+    with started("--json") as ending:
+        assert ending.stdin
+        assert ending.stdout
+        assert ending.stderr
+        ending.stdout.close()
+        ending.stdin.write(b"\n".join(b"%d" % one for one in Week(seed=1, shards=64, rows=5000).ids()))
+        ending.stdin.close()
+        assert b"Traceback" not in ending.stderr.read()
+    with started(str(tmp_path / "ids")) as waiting, (tmp_path / "ids").open("w"):
+        # It has opened the file, and reads.
+        waiting.send_signal(signal.SIGINT)
+        out, err = waiting.communicate(timeout=60)
+        assert (waiting.returncode, out) == (130, b"")
+        assert b"Traceback" not in err
+    closed = subprocess.run(
+        ["/bin/sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-c", COMMAND, "id", "stats"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=environment(),
+    )
+    assert (closed.returncode, closed.stdout) == (1, "")
+    assert closed.stderr.startswith("Error: stdin is closed")
 
 
 def test_without_numpy_the_command_says_what_to_install() -> None:
