@@ -12,6 +12,7 @@ from pathlib import Path
 from benchmarks import (
     adopting,
     answers,
+    blocks,
     coming_back,
     console,
     copying,
@@ -50,6 +51,7 @@ BENCHMARKS: dict[str, tuple[Callable[[int], Section], int]] = {
     "redis-numbers": (redis_numbers.run, 3),
     "copy": (copying.run, 5),
     "duplicates": (duplicates.run, 3),
+    "blocks": (blocks.run, 5),
     "python": (in_python.run, 7),
     "memory": (memory.run, 1),
     "orm": (orm.run, 15),

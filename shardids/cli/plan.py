@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from shardids.planning import Plan
 
 _PRICE = re.compile(r"(node|TB)=([0-9]+(?:\.[0-9]+)?)")
+_DEAREST = 1e18
+_OPTIONS = {"rows_per_second": "node-rows", "disk": "node-disk", "connections": "node-connections"}
+_UNITS = "", "k", "M", "G", "T", "P", "E", "Z", "Y"
+_Made = TypeVar("_Made")
 
 
 def plan(
@@ -30,6 +35,12 @@ def plan(
     row_bytes: Annotated[
         str, typer.Option(metavar="N", help="Bytes of a row on disk, with all but the index of its key.")
     ] = "200",
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="Nd|Ny", help="After how long a row is deleted: 90d, or 2y.", show_default="never"
+        ),
+    ] = None,
     node_rows: Annotated[
         str, typer.Option(metavar="N", help="Rows a second that a node commits; measure yours.")
     ] = "10k",
@@ -41,7 +52,8 @@ def plan(
     ] = "400",
     latency_ms: Annotated[float, typer.Option(help="For how long a row has a connection.")] = 5.0,
     price: Annotated[
-        list[str] | None, typer.Option(metavar="node=N|TB=N", help="What one costs a month; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="node=N|TB=N", help="What a node, or a TB of rows, costs a month; repeatable."),
     ] = None,
     layout: Annotated[
         str | None,
@@ -55,21 +67,24 @@ def plan(
     """Plan widths, shards and nodes for a load, or say with --layout whether one fits it. Asks no server."""
     from shardids.planning import Load, Node, validate
     from shardids.planning import plan as planned
-    from shardids.planning.load import parse_growth, parse_number, parse_peak
+    from shardids.planning.load import parse_growth, parse_keep, parse_number, parse_peak
 
-    load = Load(
+    load = _checked(
+        Load,
         ids_per_second=parse_number("--ids-per-second", ids_per_second),
         peak=parse_peak(peak),
         years=years,
         growth=parse_growth(growth),
         rows=parse_number("--rows", rows),
         row_bytes=parse_number("--row-bytes", row_bytes, "B"),
+        keep_years=None if keep is None else parse_keep(keep),
     )
-    node = Node(
+    node = _checked(
+        Node,
         rows_per_second=parse_number("--node-rows", node_rows),
         disk=parse_number("--node-disk", node_disk, "B"),
         connections=parse_number("--node-connections", node_connections),
-        latency_s=latency_ms / 1000,
+        latency_ms=latency_ms,
     )
     prices = _prices(price or [])
     now = datetime.now(UTC)
@@ -90,6 +105,16 @@ def plan(
         raise typer.Exit(1)
 
 
+def _checked(make: Callable[..., _Made], **options: float | None) -> _Made:
+    """Makes it of the options; what is wrong with one is said in its name."""
+    try:
+        return make(**options)
+    except BadArgument as error:
+        field, _, rest = error.message.partition(" ")
+        name = _OPTIONS.get(field, field.replace("_", "-"))
+        raise BadArgument(f"--{name} {rest}") from None
+
+
 def _prices(texts: list[str]) -> dict[str, float]:
     prices: dict[str, float] = {}
     for text in texts:
@@ -98,7 +123,11 @@ def _prices(texts: list[str]) -> dict[str, float]:
             raise BadArgument(
                 f"--price: {text!r} is no price", hint="For example: --price node=400 --price TB=90"
             )
+        if found[1] in prices:
+            raise BadArgument(f"--price: {found[1]} has two prices", hint="Give one for node, one for TB.")
         prices[found[1]] = float(found[2])
+        if prices[found[1]] > _DEAREST:
+            raise BadArgument(f"--price: {found[1]} must cost at most {_DEAREST:g}")
     return prices
 
 
@@ -142,46 +171,50 @@ def _show(plan: Plan, load: Any, prices: dict[str, float], *, as_json: bool) -> 
             }
         )
         return
-    from shardids.cli.output import out, print_warnings
+    _print(plan, rows, keys, has_prices=bool(prices))
+
+
+def _print(plan: Plan, rows: list[dict[str, Any]], keys: dict[str, float], *, has_prices: bool) -> None:
+    from shardids.cli.output import figures, out, print_warnings
 
     out.print(f"layout {plan.layout} ({plan.layout.name}), {plan.shards:,} shards", markup=False)
     out.print(f"made by: shardids init --shards {plan.shards} --layout {plan.layout}\n", markup=False)
-    _table(
-        [
-            {
-                "year": f"{row['year']:g}",
-                "IDs/s at the peak": f"{row['peak_per_second']:,.0f}",
-                "a ms and shard": f"{row['per_ms_and_shard']:,.3g}",
-                "rows": f"{row['rows']:,.3g}",
-                "disk, TB": f"{row['disk_bytes'] / 1e12:,.3g}",
-                "nodes": f"{row['nodes']:,}",
-                "because of": row["because"],
-            }
-            | ({"cost a month": f"{row['cost_a_month']:,.0f}"} if prices else {})
-            for row in rows
-        ]
-    )
-    out.print(f"\nWith the {plan.years[0].nodes:,} node(s) of year 0, what ends first:")
+    shown = [
+        {
+            "year": f"{row['year']:.4g}",
+            "IDs/s at the peak": f"{row['peak_per_second']:,.0f}",
+            "a ms and shard": f"{row['per_ms_and_shard']:,.3g}",
+            "rows": _short(row["rows"]),
+            "disk": f"{_short(row['disk_bytes'])}B",
+            "nodes": f"{row['nodes']:,}",
+            "because of": row["because"],
+        }
+        | ({"cost a month": f"{row['cost_a_month']:,.0f}"} if has_prices else {})
+        for row in rows
+    ]
+    out.print(figures(shown, left={"because of"}))
+    first = plan.years[0].nodes
+    nodes = "1 node" if first == 1 else f"{first:,} nodes"
+    out.print(f"\nWith the {nodes} of year 0, what ends first:")
     for one in plan.limits:
-        when = f"after {one.year:,.2f} years" if math.isfinite(one.year) else "not within 1,000 years"
-        out.print(f"  {one.what}: {when}; {one.message}", markup=False)
+        out.print(f"  {one.what}: {_when(one.year)}; {one.message}", markup=False)
     crowded = [one.message for one in plan.limits if one.what == "shards a node" and not one.year]
     print_warnings(
         f"shards a node: {message}; measure yours, or begin with more nodes" for message in crowded
     )
     out.print("\nKeys and one foreign key a row, with their indexes, after 10 years:")
     for kind, size in keys.items():
-        out.print(f"  {kind}: {size / 1e12:,.4g} TB", markup=False)
+        out.print(f"  {kind}: {_short(size, 4)}B", markup=False)
 
 
-def _table(rows: list[dict[str, str]]) -> None:
-    from rich.table import Table
+def _when(year: float) -> str:
+    if not year:
+        return "now"
+    return f"after {year:,.2f} years" if math.isfinite(year) else "not within 1,000 years"
 
-    from shardids.cli.output import out
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in rows[0]:
-        table.add_column(name, justify="left" if name == "because of" else "right")
-    for row in rows:
-        table.add_row(*row.values())
-    out.print(table)
+def _short(value: float, digits: int = 3) -> str:
+    """The number as the options take it: 18.8G."""
+    rounded = float(f"{value:.{digits}g}")
+    power = min(max(math.floor(math.log10(rounded)) // 3, 0), len(_UNITS) - 1) if rounded else 0
+    return f"{rounded / 1000**power:,.{digits}g}{_UNITS[power]}"

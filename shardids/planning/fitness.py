@@ -67,7 +67,7 @@ def limits(load: Load, *, layout: Layout, shards: int, nodes: int, node: Node, n
     found += [
         Limit(
             what=what,
-            year=_when(partial(_is_over, load, node, nodes, what)),
+            year=_when(partial(_is_over, load, node, nodes, what), turn=load.keep_years),
             message=f"{what} of {nodes:,} node{'s' * (nodes > 1)}",
         )
         for what in node.parts(load, 0)
@@ -106,13 +106,17 @@ def _is_over(load: Load, node: Node, nodes: int, what: str, year: float) -> bool
     return node.parts(load, year)[what] > nodes
 
 
-def _when(is_over: Callable[[float], bool]) -> float:
-    """The first time that something which only rises, or only falls, is over."""
-    if is_over(0.0):
-        return 0.0
-    if not is_over(_FURTHEST):
+def _when(is_over: Callable[[float], bool], *, turn: float | None = None) -> float:
+    """The first time that something is over. Until ``turn`` it only rises or only falls, and so after it."""
+    low = 0.0
+    if is_over(low):
+        return low
+    for high in (_FURTHEST,) if turn is None else (min(turn, _FURTHEST), _FURTHEST):
+        if is_over(high):
+            break
+        low = high
+    else:
         return math.inf
-    low, high = 0.0, _FURTHEST
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (low, middle) if is_over(middle) else (middle, high)

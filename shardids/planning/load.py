@@ -9,15 +9,20 @@ from typing import Final
 
 from shardids.errors import BadArgument
 
-SECONDS_A_YEAR: Final = 365.2425 * 86_400
+_DAYS_A_YEAR: Final = 365.2425
+SECONDS_A_YEAR: Final = _DAYS_A_YEAR * 86_400
 KEY_INDEX_BYTES: Final = 22.5
 """Bytes of a row in the index of a bigint key, as docs/comparison.md publishes them."""
 
-_NUMBER: Final = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([kMGT]?)")
+_NUMBER: Final = re.compile(r"((?:[0-9]{1,3}(?:[_,][0-9]{3})+|[0-9]+)(?:\.[0-9]+)?)\s*([kMGT]?)")
 _SCALE: Final = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _GROWTH: Final = re.compile(r"([+-]?[0-9]+(?:\.[0-9]+)?)%(?:/(y|m))?")
 _PEAK: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)x?")
+_KEEP: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)([dy])")
 _LARGEST: Final = 1e18
+_STEEP: Final = 100.0
+_MOST_YEARS: Final = 1000
+_MOST_GROWTH: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +36,8 @@ class Load:
         growth: by which part the mean grows a year: 0.4 is 40 %. Below zero it shrinks, above -1.
         rows: rows that are there already.
         row_bytes: what a row takes on disk with all but the index of its key.
+        keep_years: after how many years a row is deleted; None: never. The rows that are there already are
+            taken to have come within this time, with the same growth.
 
     Raises:
         BadArgument: a number that is not finite or out of range; the message names it.
@@ -42,14 +49,17 @@ class Load:
     growth: float = 0.0
     rows: float = 0.0
     row_bytes: float = 200.0
+    keep_years: float | None = None
 
     def __post_init__(self) -> None:
         _check(self, "ids_per_second", 0, above=True)
         _check(self, "peak", 1)
-        _check(self, "years", 0, above=True, highest=1000)
-        _check(self, "growth", -1, above=True, highest=100)
+        _check(self, "years", 0, above=True, highest=_MOST_YEARS)
+        _check(self, "growth", -1, above=True, highest=_MOST_GROWTH)
         _check(self, "rows", 0)
         _check(self, "row_bytes", 0, above=True)
+        if self.keep_years is not None:
+            _check(self, "keep_years", 0, above=True, highest=_MOST_YEARS)
 
     def rate(self, year: float) -> float:
         """Returns the mean IDs a second after so many years."""
@@ -67,13 +77,32 @@ class Load:
         return max(self.peak_rate(0), self.peak_rate(self.years))
 
     def rows_after(self, year: float) -> float:
-        """Returns how many rows there are after so many years, if none is deleted."""
-        rise = math.log1p(self.growth)
+        """Returns how many rows there are after so many years.
+
+        Without ``keep_years`` they only rise. With it they only rise, or only fall, until ``keep_years``, and
+        so from then on.
+        """
+        keep = math.inf if self.keep_years is None else self.keep_years
         try:
-            lasting = math.expm1(rise * year) / rise if abs(rise) > 1e-9 else year
+            if year < keep:
+                return self.rows * self._part_left(year) + self._born(year)
+            # A later time is the same with another rate.
+            return self._born(keep) * self.rate(year - keep) / self.ids_per_second
         except OverflowError:
             return math.inf
-        return self.rows + self.ids_per_second * SECONDS_A_YEAR * lasting
+
+    def _born(self, years: float) -> float:
+        """The rows of the first so many years."""
+        return self.ids_per_second * SECONDS_A_YEAR * years * _mean(math.log1p(self.growth) * years)
+
+    def _part_left(self, year: float) -> float:
+        """How much is left of the rows that are there already; they leave in the order in which they came."""
+        if self.keep_years is None:
+            return 1.0
+        fall, left = -math.log1p(self.growth), self.keep_years - year
+        if fall * self.keep_years > _STEEP:
+            return math.exp(-fall * year)
+        return left * _mean(fall * left) / (self.keep_years * _mean(fall * self.keep_years))
 
     def bytes_after(self, year: float) -> float:
         """Returns the bytes of rows and of the index of their key."""
@@ -87,7 +116,7 @@ class Node:
     Attributes:
         rows_per_second: rows that it commits; measure yours. docs/benchmarks.md has some 12,000 on two cores.
         disk: bytes, of which ``fill`` are used before the node counts as full.
-        connections: how many it accepts, and ``latency_s`` for how long a row has one.
+        connections: how many it accepts, and ``latency_ms`` for how long a row has one.
 
     Raises:
         BadArgument: a number that is not finite or out of range; the message names it.
@@ -97,7 +126,7 @@ class Node:
     disk: float = 2e12
     fill: float = 0.8
     connections: float = 400.0
-    latency_s: float = 0.005
+    latency_ms: float = 5.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -108,22 +137,28 @@ class Node:
         return {
             "rows a second": load.peak_rate(year) / self.rows_per_second,
             "disk": load.bytes_after(year) / (self.disk * self.fill),
-            "connections": load.peak_rate(year) * self.latency_s / self.connections,
+            "connections": load.peak_rate(year) * self.latency_ms / 1000 / self.connections,
         }
+
+
+def _mean(rise: float) -> float:
+    """The mean of exp(x) for x from 0 to ``rise``."""
+    return math.expm1(rise) / rise if abs(rise) > 1e-9 else 1.0
 
 
 def _check(of: object, name: str, lowest: float, *, above: bool = False, highest: float = _LARGEST) -> None:
     value = getattr(of, name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadArgument(f"{name} must be a number, not {type(value).__name__}")
-    low_enough = lowest < value if above else lowest <= value
-    if not (math.isfinite(value) and low_enough and value <= highest):
+    # Of an integer that no float can hold, too.
+    if not (lowest <= value <= highest) or (above and value == lowest):
         least = f"above {lowest:g}" if above else f"at least {lowest:g}"
-        raise BadArgument(f"{name} must be {least} and at most {highest:g}, not {value:g}")
+        given = f"{value:g}" if isinstance(value, float) or abs(value) < 1e300 else "that"
+        raise BadArgument(f"{name} must be {least} and at most {highest:g}, not {given}")
 
 
 def parse_number(what: str, text: str, unit: str = "") -> float:
-    """Parses ``50000``, ``50,000``, ``50k``; with a unit of ``B`` also ``2TB``. Powers of 1,000.
+    """Parses ``50000``, ``50,000``, ``50_000``, ``50k``; with a unit of ``B`` also ``2TB``. Powers of 1,000.
 
     Raises:
         BadArgument: another form; the message starts with ``what``.
@@ -151,7 +186,7 @@ def parse_growth(text: str) -> float:
     """Parses ``40%/y``, or ``2%/m`` as what becomes of it in a year; returns 0.4 for the first.
 
     Raises:
-        BadArgument: another form, a month that leaves nothing, or one of which no number can say the year.
+        BadArgument: another form, one that leaves nothing, or one of more than 10,000 % a year.
     """
     found = _GROWTH.fullmatch(text.strip())
     if found is None:
@@ -160,6 +195,24 @@ def parse_growth(text: str) -> float:
     if part <= -1:
         raise BadArgument(f"--growth: {text!r} leaves nothing")
     try:
-        return float((1 + part) ** 12 - 1) if found[2] == "m" else part
+        a_year = float((1 + part) ** 12 - 1) if found[2] == "m" else part
     except OverflowError:
-        raise BadArgument(f"--growth: {text!r} is too much") from None
+        a_year = math.inf
+    if a_year > _MOST_GROWTH:
+        raise BadArgument(f"--growth: {text!r} is more than {_MOST_GROWTH:,.0%} a year, the most")
+    return a_year
+
+
+def parse_keep(text: str) -> float:
+    """Parses for how long a row is kept, ``90d`` or ``2y``; returns years.
+
+    Raises:
+        BadArgument: another form, no time, or more than a thousand years.
+    """
+    found = _KEEP.fullmatch(text.strip())
+    if found is None:
+        raise BadArgument(f"--keep: {text!r} is no time", hint="For example: 90d, or 2y")
+    years = float(found[1]) / (_DAYS_A_YEAR if found[2] == "d" else 1)
+    if not 0 < years <= _MOST_YEARS:
+        raise BadArgument(f"--keep: {text!r} must be above 0 and at most {_MOST_YEARS:,} years")
+    return years

@@ -9,6 +9,7 @@ from typing import Final
 
 from shardids.errors import BadArgument
 from shardids.ids.layout import DEFAULT, Layout
+from shardids.ids.text import checked_integer
 from shardids.planning.fitness import HEADROOM, Limit, limits, require_fit
 from shardids.planning.load import Load, Node
 
@@ -40,7 +41,8 @@ class Plan:
     Attributes:
         layout: widths for the whole time; they can't be changed later.
         shards: how many logical shards to make.
-        years: what is needed today and after each year. Nodes are added, and shards moved, as they fill.
+        years: what is needed today, after each year, and when the first row is deleted. Nodes are added, and
+            shards moved, as they fill.
         limits: what ends when if no node is added to those of today, the first first.
     """
 
@@ -54,10 +56,13 @@ def plan(load: Load, *, node: Node | None = None, now: datetime | None = None) -
     """Returns a cluster that holds a load: the default layout if that does, else widths of 63 bits in all.
 
     Raises:
-        BadArgument: there is no such layout; the message says what is missing.
+        BadArgument: there is no such layout, and the message says what is missing; or ``now`` has no time
+            zone.
     """
     node, now = node or Node(), now or datetime.now(UTC)
-    years = [_year(load, node, at) for at in _steps(load.years)]
+    if now.utcoffset() is None:
+        raise BadArgument(f"{now.isoformat()} has no time zone: a time must be an aware datetime")
+    years = [_year(load, node, at) for at in _steps(load)]
     most_nodes = max(one.nodes for one in years)
     layout, shards = _default(load, most_nodes, now) or _own(load, most_nodes, now)
     require_fit(load, layout, shards, now)
@@ -65,8 +70,12 @@ def plan(load: Load, *, node: Node | None = None, now: datetime | None = None) -
     return Plan(layout=layout, shards=shards, years=years, limits=first)
 
 
-def _steps(years: float) -> list[float]:
-    return [*map(float, range(math.ceil(years))), years]
+def _steps(load: Load) -> list[float]:
+    """Each year, the end, and when the first row is deleted: a load that shrinks has most rows then."""
+    steps = {*map(float, range(math.ceil(load.years))), load.years}
+    if load.keep_years is not None and load.keep_years < load.years:
+        steps.add(load.keep_years)
+    return sorted(steps)
 
 
 def _year(load: Load, node: Node, at: float) -> Year:
@@ -131,6 +140,12 @@ def key_bytes(load: Load, *, years: float = 10.0, foreign_keys: int = 1) -> dict
 
     Each row has its key, and ``foreign_keys`` that refer to others; each has an index. Indexes have the bytes
     a row that docs/comparison.md publishes, foreign keys' the same as keys'.
+
+    Raises:
+        BadArgument: years or foreign keys below zero, or more than a thousand.
     """
+    checked_integer("foreign_keys", foreign_keys, 0, 1000)
+    if not 0 <= years <= 1000:
+        raise BadArgument(f"years must be at least 0 and at most 1000, not {years:g}")
     rows = load.rows_after(years) * (1 + foreign_keys)
     return {kind: rows * (_COLUMN_BYTES[kind] + _INDEX_BYTES[kind]) for kind in _INDEX_BYTES}

@@ -1,8 +1,9 @@
 """Plays the generator of many shards at once: ticks, leads, order, and what is refused.
 
 The arithmetic is that of ``sql/engine/engine.v1.sql``: a tick is offset + counter; a draw that is 2 ms or
-more behind its node's clock raises the offset in steps of 16 ms, or at once after 256 ms; one that would be
-``max_ahead`` ahead is refused. Sessions, locks and their orders are not played. Needs numpy.
+more behind its node's clock raises the offset in steps of 16 ms, or at once after 256 ms; the first of a new
+incarnation goes past the clock by ``safety_margin``; one that would be ``max_ahead`` ahead is refused.
+Sessions, locks and their orders are not played. Needs numpy.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from shardids.stats.order import pairs_out_of_order
 
 _LATE_MS, _STEP_MS, _NEAR_MS, _USUAL_MS = 2, 16, 256, 60_000
 _SAMPLED: Final = 64
+_MOST_A_SECOND: Final = 1e15
+"""More than any layout has."""
+_LONGEST_AHEAD_MS: Final = 315_576_000_000
+"""The most that ``shardids.node`` takes for ``max_ahead``: 10 years."""
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -48,6 +53,8 @@ class Shards:
         self.skew_ms = np.asarray(skew_ms, np.float64)
         self.max_ahead_ms, self.margin_ms = max_ahead_ms, margin_ms
         self.counter = np.zeros(self.node_of.shape, np.int64)
+        self._is_new = np.zeros(self.node_of.shape, np.bool_)
+        self._mark = np.zeros(self.node_of.shape, np.float64)
         self.offset_ms = np.floor(self.clock(start_ms)).astype(np.int64)
 
     def clock(self, true_ms: float) -> Floats:
@@ -66,31 +73,40 @@ class Shards:
         wanted = np.asarray(wanted, np.int64)
         draws = wanted > 0
         now = self.clock(true_ms)
-        is_late = draws & (now - self._ms(self.counter + 1) >= _LATE_MS)
-        # The value that was late is lost.
-        self.counter += is_late
+        begins = draws & self._is_new
+        is_late = draws & ~begins & (now - self._ms(self.counter + 1) >= _LATE_MS)
+        # The value that was late is lost; of a new incarnation, two are.
+        self.counter += is_late + 2 * begins
         self._catch_up(now, is_late)
-        usual = self._ticks_until(now + _USUAL_MS)
-        first = np.minimum(wanted, usual)
-        left = self._ticks_until(now + self.max_ahead_ms) - first
+        self._begin(now, begins)
+        room = self._ticks_until(now + self.max_ahead_ms)
+        # The first of an incarnation takes one tick at any lead.
+        first = np.minimum(wanted, np.maximum(self._ticks_until(now + _USUAL_MS), np.minimum(begins, room)))
+        left = room - first
         second = np.clip(left // 2, 0, wanted - first)
         self.counter += np.where(draws, first + 2 * second, 0)
         return np.where(draws, first + second, 0), (
             self.offset_ms << self.layout.sequence_bits
         ) + self.counter
 
-    def restart(self, node: int, true_ms: float, *, mark: float = 0.5) -> None:
-        """Begins a new incarnation of a node: past its clock and past what is stored, by the margin.
+    def restart(self, node: int, *, mark: float = 0.5) -> None:
+        """Begins a new incarnation of a node, whose shards see it when they are next drawn from.
 
-        ``mark`` from 0 to 1 is the incarnation's, by which shards that lead go up to a margin further.
+        They then go past the clock and what is stored, by the margin. ``mark`` from 0 to 1 is the
+        incarnation's: a shard that leads goes so much of a margin further. What a crash takes with it, up to
+        32 values of the counter and 32 steps of the offset that nobody drew, is not played.
         """
         here = self.node_of == node
-        at_clock = np.floor(self.clock(true_ms)).astype(np.int64) - (
-            self.counter >> self.layout.sequence_bits
-        )
+        self._is_new |= here
+        self._mark[here] = mark
+
+    def _begin(self, now: Floats, begins: npt.NDArray[np.bool_]) -> None:
+        at_clock = np.floor(now).astype(np.int64) - (self.counter >> self.layout.sequence_bits)
+        further = np.floor(self.margin_ms * self._mark).astype(np.int64)
         past = np.maximum(self.offset_ms, at_clock)
-        target = past + self.margin_ms + np.where(past > at_clock, int(self.margin_ms * mark), 0)
-        self.offset_ms = np.where(here, target, self.offset_ms)
+        target = past + self.margin_ms + np.where(past > at_clock, further, 0)
+        self.offset_ms = np.where(begins, target, self.offset_ms)
+        self._is_new &= ~begins
 
     def _ms(self, counter: Integers) -> Integers:
         return self.offset_ms + (counter >> self.layout.sequence_bits)
@@ -115,7 +131,8 @@ class Played:
 
     Attributes:
         issued: IDs, and ``refused`` those that were asked for in vain.
-        lead_ms: the greatest lead, and ``last_lead_ms`` the greatest at the end.
+        lead_ms: the greatest lead after a draw, minus infinity without any; ``last_lead_ms`` is the greatest
+            at the end.
         out_of_order: the share of a sample's pairs that do not sort in the order in which they were drawn.
         disorder_ms: how long before an ID one of a greater time was drawn, at most.
         increasing: whether the ticks of each shard increased.
@@ -149,13 +166,14 @@ def play(
     the load is how many times itself; ``restart`` is a node and when it does. A seed gives one run.
 
     Raises:
-        BadArgument: no shard or node, a shard that the layout has not, no time, a load below zero, one of
-            both without end, or a restart of a node that is not there or at a time that is not played.
+        BadArgument: no shard or node, a shard that the layout has not, a number out of range, or a restart of
+            a node that is not there or at a time that is not played.
     """
     checked_integer("shards", shards, 1, layout.shard_limit)
     checked_integer("nodes", nodes, 1, shards)
-    if not 0 < seconds < math.inf or not 0 <= ids_per_second < math.inf:
-        raise BadArgument("seconds must be above 0, ids_per_second not below it, and both finite")
+    checked_integer("seed", seed, 0, (1 << 64) - 1)
+    checked_integer("max_ahead_ms", max_ahead_ms, _USUAL_MS, _LONGEST_AHEAD_MS)
+    _require_playable(ids_per_second, seconds, skew_ms, burst)
     if restart is not None:
         checked_integer("the node of restart", restart[0], 0, nodes - 1)
         if not 0 <= restart[1] * 1000 < round(seconds * 1000):
@@ -177,7 +195,7 @@ def play(
     for ms in range(round(seconds * 1000)):
         now_ms = start_ms + ms
         if restart is not None and ms == round(restart[1] * 1000):
-            state.restart(restart[0], now_ms)
+            state.restart(restart[0])
         times = burst[2] if burst and burst[0] * 1000 <= ms < burst[1] * 1000 else 1.0
         wanted = chance.poisson(ids_per_second * times / 1000 / shards, shards)
         given, tick = state.draw(now_ms, wanted)
@@ -202,3 +220,17 @@ def play(
         disorder_ms=float((np.maximum.accumulate(times_ms) - times_ms).max(initial=0)),
         increasing=increasing,
     )
+
+
+def _require_playable(
+    ids_per_second: float, seconds: float, skew_ms: float, burst: tuple[float, float, float] | None
+) -> None:
+    times = burst[2] if burst else 1.0
+    if not 0.001 <= seconds < math.inf or not 0 <= ids_per_second <= _MOST_A_SECOND:
+        raise BadArgument(
+            f"seconds must be 0.001 or more, and ids_per_second from 0 to {_MOST_A_SECOND:g}, both finite"
+        )
+    if not 0 <= skew_ms <= _LONGEST_AHEAD_MS or not 0 <= times * ids_per_second <= _MOST_A_SECOND:
+        raise BadArgument(
+            f"skew_ms must be from 0 to {_LONGEST_AHEAD_MS}, and a burst to {_MOST_A_SECOND:g} IDs a second"
+        )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -30,7 +28,7 @@ from tests.support.generator import (
     scalar,
     ticks,
 )
-from tests.support.waiting import wait_for
+from tests.support.incarnations import ENDS, begin_another_incarnation, reconnect
 
 Db = psycopg.Connection[Any]
 
@@ -64,44 +62,6 @@ def server() -> Iterator[EmbeddedServer]:
     with temporary_server(settings=settings) as server:
         install(parse_url(server.url()), shards=(5, 6))
         yield server
-
-
-ENDS = ("restart", "immediate shutdown", "kill of one backend")
-
-
-def begin_another_incarnation(server: EmbeddedServer, how: str, observer: Db, working: Db) -> None:
-    """Ends the server as told, with the sessions still there, and has it started again."""
-    if how == "kill of one backend":
-        postmaster = server.pid
-        os.kill(working.info.backend_pid, signal.SIGKILL)
-        wait_for(lambda: is_cut_off(observer), "the server ends all sessions")
-        assert server.pid == postmaster
-    else:
-        server.restart("fast" if how == "restart" else "immediate")
-    observer.close()
-    working.close()
-
-
-def is_cut_off(connection: Db) -> bool:
-    try:
-        connection.execute("select 1")
-    except psycopg.OperationalError:
-        return True
-    return False
-
-
-def reconnect(url: str) -> Db:
-    found: list[Db] = []
-
-    def connected() -> bool:
-        try:
-            found.append(connect(url))
-        except psycopg.OperationalError:
-            return False
-        return True
-
-    wait_for(connected, "the server answers")
-    return found[0]
 
 
 def bases(url: str) -> set[int]:

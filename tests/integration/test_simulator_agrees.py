@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
+import pytest
 from sqlalchemy.engine import URL
 
+from shardids.catalog.urls import parse_url
+from shardids.dev.embedded import EmbeddedServer, temporary_server
 from shardids.ids.layout import DEFAULT
 from shardids.planning.simulator import Shards
 from tests.conftest import dsn
-from tests.support.generator import row, run_ahead
+from tests.support.generator import install, row, run_ahead, scalar
+from tests.support.incarnations import ENDS, begin_another_incarnation, reconnect
 
 ROUNDS = 100
 SHARDS = range(4)
@@ -28,15 +33,22 @@ DRAWN = """
            pg_sequence_last_value('{s}.id_counter')"""
 
 
-def played(offset_ms: int, counter: int, at_ms: float) -> tuple[int, int, int]:
+def played(offset_ms: int, counter: int, at_ms: float, mark: float | None) -> tuple[int, int, int]:
     shards = Shards(node_of=[0], skew_ms=[0.0], start_ms=at_ms)
     shards.offset_ms[0], shards.counter[0] = offset_ms, counter
+    if mark is not None:
+        shards.restart(0, mark=mark)
     _, tick = shards.draw(at_ms, [1])
     return int(shards.offset_ms[0]), int(shards.counter[0]), int(tick[0])
 
 
-def draw(connection: psycopg.Connection[Any], shard: int = 2) -> tuple[int, int]:
-    """Draws on both sides, and returns by how much the offset and the counter rose."""
+def draw(
+    connection: psycopg.Connection[Any], shard: int = 2, *, mark: float | None = None
+) -> tuple[int, int]:
+    """Draws on both sides, and returns by how much the offset and the counter rose.
+
+    ``mark`` is that of the incarnation, if it is the shard's first draw in it.
+    """
     offset, counter, before, drawn, after, new_offset, new_counter = row(
         connection, DRAWN.format(s=f"shard_{shard:04}")
     )
@@ -45,7 +57,7 @@ def draw(connection: psycopg.Connection[Any], shard: int = 2) -> tuple[int, int]
     # The clock between: in as many parts as a millisecond may fall into.
     parts = max(int((after - before) * 20), 1)
     moments = [before + (after - before) * part / parts for part in range(parts + 1)]
-    assert (new_offset, new_counter, tick) in {played(offset, counter, moment) for moment in moments}
+    assert (new_offset, new_counter, tick) in {played(offset, counter, moment, mark) for moment in moments}
     return new_offset - offset, new_counter - counter
 
 
@@ -70,3 +82,52 @@ def test_the_same_ticks(cluster_url: URL) -> None:
                 raised, _ = draw(connection, shard)
                 kinds["usual" if not raised else "raised" if raised > 256 else "stepped"] += 1
     assert min(kinds.values()) > 5, kinds
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedServer]:
+    """A server that loses nothing it acknowledged when it is killed."""
+    with temporary_server(settings={"synchronous_commit": "on"}) as server:
+        install(parse_url(server.url()), shards=SHARDS)
+        yield server
+
+
+def stored(connection: psycopg.Connection[Any], shard: int) -> tuple[int, int]:
+    return row(
+        connection,
+        f"""select shardids.offset_ms(pg_sequence_last_value('shard_{shard:04}.id_offset')),
+                   pg_sequence_last_value('shard_{shard:04}.id_counter')""",
+    )  # type: ignore[return-value]  # a row of two
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_the_same_ticks_in_a_new_incarnation(how: str, server: EmbeddedServer) -> None:
+    url = server.url()
+    leads_ms = {2: 30_000, 3: 75_000}
+    with reconnect(url) as observer, reconnect(url) as working:
+        for shard in SHARDS:
+            scalar(working, f"select shard_{shard:04}.next_id()")
+        time.sleep(0.3)
+        # Shard 0 lags when the server ends, shard 1 is at the clock.
+        draw(working, 1)
+        for shard, lead_ms in leads_ms.items():
+            run_ahead(working, lead_ms, shard)
+            draw(working, shard)
+        before = [stored(working, shard) for shard in SHARDS]
+        begin_another_incarnation(server, how, observer, working)
+    with reconnect(url) as connection:
+        mark = (scalar(connection, "select shardids.offset_base()") >> 43) / (1 << 20)
+        for shard in SHARDS:
+            offset_ms, counter = (
+                now - then for now, then in zip(stored(connection, shard), before[shard], strict=True)
+            )
+            # What a sequence has logged ahead is gone after a crash: 32 values, of the offset 16 ms each.
+            assert how != "restart" or (offset_ms, counter) == (0, 0)
+            assert offset_ms in range(0, 513, 16)
+            assert counter in range(33)
+            raised, drawn = draw(connection, shard, mark=mark)
+            assert drawn == 3
+            if shard in leads_ms:
+                assert raised == 10_000 + int(10_000 * mark)
+            for _ in range(20):
+                assert draw(connection, shard)[1] in (1, 2)

@@ -6,9 +6,11 @@ import json
 import math
 import shlex
 import subprocess
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,8 @@ from hypothesis import strategies as st
 from shardids.errors import BadArgument
 from shardids.ids.layout import DEFAULT, DISCORD, JS53, Layout
 from shardids.planning import Load, Node, key_bytes, limits, plan, validate
-from shardids.planning.load import SECONDS_A_YEAR, parse_growth, parse_number, parse_peak
+from shardids.planning.load import SECONDS_A_YEAR, parse_growth, parse_keep, parse_number, parse_peak
+from tests.support.clusters import command as process
 from tests.support.clusters import command_here
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
@@ -28,6 +31,7 @@ loads = st.builds(
     growth=st.floats(-0.5, 2),
     rows=st.floats(0, 1e12),
     row_bytes=st.floats(1, 1e4),
+    keep_years=st.none() | st.floats(0.001, 200),
 )
 
 
@@ -46,6 +50,9 @@ def test_what_is_planned_holds_the_load(load: Load) -> None:
     for one in made.years:
         assert all(part <= one.nodes for part in Node().parts(load, one.year).values())
         assert made.shards >= one.nodes
+    most = max(one.nodes for one in made.years)
+    for part in range(101):
+        assert max(Node().parts(load, load.years * part / 100).values()) <= most * 1.000001
     assert [one.year for one in made.limits] == sorted(one.year for one in made.limits)
 
 
@@ -54,7 +61,8 @@ def test_only_what_no_layout_holds_is_refused(load: Load) -> None:
     try:
         plan(load, now=NOW)
     except BadArgument:
-        nodes = max(Node().parts(load, load.years).values())
+        ends = (0.0, load.years, min(load.keep_years or 0.0, load.years))
+        nodes = max(part for end in ends for part in Node().parts(load, end).values())
         rate_bits = math.log2(max(load.most() * 2 / 1000, 1))
         years_bits = math.log2(load.years * SECONDS_A_YEAR * 1000)
         # Rounding up costs a bit each: of time and of shards; the time begins with the year.
@@ -73,6 +81,59 @@ def test_the_arithmetic() -> None:
     assert made.limits[0].year == 0 or made.limits[0].year < 10
     keys = key_bytes(Load(ids_per_second=1000))
     assert keys["UUIDv4"] / keys["bigint"] == pytest.approx((16 + 39.6) / (8 + 22.5))
+
+
+def alive(load: Load, year: float) -> float:
+    """Counts the rows in ten thousand parts of the time in which they came."""
+    assert load.keep_years is not None
+    parts = (np.arange(10_000) + 0.5) / 10_000
+
+    def came(start: float, end: float) -> float:
+        return float(np.mean((1 + load.growth) ** (start + (end - start) * parts)) * (end - start))
+
+    keep = load.keep_years
+    left = came(year - keep, 0) / came(-keep, 0) if year < keep else 0.0
+    return load.rows * left + load.ids_per_second * SECONDS_A_YEAR * came(max(0.0, year - keep), year)
+
+
+@given(
+    st.floats(0.01, 30), st.floats(0, 40), st.sampled_from([-0.9, -0.3, 0.0, 1e-12, 0.4, 3.0]), st.booleans()
+)
+def test_rows_that_are_deleted_are_gone(keep: float, year: float, growth: float, has_rows: bool) -> None:
+    load = Load(ids_per_second=2.0, growth=growth, rows=1e9 * has_rows, keep_years=keep)
+    assert load.rows_after(year) == pytest.approx(alive(load, year), rel=1e-3, abs=1)
+    assert load.rows_after(year) <= replace(load, keep_years=None).rows_after(year) * 1.000001
+
+
+@given(st.floats(0.01, 100), st.floats(0, 100), st.floats(-0.9, 5))
+def test_rows_of_one_time_follow_the_rate(keep: float, year: float, growth: float) -> None:
+    """If what is there today came within the time that rows are kept, so does what is there later."""
+    born = Load(ids_per_second=1.0, growth=growth, keep_years=keep)
+    at_start = born.rows_after(keep) / born.rate(keep)
+    if at_start > 1e18:
+        return  # no such rows can be given
+    load = replace(born, rows=at_start)
+    assert load.rows_after(year) == pytest.approx(at_start * load.rate(year), rel=1e-6)
+
+
+@given(loads, st.floats(0, 1))
+def test_a_disk_is_full_when_it_is_said_and_not_before(load: Load, part: float) -> None:
+    node = Node(disk=1e15, connections=1e18)
+    found = limits(load, layout=DEFAULT, shards=1, nodes=1, node=node, now=NOW)
+    (year,) = (one.year for one in found if one.what == "disk")
+    before = part * min(year, 1000) * 0.999999
+    assert year == 0 or load.bytes_after(before) <= node.disk * node.fill
+    assert math.isinf(year) or load.bytes_after(year) > node.disk * node.fill
+
+
+def test_deleted_rows_take_no_disk_and_do_not_change_the_layout() -> None:
+    load = Load(ids_per_second=1000, peak=4, years=5)
+    kept, deleted = plan(load, now=NOW), plan(replace(load, keep_years=90 / 365.2425), now=NOW)
+    assert (kept.layout, deleted.layout) == (DEFAULT, DEFAULT)
+    assert [one.year for one in deleted.years] == [0, 90 / 365.2425, 1, 2, 3, 4, 5]
+    assert deleted.years[-1].rows == pytest.approx(1000 * 90 * 86_400)
+    assert (kept.years[-1].nodes, deleted.years[-1].nodes) == (22, 2)
+    assert key_bytes(replace(load, keep_years=1.0))["bigint"] == pytest.approx(key_bytes(load)["bigint"] / 10)
 
 
 def test_what_ends_first() -> None:
@@ -141,12 +202,24 @@ def test_why_a_layout_does_not_fit(layout: Layout, shards: int, load: Load, word
         ({"row_bytes": True}, "row_bytes must be a number"),
         ({"ids_per_second": 1e12}, "takes 1e+08 nodes"),
         ({"years": 200}, "no layout lasts for 200 years"),
+        ({"ids_per_second": 10**400}, "ids_per_second must be above 0 and at most 1e+18, not that"),
+        ({"keep_years": 0.0}, "keep_years must be above 0"),
+        ({"keep_years": math.nan}, "keep_years must be above 0"),
     ],
 )
 def test_nonsense_is_refused_by_name(options: dict[str, float], word: str) -> None:
     with pytest.raises(BadArgument) as caught:
         plan(Load(**{"ids_per_second": 1.0, **options}), now=NOW)
     assert word in caught.value.message
+
+
+def test_what_can_not_be_planned() -> None:
+    load = Load(ids_per_second=1.0)
+    with pytest.raises(BadArgument, match="has no time zone"):
+        plan(load, now=datetime(2026, 1, 1))
+    for years, foreign_keys in ((-1.0, 1), (math.nan, 1), (1001.0, 1), (1.0, -1)):
+        with pytest.raises(BadArgument):
+            key_bytes(load, years=years, foreign_keys=foreign_keys)
 
 
 def test_how_people_write_numbers() -> None:
@@ -156,16 +229,20 @@ def test_how_people_write_numbers() -> None:
     assert parse_growth("40%/y") == pytest.approx(0.4)
     assert parse_growth("2%/m") == pytest.approx(1.02**12 - 1)
     assert parse_growth("-5%") == pytest.approx(-0.05)
+    assert [parse_keep(one) for one in ("2y", "365.2425d", " 90d ")] == pytest.approx([2, 1, 90 / 365.2425])
+    assert parse_number("x", "1_000_000.5") == 1_000_000.5
     for parse, text in (
         (parse_growth, "fast"),
         (parse_growth, "40"),
         (parse_growth, "-100%/y"),
         (parse_growth, "9" * 40 + "%/m"),
+        (parse_growth, "10001%/y"),
+        *((parse_keep, one) for one in ("90", "0d", "-1d", "1e3d", "1001y", "nan", "6m")),
         (parse_peak, "x8"),
     ):
         with pytest.raises(BadArgument):
             parse(text)
-    for text in ("-1", "1e5", "", "many", "5kk"):
+    for text in ("-1", "1e5", "", "many", "5kk", "1,5", "1,,000", "1_", "12,34"):
         with pytest.raises(BadArgument, match="--rows"):
             parse_number("--rows", text)
 
@@ -210,6 +287,9 @@ def test_the_command() -> None:
         ["--growth", "lots"],
         ["--ids-per-second", "-1"],
         ["--price", "gold"],
+        ["--price", "TB=1", "--price", "TB=2"],
+        ["--price", "node=" + "9" * 400],
+        ["--keep", "90"],
         ["--shards", "4"],
         ["--layout", "js53", "--shards", "0"],
     ],
@@ -220,13 +300,40 @@ def test_the_command_refuses_nonsense(words: list[str]) -> None:
     assert "Traceback" not in ran.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--ids-per-second", "0"], "--ids-per-second must be above 0"),
+        (["--peak", "0.5x"], "--peak must be at least 1"),
+        (["--row-bytes", "0"], "--row-bytes must be above 0"),
+        (["--node-rows", "0"], "--node-rows must be above 0"),
+        (["--node-disk", "0TB"], "--node-disk must be above 0"),
+        (["--node-connections", "0"], "--node-connections must be above 0"),
+        (["--latency-ms", "-3"], "--latency-ms must be above 0 and at most 1e+18, not -3"),
+        (["--years", "inf"], "--years must be above 0 and at most 1000, not inf"),
+    ],
+)
+def test_what_is_wrong_is_said_in_the_name_of_its_option(words: list[str], said: str) -> None:
+    ran = command("--ids-per-second", "5", *words)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert said in " ".join(ran.stderr.split())
+
+
+def test_figures_are_whole_on_a_narrow_terminal() -> None:
+    options = ["--ids-per-second", "500", "--peak", "8x", "--years", "3", "--growth", "40%/y"]
+    ran = process("plan", *options, "--keep", "2y", "--price", "node=400", COLUMNS="40")
+    (last,) = [line for line in ran.stdout.splitlines() if line.lstrip().startswith("3 ")]
+    assert last.split() == ["3", "10,976", "0.0858", "63G", "14TB", "9", "disk", "3,600"]
+    assert "disk: after 0.42 years; disk of 1 node\n" in ran.stdout
+
+
 def test_the_commands_of_the_page() -> None:
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "plan-a-cluster.md").read_text("utf-8")
     lines = [line.strip() for line in page.splitlines() if line.startswith("    shardids plan")]
-    assert len(lines) == 3
+    assert len(lines) == 4
     for line in lines:
         ran = command(*shlex.split(line)[2:])
         assert ran.returncode == 0
-        is_crowded = "shards a node: after 0.00 years; 65,536" in ran.stdout
+        is_crowded = "shards a node: now; 65,536" in ran.stdout
         assert is_crowded == ran.stderr.startswith("Warning: shards a node: 65,536; no more than 1,024")
         assert is_crowded or not ran.stderr

@@ -48,7 +48,7 @@ def test_a_restart_goes_past_clock_and_lead() -> None:
     shards = one()
     shards.draw(1000.0, [100])
     before = int(shards.draw(1000.0, [1])[1][0])
-    shards.restart(0, 1000.0)
+    shards.restart(0)
     after = int(shards.draw(1000.0, [1])[1][0])
     assert after - before >= 10_000 * 4
 
@@ -56,8 +56,30 @@ def test_a_restart_goes_past_clock_and_lead() -> None:
 def test_only_shards_that_lead_go_further_by_the_mark() -> None:
     shards = Shards(node_of=[0, 0, 0], skew_ms=[0.0], start_ms=1000.0, layout=SMALL)
     shards.offset_ms[2] += 90_000
-    shards.restart(0, 61_000.0)
+    shards.restart(0, mark=0.5)
+    shards.draw(61_000.0, [1, 1, 1])
     assert shards.lead_ms(61_000.0).tolist() == [10_000, 10_000, 45_000]
+
+
+def test_a_new_incarnation_is_seen_by_the_next_draw_and_by_that_alone() -> None:
+    shards = Shards(node_of=[0, 1], skew_ms=[0.0, 0.0], start_ms=1000.0, layout=SMALL)
+    shards.restart(0)
+    shards.draw(400_000.0, [0, 1])
+    assert shards.lead_ms(400_000.0).tolist() == [-399_000, 0]
+    for _ in range(2):
+        given, _ = shards.draw(500_000.0, [1, 1])
+        assert given.tolist() == [1, 1]
+        assert shards.lead_ms(500_000.0) == pytest.approx([10_000, 0], abs=1)
+
+
+def test_the_first_of_an_incarnation_takes_one_tick_at_any_lead_unless_it_is_refused() -> None:
+    shards = Shards(node_of=[0, 0], skew_ms=[0.0], start_ms=1000.0, layout=SMALL, max_ahead_ms=90_000)
+    shards.offset_ms += [60_000, 80_000]
+    shards.restart(0, mark=0.25)
+    counter = shards.counter.copy()
+    given, _ = shards.draw(1000.0, [3, 3])
+    # Two are lost, the next is the first ID, and two ticks each the others.
+    assert (given.tolist(), (shards.counter - counter).tolist()) == ([3, 0], [2 + 1 + 4, 2])
 
 
 def test_a_run_is_the_same_again_and_ticks_increase() -> None:
@@ -97,6 +119,15 @@ def test_what_can_not_be_played() -> None:
         {"seconds": math.inf},
         {"ids_per_second": -1.0},
         {"ids_per_second": math.inf},
+        {"ids_per_second": 1e16},
+        {"ids_per_second": math.nan},
+        {"seconds": 0.0001},
+        {"seed": -1},
+        {"skew_ms": -1.0},
+        {"skew_ms": math.nan},
+        {"max_ahead_ms": 59_999},
+        {"burst": (0.0, 0.1, -1.0)},
+        {"burst": (0.0, 0.1, math.inf)},
         {"restart": (4, 0.01)},
         {"restart": (-1, 0.01)},
         {"restart": (0, 0.1)},
