@@ -9,7 +9,7 @@ from sqlalchemy import Connection, text
 from shardids.catalog.notation import named_shards
 from shardids.catalog.placing import lock_placement
 from shardids.catalog.reading import read_placement
-from shardids.catalog.regions import Region, existing_region, in_region
+from shardids.catalog.regions import Region, existing_region, in_region, leaving
 from shardids.catalog.rows import Catalog, describe_in, unknown_node
 from shardids.catalog.topology import Placement
 from shardids.errors import BadArgument, ClusterConflict
@@ -20,7 +20,7 @@ Change = Callable[[Connection, Placement], None]
 def create_region(
     catalog: Catalog, region: Region, nodes: Collection[str] = (), *, dry_run: bool = False
 ) -> Placement:
-    """Gives shards that belong to no region yet a region, and assigns nodes to it. Idempotent.
+    """Gives shards that belong to no region yet a region, and assigns nodes of none to it. Idempotent.
 
     Returns the placement with it: shards that lived elsewhere still do, as :meth:`Placement.outside` tells.
     With ``dry_run`` the transaction is rolled back.
@@ -28,7 +28,8 @@ def create_region(
     Raises:
         BadArgument: a shard that is not in the cluster.
         ClusterConflict: a shard belongs to another region, or the region has other shards already; a node is
-            unknown; or a shard is being moved to, or created on, a node that would not be of its region.
+            unknown, or of another region; or a shard is being moved to, or created on, a node that would not
+            be of its region.
     """
 
     def change(connection: Connection, there: Placement) -> None:
@@ -46,6 +47,7 @@ def create_region(
                     values (:name, :first, :last)"""),
                 {"name": region.name, "first": region.first_shard, "last": region.last_shard},
             )
+        _refuse_assigned(there, nodes, region.name)
         _assign(connection, there, nodes, region.name)
 
     return _changed(catalog, change, dry_run=dry_run)
@@ -109,6 +111,16 @@ def _assign(connection: Connection, there: Placement, nodes: Collection[str], re
             text("update shardids_catalog.node set region = :region where name = any (:names)"),
             {"region": region, "names": changed},
         )
+
+
+def _refuse_assigned(there: Placement, nodes: Collection[str], region: str) -> None:
+    """Refuses nodes of other regions: a region that is made takes none away from another in passing."""
+    for name in nodes:
+        if name in there.nodes and there.nodes[name].region not in (None, region):
+            raise ClusterConflict(
+                f'node "{name}" is {in_region(there.nodes[name].region)} already',
+                hint=f"To take it from there first: shardids region release {name}{leaving(there, name)}",
+            )
 
 
 def _refuse_taken(region: Region, there: Placement) -> None:

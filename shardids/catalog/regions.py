@@ -92,19 +92,42 @@ def require_region(placement: Placement, shard: int, node: str) -> None:
         raise ClusterConflict(
             f'shard {shard} is {in_region(region)}, and node "{node}" is {in_region(there.region)}',
             hint=f"Choose a node without a region, or let it have none: shardids region release {node}"
+            + leaving(placement, node)
             if region is None
             else f'Choose a node of region "{region}", or assign this one to it:'
-            f" shardids region assign {region} {node}",
+            f" shardids region assign {region} {node}" + leaving(placement, node),
         )
 
 
-def no_node_of_region(region: str | None, shards: Collection[int]) -> ClusterConflict:
-    """Returns the error for shards whose region has no node that could take them."""
+def leaving(placement: Placement, node: str) -> str:
+    """Returns what a hint to take a node out of its region adds, if the region would have no other."""
+    region = placement.nodes[node].region
+    if region is None or placement.nodes_of_region(region) != [node]:
+        return ""
+    return f' (then no node is left to region "{region}")'
+
+
+def without_node(placement: Placement) -> dict[str | None, list[int]]:
+    """Returns the regions to which no node is assigned, with their shards that have a place.
+
+    ``None`` is among them if shards of no region have a place, and no node is without a region.
+    """
+    placed: dict[str | None, list[int]] = {name: [] for name in placement.regions}
+    for shard in sorted(placement.owners()):
+        placed.setdefault(placement.region_of(shard), []).append(shard)
+    return {region: shards for region, shards in placed.items() if not placement.nodes_of_region(region)}
+
+
+def no_node_of_region(region: str | None, shards: Collection[int], *, undone: str) -> ClusterConflict:
+    """Returns the error for shards whose region has no node that could take them; ``undone`` is what was not
+    done to any shard."""
     if region is None:
-        message, hint = "there is no node without a region to take", "--url postgresql://…"
+        message = "there is no node without a region to take"
+        hint = "--url postgresql://…; to let one have none: shardids region release NODE"
     else:
         message = f'there is no node of region "{region}" to take'
         hint = f"--url postgresql://… --region {region}; to assign one: shardids region assign {region} NODE"
     return ClusterConflict(
-        f"{message} {named_shards(shards)}", hint=f"To add one: shardids node add NAME {hint}"
+        f"{message} {named_shards(shards)}; no shard was {undone}",
+        hint=f"To add one: shardids node add NAME {hint}",
     )

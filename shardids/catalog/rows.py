@@ -14,7 +14,7 @@ from sqlalchemy.engine import URL
 from shardids.catalog.connections import CONNECT_TIMEOUT_S, open_engine, reading
 from shardids.catalog.placing import lock_placement
 from shardids.catalog.reading import read_lookups, read_placement
-from shardids.catalog.regions import existing_region, in_region, no_node_of_region, require_region
+from shardids.catalog.regions import existing_region, in_region, leaving, no_node_of_region, require_region
 from shardids.catalog.topology import Node, Placement, RegisteredLookup, lost_shard
 from shardids.catalog.urls import parse_url, shown_url
 from shardids.errors import BadArgument, ClusterConflict, UnknownShard
@@ -102,7 +102,8 @@ class Catalog:
         if there is not None and node.region not in (None, there.region):
             raise ClusterConflict(
                 f'node "{node.name}" is {in_region(there.region)} already',
-                hint=f"To change that: shardids region assign {node.region} {node.name}",
+                hint=f"To change that: shardids region assign {node.region} {node.name}"
+                + leaving(placement, node.name),
             )
 
     def add_node(self, node: Node) -> None:
@@ -312,7 +313,7 @@ def spread_by_region(shards: Sequence[int], loads: Mapping[str, int], placement:
     for region, of_region in by_region.items():
         names = placement.nodes_of_region(region)
         if not names:
-            raise no_node_of_region(region, of_region)
+            raise no_node_of_region(region, of_region, undone="created")
         plan |= spread(of_region, {name: loads.get(name, 0) for name in names})
     return plan
 

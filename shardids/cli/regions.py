@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
@@ -10,7 +11,7 @@ import typer
 from shardids import views
 from shardids.catalog import region_changes
 from shardids.catalog.notation import named_nodes, named_shards, parse_shards
-from shardids.catalog.regions import Region, existing_region
+from shardids.catalog.regions import Region, existing_region, without_node
 from shardids.catalog.topology import Placement
 from shardids.cli.common import (
     CatalogOption,
@@ -64,9 +65,11 @@ def create(
 def assign(name: str, nodes: NodesArgument, catalog: CatalogOption, dry_run: DryRunOption = False) -> None:
     """Let nodes take the shards of a region and no others. What they hold stays until "rebalance"."""
     with opened(catalog) as there:
+        before = there.placement()
         after = region_changes.assign_nodes(there, name, nodes, dry_run=dry_run)
     done = "Would assign" if dry_run else "Assigned"
     out.print(f'{done} {named_nodes(nodes)} to region "{name}"', markup=False)
+    _print_left(before, nodes, name)
     _print_outside(after)
 
 
@@ -74,8 +77,10 @@ def assign(name: str, nodes: NodesArgument, catalog: CatalogOption, dry_run: Dry
 def release(nodes: NodesArgument, catalog: CatalogOption, dry_run: DryRunOption = False) -> None:
     """Let nodes take the shards of no region. What they hold stays until "rebalance"."""
     with opened(catalog) as there:
+        before = there.placement()
         after = region_changes.assign_nodes(there, None, nodes, dry_run=dry_run)
     out.print(f"{'Would release' if dry_run else 'Released'} {named_nodes(nodes)}", markup=False)
+    _print_left(before, nodes, None)
     _print_outside(after)
 
 
@@ -140,19 +145,36 @@ def _row(region: Region, placement: Placement) -> dict[str, object]:
 
 
 def _print_nodes(after: Placement, region: str) -> None:
-    names = after.nodes_of_region(region)
-    if names:
+    if names := after.nodes_of_region(region):
         out.print(f"Its shards go to {named_nodes(names)}", markup=False)
-    else:
-        err.print(
-            f"It has no node yet: shardids region assign {region} NODE,"
-            f" or shardids node add NAME --url URL --region {region}",
-            markup=False,
-        )
+
+
+def _print_left(before: Placement, nodes: Iterable[str], region: str | None) -> None:
+    """Prints which regions the nodes were of, and are no more."""
+    for name in sorted(set(nodes)):
+        if name in before.nodes and (left := before.nodes[name].region) not in (None, region):
+            err.print(f'Node "{name}" was of region "{left}"', markup=False)
 
 
 def _print_outside(after: Placement) -> None:
-    if outside := after.outside():
+    bereft = without_node(after)
+    for region, shards in bereft.items():
+        where = f"; {named_shards(shards)} stay where they are" if shards else ""
+        if region is None:
+            err.print(
+                f"No node is without a region{where}. To let one have none: shardids region release NODE,"
+                " or shardids node add NAME --url URL",
+                markup=False,
+            )
+        else:
+            err.print(
+                f'Region "{region}" has no node{where}. To assign one: shardids region assign {region} NODE,'
+                f" or shardids node add NAME --url URL --region {region}",
+                markup=False,
+            )
+    if outside := [shard for shard in after.outside() if after.region_of(shard) not in bereft]:
+        if any(bereft.values()):
+            err.print("Until every region has a node, rebalance moves nothing.")
         live = "lives" if len(outside) == 1 else "live"
         err.print(
             f"{named_shards(outside)} {live} on nodes outside of their region."

@@ -133,6 +133,33 @@ def test_what_can_not_be_changes_nothing(
     assert contents(cluster_url) == before
 
 
+def test_nobody_takes_a_region_its_last_node_without_a_word(run: Run, cluster_url: URL) -> None:
+    run("region", "create", "eu", "--shards", "0-3", "--node", "a")
+    before = contents(cluster_url)
+    refused = run("region", "create", "us", "--shards", "4-7", "--node", "a", code=1).stderr
+    assert 'node "a" is of region "eu" already' in refused
+    assert 'shardids region release a (then no node is left to region "eu")' in refused
+    added = run("node", "add", "a", "--url", dsn(cluster_url), "--region", "eu")
+    assert "already" not in added.stderr
+    assert contents(cluster_url) == before
+    run("region", "create", "us", "--shards", "4-7", "--node", "b")
+    moved = run("shard", "move", "3", "--to", "b", code=1).stderr
+    assert 'shardids region assign eu b (then no node is left to region "us")' in moved
+    bereft = (
+        'Region "us" has no node; shards 4-7 stay where they are. To assign one: shardids region assign us'
+        " NODE, or shardids node add NAME --url URL --region us"
+    )
+    for dry in (["--dry-run"], []):
+        for words in (["assign", "eu", "b"], ["release", "b"]):
+            told = run("region", *words, *dry).stderr
+            assert bereft in told
+            assert "shardids rebalance" not in told
+            assert ('Node "b" was of region "us"' in told) == (words[0] == "assign" or bool(dry))
+    assert 'there is no node of region "us" to take shards 4-7; no shard was moved' in (
+        run("rebalance", code=1).stderr
+    )
+
+
 def test_the_database_refuses_two_regions_of_one_shard(cluster_url: URL) -> None:
     insert = "insert into shardids_catalog.region (name, first_shard, last_shard) values (%s, %s, %s)"
     with connected(cluster_url) as connection:
