@@ -17,6 +17,7 @@ from shardids.catalog.topology import schema_name
 from shardids.cli.common import CatalogOption, DryRunOption, JsonOption, opened
 from shardids.cli.output import err, out, print_rows, print_warnings
 from shardids.install import provision
+from shardids.install.inspecting import inspect_shard
 from shardids.migrate.environment import Environment
 from shardids.migrate.new_shards import MigrateNew, migrator_of_new_shards
 
@@ -112,7 +113,7 @@ def show_shard(shard: int, catalog: CatalogOption, as_json: JsonOption = False) 
     """Show what the catalog and the owner node know of a shard."""
     with opened(catalog) as there:
         (number,) = parse_shards(str(shard), there.describe().shard_count)
-        facts = provision.inspect_shard(there, number)
+        facts = inspect_shard(there, number)
     if as_json:
         print_rows([facts], as_json=True, empty="")
         return

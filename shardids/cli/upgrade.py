@@ -10,7 +10,7 @@ from shardids.cli.common import CatalogOption, DryRunOption, opened
 from shardids.cli.migrate_options import JobsOption, LockTimeoutOption, RetriesOption
 from shardids.cli.migrate_show import Interruption, Progress
 from shardids.cli.output import err, out, print_rows
-from shardids.install.upgrade import targets
+from shardids.install.upgrade import shards_behind, targets
 from shardids.install.upgrade import upgrade as upgrade_objects
 from shardids.migrate.player import Limits
 from shardids.migrate.runner import RunSettings, one_run
@@ -31,12 +31,17 @@ def upgrade(
         if dry_run:
             with Nodes(there.nodes(), there.url) as nodes:
                 found = targets(there, nodes)
+            # The shards' revisions are read by what the nodes get first.
+            waiting = shards_behind(there) if all(target.is_current for target in found) else []
             rows = [
                 {"what": target.tree, "name": target.name, "from": target.revision, "to": target.newest}
                 for target in found
                 if not target.is_current
             ]
-            print_rows(rows, as_json=False, empty="The catalog and the nodes are up to date")
+            if waiting:
+                out.print(f"Would upgrade {len(waiting)} shards: {shown_shards(waiting)}")
+            else:
+                print_rows(rows, as_json=False, empty="The catalog, the nodes and the shards are up to date")
             return
         with one_run(there, "upgrade"), Interruption() as interruption, Progress() as progress:
             done = upgrade_objects(

@@ -28,7 +28,7 @@ from shardids.doctor import (
     tables,
 )
 from shardids.doctor.ask import Wishes, ask
-from shardids.doctor.facts import ClusterFacts
+from shardids.doctor.cluster_facts import ClusterFacts
 from shardids.doctor.findings import Check, Finding, Severity
 from shardids.doctor.samples import ShardingKey
 from shardids.errors import BadArgument

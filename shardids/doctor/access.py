@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterator
 
 from shardids.catalog.notation import named_shards, shown_shards
 from shardids.catalog.topology import schema_name
-from shardids.doctor.facts import ClusterFacts, PathTrap, SchemaOwner
+from shardids.doctor.cluster_facts import ClusterFacts
+from shardids.doctor.facts import PathTrap, SchemaOwner
 from shardids.doctor.findings import Command, Found, Severity, check, grouped, in_shell, on_node, quoted
 
 Thing = tuple[str, str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -14,7 +14,6 @@ from sqlalchemy import Connection, Engine, text
 
 from shardids.catalog.clock import LocalClock
 from shardids.catalog.connections import reading
-from shardids.catalog.locks import AdvisoryLock
 from shardids.catalog.nodes import Nodes, administrative_engine
 from shardids.catalog.objects import read_objects
 from shardids.catalog.queries import DROPPED_MEANWHILE, batches, prepare, read
@@ -23,10 +22,10 @@ from shardids.catalog.regions import Region
 from shardids.catalog.rows import Catalog, Description, describe_in
 from shardids.catalog.topology import Node
 from shardids.catalog.urls import parse_url, with_password_of
+from shardids.doctor.cluster_facts import ClusterFacts, Placed, ViewFacts
 from shardids.doctor.counter_facts import KINDS, ZONES, read_counters
 from shardids.doctor.engine import changed_functions
 from shardids.doctor.facts import (
-    ClusterFacts,
     Draws,
     ForeignKey,
     GeneratorSequence,
@@ -37,14 +36,12 @@ from shardids.doctor.facts import (
     Leftover,
     LocalShard,
     LockHolder,
-    Move,
     NodeFacts,
     PathTrap,
-    Placed,
     SchemaOwner,
     Stray,
-    ViewFacts,
 )
+from shardids.doctor.meanwhile import is_migrating_now, moves_meanwhile, read_moves
 from shardids.doctor.old_ids import Adopted, adopted_in
 from shardids.doctor.reference_facts import ask_references, read_references
 from shardids.doctor.samples import ShardingKey, read_keys, sample_ids
@@ -103,8 +100,8 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[int, ClusterFacts]:
         known = read_placement(connection)
         there = known.nodes
         placed = connection.execute(text("select shard, node, state from shardids_catalog.placement")).all()
-        moves = _read_moves(connection)
-        is_migrating = _is_migrating(connection)
+        moves = read_moves(connection)
+        is_migrating = is_migrating_now(connection)
         views = views_in(connection)
         references, is_changing = read_references(connection)
     adopted = adopted_in(catalog, known.old_ids, description.shard_count)
@@ -129,8 +126,8 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[int, ClusterFacts]:
         followed = ask_references(nodes, references, description.cluster, is_changing=is_changing)
     with catalog.engine.connect() as connection, connection.begin():
         prepare(connection)
-        moves = moves_meanwhile(moves, _read_moves(connection))
-        is_migrating = is_migrating or _is_migrating(connection)
+        moves = moves_meanwhile(moves, read_moves(connection))
+        is_migrating = is_migrating or is_migrating_now(connection)
     answers = asked.all()
     # A node that can't be read is a finding of its own.
     lookups = compare_all(catalog, every_row=wishes.every_row) if _all_read(answers) else []
@@ -152,46 +149,6 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[int, ClusterFacts]:
 
 def _all_read(answers: Mapping[str, NodeFacts]) -> bool:
     return all(node.error is None for node in answers.values())
-
-
-def _read_moves(connection: Connection) -> list[Move]:
-    """Returns the open moves; the process that runs one holds an advisory lock with the shard's number."""
-    if connection.scalar(text("select to_regclass('shardids_catalog.move') is null")):
-        return []
-    found = connection.execute(
-        text("""
-            select m.shard, m.source, m.target, m.step, exists (
-                     select from pg_locks l
-                     where l.locktype = 'advisory' and l.granted
-                       and l.classid = :lock and l.objid = m.shard ::oid and l.objsubid = 2
-                       and l.database = (select oid from pg_database where datname = current_database())
-                   ) as is_running
-            from shardids_catalog.move m where m.ended_at is null order by m.shard"""),
-        {"lock": AdvisoryLock.MOVE},
-    )
-    return [Move(**row._mapping) for row in found]
-
-
-def _is_migrating(connection: Connection) -> bool:
-    """Returns whether a run of the application's migrations holds its lock, whose key is one number."""
-    return bool(
-        connection.scalar(
-            text("""
-                select exists (
-                  select from pg_locks l
-                  where l.locktype = 'advisory' and l.granted
-                    and l.classid = 0 and l.objid = :lock and l.objsubid = 1
-                    and l.database = (select oid from pg_database where datname = current_database()))"""),
-            {"lock": AdvisoryLock.MIGRATE_RUN},
-        )
-    )
-
-
-def moves_meanwhile(before: Sequence[Move], after: Sequence[Move]) -> list[Move]:
-    """Returns the moves that were open at some time between two readings; one that ended was running."""
-    later = {move.shard: move for move in after}
-    ended = [replace(move, is_running=True) for move in before if move.shard not in later]
-    return [*ended, *after]
 
 
 def _version(catalog: Catalog) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardids.catalog.notation import named_shards
-from shardids.doctor.facts import ClusterFacts, Sample
+from shardids.doctor.cluster_facts import ClusterFacts
+from shardids.doctor.facts import Sample
 from shardids.doctor.findings import Found, Severity, check, grouped, in_shell
 from shardids.views.state import stale_shards
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
 from shardids.catalog.notation import named_shards
+from shardids.doctor.cluster_facts import ClusterFacts
 from shardids.doctor.counter_facts import KindOfShard
-from shardids.doctor.facts import ClusterFacts
 from shardids.doctor.findings import Found, Severity, check, grouped, in_shell, literal, on_node
 
 _FIXED = ("per", "lanes")
@@ -115,7 +115,8 @@ def _shards(facts: ClusterFacts) -> dict[int, str]:
         for name, node in facts.nodes.items()
         if node.engine and not node.error
         for shard, local in node.shards.items()
-        if local.state == "active" and facts.is_settled(shard, name) and shard not in node.in_flux
+        if local.state == "active" and local.has_schema
+        if facts.is_settled(shard, name) and shard not in node.in_flux
     }
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 from psycopg import sql
 
 from shardids.catalog.notation import shown_shards
-from shardids.doctor.facts import ClusterFacts
+from shardids.doctor.cluster_facts import ClusterFacts
 
 
 class Severity(StrEnum):

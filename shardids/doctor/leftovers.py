@@ -12,7 +12,8 @@ from shardids.catalog.gids import Gid
 from shardids.catalog.locks import AdvisoryLock
 from shardids.catalog.notation import named_nodes, named_shards, shown_shards
 from shardids.catalog.urls import parse_url, shown_url
-from shardids.doctor.facts import ClusterFacts, Leftover, LockHolder, Stray
+from shardids.doctor.cluster_facts import ClusterFacts
+from shardids.doctor.facts import Leftover, LockHolder, Stray
 from shardids.doctor.findings import Found, Severity, check, grouped, in_shell, literal, on_node, quoted
 
 _MIB: Final = 1 << 20

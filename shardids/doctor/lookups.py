@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardids.doctor.facts import ClusterFacts
+from shardids.doctor.cluster_facts import ClusterFacts
 from shardids.doctor.findings import Found, Severity, check, in_shell
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from shardids.catalog.notation import named_nodes, named_shards, shown_shards
 from shardids.catalog.queries import DROPPED_MEANWHILE
 from shardids.catalog.urls import parse_url, shown_url
-from shardids.doctor.facts import ClusterFacts, Installation, LocalShard
+from shardids.doctor.cluster_facts import ClusterFacts
+from shardids.doctor.facts import Installation, LocalShard
 from shardids.doctor.findings import (
     Command,
     Found,
@@ -124,7 +126,7 @@ def _active_on(facts: ClusterFacts) -> dict[int, Names]:
     nodes: dict[int, Names] = {}
     for name, node in facts.nodes.items():
         for shard, local in node.shards.items():
-            if local.state == "active" and local.is_activated_here:
+            if local.state == "active" and local.is_activated_here and local.has_schema:
                 nodes[shard] = (*nodes.get(shard, ()), name)
     return nodes
 
@@ -158,9 +160,14 @@ def shard_on_two_nodes(facts: ClusterFacts) -> Iterator[Found]:
         )
 
 
-@check("shard-on-no-node", Severity.ERROR, remedy="Restore its schema from a backup, and activate it.")
+@check(
+    "shard-on-no-node",
+    Severity.ERROR,
+    remedy="Restore its schema from a backup, and activate it; or give up what is in no copy: `shardids node"
+    " replace`.",
+)
 def shard_on_no_node(facts: ClusterFacts) -> Iterator[Found]:
-    """The node that should hold a shard does not have it, nor has any other."""
+    """The node that should hold a shard does not have it, or its schema was dropped; nor has any other."""
     active = _active_on(facts)
     missing = (
         (node, shard)
@@ -168,11 +175,18 @@ def shard_on_no_node(facts: ClusterFacts) -> Iterator[Found]:
         if (local is None or not local.has_schema) and shard not in active
     )
     for node, shards in grouped(missing).items():
+        url = shown_url(parse_url(facts.nodes[node].node.url))
         yield Found(
-            what=f'{named_shards(shards)}: missing on the owner, node "{node}", and not active on any other'
-            " node that answers",
-            to_do=f'Restore the schema on node "{node}" from a backup, then activate the shard there:'
-            f" {call('activate', shards)}",
+            what=f'{named_shards(shards)}: the schema is gone from the owner, node "{node}", and its rows are'
+            " lost there; not active on any other node that answers",
+            to_do=f'Restore the schema on node "{node}" from a backup (docs/how-to/restore-and-upgrade.md),'
+            f" then activate the shard there: {call('activate', shards)}\n"
+            "Or give up what is in no copy: see what is left, then repeat the command with --yes in place of"
+            " --dry-run. A shard without any copy is empty then: shardids migrate up",
+            commands=in_shell(
+                f"shardids node replace {node} --url {shlex.quote(url)} --accept-loss {shown_shards(shards)}"
+                " --dry-run"
+            ),
             nodes=(node,),
             shards=shards,
         )

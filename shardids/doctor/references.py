@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from shardids.doctor.facts import ClusterFacts
+from shardids.doctor.cluster_facts import ClusterFacts
 from shardids.doctor.findings import Found, Severity, check, in_shell
 
 _MIB: Final = 1 << 20

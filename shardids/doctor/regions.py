@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from shardids.catalog.notation import named_shards, shown_shards
 from shardids.catalog.regions import in_region
-from shardids.doctor.facts import ClusterFacts
+from shardids.doctor.cluster_facts import ClusterFacts
 from shardids.doctor.findings import Found, Severity, check, grouped, in_shell
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from shardids.catalog.notation import named_nodes, named_shards
-from shardids.doctor.facts import ClusterFacts
+from shardids.doctor.cluster_facts import ClusterFacts
 from shardids.doctor.findings import Found, Severity, check, grouped
 
 Thing = tuple[str, str]
@@ -61,6 +61,7 @@ def _compared(facts: ClusterFacts) -> dict[int, Peers]:
                 node.engine
                 and node.objects
                 and local.state == "active"
+                and local.has_schema
                 and facts.is_settled(shard, name)
                 and shard not in node.in_flux | unfinished
             ):

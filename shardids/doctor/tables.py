@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from shardids.catalog.notation import named_nodes, named_shards, shown_shards
-from shardids.doctor.facts import ClusterFacts, KeyColumn
+from shardids.doctor.cluster_facts import ClusterFacts
+from shardids.doctor.facts import KeyColumn
 from shardids.doctor.findings import Found, Severity, check, grouped, in_shell, on_node, quoted
 
 _FORGET: Final = "comment on column public.alembic_node_version.version_num is null;"
@@ -163,8 +164,9 @@ def revisions_apart(facts: ClusterFacts) -> Iterator[Found]:
         for name, node in facts.nodes.items()
         # With an error, perhaps none was read.
         if node.engine and (node.application_revisions or not node.error)
-        for shard in node.shards
-        if shard in facts.placed
+        for shard, local in node.shards.items()
+        if local.has_schema
+        and shard in facts.placed
         and facts.placed[shard].node == name
         and ("alembic_version", shard) not in node.unread
     )

@@ -17,7 +17,7 @@ from shardids.catalog.references import REFERENCE_SCHEMA, references_of, require
 from shardids.catalog.rows import SCHEMA_PREFIX, Catalog, Description, describe_in
 from shardids.catalog.topology import Node, validate_node_name, validate_schema_prefix
 from shardids.catalog.urls import parse_url, shown_url, with_password_of
-from shardids.errors import BadArgument, ClusterConflict, MissingPrivilege, StatementFailed, UnknownShard
+from shardids.errors import BadArgument, ClusterConflict, MissingPrivilege, StatementFailed
 from shardids.ids.layout import Layout
 from shardids.install import trees
 
@@ -279,41 +279,6 @@ def make_shard(connection: Connection, shard: int) -> None:
     if not there:
         raw = connection.execution_options(no_parameters=True)
         raw.exec_driver_sql(trees.shard_sql())
-
-
-def inspect_shard(catalog: Catalog, shard: int) -> dict[str, object]:
-    """Returns what the catalog and the owner node know about a shard, ready to be shown.
-
-    Raises:
-        UnknownShard: no node owns the shard, or its owner does not have it.
-    """
-    node, region = catalog.node_of(shard), catalog.placement().region_of(shard)
-    with Nodes({node.name: node}, catalog.url) as nodes, nodes[node.name].connect() as connection:
-        row = connection.execute(
-            text("""
-                select schema,
-                       case when state = 'active' and pg_sequence_last_value(id_offset) < 0
-                                 and unfences is distinct from pg_sequence_last_value(id_offset)
-                            then 'fenced by a transaction that was rolled back' else state end as state,
-                       moved_to, server, activated_at,
-                       shardids.time_of(shardids.id_of(
-                         (shardids.offset_ms(pg_sequence_last_value(id_offset))
-                          << shardids.sequence_bits())
-                         + pg_sequence_last_value(id_counter), id)) as last_id_time
-                from shardids.shard where id = :shard"""),
-            {"shard": shard},
-        ).one_or_none()
-    if row is None:
-        raise UnknownShard(
-            f'the catalog places shard {shard} on node "{node.name}", which does not have it',
-            hint="Restore its schema on that node from a backup.",
-        )
-    facts = {"shard": shard, "node": node.name, "url": node.url, "region": region} | row._asdict()
-    return {
-        name: value.isoformat() if isinstance(value, datetime) else value
-        for name, value in facts.items()
-        if value is not None
-    }
 
 
 def _require_role(connection: Connection, role: str, where: str) -> None:

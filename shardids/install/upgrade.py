@@ -15,9 +15,10 @@ from shardids.errors import ShardidsError
 from shardids.install import trees
 from shardids.install.trees import Tree
 from shardids.migrate.environment import Environment
-from shardids.migrate.migration import APPLICATION_NAME, Migration, PreparedRun
+from shardids.migrate.migration import APPLICATION_NAME, Migration
 from shardids.migrate.models import OWN_VERSION_TABLE, run_environment
 from shardids.migrate.plan import RunReport
+from shardids.migrate.prepared import PreparedRun
 from shardids.migrate.runner import TRANSIENT, Observer, RunSettings
 
 
@@ -100,6 +101,18 @@ def own_shards() -> Environment:
 def prepare_shards(migration: Migration) -> PreparedRun:
     """Plans the run over the shards. Their nodes must be up to date."""
     return migration.prepare("head", "up", migration.choose(), contract=True)
+
+
+def shards_behind(catalog: Catalog) -> list[int]:
+    """Returns the shards whose own objects are not of this version. Their nodes must be up to date.
+
+    Raises:
+        UnknownShard: a node lacks a shard that the catalog places there.
+        ConnectionFailed: a node is down.
+    """
+    with Migration(catalog, own_shards()) as migration:
+        pending = prepare_shards(migration).plan.pending if migration.placement.node_of else ()
+    return sorted(one.shard for one in pending)
 
 
 def _upgrade_target(engine: Engine, target: Target, description: Description, settings: RunSettings) -> None:

@@ -221,7 +221,7 @@ def _find(catalog: Catalog, nodes: Nodes, new: Node, *, leave_out: Collection[in
         rows=rows,
         lost=lost,
         sound=frozenset(s for s, n in owners.items() if n == new.name and s in rows and s not in reasons),
-        active_here={s: n for s, n in elsewhere.items() if s in rows and rows[s].state == "active"},
+        active_here={s: n for s, n in elsewhere.items() if s in rows and rows[s].is_active},
     )
 
 

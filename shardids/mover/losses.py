@@ -29,6 +29,11 @@ class Held:
         """Returns whether this is a copy with all rows of its time, and not one that a move had begun."""
         return self.arrived is None and self.has_schema
 
+    @property
+    def is_active(self) -> bool:
+        """Returns whether it may issue IDs: one whose schema was dropped has no sequences to draw from."""
+        return self.state == "active" and self.has_schema
+
 
 _HELD = text("""
     select s.id as shard, s.state, s.moved_to, s.arrived, s.high_water_tick,

@@ -328,6 +328,18 @@ DAMAGES = (
         found=("role-rights", "role-rights"),
     ),
     Damage(
+        # Longer than a name may be, with commas, and results among the arguments.
+        done="".join(
+            f'create function {s}."Describe"(the_first_argument integer, the_second_argument numeric(5,2),'
+            " out the_first_result text, out the_second_result text) language sql as 'select null, null';"
+            f' revoke execute on function {s}."Describe" from public; '
+            for s in (S, "shard_0006", "shard_0007")
+        )
+        + f'grant execute on function {S}."Describe" to reader',
+        found=("role-rights", *DIFFERS),
+        undo="; ".join(f'drop function {s}."Describe"' for s in (S, "shard_0006", "shard_0007")),
+    ),
+    Damage(
         done=f"alter schema {S} owner to reader",
         found=("schema-owner", *DIFFERS),
         undo=f"grant usage on schema {S} to reader",
@@ -345,6 +357,8 @@ DAMAGES = (
         found=("shadowed-name",),
         undo="drop function public.next_id()",
     ),
+    # The last: the role keeps what it is granted in the other shards.
+    Damage(done="select shardids.grant_usage(5, 'reader')", found=("role-rights", "role-rights")),
 )
 
 
@@ -457,6 +471,32 @@ def test_a_damage_is_found_and_its_remedy_works_when_pasted(
             remedied = {finding.check for finding in found if finding.commands} - NEED_MORE
             assert not remedied or not remedied & {finding.check for finding in patient.findings()}
     assert patient.findings() == []
+
+
+def test_a_schema_that_was_dropped_is_found_and_made_again(patient: Patient) -> None:
+    patient.run("b", f"drop schema {S} cascade")
+    gone, *others = patient.findings()
+    assert others == []
+    assert (gone.check, gone.severity) == ("shard-on-no-node", Severity.ERROR)
+    assert (gone.nodes, gone.shards) == (("b",), (5,))
+    assert "docs/how-to/restore-and-upgrade.md" in gone.to_do
+    catalog = {"SHARDIDS_CATALOG": patient.urls["a"]}
+    for told in (command_here("shard", "show", "5", **catalog), command_here("upgrade", **catalog)):
+        assert told.returncode == 1
+        assert 'shard 5 on node "b"' in told.stderr
+        assert "OID" not in told.stderr
+        assert "shardids doctor" in told.stderr
+    planned = command_here("upgrade", "--dry-run", **catalog)
+    assert 'shard 5 on node "b"' in planned.stderr
+    assert planned.returncode == 1
+    (look,) = gone.commands
+    patient.paste([look])
+    assert [one.check for one in patient.findings()] == ["shard-on-no-node"]
+    patient.paste([replace(look, text=look.text.replace("--dry-run", "--yes"))])
+    assert "shard-on-no-node" not in {one.check for one in patient.findings()}
+    with psycopg.connect(patient.urls["b"], autocommit=True) as connection:
+        connection.execute(TABLES.format(s=S).encode())
+    assert [one for one in patient.findings() if one.check != "role-rights"] == []
 
 
 def needs_more(remedy: Command) -> bool:

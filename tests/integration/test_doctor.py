@@ -534,6 +534,15 @@ def test_ticks_ahead_of_the_clock(pair: Pair) -> None:
     assert seen(examined(a)) == {("ticks-ahead", "error", ("a",), (1, 2))}
 
 
+def test_a_shard_that_went_past_an_id_that_led(pair: Pair) -> None:
+    a, _ = pair
+    ahead = "((shardids.ms_of(clock_timestamp()) + 1700000) << 22) | (6 << 10)"
+    run(a, f"select shardids.advance_past(1, {ahead})")
+    (finding,) = examined(a).findings
+    assert (finding.check, finding.shards) == ("ticks-ahead", (1,))
+    assert "sessions with after= (advance_past) went past an ID that led" in finding.to_do
+
+
 def test_a_check_that_there_is_not(pair: Pair) -> None:
     assert [str(f.severity) for f in examined(pair[0], ["years-left"]).findings] == []
     with pytest.raises(BadArgument, match="there is no check 'nonesuch'"):

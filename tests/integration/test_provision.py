@@ -33,6 +33,7 @@ from shardids.errors import (
 )
 from shardids.ids.layout import DEFAULT
 from shardids.install import provision
+from shardids.install.inspecting import inspect_shard
 from tests.conftest import BlankDatabases, MakeDatabase, MakeRole, dsn, found_cluster
 from tests.support.clusters import (
     Nursery,
@@ -149,7 +150,7 @@ def test_a_step_before_its_turn(blank_database: Blank) -> None:
             lambda: provision.add_node(catalog, "a", dsn(url)),
             lambda: provision.remove_node(catalog, "a"),
             lambda: provision.create_shards(catalog, [1]),
-            lambda: provision.inspect_shard(catalog, 1),
+            lambda: inspect_shard(catalog, 1),
             lambda: provision.grant(catalog, "anybody"),
         ):
             with pytest.raises(ClusterConflict, match="holds no shardids catalog") as caught:
@@ -190,7 +191,7 @@ def test_another_prefix_and_layout(pair: Pair) -> None:
     with catalog_at(pair[0]) as catalog:
         assert catalog.describe().layout.name == "js53"
         assert catalog.placement().nodes.keys() == {"A.eu-1_x"}
-        assert provision.inspect_shard(catalog, 63)["schema"] == "p0063"
+        assert inspect_shard(catalog, 63)["schema"] == "p0063"
     with Cluster.connect(pair[0]) as cluster:
         (drawn,) = cluster.reserve(63, 1)
         assert layout.decode(drawn).shard == cluster.shard_of(drawn) == 63
@@ -254,7 +255,7 @@ def test_dry_runs_change_nothing(pair: Pair, make_role: MakeRole) -> None:
 
 def test_what_is_known_of_a_shard(new: Catalog, pair: Pair) -> None:
     provision.create_shards(new, range(8))
-    facts = provision.inspect_shard(new, 5)
+    facts = inspect_shard(new, 5)
     assert (facts["shard"], facts["node"], facts["schema"], facts["state"]) == (
         5,
         "b",
@@ -264,10 +265,10 @@ def test_what_is_known_of_a_shard(new: Catalog, pair: Pair) -> None:
     assert "2024-01-01" not in str(facts)  # nothing was issued at the epoch
     for shard in (-1, 8, 4096):
         with pytest.raises(UnknownShard, match=f"shard {shard}"):
-            provision.inspect_shard(new, shard)
+            inspect_shard(new, shard)
     with connected(pair[1]) as connection:
         connection.execute("select shardids.fence(5, 'a')")
-    facts = provision.inspect_shard(new, 5)
+    facts = inspect_shard(new, 5)
     assert (facts["state"], facts["moved_to"]) == ("moved", "a")
 
 
@@ -277,10 +278,10 @@ def test_a_shard_that_its_node_lost_is_made_as_the_hint_says(new: Catalog, pair:
         connection.execute("delete from shardids.shard where id = 5")
         connection.execute("drop schema shard_0005 cascade")
     with pytest.raises(UnknownShard, match='shard 5 on node "b", which does not have it') as caught:
-        provision.inspect_shard(new, 5)
+        inspect_shard(new, 5)
     if "shard create 5" in caught.value.hint:
         assert provision.create_shards(new, [5]) == {5: "b"}
-        assert provision.inspect_shard(new, 5)["state"] == "active"
+        assert inspect_shard(new, 5)["state"] == "active"
 
 
 # Many at once.
@@ -672,7 +673,7 @@ def test_create_on_the_database_is_all_that_it_takes(own_database: URL) -> None:
     assert shards_there(own_database) == set(range(8))
     with catalog_at(own_database) as catalog:
         assert found_cluster(own_database, {"a": own_database}) == {}
-        assert provision.inspect_shard(catalog, 3)["state"] == "active"
+        assert inspect_shard(catalog, 3)["state"] == "active"
         provision.grant(catalog, str(own_database.username), [3])
 
 

@@ -17,21 +17,12 @@ from shardids.catalog.notation import shown_shards
 from shardids.catalog.rows import Description
 from shardids.catalog.topology import Node
 from shardids.doctor.access import schema_owner
-from shardids.doctor.ask import moves_meanwhile
-from shardids.doctor.facts import (
-    ClusterFacts,
-    Draws,
-    Installation,
-    LocalShard,
-    LockHolder,
-    Move,
-    NodeFacts,
-    SchemaOwner,
-    Stray,
-)
+from shardids.doctor.cluster_facts import ClusterFacts, Move
+from shardids.doctor.facts import Draws, Installation, LocalShard, LockHolder, NodeFacts, SchemaOwner, Stray
 from shardids.doctor.findings import Severity, call
 from shardids.doctor.generators import clocks_apart, tick_rate, ticks_ahead, years_left
 from shardids.doctor.leftovers import lock_held, slot_inactive
+from shardids.doctor.meanwhile import moves_meanwhile
 from shardids.doctor.placement import node_unread
 from shardids.doctor.samples import ShardingKey, keys_of
 from shardids.errors import StatementFailed
@@ -120,8 +111,8 @@ def test_rates() -> None:
     (fast,) = tick_rate.findings(with_draws(drawn=900_000))
     assert fast.shards == (5,)
     assert "drew 900,000 IDs a second in the last 1.0 s; the layout has 1,024,000" in fast.what
-    # A shard that is ahead of the clock raises its offset only for what is reserved.
-    assert list(tick_rate.findings(with_draws(offset_ms=5900, ahead_before_ms=100)))
+    # Blocks raise the offset, but so does a session with after=, which draws nothing.
+    assert not list(tick_rate.findings(with_draws(offset_ms=5900, ahead_before_ms=100)))
     # One that was behind it catches up.
     assert not list(tick_rate.findings(with_draws(offset_ms=50_000)))
     # One that follows the clock in steps.
@@ -133,6 +124,11 @@ def test_ticks() -> None:
     (ahead,) = ticks_ahead.findings(with_draws(offset_ms=81_100))
     assert (ahead.severity, ahead.shards) == (Severity.WARNING, (5,))
     assert "up to 80.1 s ahead of the clock; at 3600 s draws are refused" in ahead.what
+    assert ahead.to_do == (
+        "See whether the server's clock was set back. If it is right, more IDs are drawn than the layout has"
+        " (1024000 a second and shard), or sessions with after= (advance_past) went past an ID that led:"
+        " see why the shard or the node that issued it did"
+    )
     (far,) = ticks_ahead.findings(with_draws(offset_ms=1_900_000))
     assert far.severity is Severity.ERROR
 
