@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import MappingProxyType
 from uuid import UUID
 
 from shardids.client.routing import Key
 from shardids.django.aliases import alias_for, get_cluster
 
 _chosen: ContextVar[int | None] = ContextVar("shardids_shard", default=None)
+_after: ContextVar[Mapping[int, int]] = ContextVar("shardids_after", default=MappingProxyType({}))
 
 
 def chosen_shard() -> int | None:
     """Returns the shard of the innermost :func:`in_shard` block of this thread or task, or ``None``."""
     return _chosen.get()
+
+
+def written_after() -> Mapping[int, int]:
+    """Returns the IDs that new keys are to sort after in this thread or task, by shard."""
+    return _after.get()
+
+
+@contextmanager
+def writing_after(shard: int, latest: int) -> Iterator[None]:
+    """Adds a shard to :func:`written_after` for a block."""
+    token = _after.set({**_after.get(), shard: latest})
+    try:
+        yield
+    finally:
+        _after.reset(token)
 
 
 @contextmanager

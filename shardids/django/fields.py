@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ValidationError
@@ -9,7 +10,9 @@ from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.expressions import Func
 
+from shardids.client.routing.after import refuse_earlier_value
 from shardids.django.aliases import get_cluster
+from shardids.django.choice import written_after
 from shardids.errors import WrongShard
 
 if TYPE_CHECKING:
@@ -83,6 +86,21 @@ class ShardIdField(_BigAutoField):
         if isinstance(value, float | bool):
             raise TypeError(f"Field '{self.name}' expected an ID, an int or its digits, but got {value!r}.")
         return super().get_prep_value(value)
+
+    def pre_save(self, model_instance: models.Model, add: bool) -> Any:
+        """Returns the key of an object that is being saved.
+
+        Raises:
+            BadArgument: a new row's key, set by the application, does not sort after what
+                :func:`shardids.django.run_in_shard` was given; nothing was written.
+        """
+        found = super().pre_save(model_instance, add)
+        if add and self.primary_key and (after := written_after()):
+            with suppress(TypeError, ValidationError):  # An expression; what is no key is refused later.
+                id_ = self.to_python(found)
+                if id_ is not None and (latest := after.get(get_cluster().layout.shard_of(id_))) is not None:
+                    refuse_earlier_value(self.model._meta.label, self.name, id_, latest)
+        return found
 
     def get_db_prep_save(self, value: Any, connection: BaseDatabaseWrapper) -> Any:
         """Returns the parameter of a statement that writes this key, or a foreign key to it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TypeVar
 from uuid import UUID
 
@@ -15,7 +16,7 @@ from shardids.catalog.urls import parse_url
 from shardids.client.retries import PATIENCE_S, Attempts
 from shardids.client.routing import After, Key
 from shardids.django.aliases import alias_for, get_cluster
-from shardids.django.choice import in_shard
+from shardids.django.choice import in_shard, writing_after
 from shardids.errors import CommitUncertain, ConnectionFailed, ShardidsError
 
 T = TypeVar("T")
@@ -40,10 +41,11 @@ def run_in_shard(
     :meth:`shardids.Cluster.run`.
 
     ``after`` is an ID, or several: the keys of what ``fn`` writes sort after them, as in
-    :meth:`shardids.Cluster.session`.
+    :meth:`shardids.Cluster.session`. New objects of the shard that bring an earlier one are refused, in
+    ``save``, ``create`` and ``bulk_create``; not so what SQL text, fixtures or ``QuerySet.update`` write.
 
     Raises:
-        BadArgument: ``after`` is no ID of this cluster, or an old one.
+        BadArgument: ``after`` is no ID of this cluster, or an old one; or a new object's key is earlier.
         django.db.Error: ``after`` leads the node's clock by more than ``max_ahead``.
         ShardFenced, ShardMoved, ConnectionFailed: another attempt can't help.
         CommitUncertain: the connection was lost during COMMIT; nothing is repeated.
@@ -58,9 +60,12 @@ def run_in_shard(
         node = attempts.next_node()
         has_returned = False
         try:
-            with in_shard(shard=number), transaction.atomic(using=alias_for(number), durable=True):
+            with ExitStack() as stack:
+                stack.enter_context(in_shard(shard=number))
+                stack.enter_context(transaction.atomic(using=alias_for(number), durable=True))
                 if latest is not None:
                     _advance_past(number, latest)
+                    stack.enter_context(writing_after(number, latest))
                 result = fn()
                 has_returned = True
             return result

@@ -221,6 +221,26 @@ def test_what_is_no_id_is_refused_before_anything_is_asked(cluster: Cluster, que
         cluster.session(shard=HERE, after=stranger)
 
 
+def test_an_id_beyond_64_bits_is_called_out_of_range(cluster: Cluster) -> None:
+    for bad in (1 << 63, -1 << 64):
+        with pytest.raises(BadArgument, match=rf"an ID must be from -\d+ to \d+, not {bad}"):
+            cluster.session(shard=HERE, after=bad)
+
+
+def test_a_read_only_transaction_can_only_ask(cluster: Cluster, question: int) -> None:
+    read_only = {"postgresql_readonly": True}
+    with cluster.session(shard=HERE, after=question) as session:
+        refused = f"shard {HERE} is not past ID {question} yet, and neither a read-only transaction"
+        with pytest.raises(BadArgument, match=refused) as caught:
+            session.connection(execution_options=read_only)
+        assert f"cluster.reserve({HERE}, 1, after={question})" in caught.value.hint
+        assert "CONTEXT" not in str(caught.value)
+        session.rollback()
+        cluster.reserve(HERE, 1, after=question)
+        session.connection(execution_options=read_only)
+        assert session.scalars(select(Note.id)).all() == []
+
+
 def test_an_id_from_the_future_is_refused_by_the_node(cluster: Cluster, question: int) -> None:
     hours = cluster.layout.encode(ms=cluster.decode(question).ms + 7_200_000, shard=THERE, sequence=0)
     with (

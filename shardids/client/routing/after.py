@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from sqlalchemy import Column, Connection, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import InstanceState, Mapper
 
 from shardids.client.routing.models import is_filled
@@ -14,6 +15,7 @@ from shardids.errors import BadArgument
 After = int | Iterable[int]
 """The IDs, one or several, that the IDs of a session sort after."""
 
+_READ_ONLY: Final = "25006"
 _ADVANCE_PAST: Final = text("select shardids.advance_past(:shard, :id)")
 
 
@@ -21,10 +23,21 @@ def advance_past(connection: Connection, shard: int, id_: int) -> None:
     """Raises a shard of the connection's node past an ID, if it is not past it.
 
     Raises:
+        BadArgument: the shard is not past it, and the transaction is read-only.
         TooFarAhead: the ID leads by more than ``max_ahead``.
         UnknownShard, ShardFenced, ShardMoved, CopyNotActivated: the shard issues no IDs here.
     """
-    connection.execute(_ADVANCE_PAST, {"shard": shard, "id": id_})
+    try:
+        connection.execute(_ADVANCE_PAST, {"shard": shard, "id": id_})
+    except DBAPIError as error:
+        if getattr(error.orig, "sqlstate", None) != _READ_ONLY:
+            raise
+        raise BadArgument(
+            f"shard {shard} is not past ID {id_} yet, and neither a read-only transaction nor a standby can"
+            " raise it",
+            hint="What is only read needs no after=. To raise the shard first, in a transaction that writes:"
+            f" cluster.reserve({shard}, 1, after={id_})",
+        ) from error
 
 
 def refuse_earlier_object(state: InstanceState[Any], latest: int) -> None:
@@ -51,17 +64,22 @@ def refuse_earlier_statement(statement: Any, rows: Iterable[Mapping[str, Any]], 
             _refuse(mapper, row, latest)
         for column in table.primary_key if mapper is None else ():
             if is_filled(column):
-                _refuse_value(table.name, column.key, row.get(column.key), latest)
+                refuse_earlier_value(table.name, column.key, row.get(column.key), latest)
 
 
 def _refuse(mapper: Mapper[Any], values: Mapping[str, Any], latest: int) -> None:
     for column in mapper.primary_key:
         if isinstance(column, Column) and is_filled(column):
             key = mapper.get_property_by_column(column).key
-            _refuse_value(mapper.class_.__name__, key, values.get(key), latest)
+            refuse_earlier_value(mapper.class_.__name__, key, values.get(key), latest)
 
 
-def _refuse_value(name: str, key: str, value: Any, latest: int) -> None:
+def refuse_earlier_value(name: str, key: str, value: Any, latest: int) -> None:
+    """Refuses the key of a new row if it is an ID that does not sort after ``latest``.
+
+    Raises:
+        BadArgument: it is one.
+    """
     is_id = isinstance(value, int) or (isinstance(value, str) and value.isdecimal())
     if is_id and int(value) <= latest:
         raise BadArgument(

@@ -88,6 +88,21 @@ def answers_sort_after_what_they_answer(early: int) -> None:
         layout.encode(ms=layout.decode(early).ms + s * 1000, shard=2, sequence=0) for s in (60, 7200)
     )
     assert run_in_shard(ask, shard=5) < asked
+    block = list(get_cluster().reserve(5, 2))
+    for write in (
+        lambda: question("early", pk=block[0]).save(),
+        lambda: question("early", pk=block[0]).save(force_insert=True),
+        lambda: Question.objects.create(pk=str(block[0]), question_text="early", pub_date=timezone.now()),
+        lambda: Question.objects.bulk_create([question("early", pk=block[0])]),
+    ):
+        with pytest.raises(BadArgument, match=f"id {block[0]} of a new row of polls.Question does not sort"):
+            run_in_shard(write, shard=5, after=asked)
+    # The row that is answered is older; so may be one that is changed.
+    run_in_shard(lambda: question("later", pk=early).save(), shard=5, after=asked)
+    run_in_shard(lambda: Choice.objects.create(question_id=early).delete(), shard=5, after=asked)
+    (kept,) = get_cluster().reserve(5, 1, after=asked)
+    run_in_shard(lambda: question("kept", pk=kept).save(), shard=5, after=asked)
+    run_in_shard(lambda: question("early", pk=block[1]).save(), shard=5)
     assert run_in_shard(ask, shard=5, after=[asked, early]) > asked
     with pytest.raises(Error, match=f"shard 5 can't go past ID {too_late}"):
         run_in_shard(ask, shard=5, after=too_late)
