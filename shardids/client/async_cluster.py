@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from asyncio import Event, get_running_loop, timeout, to_thread
+from asyncio import to_thread
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
-from threading import Event as ThreadEvent
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 from uuid import UUID
@@ -17,19 +15,18 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, c
 from sqlalchemy.util import greenlet_spawn
 
 from shardids.catalog.references import WITHIN_S
-from shardids.catalog.topology import Node, Placement
+from shardids.catalog.topology import Node
 from shardids.client import blocks
+from shardids.client.async_finding import AsyncShardsOfCluster
 from shardids.client.blocks import IdBlock
 from shardids.client.cluster import Cluster
-from shardids.client.copying import ROWS_A_TRANSACTION, Copied, CopyReport, CopySettings, copy_rows, quietly
-from shardids.client.copying.from_asyncio import copied_in_thread, pulled
-from shardids.client.old_ids import KnownOldIds
+from shardids.client.copying import ROWS_A_TRANSACTION, Copied, CopyReport, CopySettings, quietly
+from shardids.client.copying.from_asyncio import copied_in_thread
 from shardids.client.options import AsyncSessionOptions
 from shardids.client.references import ReferenceSession
 from shardids.client.retries import PATIENCE_S, Attempts
 from shardids.client.routing import After, EngineChoice, FanOut, Key, session_class
 from shardids.errors import ShardidsError
-from shardids.ids import DecodedId, Layout
 
 T = TypeVar("T")
 Theirs = TypeVar("Theirs", bound=AsyncSession)
@@ -46,22 +43,7 @@ def _async_session(ours: Any, options: dict[str, Any], **own: Any) -> AsyncSessi
     return class_(sync_session_class=session_class(ours, theirs), **own, **options)
 
 
-async def _wait(attempts: Attempts, seconds: float) -> None:
-    """Waits as :meth:`Attempts.wait` does, without blocking a thread."""
-    loop, changed = get_running_loop(), Event()
-
-    def tell() -> None:
-        with suppress(RuntimeError):  # The loop has been closed.
-            loop.call_soon_threadsafe(changed.set)
-
-    with attempts.watched(tell), suppress(TimeoutError):
-        async with timeout(seconds):
-            while not attempts.has_moved():
-                await changed.wait()
-                changed.clear()
-
-
-class AsyncCluster:
+class AsyncCluster(AsyncShardsOfCluster):
     """A sharded cluster for one event loop; needs the extra ``shardids[asyncio]``.
 
     It wraps a :class:`~shardids.Cluster` as SQLAlchemy's ``AsyncEngine`` wraps an ``Engine``: methods that
@@ -73,7 +55,7 @@ class AsyncCluster:
     """
 
     def __init__(self, sync_cluster: Cluster) -> None:
-        self.sync_cluster = sync_cluster
+        super().__init__(sync_cluster)
         sync_cluster._old_ids.asks_in_threads = True
         sync_cluster._claims.asks_in_threads = True
 
@@ -103,21 +85,6 @@ class AsyncCluster:
     ) -> None:
         await self.close()
 
-    @property
-    def layout(self) -> Layout:
-        """See :attr:`shardids.Cluster.layout`."""
-        return self.sync_cluster.layout
-
-    @property
-    def shard_count(self) -> int:
-        """See :attr:`shardids.Cluster.shard_count`."""
-        return self.sync_cluster.shard_count
-
-    @property
-    def placement(self) -> Placement:
-        """See :attr:`shardids.Cluster.placement`."""
-        return self.sync_cluster.placement
-
     async def query_node(self) -> Node | None:
         """See :meth:`shardids.Cluster.query_node`."""
         return await to_thread(self.sync_cluster.query_node)
@@ -125,35 +92,6 @@ class AsyncCluster:
     async def refresh(self) -> bool:
         """See :meth:`shardids.Cluster.refresh`."""
         return await to_thread(self.sync_cluster.refresh)
-
-    def shard_for(self, key: Key, *, region: str | None = None) -> int:
-        """See :meth:`shardids.Cluster.shard_for`."""
-        return self.sync_cluster.shard_for(key, region=region)
-
-    def decode(self, id_: int) -> DecodedId:
-        """See :meth:`shardids.Cluster.decode`."""
-        return self.sync_cluster.decode(id_)
-
-    @property
-    def old_ids(self) -> KnownOldIds | None:
-        """See :attr:`shardids.Cluster.old_ids`."""
-        return self.sync_cluster.old_ids
-
-    def shard_of(self, id_: int | UUID, *, of: Any = None) -> int:
-        """See :meth:`shardids.Cluster.shard_of`. In the event loop it asks nobody.
-
-        Raises:
-            BadArgument: also if somebody would have to be asked.
-        """
-        return self.sync_cluster.shard_of(id_, of=of)
-
-    def node_of(self, shard: int) -> Node:
-        """See :meth:`shardids.Cluster.node_of`."""
-        return self.sync_cluster.node_of(shard)
-
-    def schema_of(self, shard: int) -> str:
-        """See :meth:`shardids.Cluster.schema_of`."""
-        return self.sync_cluster.schema_of(shard)
 
     def engine(self, node: Node) -> AsyncEngine:
         """Returns the engine, with its pool, of a node."""
@@ -276,26 +214,21 @@ class AsyncCluster:
         cluster's and no other engine options. ``rows`` are read in a thread, or in the loop if they are an
         async iterable; ``on_progress`` is called in the loop. A cancelled copy ends as one that failed.
         """
-        cluster, loop = self.sync_cluster, get_running_loop()
+        cluster = self.sync_cluster
         settings = CopySettings(
             columns=columns,
             key=key,
             region=region,
             id_=id,
             shard=None if shard is None else cluster._checked(shard),
-            on_progress=lambda copied: loop.call_soon_threadsafe(on_progress, copied),
+            on_progress=on_progress,
             rows_a_transaction=rows_a_transaction,
             patience_s=patience_s,
         )
         engines = cluster._engines.for_copying()
-        given = pulled(rows, loop) if hasattr(rows, "__aiter__") else rows
-
-        def copy(stop: ThreadEvent) -> CopyReport:
-            return copy_rows(
-                cluster, table, given, settings, followed=cluster._followed, engine_of=engines.of, stop=stop
-            )
-
-        return await copied_in_thread(copy, engines)
+        return await copied_in_thread(
+            cluster, table, rows, settings, followed=cluster._followed, engines=engines
+        )
 
     @overload
     async def run(
@@ -352,7 +285,7 @@ class AsyncCluster:
                 return await self._transaction(fn, number, attempts.next_node(), latest, options)
             except (ShardidsError, DBAPIError) as error:
                 pause_s = await to_thread(attempts.pause_after, error)
-            await _wait(attempts, pause_s)
+            await attempts.wait_in_loop(pause_s)
 
     async def _transaction(
         self,

@@ -21,7 +21,7 @@ from shardids.client.routing.models import ShardFinder, Tells
 from shardids.client.routing.stored import claimed_value
 from shardids.errors import BadArgument, UnknownValue
 from shardids.ids import DecodedId, Layout
-from shardids.ids.text import as_integer, shown
+from shardids.ids.text import as_integer, checked_integer, shown
 from shardids.models.lookups import lookup_of
 
 
@@ -161,7 +161,7 @@ class ShardsOfCluster:
         if after is None:
             return None
         given = after if isinstance(after, Iterable) else (after,)
-        ids = [as_integer("an ID", one) for one in given]
+        ids = [checked_integer("an ID", one, -1 << 63, (1 << 63) - 1) for one in given]
         for id_ in ids:
             self._checked(self.decode(id_).shard)
         return max(ids, default=None)

@@ -16,8 +16,8 @@ from sqlalchemy.util import await_only
 from shardids.catalog.references import AWAIT, MARK, WITHIN_S, slots_of, writer_of
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Node
+from shardids.client.connecting import ConnectsToShards
 from shardids.client.engines import NodeEngines
-from shardids.client.finding import ShardsOfCluster
 from shardids.client.options import SessionOptions
 from shardids.errors import ClusterConflict, ConnectionFailed, ReferencesBehind, ShardidsError
 
@@ -67,13 +67,12 @@ def _behind(connection: Connection, followers: Mapping[str, str], wanted: str, p
     return ", ".join(f'"{name}"' for name in behind)
 
 
-class WritesReferences(ShardsOfCluster):
+class WritesReferences(ConnectsToShards):
     """The part of :class:`shardids.Cluster` that writes reference tables."""
 
     def __init__(self, *facts: Any, catalog: Catalog, engines: NodeEngines) -> None:
-        super().__init__(*facts)
+        super().__init__(*facts, engines=engines)
         self._catalog = catalog
-        self._engines = engines
         self._writer: str | None = None
         self._writer_at = -1
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from logging import INFO
 from threading import TIMEOUT_MAX, Event
 from typing import NoReturn
@@ -76,7 +77,7 @@ class Attempts:
         left_s = self._refused_at + self._patience_s - time.monotonic()
         self._could_read = self._followed.try_refresh(min(max(left_s, _LEAST_READ_S), TIMEOUT_MAX))
         left_s = self._refused_at + self._patience_s - time.monotonic()
-        if self.has_moved() and (is_first or left_s > 0):
+        if self._has_moved() and (is_first or left_s > 0):
             self._tell(error, "")
             return 0.0
         if not isinstance(error, ShardFenced):
@@ -105,15 +106,29 @@ class Attempts:
     def wait(self, seconds: float) -> None:
         """Waits until the shard has another node than the one that was tried, or the time has passed."""
         until, changed = time.monotonic() + seconds, Event()
-        with self.watched(changed.set):
-            while not self.has_moved() and changed.wait(max(until - time.monotonic(), 0)):
+        with self._watched(changed.set):
+            while not self._has_moved() and changed.wait(max(until - time.monotonic(), 0)):
                 changed.clear()
 
-    def watched(self, on_change: Callable[[], object]) -> AbstractContextManager[None]:
+    async def wait_in_loop(self, seconds: float) -> None:
+        """Waits as :meth:`wait` does, without blocking a thread."""
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell() -> None:
+            with suppress(RuntimeError):  # The loop has been closed.
+                loop.call_soon_threadsafe(changed.set)
+
+        with self._watched(tell), suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not self._has_moved():
+                    await changed.wait()
+                    changed.clear()
+
+    def _watched(self, on_change: Callable[[], object]) -> AbstractContextManager[None]:
         """Calls ``on_change``, in any thread, whenever the placement has changed during the block."""
         return self._followed.watched(on_change)
 
-    def has_moved(self) -> bool:
+    def _has_moved(self) -> bool:
         """Returns whether the shard has another node than the one that was tried last."""
         placement = self._followed.current
         name = placement.node_of.get(self._shard)
