@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from shardids.catalog.locks import AdvisoryLock
 from shardids.catalog.old_ids import OldIdRule, forget_old_ids, write_old_ids
 from shardids.catalog.rows import Catalog
 from shardids.errors import AdoptionFailed, ClusterConflict, ConnectionFailed
-from shardids.mover.held import HeldLock, connected_alone
+from shardids.mover.held import HeldLock
 
 ABORT: Final = "abort"
 """What the journal records in place of a step while an adoption is being undone."""
@@ -33,7 +32,6 @@ RETURNED: Final = "returned"
 """The step at which it stays then: the shards are fenced, with their rows."""
 FINISH: Final = "finish"
 """The step that gives the way back up."""
-_SETTLE_S: Final = 20.0
 
 Outcome = Literal["adopted", "aborted", "returned"]
 
@@ -223,19 +221,12 @@ class Journal:
         Raises:
             ConnectionFailed: the catalog stays out of reach.
         """
-        deadline = time.monotonic() + _SETTLE_S
-        while True:
-            try:
-                with connected_alone(self._catalog) as connection:
-                    ended = text("select pg_terminate_backend(:process, 5000)")
-                    connection.execute(ended, {"process": self._held.process})
-                    found = text("select step from shardids_catalog.adoption where id = :id")
-                    step = connection.execute(found, {"id": self.adoption.id}).scalar_one()
-                    return bool(step != undecided)
-            except ConnectionFailed:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.5)
+        return self._held.settled(self._catalog, self._recorded_step) != undecided
+
+    def _recorded_step(self, connection: Connection) -> str:
+        found = text("select step from shardids_catalog.adoption where id = :id")
+        step: str = connection.execute(found, {"id": self.adoption.id}).scalar_one()
+        return step
 
     def end(self, outcome: Outcome) -> None:
         """Records how the adoption ended."""

@@ -12,6 +12,7 @@ from psycopg import sql
 from sqlalchemy import Connection
 
 from shardids import Cluster
+from shardids.catalog.statement_log import logged_copy
 from shardids.catalog.topology import Node
 from shardids.client import blocks
 from shardids.client.copying.copy import failed_line, in_words
@@ -144,11 +145,7 @@ class Sender:
     ) -> psycopg.Error | None:
         """Copies records; returns the error if it is one of the records'."""
         try:
-            with (
-                connection.begin_nested(),
-                of_driver(connection).cursor() as cursor,
-                cursor.copy(statement) as copy,
-            ):
+            with connection.begin_nested(), logged_copy(connection, statement) as copy:
                 self.file.write(copy, ids, records)
         except psycopg.Error as error:
             client_side = error.sqlstate is None and isinstance(

@@ -224,10 +224,11 @@ def _balance_region(
             if left_out := sorted(set(placement.nodes_of_region(region)) - leaving):
                 raise ClusterConflict(
                     f"{named_shards(on_the_way)} can only go to a node {in_region(region)}, and"
-                    f" {', '.join(left_out)} {'is' if len(left_out) == 1 else 'are'} excluded",
+                    f" {', '.join(left_out)} {'is' if len(left_out) == 1 else 'are'} excluded;"
+                    " no shard was moved",
                     hint=f"Leave {left_out[0]} in.",
                 )
-            raise no_node_of_region(region, on_the_way)
+            raise no_node_of_region(region, on_the_way, undone="moved")
         return ()
     if drained is not None and not on_the_way:
         return ()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Self
+from typing import Final, Self, TypeVar
 
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import SQLAlchemyError
@@ -14,12 +15,17 @@ from shardids.catalog.connections import keep_commits, keep_settings
 from shardids.catalog.locks import AdvisoryLock
 from shardids.catalog.nodes import administrative_engine
 from shardids.catalog.rows import Catalog
-from shardids.errors import ShardidsError
+from shardids.errors import ConnectionFailed, ShardidsError
 from shardids.mover.sides import SESSION
 
 _BEAT_S = 5.0
 _LOST_AFTER = "25s"
 """How long the catalog keeps the lock of a process that it no longer hears from."""
+_SETTLE_S: Final = 20.0
+"""How long to ask the catalog about a COMMIT that it did not answer."""
+_PAUSE_S: Final = 0.5
+
+T = TypeVar("T")
 
 
 class HeldLock:
@@ -95,6 +101,27 @@ class HeldLock:
         """
         with self.transaction() as connection:
             connection.execute(text("select 1"))
+
+    def settled(self, catalog: Catalog, ask: Callable[[Connection], T]) -> T:
+        """Returns what ``ask`` reads once nothing is committed under the lock any more.
+
+        After a COMMIT that got no answer: ends the session that may still be at it, and with it the lock.
+
+        Raises:
+            ConnectionFailed: the catalog stays out of reach.
+        """
+        deadline = time.monotonic() + _SETTLE_S
+        while True:
+            try:
+                with connected_alone(catalog) as connection:
+                    connection.execute(
+                        text("select pg_terminate_backend(:process, 5000)"), {"process": self.process}
+                    )
+                    return ask(connection)
+            except ConnectionFailed:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_PAUSE_S)
 
     def _beat(self) -> None:
         """Keeps the session alive: the catalog ends the session, and the lock, of a silent process.

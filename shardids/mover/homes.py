@@ -129,7 +129,7 @@ def _activate(home: Connection, move: Move, tick: int) -> list[str]:
     home.execute(text("select from shardids.shard where id = :shard for update"), {"shard": move.shard})
     there = held(home, [move.shard]).get(move.shard)
     renamed: list[str] = []
-    if there is not None and there.state == "active":
+    if there is not None and there.is_active:
         return renamed
     if there is None or not there.is_whole:
         if move.target != move.source:
@@ -137,7 +137,9 @@ def _activate(home: Connection, move: Move, tick: int) -> list[str]:
                 f'node "{move.target}" has no whole copy of shard {move.shard} any more',
                 hint="Look again with --dry-run.",
             )
-        if there is not None:
+        if there is not None and not there.has_schema:
+            home.execute(text("delete from shardids.shard where id = :shard"), {"shard": move.shard})
+        elif there is not None:
             renamed.append(_renamed(home, move.shard, move.target))
         # Brings Alembic, which a move can do without: a fifth of a second.
         from shardids.install.provision import make_shard  # noqa: PLC0415

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
@@ -15,11 +14,8 @@ from shardids.catalog.reading import read_placement
 from shardids.catalog.regions import require_region
 from shardids.catalog.rows import Catalog
 from shardids.errors import ClusterConflict, ConnectionFailed, MoveFailed
-from shardids.mover.held import HeldLock, connected_alone
+from shardids.mover.held import HeldLock
 from shardids.mover.history import COLUMNS, FIRST_STEP, LAST_STEP, LOSS, Move, Outcome, read_moves
-
-_SETTLE_S = 20.0
-"""How long to ask the catalog about a switch of the placement that it did not answer."""
 
 
 class Journal:
@@ -198,17 +194,7 @@ class Journal:
         Raises:
             ConnectionFailed: the catalog stays out of reach.
         """
-        deadline = time.monotonic() + _SETTLE_S
-        while True:
-            try:
-                with connected_alone(self._catalog) as connection:
-                    ended = text("select pg_terminate_backend(:process, 5000)")
-                    connection.execute(ended, {"process": self._held.process})
-                    return self._is_placed(connection)
-            except ConnectionFailed:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.5)
+        return self._held.settled(self._catalog, self._is_placed)
 
     def _is_placed(self, connection: Connection) -> bool:
         node = connection.execute(

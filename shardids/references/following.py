@@ -20,6 +20,7 @@ from sqlalchemy import Connection, CursorResult, text
 
 from shardids.catalog.connections import keep_out_of_logs
 from shardids.catalog.references import PUBLICATION, REFERENCE_SCHEMA
+from shardids.catalog.statement_log import logged_copy
 from shardids.errors import ClusterConflict, StatementFailed
 from shardids.mover.cutover import flush
 from shardids.mover.replication import drop_slot, unsubscribe
@@ -191,7 +192,7 @@ def _copied_out(connection: Connection, table: str, where: sql.Composable = _WHO
     statement = sql.SQL("copy (select {} from {} where {}) to stdout").format(
         _listed("{}", columns), sql.Identifier(REFERENCE_SCHEMA, table), where
     )
-    with driver_connection(connection).cursor().copy(statement) as copy:
+    with logged_copy(connection, statement) as copy:
         rows = b"".join(bytes(part) for part in copy)
     key = tuple(row.name for row in found if row.is_key)
     return Contents(table=table, columns=columns, key=key, rows=rows)
@@ -246,13 +247,12 @@ def give_back(connection: Connection, reader: Side, row: Contents) -> None:
 
 def _load(connection: Connection, reader: Side, contents: Sequence[Contents]) -> None:
     """Brings rows to the node, into temporary tables."""
-    driver = driver_connection(connection)
     for number, one in enumerate(contents):
         fresh, names = _fresh(number), _listed("{}", one.columns)
         there = sql.Identifier(REFERENCE_SCHEMA, one.table)
         run(connection, sql.SQL("create temporary table {} (like {}) on commit drop").format(fresh, there))
         copying = sql.SQL("copy {} ({}) from stdin").format(fresh, names)
-        with _copying(reader), driver.cursor().copy(copying) as copy:
+        with _copying(reader), logged_copy(connection, copying) as copy:
             copy.write(one.rows)
 
 
