@@ -39,8 +39,9 @@ from shardids.cli.output import err, out, print_warnings
 from shardids.errors import BadArgument
 from shardids.migrate import scaffold
 from shardids.migrate.environment import Environment
-from shardids.migrate.migration import Migration, PreparedRun
+from shardids.migrate.migration import Migration
 from shardids.migrate.player import Limits
+from shardids.migrate.prepared import PreparedRun
 from shardids.migrate.runner import RunSettings, one_run
 from shardids.migrate.stamp import prepare_stamp
 from shardids.views import follow_tables

@@ -19,8 +19,8 @@ from shardids.catalog.notation import shown_shards
 from shardids.cli.common import print_json
 from shardids.cli.output import err, out, print_rows
 from shardids.migrate.lint import lint, squawk_path
-from shardids.migrate.migration import PreparedRun
 from shardids.migrate.plan import Outcome, Position, RunReport, shards_by_start, shown_heads
+from shardids.migrate.prepared import PreparedRun
 from shardids.migrate.runner import Observer
 
 _MOST_ROWS = 50

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -50,3 +50,15 @@ def print_rows(rows: Sequence[Mapping[str, object]], *, as_json: bool, empty: st
     for row in rows:
         table.add_row(*(Text("" if value is None else str(value)) for value in row.values()))
     out.print(table)
+
+
+def figures(rows: Sequence[Mapping[str, str]], *, left: Collection[str] = ()) -> Table:
+    """Returns rows as a table of figures, flush right but for ``left``. Headings wrap, figures never do: part
+    of a figure would be another one."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in rows[0]:
+        width = max(len(row[name]) for row in rows)
+        table.add_column(name, justify="left" if name in left else "right", min_width=width)
+    for row in rows:
+        table.add_row(*map(Text, row.values()))
+    return table

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from threading import Event
 from types import TracebackType
 from typing import Final, Self
@@ -16,7 +16,7 @@ from shardids.catalog.references import references_of
 from shardids.catalog.rows import Catalog, unknown_node
 from shardids.catalog.topology import Placement, lost_shard
 from shardids.errors import BadArgument, ClusterConflict, ShardidsError, StatementFailed
-from shardids.migrate.compiled import Compiled, Compiler
+from shardids.migrate.compiled import Compiler
 from shardids.migrate.environment import Direction, Environment, contract_of
 from shardids.migrate.hashes import Recorded, read_recorded
 from shardids.migrate.lint import require_own_schema
@@ -35,38 +35,11 @@ from shardids.migrate.plan import (
     make_plan,
 )
 from shardids.migrate.player import Limits, Player
+from shardids.migrate.prepared import PreparedRun
 from shardids.migrate.runner import MOST_JOBS, Observer, Run, RunSettings
 from shardids.migrate.status import OpenMoves, State, in_transactions, read_state
 
 APPLICATION_NAME: Final = "shardids migrate"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedRun:
-    """A run before it begins: its plan, what its routes compile to, and the shards that can't take part."""
-
-    plan: MigrationPlan
-    compiler: Compiler
-    direction: Direction
-    target: str
-    stop_at_contract: bool
-    refused: tuple[Outcome, ...]
-    nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The node revisions that run first, by node."""
-
-    def route_from(self, start: Start, target: str) -> Route:
-        """Returns the route from any starting point to a revision that is not relative."""
-        environment = self.compiler.environment
-        return environment.route(start, target, self.direction, stop_at_contract=self.stop_at_contract)
-
-    def compiled(self) -> list[Compiled]:
-        """Compiles what will run, once for each starting point that has something to do."""
-        return [self.compiler.compile(route) for route in self.plan.routes.values() if not route.is_empty]
-
-    @property
-    def held_back(self) -> str | None:
-        """Returns the contract revision that shards stop before, if any does."""
-        return next((route.held_back for route in self.plan.routes.values() if route.held_back), None)
 
 
 def _read_recorded(engine: Engine) -> list[Recorded]:

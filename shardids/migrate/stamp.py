@@ -10,8 +10,9 @@ from psycopg import sql
 from shardids.migrate.compiled import Compiled, Compiler
 from shardids.migrate.environment import Environment
 from shardids.migrate.hashes import record
-from shardids.migrate.migration import Migration, PreparedRun
+from shardids.migrate.migration import Migration
 from shardids.migrate.plan import Heads, Route, Start, make_plan, shown_heads
+from shardids.migrate.prepared import PreparedRun
 
 
 def prepare_stamp(

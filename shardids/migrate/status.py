@@ -137,7 +137,7 @@ def in_transactions(engine: Engine) -> Iterator[Connection]:
 def _missing(shard: int, node: str) -> UnknownShard:
     return UnknownShard(
         f'the catalog places shard {shard} on node "{node}", which does not have it',
-        hint="Restore its schema on that node from a backup.",
+        hint="Restore its schema there from a backup, or see what else can be done: shardids doctor",
     )
 
 

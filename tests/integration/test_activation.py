@@ -13,7 +13,8 @@ from sqlalchemy.exc import DBAPIError
 
 from shardids import doctor
 from shardids.catalog.connections import open_engine
-from shardids.install import provision, trees
+from shardids.install import trees
+from shardids.install.inspecting import inspect_shard
 from tests.conftest import MakeDatabase, dsn, found_cluster
 from tests.support.clusters import catalog_at
 from tests.support.generator import DEFAULT, connect, draw, install, refused, run_ahead, scalar, ticks
@@ -205,9 +206,9 @@ def test_a_fence_that_was_rolled_back_is_seen_by_doctor_and_shard_show(
         assert finding.shards == (3,)
         assert "rolled back" in finding.what
         assert any("shardids.activate(3)" in str(command) for command in finding.commands)
-        assert "rolled back" in str(provision.inspect_shard(catalog, 3)["state"])
+        assert "rolled back" in str(inspect_shard(catalog, 3)["state"])
         with connect(dsn(url)) as owner:
             owner.execute("select shardids.activate(3)")
             owner.execute("select shard_0003.next_id()")
         assert doctor.examine(catalog, ["shard-stopped"]).findings == ()
-        assert provision.inspect_shard(catalog, 3)["state"] == "active"
+        assert inspect_shard(catalog, 3)["state"] == "active"

@@ -24,7 +24,8 @@ from shardids.catalog.sqlfiles import data_folder, read_sql, sql_names
 from shardids.errors import BadArgument, ShardidsError
 from shardids.ids.layout import DEFAULT
 from shardids.install import provision, trees
-from shardids.install.provision import add_node, create_shard, inspect_shard
+from shardids.install.inspecting import inspect_shard
+from shardids.install.provision import add_node, create_shard
 from shardids.install.trees import Tree
 from tests.conftest import CLUSTER, dsn
 from tests.support.clusters import catalog_at, connected, contents, environment, objects
