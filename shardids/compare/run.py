@@ -39,7 +39,7 @@ from shardids.compare.testbed.stage import Stage, check_disk, stage_for
 from shardids.errors import UnsupportedServer
 
 _WRAPS: Final = (
-    "its low bits of time come first and begin anew every 7 minutes: this run is too short to show what that"
+    "its low bits of time come first and begin again every 7 minutes: this run is too short to show what that"
     " does to order and index"
 )
 _ELSEWHERE: Final = (

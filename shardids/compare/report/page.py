@@ -75,6 +75,7 @@ def html(comparison: Comparison) -> str:
             specs=_inside_script(json.dumps(specs)),
             comparison_json=_inside_script(to_json(comparison, indent=None)),
             library=_library(),
+            library_versions=vega.versions(),
         )
     )
 

@@ -64,6 +64,16 @@ def vega_lite_version() -> str:
     return f"{major}.{minor}"
 
 
+def versions() -> Mapping[str, str]:
+    """Returns the versions of what vl-convert bundles, by name."""
+    bundled = library("vl_convert")
+    return {
+        "Vega": bundled.get_vega_version(),
+        "Vega-Lite": vega_lite_version(),
+        "Vega-Embed": bundled.get_vega_embed_version(),
+    }
+
+
 def rows_of(
     comparison: Comparison,
     measure: Measure,
