@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tarfile
+import zipfile
+from email import message_from_bytes
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+VENDOR = ROOT / "shardids" / "console" / "static" / "vendor"
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -53,6 +57,28 @@ def test_sql_and_migrations_are_in_the_wheel(installed: Path, tmp_path: Path) ->
         cwd=tmp_path,
     )
     assert "create sequence %I.id_counter" in sql
+
+
+def test_licences_are_in_both_and_the_wheel_names_them(installed: Path) -> None:
+    licences = {"LICENSE", *(file.relative_to(ROOT).as_posix() for file in VENDOR.glob("*/LICENSE"))}
+    assert len(licences) == 1 + sum(folder.is_dir() for folder in VENDOR.iterdir()) > 1
+    dist = installed.parents[1] / "dist"
+    (sdist,), (wheel,) = dist.glob("*.tar.gz"), dist.glob("*.whl")
+    with tarfile.open(sdist) as archive:
+        top, _, _ = archive.getnames()[0].partition("/")
+        assert {f"{top}/{name}" for name in licences} <= set(archive.getnames())
+        described = archive.extractfile(f"{top}/PKG-INFO")
+        assert described is not None
+        assert set(licences_named(described.read())) == licences
+    with zipfile.ZipFile(wheel) as archive:
+        info = f"{top}.dist-info"
+        assert set(licences_named(archive.read(f"{info}/METADATA"))) == licences
+        for name in licences:
+            assert archive.read(f"{info}/licenses/{name}") == (ROOT / name).read_bytes()
+
+
+def licences_named(metadata: bytes) -> list[str]:
+    return message_from_bytes(metadata).get_all("License-File", [])
 
 
 def test_pytest_finds_the_plugin_of_the_wheel(installed: Path, tmp_path: Path) -> None:
