@@ -56,8 +56,8 @@ class Numbers(Protocol):
 class ReadThenSet:
     """GET, add one, SET: what is written first, and what gives numbers twice."""
 
-    def __init__(self, login: Login) -> None:
-        self._redis = client_of(login)
+    def __init__(self, redis: Any) -> None:
+        self._redis = redis
 
     def draw(self, key: str) -> int:
         """Returns the next number, or another's."""
@@ -69,8 +69,8 @@ class ReadThenSet:
 class Incr:
     """INCR and EXPIRE in one pipeline."""
 
-    def __init__(self, login: Login) -> None:
-        self._redis = client_of(login)
+    def __init__(self, redis: Any) -> None:
+        self._redis = redis
 
     def draw(self, key: str) -> int:
         """Returns the next number."""
@@ -82,8 +82,8 @@ class Incr:
 class Scripted:
     """INCR and, for the first number, EXPIRE by a Lua script: never a key without its end."""
 
-    def __init__(self, login: Login) -> None:
-        self._draw = client_of(login).register_script(_INCR)
+    def __init__(self, redis: Any) -> None:
+        self._draw = redis.register_script(_INCR)
 
     def draw(self, key: str) -> int:
         """Returns the next number."""
@@ -98,8 +98,8 @@ class Leased:
     another. So no number comes twice, whatever Redis lost; what is left of a range is missing.
     """
 
-    def __init__(self, login: Login, connection: psycopg.Connection[Any]) -> None:
-        self._redis, self._connection = client_of(login), connection
+    def __init__(self, redis: Any, connection: psycopg.Connection[Any]) -> None:
+        self._redis, self._connection = redis, connection
         self._error: type[Exception] = library("redis").exceptions.RedisError
         self._draw = self._redis.register_script(_INCR_IN_LEASE)
         self._keep = self._redis.register_script(_KEEP_LEASE)
@@ -147,7 +147,7 @@ class InPostgresql:
 
 
 def client_of(login: Login) -> Any:
-    """A client that does not try again: another try may draw another number."""
+    """A client that does not try again, to be closed: another try may draw another number."""
     redis: Any = library("redis")
     return redis.Redis(
         login.host, login.port, username=login.user, password=login.password, socket_timeout=5, retry=None
@@ -174,6 +174,9 @@ def run(rounds: int) -> Section:
         def connected() -> psycopg.Connection[Any]:
             return stack.enter_context(psycopg.connect(server.url(), autocommit=True))
 
+        def client() -> Any:
+            return stack.enter_context(client_of(login))
+
         first = connected()
         first.execute(LEASES.encode())
         first.execute(
@@ -181,10 +184,10 @@ def run(rounds: int) -> Section:
             " shardids.define_counter(0, 'quick', 'day', padding => 9, lanes => 32)"
         )
         makers: Mapping[str, Callable[[], Numbers]] = {
-            "Redis, GET and SET": lambda: ReadThenSet(login),
-            "Redis, INCR and EXPIRE": lambda: Incr(login),
-            "Redis, Lua": lambda: Scripted(login),
-            "Redis, ranges leased from PostgreSQL": lambda: Leased(login, connected()),
+            "Redis, GET and SET": lambda: ReadThenSet(client()),
+            "Redis, INCR and EXPIRE": lambda: Incr(client()),
+            "Redis, Lua": lambda: Scripted(client()),
+            "Redis, ranges leased from PostgreSQL": lambda: Leased(client(), connected()),
             "gapless": lambda: InPostgresql(connected(), "gapless"),
             "quick": lambda: InPostgresql(connected(), "quick"),
         }

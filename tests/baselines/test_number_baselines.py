@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
 
 import psycopg
 import pytest
@@ -40,35 +42,42 @@ def connections(blank_database: Callable[[], URL]) -> Iterator[list[psycopg.Conn
         connection.close()
 
 
-def test_reading_and_then_setting_gives_numbers_twice(server: RedisServer) -> None:
-    drawn = draw_at_once([ReadThenSet(server.login) for _ in range(CLIENTS)], "read:2026-11-22", 100)
+@pytest.fixture
+def clients(server: RedisServer) -> Iterator[list[Any]]:
+    """As many clients of Redis."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(client_of(server.login)) for _ in range(CLIENTS)]
+
+
+def test_reading_and_then_setting_gives_numbers_twice(clients: list[Any]) -> None:
+    drawn = draw_at_once([ReadThenSet(client) for client in clients], "read:2026-11-22", 100)
     assert len(set(drawn)) < len(drawn)
 
 
 @pytest.mark.parametrize("way", [Incr, Scripted])
 def test_counting_in_redis_gives_each_once_and_the_key_ends(
-    server: RedisServer, way: type[Incr | Scripted]
+    clients: list[Any], way: type[Incr | Scripted]
 ) -> None:
     key = f"{way.__name__}:2026-11-22"
-    drawn = draw_at_once([way(server.login) for _ in range(CLIENTS)], key, 50)
+    drawn = draw_at_once([way(client) for client in clients], key, 50)
     assert sorted(drawn) == list(range(1, 401))
-    assert 0 < client_of(server.login).ttl(key) <= 2 * 86_400
+    assert 0 < clients[0].ttl(key) <= 2 * 86_400
 
 
-def test_a_redis_that_lost_its_data_issues_them_again(server: RedisServer) -> None:
-    source = Scripted(server.login)
+def test_a_redis_that_lost_its_data_issues_them_again(clients: list[Any]) -> None:
+    source = Scripted(clients[0])
     assert [source.draw("lost:2026-11-22") for _ in range(3)] == [1, 2, 3]
-    client_of(server.login).flushall()
+    clients[1].flushall()
     assert source.draw("lost:2026-11-22") == 1
 
 
 def test_leased_ranges_survive_a_redis_that_is_gone_and_one_that_lost_its_data(
-    server: RedisServer, connections: list[psycopg.Connection]
+    server: RedisServer, clients: list[Any], connections: list[psycopg.Connection]
 ) -> None:
-    sources = [Leased(server.login, connection) for connection in connections]
+    sources = [Leased(*each) for each in zip(clients, connections, strict=True)]
     key = "leased:2026-11-22"
     drawn = draw_at_once(list(sources), key, 50)
-    client_of(server.login).flushall()
+    clients[1].flushall()
     drawn += draw_at_once(list(sources), key, 50)
     server.kill()
     # From PostgreSQL alone.
