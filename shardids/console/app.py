@@ -175,7 +175,8 @@ class Console:
         return answer(self._journal.moves(self._watcher.seen()))
 
     def _migrations(self, _request: Request) -> Response:
-        return answer(changes.migrations(self._slow.facts(self._watcher.seen()), self._databases))
+        seen = self._watcher.seen()
+        return answer(self._journal.migrations(seen, self._slow.facts(seen)))
 
     def _report(self, _request: Request) -> Response:
         report = self._settings.report

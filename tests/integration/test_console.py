@@ -258,11 +258,13 @@ def test_doctor_runs_when_it_is_told_to(client: TestClient) -> None:
 def test_moves_and_migrations_of_a_cluster_that_had_none(client: TestClient) -> None:
     assert told(client, "/api/moves") == []
     wait_for(lambda: told(client, "/api/migrations")["read_at"], "revisions in the background")
-    assert told(client, "/api/migrations") | {"read_at": 0} == {
+    assert told(client, "/api/migrations") | {"read_at": 0, "running_at": 0} == {
         "read_at": 0,
         "revisions": [{"revision": None, "shards": 8}],
         "errors": [],
         "running": [],
+        "running_at": 0,
+        "running_error": None,
     }
 
 

@@ -22,6 +22,7 @@ import psycopg
 import pytest
 from starlette.testclient import TestClient
 
+from shardids.catalog.locks import AdvisoryLock
 from shardids.console.databases import ANSWER_S
 from shardids.console.events import MOST_STREAMS
 from shardids.console.guard import Access
@@ -179,6 +180,30 @@ def test_moves_are_those_of_the_last_answer_while_the_catalog_is_down(servers: l
             servers[0].start(attached=True)
         with psycopg.connect(servers[0].url(), autocommit=True) as connection:
             connection.execute("delete from shardids_catalog.move")
+
+
+def test_migrations_are_those_of_the_last_answer_while_the_catalog_is_down(
+    servers: list[EmbeddedServer],
+) -> None:
+    with browsing(servers[0].url()) as client:
+        try:
+            with psycopg.connect(
+                servers[0].url(), autocommit=True, application_name="a run of ann"
+            ) as connection:
+                connection.execute("select pg_advisory_lock(%s)", [int(AdvisoryLock.MIGRATE_RUN)])
+                found = told(client, "/api/migrations")
+                assert (found["running"], found["running_error"]) == (["a run of ann"], None)
+            wait_for(lambda: told(client, "/api/migrations")["read_at"], "revisions in the background")
+            begun = time.time()
+            servers[0].stop("immediate")
+            wait_for(lambda: not told(client, "/api/cluster")["catalog"]["up"], "that the catalog is down")
+            found = told(client, "/api/migrations")
+            assert found["revisions"] == [{"revision": None, "shards": SHARDS}]
+            assert found["running_at"] <= begun
+            assert "the catalog" in found["running_error"]
+        finally:
+            if not servers[0].is_running:
+                servers[0].start(attached=True)
 
 
 def test_a_shard_that_is_fenced_or_gone_is_shown_as_that(servers: list[EmbeddedServer]) -> None:

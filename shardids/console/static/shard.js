@@ -73,7 +73,9 @@ export function mountShard(root, close) {
     const button = (/** @type {string} */ action, /** @type {string} */ words) =>
       h("button", { type: "button", "data-key": `${action} ${shard}`, on: { click: () => openAction(action, shard) } }, words);
     const [other, words] = state() === "fenced" ? ["unfence", "Activate …"] : ["fence", "Fence …"];
-    show(actions, live.cluster.actions && ["active", "fenced"].includes(state()) ? [button("move", "Move …"), button(other, words)] : null);
+    const may = live.cluster.actions && ["active", "fenced"].includes(state());
+    show(actions, !may ? null : live.cluster.catalog.up ? [button("move", "Move …"), button(other, words)]
+      : h("p", { class: "soft small" }, "It can be moved and fenced again once the catalog answers."));
   }
 
   function showRates() {
