@@ -20,6 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import psycopg
 import pytest
+from sqlalchemy.engine import make_url
 from starlette.testclient import TestClient
 
 from shardids.catalog.locks import AdvisoryLock
@@ -31,6 +32,8 @@ from shardids.console.serving import MOST_CONNECTIONS
 from shardids.dev import devcluster
 from shardids.dev.embedded import EmbeddedServer, temporary_servers
 from shardids.ids.layout import DEFAULT
+from shardids.install import provision
+from tests.support.clusters import catalog_at, sessions
 from tests.support.consoles import TOKEN, browsing, ended, process, told
 from tests.support.waiting import wait_for
 
@@ -217,6 +220,24 @@ def test_a_shard_that_is_fenced_or_gone_is_shown_as_that(servers: list[EmbeddedS
         assert told(client, "/api/shards/4")["state"] == "fenced"
         b.execute("select shardids.activate(4)")
         wait_for(lambda: state_of(client, 4) == "active", "that shard 4 is active")
+
+
+def test_a_database_that_is_no_node_any_more_can_be_dropped(servers: list[EmbeddedServer]) -> None:
+    with psycopg.connect(servers[1].url(), autocommit=True) as b:
+        b.execute("create database left_over")
+        try:
+            url = make_url(servers[1].url("left_over"))
+            with catalog_at(servers[0].url()) as catalog:
+                provision.add_node(catalog, "c", servers[1].url("left_over"))
+                with browsing(servers[0].url()) as client:
+                    wait_for(lambda: any(one["name"] == "c" for one in told(client, "/api/nodes")), "node c")
+                    wait_for(lambda: told(client, "/api/map")["sizes_at"], "the sizes of shards")
+                    # Readings have one there, questions another.
+                    wait_for(lambda: sessions(b, url) == 2, "that node c is asked for sizes")
+                    provision.remove_node(catalog, "c")
+                    wait_for(lambda: not sessions(b, url), "that the console leaves it")
+        finally:
+            b.execute("drop database left_over")
 
 
 def test_a_node_whose_shards_can_t_be_read_does_not_look_well(servers: list[EmbeddedServer]) -> None:
