@@ -28,7 +28,7 @@ Values = dict[str, Any]
 
 
 class Journal:
-    """The moves that are not over, the last that are, and runs of migrations, as the catalog told them last."""
+    """Moves, the open ones and the last of the others, and runs of migrations, as the catalog said last."""
 
     def __init__(self, databases: Databases) -> None:
         self._databases = databases

@@ -129,6 +129,7 @@ def _node(node: SeenNode, seen: Seen) -> Values:
         "dbname": host_of(node.url)["dbname"],
         "region": known and known.node_regions.get(node.name),
         "outside_region": len(known.outside(node.name)) if known and node.name in known.nodes else 0,
+        "answered_at": node.answered_at,
         "read_at": node.read_at,
         "shards": dict(Counter(shard.state for shard in node.shards.values())),
         "placed": placed,

@@ -15,6 +15,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from socketserver import StreamRequestHandler, TCPServer
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -24,15 +25,20 @@ from sqlalchemy.engine import make_url
 from starlette.testclient import TestClient
 
 from shardids.catalog.locks import AdvisoryLock
+from shardids.console import watching
 from shardids.console.databases import ANSWER_S
 from shardids.console.events import MOST_STREAMS
+from shardids.console.figures import rates
 from shardids.console.guard import Access
+from shardids.console.history import rate_of
 from shardids.console.prometheus import STEP_S, Prometheus
 from shardids.console.serving import MOST_CONNECTIONS
+from shardids.console.watching import Watcher
 from shardids.dev import devcluster
 from shardids.dev.embedded import EmbeddedServer, temporary_servers
 from shardids.ids.layout import DEFAULT
 from shardids.install import provision
+from shardids.metrics.rates import INTERVAL_S
 from tests.support.clusters import catalog_at, sessions
 from tests.support.consoles import TOKEN, browsing, ended, process, told
 from tests.support.waiting import wait_for
@@ -222,6 +228,22 @@ def test_a_shard_that_is_fenced_or_gone_is_shown_as_that(servers: list[EmbeddedS
         wait_for(lambda: state_of(client, 4) == "active", "that shard 4 is active")
 
 
+def test_a_console_that_stopped_for_a_while_draws_no_line_over_it(
+    servers: list[EmbeddedServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Watcher(servers[0].url(), interval_s=5.0)) as watcher:
+        for now in (1000.0, 1005.0, 1010.0, 3000.0, 3005.0):
+            monkeypatch.setattr(watching, "time", SimpleNamespace(time=lambda now=now: now))
+            time.sleep(INTERVAL_S)
+            seen = watcher.look()
+        draw(servers[1], 4)
+        found = rates(seen, watcher.history)
+    assert found["times"] == [1000.0, 1005.0, 1010.0, 2995.0, 3000.0, 3005.0]
+    assert [rate is None for rate in found["nodes"]["b"]] == [True, False, False, True, False, False]
+    shard = [rate_of(point, 4) for point in watcher.history.points()]
+    assert [rate is None for rate in shard] == [True, False, False, True, False, False]
+
+
 def test_a_database_that_is_no_node_any_more_can_be_dropped(servers: list[EmbeddedServer]) -> None:
     with psycopg.connect(servers[1].url(), autocommit=True) as b:
         b.execute("create database left_over")
@@ -248,7 +270,7 @@ def test_a_node_whose_shards_can_t_be_read_does_not_look_well(servers: list[Embe
         locked = node(client, "b")
         assert locked["up"]
         assert (locked["shards"], locked["lead_s"], locked["ticks_per_s"]) == ({}, None, None)
-        assert locked["read_at"] < told(client, "/api/cluster")["read_at"]
+        assert locked["read_at"] < locked["answered_at"] <= told(client, "/api/cluster")["read_at"]
         found = told(client, "/api/map")
         assert [found["states"][state] for state in found["state"]] == ["active"] * 3 + ["unknown"] * 3
         assert told(client, "/api/shards/4")["highest_id"] is None
