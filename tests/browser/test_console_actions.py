@@ -159,6 +159,7 @@ def test_nothing_is_offered_that_a_catalog_that_is_down_would_refuse(
         expect(buttons).to_have_count(0)
     finally:
         nodes.servers["a"].start(attached=True)
+        nodes.catalog.engine.dispose()  # the server has ended its connections
     expect(buttons).to_have_count(3, timeout=20_000)
 
 
