@@ -137,6 +137,7 @@ class Catalog:
     def point_node(self, node: Node) -> None:
         """Changes the URL of an existing node; its password is left out."""
         with self.engine.begin() as connection:
+            lock_placement(connection)
             connection.execute(
                 text("update shardids_catalog.node set url = :url where name = :name"),
                 {"name": node.name, "url": shown_url(parse_url(node.url))},
@@ -174,6 +175,7 @@ class Catalog:
         """Forgets a node. Raises as :meth:`check_unused` does."""
         self.check_unused(name)
         with self.engine.begin() as connection:
+            lock_placement(connection)
             # The foreign key of placement refuses shards that were placed in between.
             connection.execute(text("delete from shardids_catalog.node where name = :name"), {"name": name})
 
@@ -230,6 +232,7 @@ class Catalog:
         if not shards:
             return
         with self.engine.begin() as connection:
+            lock_placement(connection)
             connection.execute(
                 text("""
                     update shardids_catalog.placement set state = 'active'

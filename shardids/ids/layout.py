@@ -191,7 +191,7 @@ class Layout:
         """
         bits = to_unsigned(id_) if type(id_) is not int or id_ < 0 else id_
         if bits >> self.id_bits:
-            raise self._foreign(bits)
+            raise self._foreign(id_)
         return DecodedId(id=bits - (1 << 64) if bits >> 63 else bits, layout=self)
 
     def shard_of(self, id_: int, /) -> int:
@@ -274,11 +274,10 @@ class Layout:
         ms = -(-_unix_microseconds(at) // 1000) - self.epoch_ms
         return min(max(ms, 0), 1 << self.time_bits)
 
-    def _foreign(self, bits: int) -> BadArgument:
-        if bits >> 63:  # here to_signed() raises for what is beyond 64 bits
-            return BadArgument(
-                f"ID {to_signed(bits)} is negative, but layout {self} leaves the sign bit zero"
-            )
+    def _foreign(self, id_: int) -> BadArgument:
+        bits = to_unsigned(id_)
+        if id_ < 0:
+            return BadArgument(f"ID {id_} is negative, but layout {self} leaves the sign bit zero")
         return BadArgument(
             f"ID {bits} takes {bits.bit_length()} bits, but layout {self} has only {self.id_bits}"
         )

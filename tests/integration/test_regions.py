@@ -28,9 +28,10 @@ from shardids import (
     sharding_key,
     views,
 )
-from shardids.catalog.placing import point_node
+from shardids.catalog.placing import lock_placement, point_node
 from shardids.catalog.region_changes import assign_nodes, create_region
 from shardids.catalog.regions import Region
+from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Node
 from shardids.cli import app
 from shardids.doctor.samples import ShardingKey
@@ -431,6 +432,53 @@ def test_a_change_of_regions_waits_for_moves_that_begin(cluster_url: URL) -> Non
         with connected(cluster_url) as connection:
             connection.execute("update shardids_catalog.move set step = 'abort'")
         assign_nodes(catalog, None, ["b"])
+
+
+CHANGES: dict[str, tuple[Callable[[Catalog], object], str]] = {
+    "remove a node": (
+        lambda catalog: catalog.remove_node("c"),
+        "update shardids_catalog.node set region = null where name = 'c'",
+    ),
+    "point a node": (
+        lambda catalog: catalog.point_node(Node(name="c", url="postgresql://127.0.0.1/d")),
+        "update shardids_catalog.node set region = null where name = 'c'",
+    ),
+    "create a shard": (
+        lambda catalog: catalog.mark_active([7]),
+        "update shardids_catalog.placement set state = state where shard = 7",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_who_changes_nodes_or_shards_waits_for_a_change_of_regions(cluster_url: URL, name: str) -> None:
+    """It holds no row that the change needs: else the server would roll one of the two back."""
+    change, statement = CHANGES[name]
+    failures: list[BaseException] = []
+
+    def run(catalog: Catalog) -> None:
+        try:
+            change(catalog)
+        except BaseException as failure:  # noqa: BLE001 -- compared below
+            failures.append(failure)
+
+    with connected(cluster_url) as connection:
+        connection.execute(
+            "insert into shardids_catalog.node (name, url) values ('c', 'postgresql://127.0.0.1/c')"
+        )
+        connection.execute("update shardids_catalog.placement set state = 'creating' where shard = 7")
+    with catalog_at(cluster_url) as catalog, catalog.engine.connect() as regions, regions.begin():
+        lock_placement(regions)
+        running = threading.Thread(target=run, args=(catalog,))
+        running.start()
+        try:
+            wait_for(lambda: _is_waiting(cluster_url), "the other to wait")
+            regions.exec_driver_sql(statement)
+            regions.commit()
+        finally:
+            regions.rollback()
+            running.join()
+    assert failures == []
 
 
 def _is_waiting(url: URL) -> bool:
