@@ -118,6 +118,10 @@ def test_drain_and_rebalance(nodes: TwoNodes, run: Run) -> None:
     assert done.exit_code == 0, done.stderr
     assert len(json.loads(done.stdout)) == held
     assert Counter(nodes.catalog.placement().node_of.values()) == {"b": SHARDS}
+    kept = run("node", "remove", "a", "--dry-run")
+    assert kept.exit_code == 1
+    assert 'node "a" has copies of shards ' in kept.stderr
+    assert "shardids shard purge " in kept.stderr
     planned = json.loads(run("rebalance", "--plan", "--json").stdout)
     balanced = run("rebalance", "--json")
     assert balanced.exit_code == 0, balanced.stderr

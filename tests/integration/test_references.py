@@ -610,8 +610,15 @@ def test_a_writer_that_is_drained_stays_the_writer_until_another_is_chosen(nodes
     references.move_writer(nodes.catalog, "a")
     planned = command("node", "remove", "c", "--dry-run", **nodes.environment)
     assert planned.stdout == 'Would remove node "c"\n', planned.stderr
+    home = nodes.catalog.placement().node_of[shards[0]]
+    for target in ("c", home):
+        mover.move(nodes.catalog, shards[0], target, back=True)
+    for dry_run in (True, False):
+        with pytest.raises(ClusterConflict, match=f'node "c" has copies of shard {shards[0]}, which'):
+            references.remove_node(nodes.catalog, "c", dry_run=dry_run)
+        assert nodes.codes("c") == nodes.codes("a")
     for shard in shards:
-        mover.move(nodes.catalog, shard, "c")
+        mover.move(nodes.catalog, shard, "c", back=True)
     mover.purge(nodes.catalog, shards)
     nodes.cluster.refresh()
 
