@@ -16,7 +16,7 @@ from shardids.adopt.sides import Sides, opened_sides, relay_url, source_url
 from shardids.adopt.steps import SWITCH, Actions, Step, run_steps
 from shardids.catalog.connections import on_connect
 from shardids.catalog.rows import Catalog
-from shardids.errors import AdoptionFailed, CommitUncertain, ConnectionFailed
+from shardids.errors import AdoptionFailed, ConnectionFailed
 
 
 class Adopter:
@@ -158,7 +158,8 @@ class Adopter:
             ) from error
 
     def _is_over(self, step: Step, error: BaseException) -> bool:
-        if isinstance(error, CommitUncertain | ConnectionFailed):
+        # An interrupt may have come before the answer to the COMMIT.
+        if isinstance(error, ConnectionFailed) or not isinstance(error, Exception):
             return self._journal.settle(step.name)
         return self._journal.step != step.name
 

@@ -216,7 +216,7 @@ class Journal:
     def settle(self, undecided: str) -> bool:
         """Returns whether the step ``undecided`` is over, after the journal's entry of its end got no answer.
 
-        Ends the session that may still be committing first, and with it the lock.
+        If the session of the lock is lost, it is ended first, and with it the lock.
 
         Raises:
             ConnectionFailed: the catalog stays out of reach.

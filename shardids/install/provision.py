@@ -13,6 +13,7 @@ from sqlalchemy.engine import URL
 
 from shardids.catalog.connections import open_engine, require_create
 from shardids.catalog.nodes import Nodes
+from shardids.catalog.notation import named_shards, shown_shards
 from shardids.catalog.references import REFERENCE_SCHEMA, references_of, require_none
 from shardids.catalog.rows import SCHEMA_PREFIX, Catalog, Description, describe_in
 from shardids.catalog.topology import Node, validate_node_name, validate_schema_prefix
@@ -165,6 +166,19 @@ def _check_claim(connection: Connection, name: str, description: Description) ->
         raise ClusterConflict(f'that database is already node "{claim.name}"', hint="A database is one node.")
 
 
+def require_no_shards(catalog: Catalog, name: str) -> None:
+    """Raises ClusterConflict if a node has copies of shards, or as :meth:`Catalog.check_unused` does."""
+    catalog.check_unused(name)
+    with Nodes(catalog.nodes(), catalog.url) as nodes, nodes[name].connect() as connection:
+        there = connection.scalars(text("select id from shardids.shard")).all()
+    if there:
+        raise ClusterConflict(
+            f'node "{name}" has copies of {named_shards(there)}, which live on other nodes',
+            hint=f"To drop those that moves left: shardids shard purge {shown_shards(there)}."
+            " What is wrong with others: shardids doctor",
+        )
+
+
 def remove_node(catalog: Catalog, name: str, *, with_references: bool = False, dry_run: bool = False) -> None:
     """Drops the engine of a node that holds no shards, and the node's entry in the catalog.
 
@@ -172,10 +186,10 @@ def remove_node(catalog: Catalog, name: str, *, with_references: bool = False, d
     tables away, as :func:`shardids.references.remove_node` does.
 
     Raises:
-        ClusterConflict: there is no such node, or it holds shards; or the cluster has reference tables, and
-            not ``with_references``.
+        ClusterConflict: there is no such node, or it holds shards or copies of them; or the cluster has
+            reference tables, and not ``with_references``.
     """
-    catalog.check_unused(name)
+    require_no_shards(catalog, name)
     if not with_references:
         require_none(catalog, "remove_node")
     description = catalog.describe()

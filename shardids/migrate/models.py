@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, Literal
 
 from alembic import context
 from alembic.autogenerate.api import AutogenContext
 from alembic.runtime.migration import MigrationContext
 from alembic.util import CommandError
-from sqlalchemy import BigInteger, Column, Connection, MetaData
+from sqlalchemy import BigInteger, Column, Connection, MetaData, text
 from sqlalchemy.schema import DefaultClause
 
 from shardids.catalog.counters import COUNTER_TABLES
@@ -18,7 +19,6 @@ from shardids.catalog.lookups import PREFIX
 from shardids.migrate.hashes import recorder
 from shardids.models.columns import next_id
 from shardids.models.counters import RowNumber
-from shardids.models.references import is_reference
 
 OWN_VERSION_TABLE = "shardids_version"
 """The version table of shardids' own revisions; applications have another."""
@@ -58,7 +58,8 @@ def run_environment(metadata: MetaData | Sequence[MetaData] | None = None, **opt
     if connection is None:
         context.configure(dialect_name="postgresql", dialect_opts={"paramstyle": "named"}, **common)
     else:
-        context.configure(connection=connection, **common)
+        own = _names_of_shard(connection, options.get("include_name"))
+        context.configure(connection=connection, **(common | {"include_name": own}))
     configured: Callable[[MigrationContext], None] = given.get("configured", lambda _context: None)
     configured(context.get_context())
     if connection is None:
@@ -67,6 +68,25 @@ def run_environment(metadata: MetaData | Sequence[MetaData] | None = None, **opt
         with context.begin_transaction():
             given.get("opening", lambda: None)()
             context.run_migrations()
+
+
+def _names_of_shard(connection: Connection, given: Callable[..., bool] | None) -> Callable[..., bool]:
+    """Returns Alembic's ``include_name``, which takes the shard's tables alone and asks ``given`` of them.
+
+    Alembic sees all tables that the search path shows, those in ``public`` too, which all shards share.
+    """
+
+    @cache
+    def tables() -> frozenset[str]:
+        query = text("select relname from pg_class where relnamespace = current_schema()::regnamespace")
+        return frozenset(connection.scalars(query))
+
+    def include_name(name: str | None, type_: str, parents: Mapping[str, str | None]) -> bool:
+        if type_ == "table" and parents.get("schema_name") is None and name not in tables():
+            return False
+        return given is None or bool(given(name, type_, parents))
+
+    return include_name
 
 
 def _recording(options: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -90,7 +110,8 @@ def comparison(options: Mapping[str, Any]) -> dict[str, Any]:
 
     def include_object(item: Any, name: str | None, type_: str, reflected: bool, compare_to: Any) -> bool:
         is_ours = name in OWN_NAMES or str(name).startswith(PREFIX)
-        if type_ == "table" and (is_ours or is_reference(item)):
+        # A shard's tables have no schema in the models; others are shared, as reference tables are.
+        if type_ == "table" and (is_ours or item.schema is not None):
             return False
         return include is None or bool(include(item, name, type_, reflected, compare_to))
 

@@ -105,11 +105,14 @@ class HeldLock:
     def settled(self, catalog: Catalog, ask: Callable[[Connection], T]) -> T:
         """Returns what ``ask`` reads once nothing is committed under the lock any more.
 
-        After a COMMIT that got no answer: ends the session that may still be at it, and with it the lock.
+        After a COMMIT that got no answer: asks in its own session. If that does not answer any more, it is
+        ended first, for it may still be committing, and with it the lock.
 
         Raises:
             ConnectionFailed: the catalog stays out of reach.
         """
+        with suppress(ShardidsError), self.transaction() as connection:
+            return ask(connection)
         deadline = time.monotonic() + _SETTLE_S
         while True:
             try:

@@ -189,7 +189,7 @@ class Journal:
     def settle(self) -> bool:
         """Returns whether the placement names the target, after :meth:`switch_placement` got no answer.
 
-        Ends the session that may still be committing first, and with it the lock.
+        If the session of the lock is lost, it is ended first, and with it the lock.
 
         Raises:
             ConnectionFailed: the catalog stays out of reach.

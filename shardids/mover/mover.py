@@ -157,9 +157,13 @@ class Mover:
             ) from error
 
     def _is_placed(self, step: Step, error: BaseException) -> bool:
-        """Returns whether the placement was switched: after an unanswered COMMIT it asks the catalog."""
+        """Returns whether the placement was switched: after an unanswered COMMIT it asks the catalog.
+
+        An interrupt, too, may have come before the answer.
+        """
         is_switched = self._journal.step == LAST_STEP
-        if step.name == "place" and not is_switched and isinstance(error, CommitUncertain):
+        is_unknown = isinstance(error, CommitUncertain) or not isinstance(error, Exception)
+        if step.name == "place" and not is_switched and is_unknown:
             return self._journal.settle()
         return is_switched
 

@@ -172,7 +172,7 @@ def remove_node(catalog: Catalog, name: str, *, dry_run: bool = False) -> None:
     Raises:
         ClusterConflict: as there; or they are written to on this node, or a table of the node refers to one.
     """
-    catalog.check_unused(name)
+    provision.require_no_shards(catalog, name)
     _take_tables(catalog, name, dry_run=dry_run)
     provision.remove_node(catalog, name, with_references=True, dry_run=dry_run)
 

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 
+import psycopg
 import pytest
 
 from shardids.adopt import adoption
@@ -25,6 +26,7 @@ from tests.support.adoptions import (
 )
 from tests.support.clusters import Nursery
 from tests.support.faults import scaled
+from tests.support.interrupts import interrupt_after
 
 _DYING = """
 import os, threading, time
@@ -101,6 +103,29 @@ SOME = [("stage", "StepBegun"), ("subscribe", "StepDone"), ("switch", "StepBegun
 def test_killed_at_a_step_and_resumed(shop: Shop, nursery: Nursery, step: str, kind: str) -> None:
     with Clients(shop) as clients:
         killed(shop, nursery, step=step, kind=kind)
+        complete(shop)
+    assert_in_shards(shop, clients)
+    begin_anew(shop)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_an_interrupt_between_the_switch_and_its_answer(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    """The source stays closed: the shards have taken over, and will take writes."""
+    with Clients(shop) as clients:
+        adoption.run(shop.catalog, shop.plan)
+        with monkeypatch.context() as patch:
+            interrupt_after(
+                patch,
+                "select from shardids_catalog.adoption where ended_at is null and switched_at is not null",
+                is_lost=is_lost,
+            )
+            with pytest.raises(KeyboardInterrupt):
+                adoption.switch(shop.catalog)
+        with shop.connected("source") as connection, pytest.raises(psycopg.Error) as refused:
+            connection.execute("update users set name = name")
+        assert refused.value.sqlstate == "SI003"
         complete(shop)
     assert_in_shards(shop, clients)
     begin_anew(shop)

@@ -12,6 +12,7 @@ from shardids.dev.embedded import temporary_servers
 from shardids.errors import ClusterConflict, MoveFailed
 from shardids.mover import replication
 from tests.support.clusters import Nursery
+from tests.support.interrupts import interrupt_after
 from tests.support.moves import (
     TwoNodes,
     Writers,
@@ -65,6 +66,27 @@ def test_after_the_switch_a_move_only_goes_forward(nodes: TwoNodes, nursery: Nur
         finish(nodes, shard, lambda catalog, number: mover.move(catalog, number, "a"))
     assert finish(nodes, shard, mover.abort).outcome == "moved"
     assert nodes.catalog.node_of(shard).name == "b"
+    assert_one_owner(nodes, shard)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_an_interrupt_between_the_switch_and_its_answer(
+    nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    shard = nodes.new_shard()
+    with monkeypatch.context() as patch:
+        interrupt_after(
+            patch,
+            "select from shardids_catalog.move where step = 'clean' and ended_at is null",
+            is_lost=is_lost,
+        )
+        with pytest.raises(KeyboardInterrupt):
+            mover.move(nodes.catalog, shard, "b")
+    assert nodes.catalog.node_of(shard).name == "b"
+    with nodes.connected("a") as connection:
+        state = connection.execute("select state from shardids.shard where id = %s", [shard])
+        assert state.fetchone() == ("moved",)
+    assert finish(nodes, shard, mover.abort).outcome == "moved"
     assert_one_owner(nodes, shard)
 
 

@@ -72,6 +72,7 @@ def test_a_shard_goes_there_is_purged_and_comes_back(nodes: TwoNodes, run: Run) 
     assert moves == [["a", "b", "live", "moved"], ["b", "a", "offline", "moved"]]
 
 
+@pytest.mark.long
 def test_a_broken_off_move_is_told_and_taken_up(nodes: TwoNodes, run: Run) -> None:
     shard, nursery = nodes.new_shard(), Nursery()
     assert killed_move(nodes, nursery, shard, "indexes")
@@ -118,6 +119,10 @@ def test_drain_and_rebalance(nodes: TwoNodes, run: Run) -> None:
     assert done.exit_code == 0, done.stderr
     assert len(json.loads(done.stdout)) == held
     assert Counter(nodes.catalog.placement().node_of.values()) == {"b": SHARDS}
+    kept = run("node", "remove", "a", "--dry-run")
+    assert kept.exit_code == 1
+    assert 'node "a" has copies of shards ' in kept.stderr
+    assert "shardids shard purge " in kept.stderr
     planned = json.loads(run("rebalance", "--plan", "--json").stdout)
     balanced = run("rebalance", "--json")
     assert balanced.exit_code == 0, balanced.stderr
