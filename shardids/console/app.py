@@ -216,6 +216,7 @@ class Console:
             {
                 "read_at": seen.at,
                 "now": time.time(),
+                "clock_offset_s": figures.clock_offset_s(seen),
                 "catalog": figures.catalog(seen, self._settings.catalog_url),
                 "placement_version": seen.known and seen.known.version,
                 "unusual": self._unusual.values,
