@@ -40,7 +40,7 @@ from shardids.ids.layout import DEFAULT
 from shardids.install import provision
 from shardids.metrics.rates import INTERVAL_S
 from tests.support.clusters import catalog_at, sessions
-from tests.support.consoles import TOKEN, browsing, ended, process, told
+from tests.support.consoles import TOKEN, browsing, ended, get, process, told
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.long
@@ -375,6 +375,18 @@ def test_an_endless_request_is_cut_off(servers: list[EmbeddedServer]) -> None:
         with suppress(ConnectionResetError):
             assert connection.recv(65536).startswith(b"HTTP/1.1 413")
         assert status_of(address, "/healthz") == 200
+
+
+def test_who_goes_before_a_request_is_whole_leaves_no_trace(servers: list[EmbeddedServer]) -> None:
+    with process(servers[0].url()) as (running, address):
+        host = urlsplit(address)
+        for path in (b"/api/inspect", b"/api/doctor", b"/login"):
+            with socket.create_connection((host.hostname, host.port)) as client:
+                client.sendall(b"POST " + path + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+                client.sendall(b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{")
+                time.sleep(0.2)  # the console has begun to wait for the rest
+        assert get(address, "/api/doctor")["state"] == "never"
+        assert ended(running)[1] == ""
 
 
 def test_who_is_silent_locks_nobody_out_and_fills_no_log() -> None:

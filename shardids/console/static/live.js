@@ -37,6 +37,11 @@ class Live extends EventTarget {
     return clock.s + (performance.now() - clock.heard) / 1000;
   }
 
+  /** The nodes' clocks now, which IDs tell: the server's own may be off. */
+  nowOfIds() {
+    return this.now() + (this.cluster?.clock_offset_s ?? 0);
+  }
+
   /** How old a reading is, in seconds. @param {number | null | undefined} at */
   age(at) {
     return at === null || at === undefined ? null : Math.max(0, this.now() - at);
@@ -145,7 +150,7 @@ class Live extends EventTarget {
   #tick(tick) {
     const wasKnown = this.known || !tick.catalog.up;
     const placed = this.cluster.placement_version;
-    for (const key of ["read_at", "catalog", "placement_version", "moves_open", "unusual"]) this.cluster[key] = tick[key] ?? this.cluster[key];
+    for (const key of ["read_at", "catalog", "placement_version", "moves_open", "unusual", "clock_offset_s"]) this.cluster[key] = tick[key] ?? this.cluster[key];
     this.nodes = tick.nodes;
     const gap = tick.rates.time - (this.rates?.times.at(-1) ?? tick.rates.time);
     // What a page did not hear the console may know; Prometheus has its own times.
