@@ -32,6 +32,8 @@ from shardids.errors import (
 
 SAFE_PATH = "pg_catalog, pg_temp"
 """A search_path on which only PostgreSQL has functions and operators: pg_temp is not searched for them."""
+_PINNED = (("search_path", SAFE_PATH), ("datestyle", "ISO"))
+"""Settings of administrative sessions; psycopg can't read times in another style."""
 _IS_PINNED = "shardids_is_pinned"
 
 OLDEST_SERVER = 14
@@ -61,7 +63,7 @@ def open_engine(
     ``administrative``: for shardids' own statements, which run under READ COMMITTED. Every failure becomes a
     ShardidsError; otherwise only lost connections and the errors that shardids defines do, and the rest stay
     SQLAlchemy's.
-    In such sessions names without a schema are PostgreSQL's own: see :func:`_pin_search_path`.
+    In such sessions names without a schema are PostgreSQL's own: see :func:`_pin_settings`.
 
     ``connect_timeout_s``: how long each of the server's addresses is tried, unless the URL or
     ``PGCONNECT_TIMEOUT`` says it.
@@ -86,7 +88,7 @@ def open_engine(
             engine, "do_connect", lambda _dialect, _record, cargs, args: connect_watched(*cargs, **args)
         )
     if administrative:
-        _pin_search_path(engine)
+        _pin_settings(engine)
 
     @event.listens_for(engine, "handle_error", retval=True)
     def _translate(context: ExceptionContext) -> BaseException | None:
@@ -125,12 +127,12 @@ def on_connect(engine: Engine, do: Callable[[psycopg.Connection[Any], Connection
             raise
 
 
-def _pin_search_path(engine: Engine) -> None:
+def _pin_settings(engine: Engine) -> None:
     """Keeps functions, operators and types that others plant in ``public`` out of shardids' own statements.
 
-    A session of its own gets a safe ``search_path`` once. Behind a pooler the setting would reach other
-    clients' sessions: there each transaction begins with it, and a statement in autocommit mode has to
-    qualify its names.
+    Also dates in a style of the role's or the database's. A session of its own gets safe settings once.
+    Behind a pooler they would reach other clients' sessions: there each transaction begins with them, and a
+    statement in autocommit mode has to qualify its names.
     """
 
     def _pin(connection: psycopg.Connection[Any], record: ConnectionPoolEntry) -> None:
@@ -138,8 +140,7 @@ def _pin_search_path(engine: Engine) -> None:
         connection.autocommit = True
         row = connection.execute(
             "select case when pg_catalog.pg_backend_pid() operator(pg_catalog.=)"
-            f" {connection.info.backend_pid}"
-            f" then pg_catalog.set_config('search_path', '{SAFE_PATH}', false) end"
+            f" {connection.info.backend_pid} then pg_catalog.concat({_set_pinned(is_local=False)}) end"
         ).fetchone()
         connection.autocommit = False
         record.info[_IS_PINNED] = row is not None and row[0] is not None
@@ -149,7 +150,13 @@ def _pin_search_path(engine: Engine) -> None:
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
         if not connection.info[_IS_PINNED] and not _is_autocommit(connection):
-            connection.exec_driver_sql(f"set local search_path = {SAFE_PATH}")
+            connection.exec_driver_sql(f"select {_set_pinned(is_local=True)}")
+
+
+def _set_pinned(*, is_local: bool) -> str:
+    return ", ".join(
+        f"pg_catalog.set_config('{name}', '{value}', {str(is_local).lower()})" for name, value in _PINNED
+    )
 
 
 def _is_autocommit(connection: Connection) -> bool:
