@@ -36,6 +36,9 @@ _PINNED = (("search_path", SAFE_PATH), ("datestyle", "ISO"))
 """Settings of administrative sessions; psycopg can't read times in another style."""
 _IS_PINNED = "shardids_is_pinned"
 
+_TRANSACTION_ENDED = ("25P03", "25P04")
+"""SQLSTATEs of a session that the server ends because its transaction is idle, or lasts, too long."""
+
 OLDEST_SERVER = 14
 """The oldest major version of PostgreSQL that is supported."""
 
@@ -97,13 +100,13 @@ def open_engine(
         if context.is_pre_ping or not isinstance(error, psycopg.Error):
             return None
         ours = translate(error, what=what, url=url)
+        if ours is None and administrative:
+            ours = statement_failed(error, what, url)
         if isinstance(ours, ConnectionFailed) and _ended_a_transaction(context):
             return CommitUncertain(
                 f"{what} was lost at {shown_url(url)} during COMMIT or ROLLBACK: {_reason(error)}",
                 hint="Look whether the transaction was committed before it is run again.",
             )
-        if ours is None and administrative:
-            return statement_failed(error, what, url)
         return ours
 
     log_statements(engine, what)
@@ -281,8 +284,8 @@ def translate(error: psycopg.Error, *, what: str, url: URL) -> ShardidsError | N
 
 def _is_of_the_connection(error: psycopg.Error) -> bool:
     if error.sqlstate is not None:
-        # Lost, or ended by the server: connection_exception, admin_shutdown and its like.
-        return error.sqlstate.startswith("08") or error.sqlstate in ("57P01", "57P02", "57P03")
+        # Lost, or ended by the server: connection_exception, admin_shutdown and its like, a pause too long.
+        return error.sqlstate.startswith("08") or error.sqlstate in ("57P01", "57P02", "57P03", "57P05")
     # A ProgrammingError where the URL has an option that libpq does not know.
     return isinstance(error, psycopg.OperationalError) or "connection option" in str(error)
 
@@ -291,6 +294,11 @@ def statement_failed(error: psycopg.Error, what: str, url: URL) -> ShardidsError
     """Returns the exception for a statement of shardids itself that failed on a server."""
     diag = error.diag
     message, hint = diag.message_primary or str(error), diag.message_hint or ""
+    if error.sqlstate in _TRANSACTION_ENDED:
+        return ConnectionFailed(
+            f"{what} has ended the session at {shown_url(url)}: {message}",
+            hint="Run it again. The timeout may be set for the server, the database or the role.",
+        )
     if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
         return UnsupportedServer(
             f"{what} is read-only: {message}",
