@@ -12,7 +12,8 @@ import typer
 from shardids import references
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.notation import parse_shards, shown_shards
-from shardids.catalog.topology import Node
+from shardids.catalog.regions import in_region
+from shardids.catalog.topology import Node, Placement
 from shardids.cli import moves
 from shardids.cli.common import CatalogOption, DryRunOption, JsonOption, opened, print_json
 from shardids.cli.output import err, out, print_rows, print_warnings
@@ -107,10 +108,12 @@ def replace_node(
     with opened(catalog) as there:
         accepted = [] if accept_loss is None else parse_shards(accept_loss, there.describe().shard_count)
         done, left = references.replace_node(there, name, url, accept_loss=accepted, dry_run=dry_run)
+        outside = _homes_outside(done, there.placement())
     if as_json:
         print_json(_replacement_row(done))
     else:
         _print_replacement(done, dry_run=dry_run)
+    print_warnings(outside)
     print_warnings(done.stale_views)
     print_warnings(left)
     if done.lost:
@@ -136,6 +139,17 @@ def _replacement_row(done: failover.Replacement) -> dict[str, object]:
         "accepted": [row(lost) for lost in done.accepted],
         "set_aside": done.set_aside,
     }
+
+
+def _homes_outside(done: failover.Replacement, placement: Placement) -> list[str]:
+    """Lost shards whose home is on a node of another region: nobody else has their rows, if they have any."""
+    homes = {one.shard: placement.nodes[one.home] for one in (*done.accepted, *done.lost)}
+    return [
+        f'shard {shard} is {in_region(placement.region_of(shard))}, and node "{home.name}", its home, is'
+        f" {in_region(home.region)}. To bring it to a node of its own: shardids rebalance"
+        for shard, home in homes.items()
+        if home.region != placement.region_of(shard)
+    ]
 
 
 def _print_replacement(done: failover.Replacement, *, dry_run: bool) -> None:

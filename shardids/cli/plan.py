@@ -19,7 +19,20 @@ if TYPE_CHECKING:
 
 _PRICE = re.compile(r"(node|TB)=([0-9]+(?:\.[0-9]+)?)")
 _DEAREST = 1e18
-_OPTIONS = {"rows_per_second": "node-rows", "disk": "node-disk", "connections": "node-connections"}
+_OPTIONS = {
+    "ids_per_second": "--ids-per-second",
+    "peak": "--peak",
+    "years": "--years",
+    "growth": "--growth",
+    "rows": "--rows",
+    "row_bytes": "--row-bytes",
+    "keep_years": "--keep",
+    "rows_per_second": "--node-rows",
+    "disk": "--node-disk",
+    "connections": "--node-connections",
+    "latency_ms": "--latency-ms",
+}
+"""The option of each field that errors name."""
 _UNITS = "", "k", "M", "G", "T", "P", "E", "Z", "Y"
 _Made = TypeVar("_Made")
 
@@ -60,7 +73,8 @@ def plan(
         typer.Option(metavar="NAME|T-S-Q[@EPOCH_MS]", help="Say whether this layout fits; exit 1 if not."),
     ] = None,
     shards: Annotated[
-        int | None, typer.Option(help="With --layout: how many shards; else all it has.")
+        int | None,
+        typer.Option(min=1, max=1 << 16, help="With --layout: how many shards; else all it has."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -93,9 +107,11 @@ def plan(
             raise BadArgument("--shards goes with --layout", hint="Without it, the plan says how many.")
         _show(planned(load, node=node, now=now), load, prices, as_json=as_json)
         return
+    if prices:
+        raise BadArgument("--price does not go with --layout", hint="The plan without it says what it costs.")
     used = Layout.parse(layout)
     count = used.shard_limit if shards is None else shards
-    why = validate(load, layout=used, shards=count, now=now)
+    why = validate(load, layout=used, shards=count, now=now, node=node)
     if as_json:
         print_json({"layout": str(used), "shards": count, "fits": not why, "why": why})
     else:
@@ -111,8 +127,9 @@ def _checked(make: Callable[..., _Made], **options: float | None) -> _Made:
         return make(**options)
     except BadArgument as error:
         field, _, rest = error.message.partition(" ")
-        name = _OPTIONS.get(field, field.replace("_", "-"))
-        raise BadArgument(f"--{name} {rest}") from None
+        if field not in _OPTIONS:
+            raise
+        raise BadArgument(f"{_OPTIONS[field]} {rest}") from None
 
 
 def _prices(texts: list[str]) -> dict[str, float]:

@@ -167,7 +167,7 @@ def _check_claim(connection: Connection, name: str, description: Description) ->
 
 
 def require_no_shards(catalog: Catalog, name: str) -> None:
-    """Raises ClusterConflict if a node is in use (:meth:`Catalog.check_unused`) or has copies of shards."""
+    """Raises ClusterConflict if a node has copies of shards, or as :meth:`Catalog.check_unused` does."""
     catalog.check_unused(name)
     with Nodes(catalog.nodes(), catalog.url) as nodes, nodes[name].connect() as connection:
         there = connection.scalars(text("select id from shardids.shard")).all()

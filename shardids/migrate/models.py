@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, Literal
 
 from alembic import context
 from alembic.autogenerate.api import AutogenContext
 from alembic.runtime.migration import MigrationContext
 from alembic.util import CommandError
-from sqlalchemy import BigInteger, Column, Connection, MetaData
+from sqlalchemy import BigInteger, Column, Connection, MetaData, text
 from sqlalchemy.schema import DefaultClause
 
 from shardids.catalog.counters import COUNTER_TABLES
@@ -58,7 +59,8 @@ def run_environment(metadata: MetaData | Sequence[MetaData] | None = None, **opt
     if connection is None:
         context.configure(dialect_name="postgresql", dialect_opts={"paramstyle": "named"}, **common)
     else:
-        context.configure(connection=connection, **common)
+        own = _names_of_shard(connection, options.get("include_name"))
+        context.configure(connection=connection, **(common | {"include_name": own}))
     configured: Callable[[MigrationContext], None] = given.get("configured", lambda _context: None)
     configured(context.get_context())
     if connection is None:
@@ -67,6 +69,25 @@ def run_environment(metadata: MetaData | Sequence[MetaData] | None = None, **opt
         with context.begin_transaction():
             given.get("opening", lambda: None)()
             context.run_migrations()
+
+
+def _names_of_shard(connection: Connection, given: Callable[..., bool] | None) -> Callable[..., bool]:
+    """Returns Alembic's ``include_name``, which takes the shard's tables alone and asks ``given`` of them.
+
+    Alembic sees all tables that the search path shows, those in ``public`` too, which all shards share.
+    """
+
+    @cache
+    def tables() -> frozenset[str]:
+        query = text("select relname from pg_class where relnamespace = current_schema()::regnamespace")
+        return frozenset(connection.scalars(query))
+
+    def include_name(name: str | None, type_: str, parents: Mapping[str, str | None]) -> bool:
+        if type_ == "table" and parents.get("schema_name") is None and name not in tables():
+            return False
+        return given is None or bool(given(name, type_, parents))
+
+    return include_name
 
 
 def _recording(options: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:

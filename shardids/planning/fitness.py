@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
 
 from shardids.errors import BadArgument
 from shardids.ids.layout import Layout
 from shardids.ids.text import checked_integer
-from shardids.planning.load import Load, Node
+from shardids.planning.load import SECONDS_A_YEAR, Load, Node
 
 HEADROOM: Final = 0.5
 """How much of its IDs a second a shard uses in the busiest one: the rest is for shards that are not alike."""
@@ -75,8 +75,13 @@ def limits(load: Load, *, layout: Layout, shards: int, nodes: int, node: Node, n
     return sorted(found, key=lambda one: one.year)
 
 
-def validate(load: Load, *, layout: Layout, shards: int, now: datetime) -> list[str]:
+def validate(
+    load: Load, *, layout: Layout, shards: int, now: datetime, node: Node | None = None
+) -> list[str]:
     """Returns why a layout with so many shards does not hold a load until its end; nothing if it does.
+
+    With ``node``, also whether there is a shard for each node that the load takes; without, nothing is said
+    of nodes.
 
     Raises:
         BadArgument: no shard.
@@ -95,11 +100,24 @@ def validate(load: Load, *, layout: Layout, shards: int, now: datetime) -> list[
             f"IDs a millisecond: a shard of {shards:,} needs {most / 1000:,.4g} at the peak;"
             f" half of its {layout.sequence_limit:,} are {layout.sequence_limit // 2:,}"
         )
-    if layout.uses_sign_bit:
-        why.append(f"sign: its IDs turn negative at {layout.negative_from:%Y-%m-%d}")
+    negative = layout.negative_from
+    if negative is not None and (negative - now) / timedelta(seconds=SECONDS_A_YEAR) < load.years:
+        why.append(f"sign: its IDs turn negative at {negative:%Y-%m-%d}")
     if layout.first_time > now:
         why.append(f"years: its time begins at {layout.first_time:%Y-%m-%d}")
+    if node is not None:
+        why += _nodes_without_shards(load, node, shards)
     return why
+
+
+def _nodes_without_shards(load: Load, node: Node, shards: int) -> Iterator[str]:
+    """A shard is on one node. Between these years, each part only rises or only falls."""
+    ends = {0.0, load.years, min(load.keep_years or 0.0, load.years)}
+    parts = [(part, year, what) for year in sorted(ends) for what, part in node.parts(load, year).items()]
+    most, year, what = max(parts, key=lambda one: one[0])
+    if most > shards:
+        nodes = f"{math.ceil(most):,}" if most < 1e6 else f"{most:.3g}"
+        yield f"nodes: after {year:g} years {what} takes {nodes}, and there are {shards:,} shards"
 
 
 def _is_over(load: Load, node: Node, nodes: int, what: str, year: float) -> bool:

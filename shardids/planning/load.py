@@ -143,7 +143,7 @@ class Node:
 
 def _mean(rise: float) -> float:
     """The mean of exp(x) for x from 0 to ``rise``."""
-    return math.expm1(rise) / rise if abs(rise) > 1e-9 else 1.0
+    return math.expm1(rise) / rise if rise else 1.0
 
 
 def _check(of: object, name: str, lowest: float, *, above: bool = False, highest: float = _LARGEST) -> None:
@@ -198,6 +198,8 @@ def parse_growth(text: str) -> float:
         a_year = float((1 + part) ** 12 - 1) if found[2] == "m" else part
     except OverflowError:
         a_year = math.inf
+    if a_year <= -1:
+        raise BadArgument(f"--growth: {text!r} leaves nothing in a year")
     if a_year > _MOST_GROWTH:
         raise BadArgument(f"--growth: {text!r} is more than {_MOST_GROWTH:,.0%} a year, the most")
     return a_year

@@ -23,6 +23,8 @@ from shardids.ids.layout import INSTAGRAM
 from tests.conftest import dsn
 from tests.support.clusters import connected
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how-to" / "adopt-in-place.md"
 
@@ -145,7 +147,6 @@ def test_a_database_with_the_published_function(database: tuple[URL, str], tmp_p
     assert (ran.stderr, ran.stdout) == ("", "old 5\nnew 5\nthrough the view 5\n")
 
 
-@pytest.mark.long
 def test_a_table_whose_keys_are_integers(database: tuple[URL, str]) -> None:
     url, role = database
     with connected(url) as connection:

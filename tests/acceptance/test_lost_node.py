@@ -20,6 +20,8 @@ from shardids.mover import failover
 from tests.acceptance.test_tutorial import Reader
 from tests.support.standbys import standby_of
 
+pytestmark = pytest.mark.long
+
 DRILL = Path(__file__).parents[2] / "docs" / "how-to" / "lost-node.md"
 SHARDS = 64
 LOST = range(36, 40)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 VENDOR = ROOT / "shardids" / "console" / "static" / "vendor"
 
@@ -100,7 +102,6 @@ def test_the_template_of_the_comparison_report_is_in_the_wheel(installed: Path, 
     }
 
 
-@pytest.mark.long
 def test_an_environment_for_migrations_can_be_made_from_the_wheel(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(
         "import sqlalchemy as sa\nm = sa.MetaData()\nsa.Table('t', m, sa.Column('id', sa.BigInteger))\n"

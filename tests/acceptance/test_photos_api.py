@@ -109,6 +109,7 @@ def test_the_photo_service(
     assert client.get("/users", params={"name": "nobody"}).status_code == 404
 
 
+@pytest.mark.long
 def test_the_photo_service_goes_on_while_a_shard_moves(
     client: httpx.Client, cluster: Cluster, cluster_url: URL, photos: ModuleType
 ) -> None:

@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from markdown_it import MarkdownIt
 
 from shardids.dev.embedded import temporary_servers
 from tests.support.clusters import COMMAND
 from tests.support.moves import two_nodes
+
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how-to" / "reference-tables.md"

@@ -264,6 +264,7 @@ def test_as_long_as_it_is_kept(shop: Shop) -> None:
     assert_as_before(shop)
 
 
+@pytest.mark.long
 def test_sequences_go_on_past_what_the_shards_have_drawn(shop: Shop) -> None:
     with shop.connected("source") as source:
         source.execute("""

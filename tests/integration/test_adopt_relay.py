@@ -42,6 +42,7 @@ def store() -> Iterator[Store]:
         yield store
 
 
+@pytest.mark.long
 def test_rows_take_their_shards_from_others_while_all_is_changed(store: Store) -> None:
     assert [t.name for t in store.plan.tables if t.kind is Kind.DERIVED] == [
         "public.items",

@@ -240,6 +240,7 @@ def test_a_table_that_is_changed_meanwhile_stops_the_switch(shop: Shop) -> None:
     assert_as_before(shop)
 
 
+@pytest.mark.long
 def test_a_transaction_that_has_written_is_waited_for(shop: Shop) -> None:
     adoption.run(shop.catalog, shop.plan)
     waited: list[str] = []

@@ -263,6 +263,7 @@ def test_tokens_of_a_file(tmp_path: Path) -> None:
     assert (ran.returncode, "No such file" in ran.stderr) == (1, True)
 
 
+@pytest.mark.long
 def test_a_token_that_others_may_read_is_warned_of(tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs" / "how-to" / "console.md"
     (make,) = re.findall(r"^    (.*openssl rand.*)$", page.read_text("utf-8"), re.MULTILINE)

@@ -158,6 +158,7 @@ def test_a_job_that_fails_says_why(nodes: TwoNodes, client: TestClient) -> None:
     assert nodes.catalog.node_of(shard).name == "a"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [long(signal.SIGTERM), signal.SIGKILL])
 def test_a_console_that_ends_in_the_midst_of_a_move_leaves_one_to_resume(
     nodes: TwoNodes, number: int

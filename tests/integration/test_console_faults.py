@@ -33,6 +33,8 @@ from shardids.ids.layout import DEFAULT
 from tests.support.consoles import TOKEN, browsing, ended, process, told
 from tests.support.waiting import wait_for
 
+pytestmark = pytest.mark.long
+
 SHARDS = 6
 PAGES = ("cluster", "nodes", "rates", "map", "shards/0", "shards/5", "moves", "migrations", "doctor")
 
@@ -65,7 +67,6 @@ def node(client: TestClient, name: str) -> Any:
     return next(one for one in told(client, "/api/nodes") if one["name"] == name)
 
 
-@pytest.mark.long
 def test_a_node_that_hangs_holds_no_page_and_keeps_what_was_known(servers: list[EmbeddedServer]) -> None:
     with browsing(servers[0].url()) as client:
         wait_for(lambda: node(client, "b")["up"], "node b")

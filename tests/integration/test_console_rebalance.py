@@ -17,6 +17,8 @@ from tests.support.lengths import long
 from tests.support.moves import TwoNodes, assert_one_owner, schema, two_nodes
 from tests.support.waiting import PATIENCE_S, wait_for
 
+pytestmark = pytest.mark.long
+
 USERS = 500
 """How many each shard of node a has; nothing is on node b."""
 SHARDS = range(4)

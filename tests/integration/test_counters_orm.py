@@ -102,6 +102,7 @@ def test_objects_are_numbered(cluster: Cluster) -> None:
     ]
 
 
+@pytest.mark.long
 def test_many_objects_are_numbered_in_one_statement(cluster: Cluster) -> None:
     create_all(cluster)
     with cluster.session(key="ann") as session:

@@ -40,6 +40,7 @@ def folder() -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
+@pytest.mark.long
 def test_a_cluster_that_stays(folder: Path) -> None:
     home = folder / "cluster"
     servers = devcluster.up(home, 2, 4)
@@ -183,6 +184,7 @@ def start_demo(
     )
 
 
+@pytest.mark.long
 def test_the_demo_proves_what_it_says(folder: Path) -> None:
     demo = start_demo(folder)
     told, errors = demo.communicate(timeout=120)

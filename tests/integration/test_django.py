@@ -105,6 +105,7 @@ def test_the_tables_are_those_that_migrate_makes(
     assert dumped(cluster_url, "shard_0003") == there
 
 
+@pytest.mark.long
 def test_manage_py_test(cluster_url: URL, admin: psycopg.Connection) -> None:
     done = manage(cluster_url, "test", SUITE)
     assert done.returncode == 0, done.stderr
@@ -125,6 +126,7 @@ def nodes() -> Iterator[TwoNodes]:
         nodes.catalog.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("scene", "more"),
     sampled(

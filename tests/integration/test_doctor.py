@@ -85,6 +85,7 @@ def test_a_cluster_that_is_well(pair: Pair) -> None:
     assert everything(*pair) == before
 
 
+@pytest.mark.long
 def test_a_session_that_holds_a_lock_in_a_statement_is_named_and_one_that_draws_is_not(pair: Pair) -> None:
     a, b = pair
     with closing(psycopg.connect(dsn(a))) as holder, closing(psycopg.connect(dsn(b))) as drawing:

@@ -197,6 +197,7 @@ def hide(admin: psycopg.Connection, name: str, hidden: str) -> None:
     admin.execute(f"alter database {hidden} allow_connections true")
 
 
+@pytest.mark.long
 def test_it_comes_back_with_the_catalog(
     make_database: MakeDatabase,
     blank_database: Callable[[], URL],

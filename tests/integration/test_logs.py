@@ -109,6 +109,7 @@ def test_records_of_a_move_as_json_hold_no_password(nodes: TwoNodes) -> None:
     assert {one["shard"] for one in of(stderr, "mover") if "program" not in one} == {shard}
 
 
+@pytest.mark.long
 def test_verbose_shows_the_steps_of_a_move_beside_clean_json(nodes: TwoNodes) -> None:
     shard = nodes.new_shard()
     result, stderr = run(nodes.catalog_url, "-v", "shard", "move", str(shard), "--to", "b", "--json")
@@ -120,6 +121,7 @@ def test_verbose_shows_the_steps_of_a_move_beside_clean_json(nodes: TwoNodes) ->
     assert "shardids.mover" not in quiet
 
 
+@pytest.mark.long
 def test_a_run_of_migrations(app: App) -> None:
     app.add_two()
     app.add("three", "op.execute(\"insert into users (name) values ('classified')\")", after="two")

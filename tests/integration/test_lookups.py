@@ -304,6 +304,7 @@ def test_a_deleted_address_is_free_in_every_shard_and_its_claim_is_swept(
     assert claims(cluster) == kept
 
 
+@pytest.mark.long
 def test_a_busy_shard_does_not_keep_a_sweep_from_others(cluster: Cluster, url: str) -> None:
     busy, gone = [one for n in range(99) if shard_of_claim(one := f"{n}-{uuid4()}", SHARDS) == 0][:2]
     claimed(cluster, busy, 1)
@@ -613,6 +614,7 @@ def test_tables_whose_privileges_claims_do_not_follow_are_refused(cluster: Clust
                 connection.commit()
 
 
+@pytest.mark.long
 def test_who_is_waited_for_is_named(cluster: Cluster, email: str) -> None:
     claimed(cluster, email, 1)
     with cluster.connection(1) as connection:
@@ -632,6 +634,7 @@ def test_a_backfill_waits_for_those_who_wrote_before(cluster: Cluster, email: st
     assert claims(cluster)[email] == 1
 
 
+@pytest.mark.long
 def test_a_clash_is_found_after_the_claim_and_the_row_have_moved(databases: BlankDatabases) -> None:
     urls = databases.take(), databases.take()
     open_signups(urls[0], {"a": urls[0], "b": urls[1]}, SHARDS)

@@ -115,6 +115,7 @@ def test_a_claim_whose_row_never_came_or_went_is_taken_over(cluster: Cluster, em
         assert claims(cluster)[email] == 1
 
 
+@pytest.mark.long
 def test_a_row_that_may_still_come_is_waited_for(cluster: Cluster, email: str) -> None:
     with psql(cluster, 1) as one, psql(cluster, 2) as two:
         one.execute(f"begin; {inserted(1, email)}")
@@ -172,6 +173,7 @@ def test_sessions_claim_where_triggers_do_not(cluster: Cluster, email: str, url:
             lookups.backfill(catalog, EMAIL)
 
 
+@pytest.mark.long
 def test_transactions_that_are_prepared_claim(cluster: Cluster, email: str) -> None:
     with psql(cluster, 1) as one, psql(cluster, 2) as two:
         one.execute(f"begin; {inserted(1, email)}; prepare transaction '{email}'")
@@ -236,6 +238,7 @@ def test_a_connection_that_was_lost_is_made_again(cluster: Cluster, email: str) 
         one.execute(";".join(inserted(1, f"new-{n}-{email}") for n in range(8)))
 
 
+@pytest.mark.long
 def test_moves_take_triggers_along_and_tell_all_nodes(databases: BlankDatabases) -> None:
     urls = databases.take(), databases.take()
     open_signups(urls[0], {"a": urls[0], "b": urls[1]}, SHARDS)
@@ -443,6 +446,7 @@ def test_triggers_find_claims_where_sessions_do(cluster: Cluster, strings: str) 
             assert found == (shard_of_claim(value, 1_000),), kind
 
 
+@pytest.mark.long
 def test_a_node_that_was_not_told_refuses_what_it_can_not_claim(
     cluster: Cluster, email: str, url: str
 ) -> None:

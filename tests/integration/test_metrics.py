@@ -284,6 +284,7 @@ def _ending_in(days: float) -> Layout:
     return Layout(epoch_ms=epoch_ms, time_bits=33, shard_bits=12, sequence_bits=10)
 
 
+@pytest.mark.long
 def test_a_node_that_stops_and_comes_back_while_the_others_are_read(caplog: pytest.LogCaptureFixture) -> None:
     with temporary_servers(2) as servers, caplog.at_level(logging.INFO, "shardids.metrics"):
         url = devcluster.found(servers, 4)
@@ -355,6 +356,7 @@ def test_a_silent_node_takes_no_longer_than_the_timeout() -> None:
             wait_for(lambda: read(collector)["shardids_node_up", "b"], "the node is read again")
 
 
+@pytest.mark.long
 def test_who_asks_during_a_reading_is_given_it() -> None:
     with temporary_servers(2) as servers, Proxy(servers[1].port) as proxy:
         url = devcluster.found(servers, 4)
@@ -383,6 +385,7 @@ def test_a_node_whose_url_is_none_leaves_the_others(
     assert 'node "b" could not be read: ' in caplog.text
 
 
+@pytest.mark.long
 def test_what_was_read_before_a_failure_is_kept(blank_database: Blank) -> None:
     url = blank_database()
     found_cluster(url, {"a": url}, BATCH + 4)

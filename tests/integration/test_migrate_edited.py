@@ -82,6 +82,7 @@ def test_a_revision_edited_between_shards_is_told_until_it_is_stamped(app: App) 
     assert set(app.revisions().values()) == {("two",)}
 
 
+@pytest.mark.long
 def test_every_way_to_run_a_revision_records_the_same(app: App) -> None:
     app.add_two()
     app.add("asks", 'op.get_bind().execute(sa.text("select 1"))', after="two")
@@ -135,6 +136,7 @@ def test_a_failed_revision_records_nothing(app: App) -> None:
     assert {shard for shard in ALL if after[shard] == of_files(app, "one", "two")} == {*ALL} - {2}
 
 
+@pytest.mark.long
 def test_plain_alembic_works_beside_the_hashes(app: App) -> None:
     app.add_two()
     app.up("one")

@@ -278,8 +278,21 @@ def test_revisions_are_written_in_their_branch(app: App) -> None:
     app.up()
     assert len(set(app.revisions().values())) == 1
     with_metadata(app)
+    # What all shards of a node share is none of a shard's revision.
+    for shard in (0, 4):
+        app.ask(shard, "create table public.countries (code text primary key)")
+    checked = app("check")
+    assert (checked.code, checked.out, checked.err) == (0, "", "No difference\n")
     added = app("revision", "-m", "by comparison", "--autogenerate")
     assert added.code == 0, added
+    (written,) = (app.folder / "versions").glob("*_by_comparison.py")
+    assert "drop_table" not in written.read_text()
+    # A model of that name is to be made in the shards.
+    env = "import sqlalchemy as sa\nfrom shardids.migrate import run_environment\n"
+    model = "sa.Table('countries', sa.MetaData(), sa.Column('code', sa.Text, primary_key=True)).metadata"
+    (app.folder / "env.py").write_text(f"{env}run_environment({model})\n")
+    app.up()
+    assert "add table: countries" in app("check").out
 
 
 def test_the_two_branches_stay_apart(app: App) -> None:

@@ -259,6 +259,7 @@ def test_a_shard_that_another_run_has_migrated_meanwhile(app: App, monkeypatch: 
 SLOW = """op.execute("create table t (); select pg_sleep(0.3)")"""
 
 
+@pytest.mark.long
 def test_an_interruption_finishes_the_shards_that_run(app: App) -> None:
     app.add("one", SLOW)
     run = app.start("up", "--json")

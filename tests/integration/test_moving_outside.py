@@ -58,6 +58,7 @@ class Meanwhile:
                 self._end()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("prepare", "begin", "end"),
     [
@@ -128,6 +129,7 @@ def test_a_prepared_transaction_is_named(nodes: TwoNodes) -> None:
     assert "two" in names(nodes, shard)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("statements", "changed"),
     [
@@ -366,6 +368,7 @@ def test_what_is_not_moved_is_refused_by_name(nodes: TwoNodes, statements: str, 
             source.execute("drop publication feed")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("statements", "changed"),
     [

@@ -91,6 +91,7 @@ def _add_photo(session: object) -> int:
     return int(photo.id)
 
 
+@pytest.mark.long
 def test_a_shard_that_moves_under_load_is_read_once(nodes: TwoNodes) -> None:
     with Cluster.connect(nodes.catalog_url) as cluster, Traffic(cluster) as traffic:
         wait_for(lambda: traffic.reads > 2 and len(traffic.written) > SHARDS, "no read")

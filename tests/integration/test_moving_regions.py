@@ -211,6 +211,38 @@ def test_a_move_that_was_planned_before_the_region_is_refused(catalog: Catalog) 
     assert mover.all_moves(catalog) == []
 
 
+def test_a_node_is_replaced_where_shards_live_outside_of_their_region(
+    nodes: dict[str, URL], catalog: Catalog, run: Run
+) -> None:
+    """Shards 0 to 2 are on a, 3 on b, 4 and 5 on c. What is dropped is lost, as with a server."""
+    mover.move(catalog, 2, "a")
+    create_region(catalog, EU, ["a", "c"])
+    outside = {3: "b", 4: "c", 5: "c"}
+    for name, url in nodes.items():
+        assert "region" not in run("node", "replace", name, "--url", dsn(url)).output
+    assert catalog.placement().outside() == outside
+    for shard, name in ((2, "a"), (4, "c")):
+        with psycopg.connect(dsn(nodes[name]), autocommit=True) as connection:
+            connection.execute(f"drop schema shard_{shard:04} cascade".encode())
+    # Shard 2 has an old copy, outside; shard 4 has none, and is made again where it was.
+    expected = {
+        2: ("a", "b", 'shard 2 is of region "eu", and node "b", its home, is of no region'),
+        4: ("c", "c", 'shard 4 is of no region, and node "c", its home, is of region "eu"'),
+    }
+    for shard, (name, home, message) in expected.items():
+        replaced = ("node", "replace", name, "--url", dsn(nodes[name]))
+        accepted = (*replaced, "--accept-loss", str(shard))
+        for words, code in ((replaced, 3), ((*accepted, "--dry-run"), 0), ((*accepted, "--yes"), 0)):
+            told = run(*words, code=code).stderr
+            assert f"Warning: {message}. To bring it to a node of its own: shardids rebalance\n" in told
+        assert catalog.placement().outside() == {**outside, shard: home}
+        outside[shard] = home
+    with psycopg.connect(dsn(nodes["c"]), autocommit=True) as connection:
+        connection.execute(TABLE.replace("{s}", "shard_0004").encode())
+    run("rebalance")
+    assert catalog.placement().outside() == {}
+
+
 @pytest.mark.long
 def test_the_page(servers: Sequence[EmbeddedServer]) -> None:
     """docs/how-to/regions.md as it stands: its commands, and what its code prints."""

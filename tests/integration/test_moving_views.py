@@ -51,6 +51,7 @@ def run(nodes: TwoNodes, *words: str) -> Result:
     return CliRunner().invoke(app, [*words], env=environment, prog_name="shardids")
 
 
+@pytest.mark.long
 def test_a_view_shows_what_is_written_after_a_move_and_after_the_way_back(nodes: TwoNodes) -> None:
     with nodes.connected("a") as connection:
         before = connection.execute("select * from shardids_views.photos order by id").fetchall()

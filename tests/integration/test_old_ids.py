@@ -238,6 +238,7 @@ def statements(shop: Shop, draw: random.Random) -> Iterator[Any]:
     yield select(Event.id).where(Event.id == one, select(Item.id).where(Item.id == Event.id).exists())
 
 
+@pytest.mark.long
 def test_statements_are_answered_as_by_one_database_or_refused(shop: Shop, cluster: Cluster) -> None:
     draw = random.Random(int(os.environ.get("SHARDIDS_FUZZ_SEED", "4711")))
     refused = merged = 0

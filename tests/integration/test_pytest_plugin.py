@@ -105,6 +105,7 @@ def databases(admin: psycopg.Connection) -> set[str]:
     return {name for (name,) in found}
 
 
+@pytest.mark.long
 def test_the_session_is_rolled_back_after_each_test(
     folder: Path, server_url: URL, admin: psycopg.Connection
 ) -> None:
@@ -164,6 +165,7 @@ def test_no_tables_were_made(shard_cluster, shard_session):
     assert "2 workers can't share the cluster of one catalog" in ran.stdout
 
 
+@pytest.mark.long
 def test_wrong_settings_are_told_in_a_line(folder: Path) -> None:
     url = "postgresql://u:secret@127.0.0.1:1/d"
     (folder / "pytest.ini").write_text(f"[pytest]\nshardids_server = {url}\n")

@@ -128,6 +128,7 @@ def test_a_node_that_does_not_follow_is_named(nodes: Nodes) -> None:
     assert again.stdout == "All nodes follow the writer, with the same rows\n", again.stderr
 
 
+@pytest.mark.long
 def test_a_commit_waits_while_another_node_becomes_the_writer(nodes: Nodes) -> None:
     def move_to(node: str) -> None:
         references.move_writer(nodes.catalog, node)
@@ -484,6 +485,7 @@ def test_a_shard_moves_with_its_references(nodes: Nodes) -> None:
     mover.purge(nodes.catalog, [shard])
 
 
+@pytest.mark.long
 def test_a_shard_is_not_moved_to_a_node_that_does_not_follow(nodes: Nodes) -> None:
     shard = nodes.shard_on("b")
     with nodes.connected("c") as connection:
@@ -510,6 +512,7 @@ def test_a_shard_is_not_moved_to_a_node_that_does_not_follow(nodes: Nodes) -> No
     mover.purge(nodes.catalog, [shard])
 
 
+@pytest.mark.long
 def test_a_pause_that_waits_for_reference_rows_ends_and_is_tried_again(nodes: Nodes) -> None:
     """The target has the shard's row before the row that it refers to: writers go on until it has both."""
     shard = nodes.shard_on("b")
@@ -667,6 +670,7 @@ def test_another_node_becomes_the_writer_while_it_is_written_to(nodes: Nodes) ->
     references.drop_table(nodes.catalog, "plans")
 
 
+@pytest.mark.long
 def test_a_writer_that_can_not_be_moved_stays(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     planned = command("reference", "move", "--to", "b", "--dry-run", **nodes.environment)
     assert planned.stdout == 'Reference tables would be written to on node "b", before on "a"\n', (
@@ -935,6 +939,7 @@ def test_a_revision_for_the_node_changes_a_table_on_the_writer_last(
             wait_for(lambda c=connection: c.execute(query).fetchone() == there, "the column to arrive")
 
 
+@pytest.mark.long
 def test_the_doctor_finds_what_differs(nodes: Nodes) -> None:
     def found() -> list[tuple[str, tuple[str, ...]]]:
         report = doctor.examine(nodes.catalog)

@@ -19,6 +19,8 @@ from tests.support.faults import scaled
 from tests.support.lengths import long, sampled
 from tests.support.referring import Country, Nodes, database, nodes_at
 
+pytestmark = pytest.mark.long
+
 MAKING = [
     ("tables", "guard", 1),
     ("tables", "copy_definitions", 1),

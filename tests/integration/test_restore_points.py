@@ -80,6 +80,7 @@ def tokens(cluster: Cluster) -> set[str]:
         return {entry.transfer for entry in session.query(Entry)}
 
 
+@pytest.mark.long
 def test_two_nodes_restored_to_a_point_hold_no_half_transaction(
     servers: dict[str, EmbeddedServer], folder: Path
 ) -> None:

@@ -470,6 +470,7 @@ def _ask_the_query_node(pair: Pair, statement: Any, answer_of: Any, ordered: boo
     assert expected is None or found == expected, str(statement)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", range(-(-COUNT // PART)))
 @pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")
 def test_statements_are_answered_as_by_one_database_or_refused(pair: Pair, part: int) -> None:

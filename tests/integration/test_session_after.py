@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import ForeignKey, event, insert, select, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
@@ -14,6 +15,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from shardids import AsyncCluster, Cluster, primary_key
 from shardids.client.blocks import next_ids
 from shardids.errors import BadArgument, ShardFenced, TooFarAhead
+from tests.conftest import dsn
 
 
 class Base(DeclarativeBase):
@@ -121,6 +123,57 @@ def test_a_session_over_all_shards_calls_the_function_itself(cluster: Cluster, q
         )
         assert session.scalars(insert(Note).returning(Note.id), **here).one() > question
         session.rollback()
+
+
+@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+def test_two_phases_take_it_too(cluster: Cluster, cluster_url: Any, question: int, end: str) -> None:
+    """Those of SQLAlchemy: a prepared transaction, in doubt or not, holds nothing of its shard's clock."""
+    with cluster.session(shard=HERE, after=question, twophase=True) as session:
+        assert min(by_flush(session)) > question
+        session.rollback()
+        first = by_flush(session)
+        session.commit()
+        assert first[0] > question
+        in_doubt = by_flush(session)
+        session.prepare()
+        # The client is lost.
+        session.invalidate()
+    with psycopg.connect(dsn(cluster_url), autocommit=True) as connection:
+        ((gid,),) = connection.execute(
+            "select gid from pg_prepared_xacts where database = current_database()"
+        )
+        try:
+            # Others are raised past its IDs, and draw.
+            answered = cluster.run(by_flush, shard=HERE, after=in_doubt)
+            further = in_doubt[-1] + (1_000 << cluster.layout.shard_bits + cluster.layout.sequence_bits)
+            raised = cluster.run(by_flush, shard=HERE, after=further)
+            assert sorted([*first, *in_doubt, *answered, further, *raised]) == [
+                *first, *in_doubt, *answered, further, *raised
+            ]  # fmt: skip
+        finally:
+            connection.execute(f"{end} PREPARED '{gid}'".encode())
+    with cluster.session(shard=HERE) as session:
+        ids = session.scalars(select(Note.id).order_by(Note.id)).all()
+        assert ids == [*first, *(in_doubt if end == "COMMIT" else []), *answered, *raised]
+        # The raise outlives the transaction that is rolled back.
+        assert by_flush(session)[0] > raised[-1]
+
+
+def test_two_phases_on_two_nodes_call_the_function(cluster: Cluster, question: int) -> None:
+    later = question + (1_000 << cluster.layout.shard_bits + cluster.layout.sequence_bits)
+    with cluster.sharded_session(twophase=True) as session:
+        for shard in (HERE, THERE):
+            session.connection(bind_arguments={"shard_id": shard}).execute(
+                text("select shardids.advance_past(:shard, :id)"), {"shard": shard, "id": later}
+            )
+        ids = [
+            session.scalars(insert(Note).returning(Note.id), bind_arguments={"shard_id": shard}).one()
+            for shard in (HERE, THERE)
+        ]
+        session.commit()
+    assert min(ids) > later
+    with cluster.sharded_session() as session:
+        assert [session.get_one(Note, one).id for one in ids] == ids
 
 
 def test_asyncio_takes_it_too(cluster_url: Any, cluster: Cluster, question: int) -> None:

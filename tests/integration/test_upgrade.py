@@ -109,6 +109,7 @@ def test_migrations_ask_for_the_upgrade(old: URL, tmp_path: Path) -> None:
     assert "shardids upgrade" in ran.stderr
 
 
+@pytest.mark.long
 def test_one_upgrade_at_a_time_and_none_of_what_is_newer(old: URL) -> None:
     with catalog_at(old) as catalog, one_run(catalog, "upgrade"):
         refused = upgrade(old)

@@ -25,6 +25,7 @@ def found_in(week: Week) -> list[Anomaly]:
     return stats.of(week.ids(), now=week.end + timedelta(seconds=3)).anomalies
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("shards", "rows"), [(4, 5_000), (8, 20_000), (32, 100_000), (1024, 200_000)])
 def test_an_ordinary_week_raises_no_alarm(shards: int, rows: int) -> None:
     for seed in range(6):

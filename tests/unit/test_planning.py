@@ -6,7 +6,7 @@ import json
 import math
 import shlex
 import subprocess
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,6 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardids.cli import COMMANDS
+from shardids.cli.plan import _OPTIONS
 from shardids.errors import BadArgument
 from shardids.ids.layout import DEFAULT, DISCORD, JS53, Layout
 from shardids.planning import Load, Node, key_bytes, limits, plan, validate
@@ -42,7 +44,7 @@ def test_what_is_planned_holds_the_load(load: Load) -> None:
     except BadArgument:
         return  # rightly, as the next test says
     layout = made.layout
-    assert validate(load, layout=layout, shards=made.shards, now=NOW) == []
+    assert validate(load, layout=layout, shards=made.shards, now=NOW, node=Node()) == []
     assert layout.id_bits <= 63
     assert layout.years_left(NOW) >= load.years
     for year in (0.0, load.years / 2, load.years):
@@ -75,6 +77,8 @@ def test_the_arithmetic() -> None:
     year = 50_000 * SECONDS_A_YEAR
     assert load.rows_after(1) == pytest.approx(1e9 + year * 0.4 / math.log(1.4))
     assert Load(ids_per_second=1).rows_after(3) == pytest.approx(3 * SECONDS_A_YEAR)
+    slow = Load(ids_per_second=1, growth=5e-10).rows_after(1) / SECONDS_A_YEAR
+    assert slow - 1 == pytest.approx(2.5e-10, rel=1e-5)
     assert load.bytes_after(0) == pytest.approx(122.5e9)
     made = plan(Load(ids_per_second=5000, peak=8), now=NOW)
     assert (made.layout, made.shards) == (DEFAULT, 2048)
@@ -172,7 +176,8 @@ def test_more_shards_a_node_than_were_measured(shards: int, nodes: int, year: fl
         (JS53, 65, Load(ids_per_second=1), ["65 shards: 6 bits"]),
         (JS53, 64, Load(ids_per_second=3e6), ["IDs a millisecond: a shard of 64"]),
         (DEFAULT, 64, Load(ids_per_second=1, years=100), ["years: its time ends at 2093"]),
-        (DISCORD, 64, Load(ids_per_second=1), ["sign: its IDs turn negative at 2084"]),
+        (DISCORD, 64, Load(ids_per_second=1, years=57), []),
+        (DISCORD, 64, Load(ids_per_second=1, years=58), ["sign: its IDs turn negative at 2084"]),
         (
             Layout.parse("41-12-10@4102444800000"),
             64,
@@ -186,6 +191,35 @@ def test_why_a_layout_does_not_fit(layout: Layout, shards: int, load: Load, word
     why = validate(load, layout=layout, shards=shards, now=NOW)
     assert len(why) == len(words)
     assert all(one.startswith(word) for one, word in zip(why, words, strict=True))
+
+
+ROWS, DISK = Node(rows_per_second=11_500, disk=1e18), Node(disk=4e8)
+
+
+@pytest.mark.parametrize(
+    ("node", "shards", "load", "words"),
+    [
+        (ROWS, 9, Load(ids_per_second=100_000), []),
+        (
+            ROWS,
+            8,
+            Load(ids_per_second=100_000),
+            "after 0 years rows a second takes 9, and there are 8",
+        ),
+        (ROWS, 8, Load(ids_per_second=100_000, growth=-0.5), "after 0 years rows a second takes 9,"),
+        (ROWS, 8, Load(ids_per_second=50_000, growth=0.1), "after 10 years rows a second takes 12,"),
+        (ROWS, 8, Load(ids_per_second=1e8, years=1), "after 0 years rows a second takes 8,696,"),
+        (ROWS, 8, Load(ids_per_second=1, peak=1e12), "after 0 years rows a second takes 8.7e+07,"),
+        (DISK, 60, Load(ids_per_second=9, growth=-0.9, keep_years=2.0), "after 2 years disk takes 85,"),
+        (DISK, 90, Load(ids_per_second=9, growth=-0.9, keep_years=2.0), []),
+        (DISK, 90, Load(ids_per_second=9, growth=-0.9, rows=2e8), "after 10 years disk takes 225,"),
+    ],
+)
+def test_each_node_takes_a_shard(node: Node, shards: int, load: Load, words: str) -> None:
+    why = validate(load, layout=DEFAULT, shards=shards, now=NOW, node=node)
+    without = validate(load, layout=DEFAULT, shards=shards, now=NOW)
+    assert len(why) - len(without) == bool(words)
+    assert not words or why[-1].startswith(f"nodes: {words}")
 
 
 @pytest.mark.parametrize(
@@ -277,6 +311,9 @@ def test_the_command() -> None:
     unfit = command(*words, "--layout", "js53", "--shards", "65", "--json")
     assert unfit.returncode == 1
     assert json.loads(unfit.stdout)["fits"] is False
+    crowded = command(*words, "--layout", "default", "--node-disk", "4GB")
+    assert crowded.returncode == 1
+    assert crowded.stdout.startswith("nodes: after 5 years disk takes ")
 
 
 @pytest.mark.parametrize(
@@ -292,6 +329,7 @@ def test_the_command() -> None:
         ["--keep", "90"],
         ["--shards", "4"],
         ["--layout", "js53", "--shards", "0"],
+        ["--layout", "js53", "--shards", "65537"],
     ],
 )
 def test_the_command_refuses_nonsense(words: list[str]) -> None:
@@ -311,12 +349,22 @@ def test_the_command_refuses_nonsense(words: list[str]) -> None:
         (["--node-connections", "0"], "--node-connections must be above 0"),
         (["--latency-ms", "-3"], "--latency-ms must be above 0 and at most 1e+18, not -3"),
         (["--years", "inf"], "--years must be above 0 and at most 1000, not inf"),
+        (["--growth", "-99%/m"], "--growth: '-99%/m' leaves nothing in a year"),
+        (["--layout", "default", "--price", "node=400"], "--price does not go with --layout"),
     ],
 )
 def test_what_is_wrong_is_said_in_the_name_of_its_option(words: list[str], said: str) -> None:
     ran = command("--ids-per-second", "5", *words)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert said in " ".join(ran.stderr.split())
+
+
+def test_each_field_that_an_error_names_has_an_option() -> None:
+    """``fill`` alone has none, and the command leaves it as it is."""
+    named = {one.name for one in (*fields(Load), *fields(Node))}
+    assert named - {"fill"} == _OPTIONS.keys()
+    taken = {option for one in COMMANDS["plan"].load("plan").params for option in one.opts}
+    assert {*_OPTIONS.values()} <= taken
 
 
 def test_figures_are_whole_on_a_narrow_terminal() -> None:
