@@ -19,7 +19,6 @@ from shardids.catalog.lookups import PREFIX
 from shardids.migrate.hashes import recorder
 from shardids.models.columns import next_id
 from shardids.models.counters import RowNumber
-from shardids.models.references import is_reference
 
 OWN_VERSION_TABLE = "shardids_version"
 """The version table of shardids' own revisions; applications have another."""
@@ -111,7 +110,8 @@ def comparison(options: Mapping[str, Any]) -> dict[str, Any]:
 
     def include_object(item: Any, name: str | None, type_: str, reflected: bool, compare_to: Any) -> bool:
         is_ours = name in OWN_NAMES or str(name).startswith(PREFIX)
-        if type_ == "table" and (is_ours or is_reference(item)):
+        # A shard's tables have no schema in the models; others are shared, as reference tables are.
+        if type_ == "table" and (is_ours or item.schema is not None):
             return False
         return include is None or bool(include(item, name, type_, reflected, compare_to))
 

@@ -153,7 +153,8 @@ class _Block(str):
 
 
 def _made_by(metadata: MetaData) -> Iterator[ops.MigrateOperation]:
-    for table in metadata.sorted_tables:
+    # Tables with a schema are shared by shards, and none of theirs.
+    for table in (table for table in metadata.sorted_tables if table.schema is None):
         yield ops.CreateTableOp.from_table(table)
         for index in sorted(table.indexes, key=lambda index: str(index.name)):
             yield ops.CreateIndexOp.from_index(index)

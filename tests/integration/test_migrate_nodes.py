@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import psycopg
 import pytest
 from sqlalchemy.engine import URL
 
+from shardids.migrate import scaffold
 from tests.conftest import MakeRole, dsn
 from tests.support.clusters import connected
 from tests.support.lengths import sampled
@@ -289,10 +291,31 @@ def test_revisions_are_written_in_their_branch(app: App) -> None:
     assert "drop_table" not in written.read_text()
     # A model of that name is to be made in the shards.
     env = "import sqlalchemy as sa\nfrom shardids.migrate import run_environment\n"
-    model = "sa.Table('countries', sa.MetaData(), sa.Column('code', sa.Text, primary_key=True)).metadata"
-    (app.folder / "env.py").write_text(f"{env}run_environment({model})\n")
+    model = "sa.Table('countries', sa.MetaData(), sa.Column('code', sa.Text, primary_key=True){}).metadata"
+    (app.folder / "env.py").write_text(f"{env}run_environment({model.format('')})\n")
     app.up()
     assert "add table: countries" in app("check").out
+    shared = model.format(", schema='public'").replace("countries", "currencies")
+    (app.folder / "env.py").write_text(f"{env}run_environment({shared})\n")
+    assert app("check").err == "No difference\n"
+
+
+def test_the_first_revision_leaves_out_what_is_not_of_a_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models_of_init.py").write_text(
+        "import sqlalchemy as sa\n"
+        "metadata = sa.MetaData()\n"
+        "code = sa.Column('code', sa.Text, primary_key=True)\n"
+        "sa.Table('countries', metadata, code, schema='public')\n"
+        "sa.Table('users', metadata, sa.Column('id', sa.BigInteger, primary_key=True),"
+        " sa.Column('country', sa.ForeignKey('public.countries.code')))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    written = scaffold.init(tmp_path / "migrations", "models_of_init:metadata").read_text()
+    assert "create_table('users'" in written
+    assert "create_table('countries'" not in written
 
 
 def test_the_two_branches_stay_apart(app: App) -> None:
