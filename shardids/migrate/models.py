@@ -50,6 +50,7 @@ def run_environment(metadata: MetaData | Sequence[MetaData] | None = None, **opt
     given: dict[str, Any] | None = context.config.attributes.get("shardids")
     if given is None:
         raise CommandError("this environment is for all shards of a cluster; run it with: shardids migrate")
+    given["reached"] = True
     connection: Connection | None = given["connection"]
     common: dict[str, Any] = comparison(_recording(options, given)) | {
         "target_metadata": metadata,

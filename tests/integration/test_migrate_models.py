@@ -1,4 +1,4 @@
-"""What ``check`` and ``revision --autogenerate`` compare."""
+"""What ``check`` and ``revision --autogenerate`` compare, and environments that are not of shardids."""
 
 from __future__ import annotations
 
@@ -44,6 +44,14 @@ sa.Table(
     comment="it's people",
 )
 """
+OF_ALEMBIC = """
+from alembic import context
+
+context.configure(URL, target_metadata=None)
+with context.begin_transaction():
+    context.run_migrations()
+"""
+
 
 def write(app: App, age: int, options: str = "") -> None:
     """Writes the models and an environment that compares them, with these options."""
@@ -94,3 +102,26 @@ def test_other_schemas_are_not_read(app: App) -> None:
     env = "import sqlalchemy as sa\nfrom shardids.migrate import run_environment\n"
     (app.folder / "env.py").write_text(f"{env}run_environment(sa.MetaData(), include_schemas=True)\n")
     assert app("check").err == "No difference\n"
+
+
+@pytest.mark.parametrize("url", ["", "url='postgresql://'", "dialect_name='postgresql'"])
+def test_an_environment_that_runs_for_no_shard_is_refused(app: App, url: str) -> None:
+    app.add_two()
+    (app.folder / "env.py").write_text(OF_ALEMBIC.replace("URL", url) if url else "import os\n")
+    for words in (("up",), ("up", "--dry-run"), ("sql", "base:head")):
+        ran = app(*words)
+        assert (ran.code, "env.py did not call shardids.migrate.run_environment()" in ran.err) == (2, True), (
+            ran
+        )
+    assert set(app.revisions().values()) == {None}
+
+
+def test_an_environment_that_ends_in_an_error_first_says_it(app: App) -> None:
+    app.add_two()
+    # As alembic init writes it, without a URL.
+    (app.folder / "env.py").write_text(OF_ALEMBIC.replace("URL", "url=None"))
+    ran = app("up")
+    assert (ran.code, "run_environment(): Exception: Connection, url, or dialect_name" in ran.err) == (
+        2,
+        True,
+    )
