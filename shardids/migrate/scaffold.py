@@ -75,6 +75,11 @@ def init(folder: Path, models: str, message: str = "the models") -> Path:
     metadata, import_line, expression = load_metadata(models)
     if not metadata.tables:
         raise BadArgument(f"{models!r} has no tables", hint="Name the module that defines all models.")
+    if all(table.schema is not None for table in metadata.tables.values()):
+        raise BadArgument(
+            f"{models!r} has no table of a shard: all have a schema",
+            hint="Tables of shards are in each shard's: leave schema= out of their metadata and models.",
+        )
     (folder / "versions").mkdir(parents=True)
     env = Template((_TEMPLATES / "env.py.template").read_text(encoding="utf-8"))
     (folder / "env.py").write_text(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -125,3 +126,16 @@ def test_an_environment_that_ends_in_an_error_first_says_it(app: App) -> None:
         2,
         True,
     )
+
+
+def test_models_that_are_all_in_a_schema_are_none_of_a_shard(
+    app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "models_in_a_schema.py").write_text(
+        "import sqlalchemy as sa\nimport shardids\nm = sa.MetaData(schema='app')\n"
+        "sa.Table('users', m, shardids.primary_key_column('id'))\n"
+    )
+    ran = app("init", str(tmp_path / "new"), "--models", "models_in_a_schema:m")
+    assert (ran.code, "all have a schema" in ran.err) == (2, True), ran
+    assert not (tmp_path / "new").exists()
