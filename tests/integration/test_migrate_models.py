@@ -139,3 +139,13 @@ def test_models_that_are_all_in_a_schema_are_none_of_a_shard(
     ran = app("init", str(tmp_path / "new"), "--models", "models_in_a_schema:m")
     assert (ran.code, "all have a schema" in ran.err) == (2, True), ran
     assert not (tmp_path / "new").exists()
+
+
+def test_one_revision_back_from_two_heads_is_refused(app: App) -> None:
+    for name in ("a", "b"):
+        app.add(name, f"op.create_table('{name}', key_column())", f"op.drop_table('{name}')")
+        app.up(name)
+    for words in (("down",), ("down", "-1")):
+        ran = app(*words)
+        assert (ran.code, "shards are at several heads, a, b" in ran.err) == (2, True), ran
+    assert set(app.revisions().values()) == {("a", "b")}
