@@ -32,7 +32,12 @@ from shardids.errors import (
 
 SAFE_PATH = "pg_catalog, pg_temp"
 """A search_path on which only PostgreSQL has functions and operators: pg_temp is not searched for them."""
+_PINNED = (("search_path", SAFE_PATH), ("datestyle", "ISO"))
+"""Settings of administrative sessions; psycopg can't read times in another style."""
 _IS_PINNED = "shardids_is_pinned"
+
+_TRANSACTION_ENDED = ("25P03", "25P04")
+"""SQLSTATEs of a session that the server ends because its transaction is idle, or lasts, too long."""
 
 OLDEST_SERVER = 14
 """The oldest major version of PostgreSQL that is supported."""
@@ -61,7 +66,7 @@ def open_engine(
     ``administrative``: for shardids' own statements, which run under READ COMMITTED. Every failure becomes a
     ShardidsError; otherwise only lost connections and the errors that shardids defines do, and the rest stay
     SQLAlchemy's.
-    In such sessions names without a schema are PostgreSQL's own: see :func:`_pin_search_path`.
+    In such sessions names without a schema are PostgreSQL's own: see :func:`_pin_settings`.
 
     ``connect_timeout_s``: how long each of the server's addresses is tried, unless the URL or
     ``PGCONNECT_TIMEOUT`` says it.
@@ -86,7 +91,7 @@ def open_engine(
             engine, "do_connect", lambda _dialect, _record, cargs, args: connect_watched(*cargs, **args)
         )
     if administrative:
-        _pin_search_path(engine)
+        _pin_settings(engine)
 
     @event.listens_for(engine, "handle_error", retval=True)
     def _translate(context: ExceptionContext) -> BaseException | None:
@@ -95,13 +100,13 @@ def open_engine(
         if context.is_pre_ping or not isinstance(error, psycopg.Error):
             return None
         ours = translate(error, what=what, url=url)
+        if ours is None and administrative:
+            ours = statement_failed(error, what, url)
         if isinstance(ours, ConnectionFailed) and _ended_a_transaction(context):
             return CommitUncertain(
                 f"{what} was lost at {shown_url(url)} during COMMIT or ROLLBACK: {_reason(error)}",
                 hint="Look whether the transaction was committed before it is run again.",
             )
-        if ours is None and administrative:
-            return statement_failed(error, what, url)
         return ours
 
     log_statements(engine, what)
@@ -125,12 +130,12 @@ def on_connect(engine: Engine, do: Callable[[psycopg.Connection[Any], Connection
             raise
 
 
-def _pin_search_path(engine: Engine) -> None:
+def _pin_settings(engine: Engine) -> None:
     """Keeps functions, operators and types that others plant in ``public`` out of shardids' own statements.
 
-    A session of its own gets a safe ``search_path`` once. Behind a pooler the setting would reach other
-    clients' sessions: there each transaction begins with it, and a statement in autocommit mode has to
-    qualify its names.
+    Also dates in a style of the role's or the database's. A session of its own gets safe settings once.
+    Behind a pooler they would reach other clients' sessions: there each transaction begins with them, and a
+    statement in autocommit mode has to qualify its names.
     """
 
     def _pin(connection: psycopg.Connection[Any], record: ConnectionPoolEntry) -> None:
@@ -138,8 +143,7 @@ def _pin_search_path(engine: Engine) -> None:
         connection.autocommit = True
         row = connection.execute(
             "select case when pg_catalog.pg_backend_pid() operator(pg_catalog.=)"
-            f" {connection.info.backend_pid}"
-            f" then pg_catalog.set_config('search_path', '{SAFE_PATH}', false) end"
+            f" {connection.info.backend_pid} then pg_catalog.concat({_set_pinned(is_local=False)}) end"
         ).fetchone()
         connection.autocommit = False
         record.info[_IS_PINNED] = row is not None and row[0] is not None
@@ -149,7 +153,13 @@ def _pin_search_path(engine: Engine) -> None:
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
         if not connection.info[_IS_PINNED] and not _is_autocommit(connection):
-            connection.exec_driver_sql(f"set local search_path = {SAFE_PATH}")
+            connection.exec_driver_sql(f"select {_set_pinned(is_local=True)}")
+
+
+def _set_pinned(*, is_local: bool) -> str:
+    return ", ".join(
+        f"pg_catalog.set_config('{name}', '{value}', {str(is_local).lower()})" for name, value in _PINNED
+    )
 
 
 def _is_autocommit(connection: Connection) -> bool:
@@ -274,8 +284,8 @@ def translate(error: psycopg.Error, *, what: str, url: URL) -> ShardidsError | N
 
 def _is_of_the_connection(error: psycopg.Error) -> bool:
     if error.sqlstate is not None:
-        # Lost, or ended by the server: connection_exception, admin_shutdown and its like.
-        return error.sqlstate.startswith("08") or error.sqlstate in ("57P01", "57P02", "57P03")
+        # Lost, or ended by the server: connection_exception, admin_shutdown and its like, a pause too long.
+        return error.sqlstate.startswith("08") or error.sqlstate in ("57P01", "57P02", "57P03", "57P05")
     # A ProgrammingError where the URL has an option that libpq does not know.
     return isinstance(error, psycopg.OperationalError) or "connection option" in str(error)
 
@@ -284,6 +294,11 @@ def statement_failed(error: psycopg.Error, what: str, url: URL) -> ShardidsError
     """Returns the exception for a statement of shardids itself that failed on a server."""
     diag = error.diag
     message, hint = diag.message_primary or str(error), diag.message_hint or ""
+    if error.sqlstate in _TRANSACTION_ENDED:
+        return ConnectionFailed(
+            f"{what} has ended the session at {shown_url(url)}: {message}",
+            hint="Run it again. The timeout may be set for the server, the database or the role.",
+        )
     if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
         return UnsupportedServer(
             f"{what} is read-only: {message}",

@@ -83,6 +83,11 @@ async def too_long(_request: Request, _error: Exception) -> Response:
     return refusal(413, "the request is longer than 1 MiB", "Send less at a time.")
 
 
+async def gone(_request: Request, _error: Exception) -> Response:
+    """Returns what nobody hears: who asked has gone before the request was whole."""
+    return refusal(400, "the request ended early")
+
+
 async def failed(request: Request, error: Exception) -> Response:
     """Returns that the console itself failed; what failed is in its log alone."""
     log.error("%s failed: %s", request.url.path, shown_error(error))

@@ -11,7 +11,7 @@ from typing import Any, Final
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -86,6 +86,7 @@ class Console:
                 ShardidsError: answers.refused,
                 HTTPException: answers.no_such,
                 TooLong: answers.too_long,
+                ClientDisconnect: answers.gone,
                 Exception: answers.failed,
             },
             lifespan=self._lifespan,
@@ -175,7 +176,8 @@ class Console:
         return answer(self._journal.moves(self._watcher.seen()))
 
     def _migrations(self, _request: Request) -> Response:
-        return answer(changes.migrations(self._slow.facts(self._watcher.seen()), self._databases))
+        seen = self._watcher.seen()
+        return answer(self._journal.migrations(seen, self._slow.facts(seen)))
 
     def _report(self, _request: Request) -> Response:
         report = self._settings.report
@@ -215,6 +217,7 @@ class Console:
             {
                 "read_at": seen.at,
                 "now": time.time(),
+                "clock_offset_s": figures.clock_offset_s(seen),
                 "catalog": figures.catalog(seen, self._settings.catalog_url),
                 "placement_version": seen.known and seen.known.version,
                 "unusual": self._unusual.values,

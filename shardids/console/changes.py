@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import Any, Final
 
@@ -9,6 +10,7 @@ from sqlalchemy import Connection, text
 
 from shardids.catalog.locks import AdvisoryLock
 from shardids.console.databases import Databases
+from shardids.console.figures import told
 from shardids.console.slow_facts import SlowFacts
 from shardids.console.watching import Seen
 from shardids.errors import ConnectionFailed, ShardidsError
@@ -26,11 +28,13 @@ Values = dict[str, Any]
 
 
 class Journal:
-    """The moves that are not over, and the last that are, as the catalog told them last."""
+    """Moves, the open ones and the last of the others, and runs of migrations, as the catalog said last."""
 
     def __init__(self, databases: Databases) -> None:
         self._databases = databases
         self._known: list[Move] | None = None
+        self._runs: list[str] | None = None
+        self._runs_at: float | None = None
 
     def moves(self, seen: Seen) -> list[Values]:
         """Returns them, newest first; while the catalog does not answer, what it said last.
@@ -54,6 +58,37 @@ class Journal:
             return [move for move in self.moves(seen) if move["done"] is None]
         except ShardidsError:
             return None
+
+    def migrations(self, seen: Seen, facts: SlowFacts) -> Values:
+        """How many shards are at which revision, and the runs that are under way.
+
+        While the catalog does not answer, ``running`` is what it said at ``running_at``; ``None`` if it was
+        never asked.
+
+        Raises:
+            ConnectionFailed: it has never answered at all.
+        """
+        error = seen.catalog_error
+        if seen.known is None or error is None:
+            try:
+                self._runs = self._databases.of_catalog(_running)
+                self._runs_at = time.time()
+            except ConnectionFailed as failure:
+                if seen.known is None:
+                    raise
+                error = failure
+        counts = Counter(facts.revisions.values())
+        return {
+            "read_at": facts.at,
+            "revisions": [
+                {"revision": revision, "shards": count}
+                for revision, count in sorted(counts.items(), key=lambda pair: -pair[1])
+            ],
+            "errors": facts.sentences,
+            "running": self._runs,
+            "running_at": self._runs_at,
+            "running_error": told(error),
+        }
 
 
 def move_values(move: Move, seen: Seen) -> Values:
@@ -94,20 +129,6 @@ def lags(seen: Seen, databases: Databases) -> dict[int, int]:
         for answer in answers.values()
         if not isinstance(answer, ShardidsError)
         for shard, lag in answer.items()
-    }
-
-
-def migrations(facts: SlowFacts, databases: Databases) -> Values:
-    """How many shards are at which revision, and the run that is under way."""
-    counts = Counter(facts.revisions.values())
-    return {
-        "read_at": facts.at,
-        "revisions": [
-            {"revision": revision, "shards": count}
-            for revision, count in sorted(counts.items(), key=lambda pair: -pair[1])
-        ],
-        "errors": facts.sentences,
-        "running": databases.of_catalog(_running),
     }
 
 

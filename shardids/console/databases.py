@@ -15,7 +15,7 @@ from shardids.catalog.nodes import administrative_engine
 from shardids.catalog.queries import prepare
 from shardids.catalog.rows import unknown_node
 from shardids.catalog.urls import parse_url, with_login_of
-from shardids.console.watching import Watcher
+from shardids.console.watching import Seen, Watcher
 from shardids.errors import ConnectionFailed, ShardidsError
 from shardids.logs import logger
 
@@ -45,6 +45,7 @@ class Databases:
         self._catalog = _Server("the catalog", self._login)
         self._nodes: dict[tuple[str, str], _Server] = {}
         self._lock = Lock()
+        watcher.listen(self._follow)
 
     def of_catalog(self, question: Question[T]) -> T:
         """Returns the catalog's answer.
@@ -101,12 +102,17 @@ class Databases:
             # To ask it again would take as long as the reading did.
             return node.error or ConnectionFailed(f'node "{name}" does not answer')
         with self._lock:
-            for old in [key for key in self._nodes if key[0] == name and key[1] != node.url]:
-                self._nodes.pop(old).close()
             if (name, node.url) not in self._nodes:
                 url = with_login_of(parse_url(node.url), self._login)
                 self._nodes[name, node.url] = _Server(f'node "{name}"', url)
             return self._nodes[name, node.url]
+
+    def _follow(self, seen: Seen) -> None:
+        """Closes the connections to databases that are nodes no more: nobody could drop these."""
+        there = {(node.name, node.url) for node in seen.nodes.values()}
+        with self._lock:
+            for gone in self._nodes.keys() - there:
+                self._nodes.pop(gone).close()
 
 
 def _answer(server: _Server, asked: Future[T | ShardidsError], seconds: float = ANSWER_S) -> T:

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from datetime import UTC, datetime
 from heapq import nlargest
+from statistics import median
 from typing import Any, Final
 
 import shardids
@@ -36,9 +37,19 @@ def cluster(seen: Seen, catalog_url: str, *, interval_s: float, actions: bool) -
         "actions": actions,
         "interval_s": interval_s,
         "history_s": HISTORY_S,
+        "clock_offset_s": clock_offset_s(seen),
         "read_at": seen.at,
         "now": time.time(),
     }
+
+
+def clock_offset_s(seen: Seen) -> float:
+    """How far the nodes' clocks are ahead of this machine's: the median of those that have told theirs.
+
+    The times in IDs are those of the nodes' clocks.
+    """
+    known = [one.answer.clock.offset_s for one in seen.nodes.values() if one.answer and one.answer.clock]
+    return round(median(known), 4) if known else 0.0
 
 
 def moves_open(seen: Seen) -> int | None:
@@ -129,6 +140,7 @@ def _node(node: SeenNode, seen: Seen) -> Values:
         "dbname": host_of(node.url)["dbname"],
         "region": known and known.node_regions.get(node.name),
         "outside_region": len(known.outside(node.name)) if known and node.name in known.nodes else 0,
+        "answered_at": node.answered_at,
         "read_at": node.read_at,
         "shards": dict(Counter(shard.state for shard in node.shards.values())),
         "placed": placed,

@@ -49,6 +49,9 @@ class History:
     ) -> None:
         """Adds what was read at a time."""
         numbers = sorted(shards)
+        # This machine's clock was set back: times after now were wrong, and would be out of order.
+        while self._points and self._points[-1].time >= time:
+            self._points.pop()
         self._points.append(
             Point(
                 time=time,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import numpy as np
 from sqlalchemy import Connection, text
 
 from shardids.console.databases import Databases
-from shardids.console.figures import owner_of, region_of
+from shardids.console.figures import clock_offset_s, owner_of, region_of
 from shardids.console.rows_of_ids import Found, Looked, look
 from shardids.console.watching import Seen
 from shardids.errors import BadArgument, ConnectionFailed, ShardidsError
@@ -63,9 +63,11 @@ def inspect(written: str, seen: Seen, databases: Databases, *, rows: bool) -> Va
     first = [int(one) for one in ids[:MOST_SHOWN]]
     past = _past(databases, {layout.decode(one).shard for one in first})
     looked = look(databases, seen, layout, first, past.old_ids_below) if rows else None
-    together = measured.of(ids, layout, old_ids_below=past.old_ids_below)
+    # Of the clocks that made the IDs: this machine's may be off.
+    now = datetime.now(UTC) + timedelta(seconds=clock_offset_s(seen))
+    together = measured.of(ids, layout, now=now, old_ids_below=past.old_ids_below)
     return {
-        "ids": [_told(one, seen, layout, past, looked) for one in first],
+        "ids": [_told(one, seen, layout, past, looked, now=now) for one in first],
         "count": int(ids.size),
         "bad": [{"text": word, "why": why} for word, why in bad[:_MOST_BAD]],
         "bad_count": len(bad),
@@ -99,8 +101,9 @@ def read(written: str, layout: Layout) -> tuple[Ids, list[tuple[str, str]]]:
     return found[~is_foreign], bad
 
 
-def _told(id_: int, seen: Seen, layout: Layout, past: Past, looked: Looked | None) -> Values:
-    now = datetime.now(UTC)
+def _told(
+    id_: int, seen: Seen, layout: Layout, past: Past, looked: Looked | None, *, now: datetime
+) -> Values:
     decoded = layout.decode(id_)
     found = looked.found.get(id_, Found()) if looked else Found()
     is_old = past.old_ids_below is not None and 0 <= id_ < past.old_ids_below

@@ -23,6 +23,8 @@ INTERVAL_S: Final = 5.0
 SHARDS_A_SECOND: Final = 280
 """How many shards are read a second: it bounds what the nodes spend on it, whatever their number."""
 _SECOND_LOOK_S: Final = 1.0
+_MISSED: Final = 3
+"""From so many intervals between readings on, and the time that one may take, the console had stopped."""
 
 log = logger("console")
 
@@ -36,7 +38,8 @@ class SeenNode:
         up: whether it answered this time, and is that node.
         error: why not, or not all of it.
         answer: the newest answer that said what it is; ``None`` if there never was one.
-        read_at: when its shards were read last, in seconds since 1970; of a standby, when it answered.
+        answered_at: when that was, in seconds since 1970.
+        read_at: when its shards were read last; of a standby, when it answered.
         shards: its shards by number, as they were read last; none while it answers without them.
         per_second: ticks that were drawn from shards a second between the last two readings; ``None`` if it
             did not answer both.
@@ -48,6 +51,7 @@ class SeenNode:
     up: bool
     error: ShardidsError | None = None
     answer: NodeAnswer | None = None
+    answered_at: float | None = None
     read_at: float | None = None
     shards: Mapping[int, Shard] = field(default_factory=dict)
     per_second: Mapping[int, float] | None = None
@@ -182,8 +186,9 @@ class Watcher:
             # What was known of them would look like what they are.
             shards = {}
         kept, read_at = (before.answer, before.read_at) if before else (None, None)
+        answered_at = before.answered_at if before else None
         if answer.state is not None:
-            kept = answer
+            kept, answered_at = answer, now
             if answer.shards is not None or answer.state.is_standby:
                 read_at = now
         return SeenNode(
@@ -192,6 +197,7 @@ class Watcher:
             up=up,
             error=answer.error,
             answer=kept,
+            answered_at=answered_at,
             read_at=read_at,
             shards=shards,
             per_second=per_second,
@@ -209,7 +215,11 @@ class Watcher:
             name for name, node in seen.nodes.items() if node.answer is None or not node.answer.has_all_shards
         )
         if nodes and seen.known is not None:
-            unread = set(range(seen.known.shard_count)) - _with_rate(seen.known, seen.nodes)
+            every = range(seen.known.shard_count)
+            if self._seen and seen.at - self._seen.at > _MISSED * self.interval_s + TIMEOUT_S:
+                # It slept, or its clock was set.
+                self.history.add(seen.at - self.interval_s, {}, {}, unread=every)
+            unread = set(every) - _with_rate(seen.known, seen.nodes)
             self.history.add(seen.at, nodes, shards, incomplete, unread)
 
 

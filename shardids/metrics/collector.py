@@ -57,8 +57,8 @@ class ClusterCollector(Collector):
         self._going_on: Future[list[Sample]] | None = None
 
     def describe(self) -> list[Metric]:
-        """Returns nothing, so that a registry does not ask the cluster when it is given the collector."""
-        return []
+        """Returns all metrics without samples, so that a registry knows their names and asks no cluster."""
+        return [_family(name) for name in METRICS]
 
     def collect(self) -> Iterator[Metric]:
         """Yields the metrics of a reading; see :meth:`read`."""

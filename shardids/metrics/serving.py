@@ -10,6 +10,7 @@ from threading import Event
 
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server, write_to_textfile
 
+from shardids.errors import BadArgument, ShardidsError
 from shardids.metrics.addresses import Address
 from shardids.metrics.collector import ClusterCollector
 from shardids.metrics.rates import INTERVAL_S
@@ -45,9 +46,22 @@ def write(collector: ClusterCollector, path: Path) -> None:
     """Writes the metrics to a file for node_exporter, under another name that then takes the file's place.
 
     Rates need two looks, so this takes half a second and more.
+
+    Raises:
+        BadArgument: something is there that is no file, such as a device or a link to one.
+        ShardidsError: the system refuses to write; what was there stays as it was.
     """
+    if path.exists() and not path.is_file():
+        raise BadArgument(f"{path} is no file to be replaced", hint="Give the name of one: FILE.prom")
     _look_before(collector)
-    write_to_textfile(str(path), _registry(collector))
+    try:
+        write_to_textfile(str(path), _registry(collector))
+    except OSError as error:
+        # The system names the other file, which is gone, or none at all.
+        raise ShardidsError(
+            f"can't write {path}: {error.strerror or error}",
+            hint="Its folder has to exist, to have room, and to take new files of this user.",
+        ) from error
 
 
 def _look_before(collector: ClusterCollector) -> None:

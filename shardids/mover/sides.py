@@ -24,6 +24,9 @@ SESSION = {
     "idle_in_transaction_session_timeout": "15s",
     # What is repeated in the pause is planned before it.
     "plan_cache_mode": "force_generic_plan",
+    # Rows that one node writes as text mean the same to another, whatever is set for role and database.
+    "intervalstyle": "postgres",
+    "extra_float_digits": "1",
     "client_connection_check_interval": "5s",
     "tcp_keepalives_idle": "10",
     "tcp_keepalives_interval": "3",

@@ -41,8 +41,9 @@ def limits(load: Load, *, layout: Layout, shards: int, nodes: int, node: Node, n
     """Returns what ends when, the first first, if nothing is added.
 
     Raises:
-        BadArgument: more shards than the layout has, or no shard or node.
+        BadArgument: more shards than the layout has, or no shard or node; or ``now`` has no time zone.
     """
+    require_aware(now)
     checked_integer("shards", shards, 1, layout.shard_limit)
     checked_integer("nodes", nodes, 1, 1 << 16)
     each = layout.ids_per_second
@@ -84,8 +85,9 @@ def validate(
     of nodes.
 
     Raises:
-        BadArgument: no shard.
+        BadArgument: no shard; or ``now`` has no time zone.
     """
+    require_aware(now)
     checked_integer("shards", shards, 1, 1 << 16)
     why = []
     if shards > layout.shard_limit:
@@ -108,6 +110,12 @@ def validate(
     if node is not None:
         why += _nodes_without_shards(load, node, shards)
     return why
+
+
+def require_aware(now: datetime) -> None:
+    """Raises BadArgument if a time has no time zone."""
+    if now.utcoffset() is None:
+        raise BadArgument(f"{now.isoformat()} has no time zone: a time must be an aware datetime")
 
 
 def _nodes_without_shards(load: Load, node: Node, shards: int) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Final
 from shardids.errors import BadArgument
 from shardids.ids.layout import DEFAULT, Layout
 from shardids.ids.text import checked_integer
-from shardids.planning.fitness import HEADROOM, Limit, limits, require_fit
+from shardids.planning.fitness import HEADROOM, Limit, limits, require_aware, require_fit
 from shardids.planning.load import Load, Node
 
 _SPREADS: Final = (8, 4, 2, 1)
@@ -60,8 +60,7 @@ def plan(load: Load, *, node: Node | None = None, now: datetime | None = None) -
             zone.
     """
     node, now = node or Node(), now or datetime.now(UTC)
-    if now.utcoffset() is None:
-        raise BadArgument(f"{now.isoformat()} has no time zone: a time must be an aware datetime")
+    require_aware(now)
     years = [_year(load, node, at) for at in _steps(load)]
     most_nodes = max(one.nodes for one in years)
     layout, shards = _default(load, most_nodes, now) or _own(load, most_nodes, now)

@@ -141,9 +141,13 @@ def bounds_of(ordered: Integers) -> tuple[int, int]:
     """
     few = min(max(ordered.size // _STRAY, _STRAYS), ordered.size // _STRAYS_OF)
     low, high = few, ordered.size - 1 - few
-    least = max(int(ordered[high] - ordered[low]), _LEAST_GAP_MS)
-    before = np.flatnonzero(np.diff(ordered[: low + 1]) > least)
-    after = np.flatnonzero(np.diff(ordered[high:]) > least)
-    first = int(before[-1]) + 1 if before.size else 0
-    last = high + int(after[0]) if after.size else ordered.size - 1
-    return int(ordered[first]), int(ordered[last])
+    while True:
+        least = max(int(ordered[high] - ordered[low]), _LEAST_GAP_MS)
+        before = np.flatnonzero(np.diff(ordered[: low + 1]) > least)
+        after = np.flatnonzero(np.diff(ordered[high:]) > least)
+        first = int(before[-1]) + 1 if before.size else 0
+        last = high + int(after[0]) if after.size else ordered.size - 1
+        if (first, last) == (low, high):
+            return int(ordered[first]), int(ordered[last])
+        # What is not behind such a gap is of the rest, which may last longer with it.
+        low, high = first, last

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -232,7 +231,6 @@ def test_too_long_a_text_is_refused_at_once_and_leaves_no_answer(
             page.locator("#ids").fill(str(id_))
             expect(page.locator(".one").get_by_role("heading")).to_have_text(str(id_))
             opened.requests.clear()
-            begun = time.monotonic()
             if how == "filled":
                 page.locator("#ids").fill(text)
             else:
@@ -245,7 +243,6 @@ def test_too_long_a_text_is_refused_at_once_and_leaves_no_answer(
             expect(page.locator(".ask [role=status]")).to_contain_text("More than 1 MB")
             expect(page.locator(".one")).to_have_count(0)
             expect(page.locator("#ids")).to_have_value("")
-            assert time.monotonic() - begun < 5, (len(text), how)
             assert not [asked for asked in opened.requests if asked.endswith("/api/inspect")]
 
 
@@ -318,11 +315,16 @@ def test_rates_are_drawn_as_they_come(nodes: TwoNodes, url: str, open_page: Open
     expect(page.get_by_role("group", name="Nodes: figures").locator("tbody tr")).to_have_count(2)
 
 
+def lively(page: Page) -> Page:
+    """A page that has what it knows as ``live`` of its window: what waits takes no promise for an answer."""
+    page.evaluate("async () => { window.live = (await import('/live.js')).live; }")
+    return page
+
+
 def test_the_page_keeps_an_hour_of_rates_however_often_they_come(url: str, open_page: Open) -> None:
-    page = open_page(url, "rates").page
+    page = lively(open_page(url, "rates").page)
     page.evaluate(
-        """async () => {
-          const { live } = await import("/live.js");
+        """() => {
           const now = live.cluster.read_at;
           const times = Array.from({ length: 4000 }, (_, at) => now - 3999 + at);
           const old = times.map((_, at) => at < 9 ? 1 : null);
@@ -330,13 +332,37 @@ def test_the_page_keeps_an_hour_of_rates_however_often_they_come(url: str, open_
         }"""
     )
     page.wait_for_function(
-        """async () => {
-          const { live } = await import("/live.js");
+        """() => {
           const { times, nodes, shards } = live.rates;
           return times.length > 3500 && times.length < 3610 && times.at(-1) - times[0] <= 3600
             && nodes.a.length === times.length && !("5" in shards);
         }"""
     )
+
+
+def test_the_page_asks_again_for_what_it_missed(url: str, open_page: Open) -> None:
+    page = lively(open_page(url, "rates").page)
+    page.wait_for_function("() => live.rates.times.length > 5")
+    page.evaluate("() => { live.rates.times = live.rates.times.map((time) => time - 1000); }")
+    page.wait_for_function(
+        """() => {
+          const { times } = live.rates;
+          return times.at(-1) > Date.now() / 1000 - 100 && times.length > 5 && times.at(-1) - times[0] < 900;
+        }"""
+    )
+
+
+def test_ages_are_right_when_the_server_s_clock_is_set(url: str, open_page: Open) -> None:
+    page = lively(open_page(url, "rates").page)
+    for seconds in (600, -600):
+        page.evaluate(
+            """seconds => {
+              const now = performance.now;
+              performance.now = () => now.call(performance) + seconds * 1000;
+            }""",
+            seconds,
+        )
+        page.wait_for_function("() => Math.abs(live.now() - Date.now() / 1000) < 3")
 
 
 def test_sizes_are_read_again_when_asked_for(url: str, open_page: Open) -> None:
@@ -480,8 +506,9 @@ def test_a_dead_node_is_shown_as_one(nodes: TwoNodes, url: str, open_page: Open)
 
 
 def test_a_dead_catalog_leaves_what_was_known(nodes: TwoNodes, url: str, open_page: Open) -> None:
-    found = open_page(url, "map")
-    page = found.page
+    page = open_page(url, "moves").page
+    expect(page.locator("main")).to_contain_text("No shard has a revision", timeout=20_000)
+    page.goto(f"{url}/#map")
     nodes.servers["a"].stop()
     try:
         expect(page.locator("#alerts")).to_contain_text("The catalog does not answer", timeout=20_000)
@@ -492,6 +519,9 @@ def test_a_dead_catalog_leaves_what_was_known(nodes: TwoNodes, url: str, open_pa
         expect(page.locator("main")).to_contain_text("no move was open.")
         expect(page.locator("main")).to_contain_text("no shard had been moved yet.")
         expect(page.locator("main")).to_contain_text("When the catalog answered last, ")
+        migrations = page.locator("section", has=page.get_by_role("heading", name="Migrations")).last
+        expect(migrations).to_contain_text(", no run was under way.")
+        expect(migrations).to_contain_text("No shard has a revision")
         page.goto(f"{url}/#health")
         expect(page.locator(".tile").filter(has_text="Moves open")).to_contain_text("none, as of ")
         page.goto(f"{url}/#map/40")
@@ -500,7 +530,6 @@ def test_a_dead_catalog_leaves_what_was_known(nodes: TwoNodes, url: str, open_pa
         nodes.servers["a"].start(attached=True)
     expect(page.locator("#alerts")).to_be_empty(timeout=20_000)
     expect(page.locator(".drawer")).to_contain_text("It was never moved.")
-    found.errors.clear()  # the browser itself reports that migrations can't be read
 
 
 def test_a_lost_connection_is_told_and_comes_back(nodes: TwoNodes, browser: Browser) -> None:

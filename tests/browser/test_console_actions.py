@@ -144,6 +144,25 @@ def test_a_shard_comes_back_over_its_old_copy(nodes: TwoNodes, url: str, open_pa
     assert nodes.catalog.node_of(9).name == "a"
 
 
+def test_nothing_is_offered_that_a_catalog_that_is_down_would_refuse(
+    nodes: TwoNodes, url: str, open_page: Open
+) -> None:
+    page = open_page(url, "map/40").page
+    buttons = page.get_by_role("button", name="…")
+    expect(buttons).to_have_count(3)
+    nodes.servers["a"].stop()
+    try:
+        actions = page.locator(".drawer .actions")
+        expect(actions).to_contain_text("once the catalog answers", timeout=20_000)
+        expect(page.locator(".drawer .facts")).to_contain_text("active")
+        expect(page.locator(".head")).to_contain_text("rebalanced once the catalog answers")
+        expect(buttons).to_have_count(0)
+    finally:
+        nodes.servers["a"].start(attached=True)
+        nodes.catalog.engine.dispose()  # the server has ended its connections
+    expect(buttons).to_have_count(3, timeout=20_000)
+
+
 def test_a_rebalance_is_planned_first(url: str, open_page: Open) -> None:
     page = open_page(url, "map").page
     page.get_by_role("button", name="Rebalance …").click()

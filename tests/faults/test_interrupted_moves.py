@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import psycopg
@@ -10,7 +11,7 @@ import pytest
 from shardids import mover
 from shardids.dev.embedded import temporary_servers
 from shardids.errors import ClusterConflict, MoveFailed
-from shardids.mover import replication
+from shardids.mover import replication, sides
 from tests.support.clusters import Nursery
 from tests.support.interrupts import interrupt_after
 from tests.support.moves import (
@@ -87,6 +88,25 @@ def test_an_interrupt_between_the_switch_and_its_answer(
         state = connection.execute("select state from shardids.shard where id = %s", [shard])
         assert state.fetchone() == ("moved",)
     assert finish(nodes, shard, mover.abort).outcome == "moved"
+    assert_one_owner(nodes, shard)
+
+
+def test_a_target_that_ends_the_idle_activation_is_activated_again(
+    nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catalog answers late: somebody else holds the shard's row of the placement."""
+    monkeypatch.setitem(sides.SESSION, "idle_in_transaction_session_timeout", "2s")
+    shard, timers = nodes.new_shard(), []
+
+    def hold(event: mover.Event) -> None:
+        if isinstance(event, mover.StepBegun) and event.step == "place":
+            holder = psycopg.connect(nodes.catalog_url)
+            holder.execute("select from shardids_catalog.placement where shard = %s for update", [shard])
+            timers.append(threading.Timer(4, holder.close))
+            timers[0].start()
+
+    assert mover.move(nodes.catalog, shard, "b", on_event=hold).outcome == "moved"
+    timers[0].join()
     assert_one_owner(nodes, shard)
 
 

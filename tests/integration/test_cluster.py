@@ -449,6 +449,21 @@ def test_a_session_that_the_server_ended(shared: Cluster, home: URL, admin: psyc
         assert session.scalars(select(Note).limit(1)).all() is not None
 
 
+def test_a_session_that_the_server_ended_because_it_was_idle(
+    shared: Cluster, admin: psycopg.Connection
+) -> None:
+    with shared.session(shard=7) as session:
+        pid = session.scalar(text("select pg_backend_pid()"))
+        session.execute(text("set idle_session_timeout = '50ms'"))
+        session.commit()
+        there = "select from pg_stat_activity where pid = %s"
+        wait_for(lambda: admin.execute(there, [pid]).fetchone() is None, "the server to end it")
+        with pytest.raises(ConnectionFailed, match='node "b"'):
+            session.scalars(select(Note).limit(1)).all()
+        session.rollback()
+        assert session.scalars(select(Note).limit(1)).all() is not None
+
+
 def test_a_connection_that_is_lost_in_a_function_names_the_reason_and_not_its_context(
     shared: Cluster,
 ) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.engine import URL
 from starlette.testclient import TestClient
 
+from shardids.catalog import clock
 from shardids.console.databases import Databases
 from shardids.console.history import History
 from shardids.console.rows_of_ids import look
@@ -205,8 +209,8 @@ def test_a_row_with_the_same_key_in_two_tables_is_told_of_both(
 
 
 def test_ids_that_are_none_of_this_cluster(client: TestClient) -> None:
-    time = DEFAULT.decode(1 << 58).time
-    future, nowhere = DEFAULT.encode(ms=(1 << 41) - 2, shard=1), DEFAULT.encode(at=time, shard=9)
+    born = DEFAULT.decode(1 << 58).time
+    future, nowhere = DEFAULT.encode(ms=(1 << 41) - 2, shard=1), DEFAULT.encode(at=born, shard=9)
     found = inspected(client, f"-5 12x {1 << 64} {future} {nowhere} 0x '; drop table users; --1")
     assert [one["id"] for one in found["ids"]] == [str(future), str(nowhere)]
     assert "from the future" in found["ids"][0]["note"]
@@ -255,14 +259,31 @@ def test_doctor_runs_when_it_is_told_to(client: TestClient) -> None:
     assert found["well"] == all(one["severity"] == "info" for one in found["findings"])
 
 
+def test_ids_are_judged_by_the_clocks_that_made_them(
+    cluster: tuple[URL, URL], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    behind = SimpleNamespace(time=lambda: time.time() - 600, monotonic=time.monotonic)
+    monkeypatch.setattr(clock, "time", behind)  # as if the servers were ten minutes ahead of this machine
+    now = datetime.now(UTC)
+    ids = [DEFAULT.encode(at=now + timedelta(minutes=minutes), shard=1) for minutes in (5, 20)]
+    with browsing(cluster[0]) as client:
+        assert round(told(client, "/api/cluster")["clock_offset_s"]) == 600
+        found = inspected(client, " ".join(map(str, ids)))
+    assert found["ids"][0]["note"] is None
+    assert "from the future" in found["ids"][1]["note"]
+    assert found["left_out"] == {"future": 1, "far": 0}
+
+
 def test_moves_and_migrations_of_a_cluster_that_had_none(client: TestClient) -> None:
     assert told(client, "/api/moves") == []
     wait_for(lambda: told(client, "/api/migrations")["read_at"], "revisions in the background")
-    assert told(client, "/api/migrations") | {"read_at": 0} == {
+    assert told(client, "/api/migrations") | {"read_at": 0, "running_at": 0} == {
         "read_at": 0,
         "revisions": [{"revision": None, "shards": 8}],
         "errors": [],
         "running": [],
+        "running_at": 0,
+        "running_error": None,
     }
 
 

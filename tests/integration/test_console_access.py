@@ -76,6 +76,7 @@ def test_a_name_that_was_given_is_served(closed_console: TestClient) -> None:
         {"Origin": "http://evil.example"},
         {"Origin": "null"},
         {"Origin": "http://127.0.0.1:8089"},
+        {"Origin": "http://[::1"},
         {"Sec-Fetch-Site": "cross-site"},
         {"Sec-Fetch-Site": "same-site"},
     ],

@@ -15,22 +15,32 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from socketserver import StreamRequestHandler, TCPServer
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import psycopg
 import pytest
+from sqlalchemy.engine import make_url
 from starlette.testclient import TestClient
 
+from shardids.catalog.locks import AdvisoryLock
+from shardids.console import watching
 from shardids.console.databases import ANSWER_S
 from shardids.console.events import MOST_STREAMS
+from shardids.console.figures import rates
 from shardids.console.guard import Access
+from shardids.console.history import rate_of
 from shardids.console.prometheus import STEP_S, Prometheus
 from shardids.console.serving import MOST_CONNECTIONS
+from shardids.console.watching import Watcher
 from shardids.dev import devcluster
 from shardids.dev.embedded import EmbeddedServer, temporary_servers
 from shardids.ids.layout import DEFAULT
-from tests.support.consoles import TOKEN, browsing, ended, process, told
+from shardids.install import provision
+from shardids.metrics.rates import INTERVAL_S
+from tests.support.clusters import catalog_at, sessions
+from tests.support.consoles import TOKEN, browsing, ended, get, process, told
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.long
@@ -182,6 +192,30 @@ def test_moves_are_those_of_the_last_answer_while_the_catalog_is_down(servers: l
             connection.execute("delete from shardids_catalog.move")
 
 
+def test_migrations_are_those_of_the_last_answer_while_the_catalog_is_down(
+    servers: list[EmbeddedServer],
+) -> None:
+    with browsing(servers[0].url()) as client:
+        try:
+            with psycopg.connect(
+                servers[0].url(), autocommit=True, application_name="a run of ann"
+            ) as connection:
+                connection.execute("select pg_advisory_lock(%s)", [int(AdvisoryLock.MIGRATE_RUN)])
+                found = told(client, "/api/migrations")
+                assert (found["running"], found["running_error"]) == (["a run of ann"], None)
+            wait_for(lambda: told(client, "/api/migrations")["read_at"], "revisions in the background")
+            begun = time.time()
+            servers[0].stop("immediate")
+            wait_for(lambda: not told(client, "/api/cluster")["catalog"]["up"], "that the catalog is down")
+            found = told(client, "/api/migrations")
+            assert found["revisions"] == [{"revision": None, "shards": SHARDS}]
+            assert found["running_at"] <= begun
+            assert "the catalog" in found["running_error"]
+        finally:
+            if not servers[0].is_running:
+                servers[0].start(attached=True)
+
+
 def test_a_shard_that_is_fenced_or_gone_is_shown_as_that(servers: list[EmbeddedServer]) -> None:
     def state_of(client: TestClient, shard: int) -> str:
         found = told(client, "/api/map")
@@ -195,6 +229,40 @@ def test_a_shard_that_is_fenced_or_gone_is_shown_as_that(servers: list[EmbeddedS
         wait_for(lambda: state_of(client, 4) == "active", "that shard 4 is active")
 
 
+def test_a_console_that_stopped_for_a_while_draws_no_line_over_it(
+    servers: list[EmbeddedServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Watcher(servers[0].url(), interval_s=5.0)) as watcher:
+        for now in (1000.0, 1005.0, 1010.0, 3000.0, 3005.0):
+            monkeypatch.setattr(watching, "time", SimpleNamespace(time=lambda now=now: now))
+            time.sleep(INTERVAL_S)
+            seen = watcher.look()
+        draw(servers[1], 4)
+        found = rates(seen, watcher.history)
+    assert found["times"] == [1000.0, 1005.0, 1010.0, 2995.0, 3000.0, 3005.0]
+    assert [rate is None for rate in found["nodes"]["b"]] == [True, False, False, True, False, False]
+    shard = [rate_of(point, 4) for point in watcher.history.points()]
+    assert [rate is None for rate in shard] == [True, False, False, True, False, False]
+
+
+def test_a_database_that_is_no_node_any_more_can_be_dropped(servers: list[EmbeddedServer]) -> None:
+    with psycopg.connect(servers[1].url(), autocommit=True) as b:
+        b.execute("create database left_over")
+        try:
+            url = make_url(servers[1].url("left_over"))
+            with catalog_at(servers[0].url()) as catalog:
+                provision.add_node(catalog, "c", servers[1].url("left_over"))
+                with browsing(servers[0].url()) as client:
+                    wait_for(lambda: any(one["name"] == "c" for one in told(client, "/api/nodes")), "node c")
+                    wait_for(lambda: told(client, "/api/map")["sizes_at"], "the sizes of shards")
+                    # Readings have one there, questions another.
+                    wait_for(lambda: sessions(b, url) == 2, "that node c is asked for sizes")
+                    provision.remove_node(catalog, "c")
+                    wait_for(lambda: not sessions(b, url), "that the console leaves it")
+        finally:
+            b.execute("drop database left_over")
+
+
 def test_a_node_whose_shards_can_t_be_read_does_not_look_well(servers: list[EmbeddedServer]) -> None:
     with browsing(servers[0].url()) as client, psycopg.connect(servers[1].url()) as b:
         wait_for(lambda: node(client, "b")["shards"] == {"active": 3}, "the shards of node b")
@@ -203,7 +271,7 @@ def test_a_node_whose_shards_can_t_be_read_does_not_look_well(servers: list[Embe
         locked = node(client, "b")
         assert locked["up"]
         assert (locked["shards"], locked["lead_s"], locked["ticks_per_s"]) == ({}, None, None)
-        assert locked["read_at"] < told(client, "/api/cluster")["read_at"]
+        assert locked["read_at"] < locked["answered_at"] <= told(client, "/api/cluster")["read_at"]
         found = told(client, "/api/map")
         assert [found["states"][state] for state in found["state"]] == ["active"] * 3 + ["unknown"] * 3
         assert told(client, "/api/shards/4")["highest_id"] is None
@@ -307,6 +375,18 @@ def test_an_endless_request_is_cut_off(servers: list[EmbeddedServer]) -> None:
         with suppress(ConnectionResetError):
             assert connection.recv(65536).startswith(b"HTTP/1.1 413")
         assert status_of(address, "/healthz") == 200
+
+
+def test_who_goes_before_a_request_is_whole_leaves_no_trace(servers: list[EmbeddedServer]) -> None:
+    with process(servers[0].url()) as (running, address):
+        host = urlsplit(address)
+        for path in (b"/api/inspect", b"/api/doctor", b"/login"):
+            with socket.create_connection((host.hostname, host.port)) as client:
+                client.sendall(b"POST " + path + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+                client.sendall(b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{")
+                time.sleep(0.2)  # the console has begun to wait for the rest
+        assert get(address, "/api/doctor")["state"] == "never"
+        assert ended(running)[1] == ""
 
 
 def test_who_is_silent_locks_nobody_out_and_fills_no_log() -> None:

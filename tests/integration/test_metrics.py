@@ -481,6 +481,36 @@ def test_once_prints_or_writes_a_file(pair: Pair, tmp_path: Path) -> None:
         assert "_total" not in text
 
 
+def test_a_file_that_can_t_be_written_is_named_and_stays(pair: Pair, tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    full.symlink_to("/dev/full")
+    there = tmp_path / ("s" * 250)  # as long as a name may be: the other one has no room
+    there.write_text("as it was")
+    for path, code, words in (
+        (full, 2, f"{full} is no file to be replaced"),
+        (tmp_path, 2, f"{tmp_path} is no file to be replaced"),
+        (tmp_path / "none" / "x.prom", 1, f"can't write {tmp_path}/none/x.prom: No such file or directory"),
+        (there, 1, f"can't write {there}: File name too long"),
+    ):
+        ran = command_here(
+            "metrics", "serve", "--once", "--textfile", str(path), SHARDIDS_CATALOG=dsn(pair[0])
+        )
+        assert (ran.returncode, ran.stdout) == (code, "")
+        assert words in ran.stderr
+    assert full.is_symlink()
+    assert there.read_text() == "as it was"
+    assert set(tmp_path.iterdir()) == {full, there}
+
+
+def test_a_scrape_may_ask_for_some_metrics_alone(pair: Pair) -> None:
+    with served(pair[0]) as (_, address, _):
+        wanted = "name[]=shardids_node_up&name[]=shardids_ticks_drawn_total"
+        with urllib.request.urlopen(f"{address}?{wanted}", timeout=PATIENCE_S) as answer:
+            text = answer.read().decode()
+    names = {line.split("{")[0] for line in text.splitlines() if not line.startswith("#")}
+    assert names == {"shardids_node_up", "shardids_ticks_drawn_total"}
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

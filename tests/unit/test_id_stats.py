@@ -24,6 +24,7 @@ from shardids.ids.text import to_signed, to_text
 from shardids.stats.anomalies import span
 from shardids.stats.order import pairs_out_of_order
 from shardids.stats.reading import read_ids
+from shardids.stats.series import bounds_of
 from tests.support.clusters import COMMAND, command_here, environment
 from tests.support.clusters import command as process
 from tests.support.planted import MONDAY, Week
@@ -33,6 +34,31 @@ NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 
 def id_at(ms: int, shard: int = 5, sequence: int = 0, layout: Layout = DEFAULT) -> int:
     return layout.encode(at=NOW + timedelta(milliseconds=ms), shard=shard, sequence=sequence)
+
+
+FAR = st.lists(st.integers(0, 600_000), max_size=6)
+
+
+@given(st.integers(0, 100_000), FAR, FAR)
+def test_what_is_left_out_is_further_from_the_rest_than_the_rest_lasts(
+    lasts: int, before: list[int], after: list[int]
+) -> None:
+    core = np.linspace(0, lasts, 100).astype(np.int64)
+    times = np.r_[-np.cumsum(before)[::-1], core, lasts + np.cumsum(after)].astype(np.int64)
+    first, last = bounds_of(times)
+    least = max(last - first, 60_000)
+    for left_out, gaps in ((times[times < first], first - times), (times[times > last], times - last)):
+        assert left_out.size <= 5
+        assert not left_out.size or gaps[gaps > 0].min() > least
+
+
+def test_one_by_one_further_is_not_far_from_all_others() -> None:
+    core = np.linspace(0, 100_000, 96).astype(np.int64)
+    thinner = np.array([190_000, 280_000, 370_000, 480_000])
+    assert bounds_of(np.r_[core, thinner]) == (0, 480_000)
+    assert bounds_of(np.r_[core, thinner + 10_001]) == (0, 100_000)
+    # What one end has at 90 s each makes 210 s at the other end near.
+    assert bounds_of(np.r_[-270_000, -180_000, -90_000, core, 310_000]) == (-270_000, 310_000)
 
 
 @given(st.lists(st.integers(0, 20), max_size=40))

@@ -249,8 +249,14 @@ def test_nonsense_is_refused_by_name(options: dict[str, float], word: str) -> No
 
 def test_what_can_not_be_planned() -> None:
     load = Load(ids_per_second=1.0)
-    with pytest.raises(BadArgument, match="has no time zone"):
-        plan(load, now=datetime(2026, 1, 1))
+    naive = datetime(2026, 1, 1)
+    for judge in (
+        lambda: plan(load, now=naive),
+        lambda: validate(load, layout=DEFAULT, shards=1, now=naive),
+        lambda: limits(load, layout=DEFAULT, shards=1, nodes=1, node=Node(), now=naive),
+    ):
+        with pytest.raises(BadArgument, match="has no time zone"):
+            judge()
     for years, foreign_keys in ((-1.0, 1), (math.nan, 1), (1001.0, 1), (1.0, -1)):
         with pytest.raises(BadArgument):
             key_bytes(load, years=years, foreign_keys=foreign_keys)

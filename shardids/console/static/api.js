@@ -10,9 +10,6 @@ export class ApiError extends Error {
   }
 }
 
-/** The server's clock, as its last answer said, and when that was: the browser's own clock may be wrong. */
-export const serverClock = { s: Date.now() / 1000, heard: performance.now() };
-
 /** @param {string} path @param {RequestInit} [options] @returns {Promise<any>} */
 async function ask(path, options) {
   let answer;
@@ -22,8 +19,6 @@ async function ask(path, options) {
     if (error instanceof DOMException && error.name === "AbortError") throw error;
     throw new ApiError("the console's server does not answer", "Is `shardids console` still running?", 0);
   }
-  const date = Date.parse(answer.headers.get("date") ?? "");
-  if (!Number.isNaN(date)) Object.assign(serverClock, { s: date / 1000 + 0.5, heard: performance.now() });
   const body = await answer.json().catch(() => null);
   if (answer.ok && body !== null) return body;
   if (answer.status === 401) {

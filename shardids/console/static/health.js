@@ -15,7 +15,7 @@ const COLUMNS = [
   { title: "Lead", class: "number", hint: "The shard that is furthest ahead of its server's clock" },
   { title: "Skew", class: "number", hint: "How far the node's clock is ahead of the others'" },
   { title: "Connections", class: "number" },
-  { title: "Replication lag", class: "number", hint: "The slot that is furthest behind, of moves and adoptions" },
+  { title: "Replication lag", class: "number", hint: "The slot that is furthest behind, whatever it is for" },
   { title: "In doubt", class: "number", hint: "Parts of transactions that are prepared and not ended" },
   { title: "Layout left", class: "number", hint: "Until the time of IDs is used up" },
 ];
@@ -145,7 +145,7 @@ function nodeRow(node, at) {
       h("span", { class: "host" }, ` ${node.host ?? ""}`, node.region ? `, region ${node.region}` : "")],
     node.up ? [h("span", { class: "chip good" }, "up"), " ", node.standby ? h("span", { class: "chip warn" }, "standby") : null,
       node.error ? [" ", h("span", { class: "chip warn" }, "not all read"), h("span", { class: "small soft" }, ` shards read ${ago(live.age(node.read_at))}`)] : null, why(node)]
-      : [h("span", { class: "chip bad" }, "down"), h("span", { class: "small soft" }, ` answered ${ago(live.age(node.read_at))}`),
+      : [h("span", { class: "chip bad" }, "down"), h("span", { class: "small soft" }, ` answered ${ago(live.age(node.answered_at))}`),
         why(node)],
     [count(node.placed), states.map(([state, number]) => [" ", state === "moved"
       ? h("span", { class: "chip", title: "Left by moves, until they are purged" }, plural(number, "old copy", "old copies"))

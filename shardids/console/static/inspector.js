@@ -160,7 +160,7 @@ function foundWords(one) {
 /** @param {any} one */
 function picture(one) {
   const known = [
-    ["Born", one.time === null ? UNKNOWN : [utc(one.time), h("span", { class: "soft" }, ` ${ago(live.now() - one.time)}`)]],
+    ["Born", one.time === null ? UNKNOWN : [utc(one.time), h("span", { class: "soft" }, ` ${ago(live.nowOfIds() - one.time)}`)]],
     ["Here", one.time === null ? null : local(one.time)],
     ["Shard", one.shard === null ? UNKNOWN : [h("a", { href: `#map/${one.shard}` }, one.shard), one.region ? ` in region ${one.region}` : ""]],
     ["Node", one.node ? [one.node, one.origin_differs ? h("span", { class: "soft" }, ` now; born on ${one.born_on}`) : null] : h("span", { class: "warn-text" }, "none")],

@@ -1,19 +1,25 @@
 // What is known of the cluster now: read once, then kept up to date by the server's events.
 
-import { get, post, serverClock } from "./api.js";
+import { get, post } from "./api.js";
 import { ago } from "./format.js";
 
 /**
  * @typedef {{name: string, up: boolean, error: string | null, host: string, shards: Record<string, number>, placed: number,
  *   ticks_per_s: number | null, lead_s: number | null, clock_skew_s: number | null, connections: number | null,
  *   max_connections: number | null, years_left: number | null, replication_lag_bytes: number | null,
- *   in_doubt: number | null, standby: boolean, region: string | null, outside_region: number, read_at: number | null}} ClusterNode
+ *   in_doubt: number | null, standby: boolean, region: string | null, outside_region: number, answered_at: number | null, read_at: number | null}} ClusterNode
  * @typedef {{first: number, nodes: string[], states: string[], revisions: string[], node: (number | null)[],
  *   state: (number | null)[], ticks_per_s: (number | null)[], lead_s: (number | null)[], size_bytes: (number | null)[],
  *   lag_bytes: (number | null)[], revision: (number | null)[], regions: string[], region: (number | null)[], sizes_at: number | null,
  *   sizes_tried_at: number | null, sizes_errors: string[]}} ShardMap
- * @typedef {{times: number[], nodes: Record<string, (number | null)[]>, shards: Record<string, (number | null)[]>, note?: string}} Rates
+ * @typedef {{times: number[], nodes: Record<string, (number | null)[]>, shards: Record<string, (number | null)[]>, note?: string,
+ *   source?: string}} Rates
  */
+
+/** The server's clock, and when it showed that: the browser's own may be wrong, and so may a proxy's, which writes `Date`. */
+const clock = { s: Date.now() / 1000, heard: performance.now() };
+/** From so many seconds on, the server's clock was set, or the browser slept. */
+const CLOCK_STEP_S = 5;
 
 class Live extends EventTarget {
   /** @type {any} */ cluster = null;
@@ -28,7 +34,12 @@ class Live extends EventTarget {
 
   /** The server's clock now, in seconds since 1970; the browser's own may differ from it. */
   now() {
-    return serverClock.s + (performance.now() - serverClock.heard) / 1000;
+    return clock.s + (performance.now() - clock.heard) / 1000;
+  }
+
+  /** The nodes' clocks now, which IDs tell: the server's own may be off. */
+  nowOfIds() {
+    return this.now() + (this.cluster?.clock_offset_s ?? 0);
   }
 
   /** How old a reading is, in seconds. @param {number | null | undefined} at */
@@ -79,6 +90,7 @@ class Live extends EventTarget {
   async reload() {
     const cluster = await get("cluster");
     this.cluster = cluster;
+    Object.assign(clock, { s: cluster.now, heard: performance.now() });
     const part = (/** @type {string} */ path, /** @type {(answer: any) => void} */ take) => get(path).then(take, () => {});
     // What cannot be read now stays as it was: a part that fails is no reason to show nothing.
     await Promise.all([
@@ -138,15 +150,19 @@ class Live extends EventTarget {
   #tick(tick) {
     const wasKnown = this.known || !tick.catalog.up;
     const placed = this.cluster.placement_version;
-    for (const key of ["read_at", "catalog", "placement_version", "moves_open", "unusual"]) this.cluster[key] = tick[key] ?? this.cluster[key];
+    for (const key of ["read_at", "catalog", "placement_version", "moves_open", "unusual", "clock_offset_s"]) this.cluster[key] = tick[key] ?? this.cluster[key];
     this.nodes = tick.nodes;
+    const gap = tick.rates.time - (this.rates?.times.at(-1) ?? tick.rates.time);
+    // What a page did not hear the console may know; Prometheus has its own times.
+    const missed = this.rates?.source === "memory" && gap > 3 * this.cluster.interval_s + 5;
+    const isSet = Math.abs(tick.now - this.now()) > CLOCK_STEP_S;
     this.#append(tick.rates);
     if (this.map) Object.assign(this.map, tick.map);
     const over = tick.moves ? this.#merge(tick.moves) : false;
     if (tick.job) this.#work(tick.job);
     this.changed("tick");
     const ignore = () => {}; // the next tick asks again
-    if (!wasKnown || placed !== tick.placement_version) this.reload().catch(ignore);
+    if (!wasKnown || missed || isSet || placed !== tick.placement_version) this.reload().catch(ignore);
     else if (over) {
       this.reloadMoves().catch(ignore);
       this.reloadMap().catch(ignore);

@@ -130,7 +130,9 @@ export function mount(root, argument) {
     as.choose(chosen.as);
     by.group.hidden = picture.hidden = chosen.as !== "map";
     tablePlace.hidden = chosen.as !== "table";
-    show(actions, live.cluster.actions ? h("button", { type: "button", "data-key": "rebalance", on: { click: () => openAction("rebalance", null) } }, "Rebalance …") : null);
+    show(actions, !live.cluster.actions ? null : live.cluster.catalog.up
+      ? h("button", { type: "button", "data-key": "rebalance", on: { click: () => openAction("rebalance", null) } }, "Rebalance …")
+      : h("span", { class: "soft small" }, "They can be rebalanced once the catalog answers."));
     if (chosen.as === "table") table.update();
     else showLegend();
     if (open !== null && open >= total()) route(wanted);

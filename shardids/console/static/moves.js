@@ -38,7 +38,8 @@ export function mount(root) {
     show(open.body, running.length ? h("ul", { class: "moving" }, running.map(moving)) : noneOpen());
     show(past.body, over.length ? pastTable(over) : h("p", { class: "empty" },
       !live.moves ? UNREAD : live.knownAgo ? `When the catalog answered last, ${live.knownAgo}, no shard had been moved yet.` : "No shard was moved yet."));
-    show(migrations.body, problem ? h("p", { class: "notice bad" }, problem) : migrated ? migrationsOf(migrated) : h("p", { class: "empty" }, "Reading revisions …"));
+    show(migrations.body, problem ? h("p", { class: "notice bad" }, problem) : null,
+      migrated ? migrationsOf(migrated) : problem ? null : h("p", { class: "empty" }, "Reading revisions …"));
   }
   load();
   live.reloadMoves().catch(() => {});
@@ -112,9 +113,12 @@ function migrationsOf(answer) {
   const runs = answer.running ?? [];
   const all = revisions.reduce((/** @type {number} */ total, /** @type {any} */ one) => total + one.shards, 0);
   const unread = (answer.errors ?? []).map((/** @type {string} */ sentence) => h("p", { class: "notice bad" }, `Not all revisions were read: ${sentence}`));
-  if (!answer.read_at && !unread.length) return h("p", { class: "empty" }, "Reading revisions …");
+  const asked = answer.running_error ? h("p", { class: "warn-text" }, answer.running
+    ? `When the catalog answered last, ${ago(live.age(answer.running_at))}, ${runs.length ? "a run was under way:" : "no run was under way."}`
+    : "Whether a run is under way is not known: the catalog does not answer.") : null;
+  if (!answer.read_at && !unread.length) return [asked, h("p", { class: "empty" }, "Reading revisions …")];
   if (!revisions.some((/** @type {any} */ one) => one.revision !== null) && !runs.length && !unread.length) {
-    return h("div", { class: "empty" }, h("p", null, "No shard has a revision: the application's tables were not migrated by shardids. To begin:"), command("shardids migrate init --help"));
+    return [asked, h("div", { class: "empty" }, h("p", null, "No shard has a revision: the application's tables were not migrated by shardids. To begin:"), command("shardids migrate init --help"))];
   }
   return [
     unread,
@@ -123,7 +127,8 @@ function migrationsOf(answer) {
       h("span", { class: "label" }, h("code", null, one.revision ?? "none")),
       h("span", { class: "progress", "aria-hidden": "true" }, h("i", { style: { width: `${((one.shards / Math.max(1, all)) * 100).toFixed(1)}%` } })),
       h("span", { class: "number" }, plural(one.shards, "shard"))))),
-    runs.map((/** @type {string} */ run) => h("p", null, h("span", { class: "chip own" }, "running"), " ", run)),
+    asked,
+    runs.map((/** @type {string} */ run) => h("p", null, h("span", { class: "chip own" }, answer.running_error ? "not known" : "running"), " ", run)),
     answer.read_at ? h("p", { class: "soft small" }, `Read ${ago(live.age(answer.read_at))}.`) : null,
   ];
 }

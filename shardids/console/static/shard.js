@@ -73,7 +73,9 @@ export function mountShard(root, close) {
     const button = (/** @type {string} */ action, /** @type {string} */ words) =>
       h("button", { type: "button", "data-key": `${action} ${shard}`, on: { click: () => openAction(action, shard) } }, words);
     const [other, words] = state() === "fenced" ? ["unfence", "Activate …"] : ["fence", "Fence …"];
-    show(actions, live.cluster.actions && ["active", "fenced"].includes(state()) ? [button("move", "Move …"), button(other, words)] : null);
+    const may = live.cluster.actions && ["active", "fenced"].includes(state());
+    show(actions, !may ? null : live.cluster.catalog.up ? [button("move", "Move …"), button(other, words)]
+      : h("p", { class: "soft small" }, "It can be moved and fenced again once the catalog answers."));
   }
 
   function showRates() {
@@ -120,7 +122,7 @@ function details(answer, state, age) {
     highest ? h("div", { class: "last" },
       h("p", null, h("code", null, highest.id), " ", h("button", { type: "button", class: "plain", "data-copy": highest.id, "aria-label": `Copy: ${highest.id}` }, "Copy")),
       bitPicture(highest.id),
-      h("p", { class: "soft small" }, `${local(highest.time)}, ${ago(live.now() - highest.time)}. It had issued none above this one when it was read, ${ago(live.age(answer.read_at))}.`))
+      h("p", { class: "soft small" }, `${local(highest.time)}, ${ago(live.nowOfIds() - highest.time)}. It had issued none above this one when it was read, ${ago(live.age(answer.read_at))}.`))
       : h("p", { class: "empty" }, answer.is_read ? "None is known: it has drawn none singly since it came here, or it is not active." : "Not known: the shard was not read."),
     h("h3", null, "Tables"),
     !answer.tables ? h("p", { class: "empty" }, "Not known: the shard's node does not tell them now.")
