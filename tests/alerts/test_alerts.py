@@ -28,7 +28,9 @@ from tests.support.series import Series, collecting, read, scraped
 
 RULES = Path(shardids.metrics.__file__).parent / "alerts.yaml"
 ALERTS = {
-    rule["alert"] for group in yaml.safe_load(RULES.read_text("utf-8"))["groups"] for rule in group["rules"]
+    rule["alert"]: rule["expr"]
+    for group in yaml.safe_load(RULES.read_text("utf-8"))["groups"]
+    for rule in group["rules"]
 }
 MINUTES = 20
 Blank = Callable[[], URL]
@@ -246,6 +248,23 @@ def test_samples_as_they_would_be(pair: tuple[URL, URL], tmp_path: Path, changed
     series = scraped(pair[0])
     assert changed.keys() <= series.keys()
     assert firing(tmp_path, series | changed) == {alert}
+
+
+def test_the_skew_that_an_alert_tells_is_the_whole(tmp_path: Path) -> None:
+    series = [
+        {"series": f'shardids_clock_{name}_seconds{{node="{node}"}}', "values": str(value)}
+        for node, skew, error in (("far", -2.0, 0.3), ("hidden", 1.5, 0.3))
+        for name, value in (("skew", skew), ("error", error))
+    ]
+    question = {
+        "expr": ALERTS["ShardidsClockSkewed"],
+        "eval_time": "0m",
+        "exp_samples": [{"labels": '{node="far"}', "value": 2}],
+    }
+    test = {"interval": "1m", "input_series": series, "promql_expr_test": [question]}
+    path = tmp_path / "test.yaml"
+    path.write_text(json.dumps({"rule_files": [str(RULES)], "tests": [test]}), "utf-8")
+    subprocess.run(["promtool", "test", "rules", path], check=True, timeout=60)
 
 
 def test_a_server_that_is_down(servers: list[EmbeddedServer], tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from shardids.dev.embedded import temporary_servers
 from shardids.errors import ShardidsError
 from shardids.mover.steps import LIVE
 from tests.support.faults import LONG
-from tests.support.moves import TwoNodes, assert_one_owner, finish, proxies_of, schema, two_nodes
+from tests.support.killed_moves import finish
+from tests.support.moves import TwoNodes, assert_one_owner, proxies_of, schema, two_nodes
 from tests.support.proxy import Proxy
 
 WRITES_AGAIN_S = 30

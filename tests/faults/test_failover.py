@@ -16,7 +16,8 @@ from shardids.errors import ClusterConflict, ConnectionFailed, MoveRefused
 from shardids.mover import failover
 from tests.conftest import MakeDatabase, dsn, found_cluster
 from tests.support.clusters import Nursery, catalog_at, command, connected, everything
-from tests.support.moves import TwoNodes, finish, killed_move, two_nodes
+from tests.support.killed_moves import finish, killed_move
+from tests.support.moves import TwoNodes, two_nodes
 from tests.support.replicas import deafen
 from tests.support.standbys import standby_of
 from tests.support.waiting import wait_for

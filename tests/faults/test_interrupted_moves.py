@@ -14,16 +14,8 @@ from shardids.errors import ClusterConflict, MoveFailed
 from shardids.mover import replication, sides
 from tests.support.clusters import Nursery
 from tests.support.interrupts import interrupt_after
-from tests.support.moves import (
-    TwoNodes,
-    Writers,
-    assert_nothing_lost,
-    assert_one_owner,
-    finish,
-    killed_move,
-    schema,
-    two_nodes,
-)
+from tests.support.killed_moves import finish, killed_move
+from tests.support.moves import TwoNodes, Writers, assert_nothing_lost, assert_one_owner, schema, two_nodes
 from tests.support.waiting import wait_for
 
 

@@ -15,7 +15,8 @@ from shardids.dev.embedded import temporary_servers
 from shardids.errors import BadArgument, ClusterConflict, ShardLost
 from shardids.mover import failover, homes
 from tests.support.clusters import Nursery, command
-from tests.support.moves import TwoNodes, finish, killed_move, schema, two_nodes
+from tests.support.killed_moves import finish, killed_move
+from tests.support.moves import TwoNodes, schema, two_nodes
 from tests.support.replicas import deafen
 from tests.support.standbys import standby_of
 

@@ -16,15 +16,8 @@ from shardids.mover.steps import LIVE
 from tests.faults.conftest import DURABLE, Report
 from tests.support.clusters import Nursery
 from tests.support.faults import scaled
-from tests.support.moves import (
-    TwoNodes,
-    Writers,
-    assert_nothing_lost,
-    assert_one_owner,
-    finish,
-    killed_move,
-    two_nodes,
-)
+from tests.support.killed_moves import finish, killed_move
+from tests.support.moves import TwoNodes, Writers, assert_nothing_lost, assert_one_owner, two_nodes
 
 MOVES = scaled(6, 200)
 KILLS = scaled(3, 50)

@@ -16,14 +16,8 @@ from shardids.mover.events import Result
 from shardids.mover.steps import LIVE, OFFLINE
 from tests.support.clusters import Nursery
 from tests.support.faults import scaled
-from tests.support.moves import (
-    TwoNodes,
-    Writers,
-    assert_nothing_lost,
-    assert_one_owner,
-    finish,
-    two_nodes,
-)
+from tests.support.killed_moves import finish
+from tests.support.moves import TwoNodes, Writers, assert_nothing_lost, assert_one_owner, two_nodes
 
 _SLEEPING = """
 import os, signal

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -16,8 +16,6 @@ from tests.conftest import BlankDatabases, dsn
 from tests.support.generator import connect, install, row
 
 Db = psycopg.Connection[Any]
-
-UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture(scope="module", params=PRESETS.values(), ids=PRESETS)

@@ -11,7 +11,9 @@ import time
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import uuid4
 
 import psycopg
@@ -20,9 +22,12 @@ from markdown_it import MarkdownIt
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from psycopg import sql
+from sqlalchemy import event
 from sqlalchemy.engine import URL
 
 import shardids.metrics
+from shardids.catalog import clock
+from shardids.catalog.clock import LocalClock
 from shardids.catalog.gids import Gid
 from shardids.catalog.queries import BATCH
 from shardids.catalog.topology import Node
@@ -479,6 +484,21 @@ def test_once_prints_or_writes_a_file(pair: Pair, tmp_path: Path) -> None:
     for text in (ran[0].stdout, file.read_text("utf-8")):
         assert 'shardids_ticks_drawn_per_second{node="a"} 0.0' in text
         assert "_total" not in text
+
+
+def test_the_clock_of_a_server_far_away_is_read_less_often(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    with catalog_at(pair[0]) as catalog, catalog.engine.connect() as connection:
+        event.listen(catalog.engine, "before_cursor_execute", lambda *given: asked.append(given[2]))
+        # It is looked at thrice a reading: before, after, and to see how long they took.
+        for step_s, readings in ((0.0, 8), (0.05, 2), (0.15, 1)):
+            shown = count(step=step_s).__next__
+            monkeypatch.setattr(clock, "time", SimpleNamespace(time=time.time, monotonic=shown))
+            asked.clear()
+            LocalClock().compare(connection)
+            assert sum("clock_timestamp" in statement for statement in asked) == readings
 
 
 def test_a_file_that_can_t_be_written_is_named_and_stays(pair: Pair, tmp_path: Path) -> None:

@@ -25,12 +25,6 @@ ENUMS = """
                                                                     create_constraint=True)))
     op.execute("insert into people (mood) values ('it''s')")
     """
-ENUMS_DOWN = """
-    op.drop_table("toys")
-    op.drop_table("pets")
-    op.drop_table("people")
-    sa.Enum(name="mood").drop(op.get_bind(), checkfirst=False)
-    """
 UNTYPED = """
     op.create_table("t", sa.Column("name", sa.Text), sa.Column("n", sa.BigInteger),
                     sa.Column("ok", sa.Boolean), sa.Column("at", sa.DateTime(timezone=True)),

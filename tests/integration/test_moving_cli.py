@@ -13,12 +13,8 @@ from typer.testing import CliRunner
 from shardids.cli import app
 from shardids.dev.embedded import temporary_servers
 from tests.support.clusters import Nursery
-from tests.support.moves import (
-    TwoNodes,
-    assert_one_owner,
-    killed_move,
-    two_nodes,
-)
+from tests.support.killed_moves import killed_move
+from tests.support.moves import TwoNodes, assert_one_owner, two_nodes
 
 Run = Callable[..., Result]
 

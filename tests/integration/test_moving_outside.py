@@ -17,8 +17,9 @@ from shardids.dev.embedded import temporary_servers
 from shardids.errors import ClusterConflict, MoveRefused
 from shardids.mover import Options, StepBegun, StepDone, Waiting, cutover
 from tests.support.clusters import command
+from tests.support.killed_moves import finish
 from tests.support.lengths import sampled
-from tests.support.moves import TwoNodes, assert_one_owner, finish, schema, two_nodes
+from tests.support.moves import TwoNodes, assert_one_owner, schema, two_nodes
 from tests.support.waiting import wait_for
 
 TABLES = """

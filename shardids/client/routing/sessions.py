@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from random import choice
 from typing import Any, Final, TypeVar
@@ -55,7 +54,6 @@ class RoutedSession(BulkWrites, ShardedSession, Guarded):
         self.begun: list[Connection] = []
         self.identity_chooser = lambda *_, **__: [None]
         self._placed: dict[State, int] | None = None
-        self._inserting: int | None = None
         self._whole: tuple[object, Whole] | None = None
         self._at_hand: int | None = None
 
@@ -143,15 +141,6 @@ class RoutedSession(BulkWrites, ShardedSession, Guarded):
         return super().connection(bind_arguments={"bind": self.get_bind(shard_id=shard)})
 
     connection_to = node_connection
-
-    @contextmanager
-    def inserting(self, shard: int) -> Iterator[None]:
-        """While rows are inserted into one shard, not objects into any."""
-        self._inserting = shard
-        try:
-            yield
-        finally:
-            self._inserting = None
 
     def options_of(self, shard: int) -> dict[str, Any]:
         """Returns the execution options that send a statement into a shard."""

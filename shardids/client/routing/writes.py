@@ -89,6 +89,7 @@ class BulkWrites(Claiming):
 
     shards: Shards
     _writing: int | None = None
+    _inserting: int | None = None
 
     def bulk_save_objects(self, objects: Any, *arguments: Any, **options: Any) -> None:
         """As :meth:`sqlalchemy.orm.Session.bulk_save_objects`, each object into its shard."""
@@ -118,6 +119,15 @@ class BulkWrites(Claiming):
             yield
         finally:
             self._writing = None
+
+    @contextmanager
+    def inserting(self, shard: int) -> Iterator[None]:
+        """While rows are inserted into one shard, not objects into any."""
+        self._inserting = shard
+        try:
+            yield
+        finally:
+            self._inserting = None
 
 
 def objects_by_shard(objects: Iterable[object], finder: ShardFinder) -> dict[int, list[object]]:
