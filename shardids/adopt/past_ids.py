@@ -14,6 +14,8 @@ from shardids.catalog.sqlfiles import read_sql
 from shardids.errors import BadArgument
 from shardids.ids.layout import Layout
 
+__all__ = ["fill_past_ids", "room_for_past_ids"]
+
 
 def room_for_past_ids(catalog: Catalog) -> tuple[datetime, datetime]:
     """Returns from which time on rows can have IDs of the past, and the time before which they must be.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 from sqlalchemy import Connection, Engine, create_engine, event, text
@@ -272,6 +272,12 @@ def check_version(server_version: int, *, what: str) -> None:
         )
 
 
+_GRANT: Final = (
+    "To let a role draw IDs and ask where shards are: shardids grant ROLE."
+    " What changes the cluster is done as the role that owns the catalog."
+)
+
+
 def translate(error: psycopg.Error, *, what: str, url: URL) -> ShardidsError | None:
     """Returns the shardids exception for a driver's error; ``None`` if the driver's own is better."""
     diag = error.diag
@@ -280,7 +286,7 @@ def translate(error: psycopg.Error, *, what: str, url: URL) -> ShardidsError | N
         return ours
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         message = f'{what}: role "{role_of(url)}" is not allowed: {diag.message_primary}'
-        return MissingPrivilege(message, hint=diag.message_hint or "")
+        return MissingPrivilege(message, hint=diag.message_hint or (_GRANT if what == "the catalog" else ""))
     if _is_of_the_connection(error):
         return ConnectionFailed(
             f"{what} can't be reached at {shown_url(url)}: {_reason(error)}",

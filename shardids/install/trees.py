@@ -45,10 +45,21 @@ def upgrade(connection: Connection, tree: Tree, settings: Mapping[str, str]) -> 
         try:
             command.upgrade(config, "head")
         except (CommandError, RevisionError) as error:
-            raise ClusterConflict(
-                f"the {tree}'s version table names a revision that this shardids does not have: {error}",
-                hint="A newer shardids installed it. Upgrade this one.",
-            ) from error
+            raise _newer(f"the {tree}", str(error)) from error
+
+
+def _newer(what: str, revision: str) -> ClusterConflict:
+    return ClusterConflict(
+        f"the version table of {what} names a revision that this shardids does not have: {revision}",
+        hint="A newer shardids installed it. Upgrade this one.",
+    )
+
+
+def require_known(tree: Tree, what: str, revision: str) -> None:
+    """Raises ClusterConflict unless this version has the revision that ``what`` is at."""
+    known = {script.revision for script in ScriptDirectory.from_config(tree_config(tree)).walk_revisions()}
+    if revision not in known | {"base"}:
+        raise _newer(what, revision)
 
 
 def downgrade(connection: Connection, tree: Tree, settings: Mapping[str, str]) -> None:

@@ -49,6 +49,7 @@ def targets(catalog: Catalog, nodes: Nodes) -> list[Target]:
     """Returns the revisions of the catalog and the nodes, the catalog first.
 
     Raises:
+        ClusterConflict: one was installed by a newer shardids.
         ConnectionFailed: the catalog or a node is down.
     """
     found = nodes.each(lambda name, engine: _target(engine, "node", name)).all()
@@ -58,6 +59,7 @@ def targets(catalog: Catalog, nodes: Nodes) -> list[Target]:
 def _target(engine: Engine, tree: Tree, name: str) -> Target:
     with engine.connect() as connection:
         revision = trees.current(connection, tree)
+    trees.require_known(tree, "the catalog" if tree == "catalog" else f'node "{name}"', revision)
     return Target(tree=tree, name=name, revision=revision, newest=trees.head(tree))
 
 

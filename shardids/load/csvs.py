@@ -58,7 +58,10 @@ class CsvFile:
         return cls(names=[name or "" for name in names], delimiter=delimiter, lines=lines, first_line=2)
 
     def records(self) -> Iterator[tuple[int, Record]]:
-        """Returns each record as it stands there, and the number of its first line. Empty lines are none."""
+        """Returns each record as it stands there, and the number of its first line.
+
+        Empty lines are no records, except in a file of one column, where they are NULL.
+        """
         began = self.first_line
         parts: list[bytes] = []
         is_open = False

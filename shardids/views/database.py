@@ -179,8 +179,8 @@ def try_servers(database: Connection, trials: Iterable[tuple[str, sql.Composable
             reason = getattr(detail, "message_detail", None) or error.message
             raise StatementFailed(
                 f"{where} can't read from {server}: {reason}",
-                hint="The address in the node's URL must work from there too, and only superusers log in"
-                " without a stored password (--store-password).",
+                hint="The address in the node's URL must work from there too. Where a password is asked for,"
+                " or the view's owner is no superuser, it has to be stored: --store-password.",
             ) from error
 
 

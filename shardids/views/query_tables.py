@@ -19,7 +19,7 @@ NODE_COLUMN: Final = "shardids_node"
 """The column that tells which node a row was read from, in schema ``shardids_nodes``."""
 SHARD_COLUMN: Final = "shardids_shard"
 """The column that tells which shard a row is in."""
-_OURS: Final = frozenset({"alembic_version", "shardids_version", *COUNTER_TABLES})
+_OURS: Final = frozenset({"alembic_version", "shardids_version", "shardids_load", *COUNTER_TABLES})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -385,6 +385,14 @@ def test_refusals_of_the_cluster(run: Run, home: str, made: tuple[URL, URL], bla
     assert everything(*made) == before
 
 
+def test_a_role_without_rights_is_told_who_has_them(
+    run: Run, made: tuple[URL, URL], make_role: MakeRole
+) -> None:
+    catalog = dsn(make_role().set(database=made[0].database))
+    for words in (["node", "list"], ["id", "next", "--shard", "0"], ["node", "remove", "b"]):
+        refused(run(*words, "--catalog", catalog), 1, "permission denied", "shardids grant ROLE")
+
+
 def test_without_a_catalog(run: Run, blank_database: Blank, monkeypatch: pytest.MonkeyPatch) -> None:
     commands = (
         ["init"],

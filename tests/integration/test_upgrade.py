@@ -117,9 +117,13 @@ def test_one_upgrade_at_a_time_and_none_of_what_is_newer(old: URL) -> None:
     assert "another run is changing the shards of this cluster: shardids upgrade by " in refused.stderr
     with connected(old) as connection:
         connection.execute("update shardids.shardids_version set version_num = 'node_9999'")
-    newer = upgrade(old)
-    assert (newer.returncode, newer.stdout) == (1, "")
-    assert "A newer shardids" in newer.stderr
+    before = everything(old)
+    for more in ([], ["--dry-run"]):
+        newer = upgrade(old, *more)
+        assert (newer.returncode, newer.stdout) == (1, "")
+        assert 'node "a"' in newer.stderr
+        assert "A newer shardids" in newer.stderr
+    assert everything(old) == before
 
 
 def test_the_shards_are_upgraded_by_the_same_machine(
