@@ -16,6 +16,7 @@ from sqlalchemy.schema import DefaultClause
 
 from shardids.catalog.counters import COUNTER_TABLES
 from shardids.catalog.lookups import PREFIX
+from shardids.errors import BadArgument
 from shardids.migrate.hashes import recorder
 from shardids.models.columns import next_id
 from shardids.models.counters import RowNumber
@@ -24,6 +25,11 @@ OWN_VERSION_TABLE = "shardids_version"
 """The version table of shardids' own revisions; applications have another."""
 OWN_NAMES = frozenset({OWN_VERSION_TABLE, "shardids_load", "id_counter", "id_offset", *COUNTER_TABLES})
 """The relations in a shard's schema that belong to shardids; Alembic does not look at functions."""
+_OURS = frozenset(
+    {"connection", "url", "dialect", "dialect_name", "dialect_opts"}
+    | {"target_metadata", "version_table", "version_table_schema", "version_table_pk"}
+)
+"""Options of ``context.configure`` that say where a revision runs, and where that is recorded."""
 _NEXT_ID = re.compile(r"""\s*("?\w+"?\.)?"?next_id"?\(\)\s*""")
 
 
@@ -46,7 +52,14 @@ def run_environment(metadata: MetaData | Sequence[MetaData] | None = None, **opt
             shards.
         options: for Alembic's ``context.configure``, such as ``compare_type`` or ``include_object``.
             ``include_schemas`` adds nothing: other schemas are not the shard's.
+
+    Raises:
+        BadArgument: an option that shardids decides itself.
     """
+    if ours := sorted(_OURS.intersection(options)):
+        raise BadArgument(
+            f"run_environment() decides {', '.join(ours)} itself", hint="Leave it out of the call in env.py."
+        )
     given: dict[str, Any] | None = context.config.attributes.get("shardids")
     if given is None:
         raise CommandError("this environment is for all shards of a cluster; run it with: shardids migrate")

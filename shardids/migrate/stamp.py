@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 from psycopg import sql
 
@@ -20,11 +21,15 @@ def prepare_stamp(
 ) -> PreparedRun:
     """Plans to record a revision in the shards' version tables without running it.
 
+    As with Alembic, branches that have nothing to do with it keep what is recorded.
+
     Raises:
         BadArgument: there is no such revision.
     """
-    target = migration.environment.target(revision, "up")
-    end = () if target == "base" else (migration.environment.revision(target).revision,)
+    environment = migration.environment
+    target = environment.target(revision, "up")
+    if target != "base":
+        environment.revision(target)
     moving = migration.moving(shards)
     shards = [shard for shard in shards if shard not in moving]
     state = migration.state(shards)
@@ -38,25 +43,28 @@ def prepare_stamp(
     # Whoever stamps has repaired the shard, so the run also drops the mark of an unfinished revision.
     positions = [replace(p, heads=p.heads, unfinished=None) for p in state.positions.values()]
     marked = {p.shard for p in state.positions.values() if p.unfinished is not None}
-    hashes = hashes_up_to(migration.environment, end)
     nodes = {position.node for position in state.positions.values()}
-    recorded = {
-        shard
-        for there in migration.recorded(nodes).all().values()
-        for one in there
-        if one.hashes == hashes
-        for shard in one.shards
-    }
-    is_recorded = not hashes or recorded >= state.positions.keys()
+    recorded = [one for there in migration.recorded(nodes).all().values() for one in there]
+
+    def is_recorded(start: Heads) -> bool:
+        stamped = Stamped.of(environment, start, target)
+        shards = {
+            shard
+            for one in recorded
+            if {name: one.hashes[name] for name in one.hashes.keys() - stamped.kept} == stamped.hashes
+            for shard in one.shards
+        }
+        return not stamped.hashes or shards >= {p.shard for p in positions if p.heads == start}
 
     def route_from(start: Start) -> Route:
-        there = start is not None and start == end and not marked and is_recorded
+        end = Stamped.of(environment, start or (), target).heads
+        there = start is not None and start == end and not marked and is_recorded(start)
         revisions = () if there else (f"stamp {shown_heads(end)}",)
         return Route(start=start, end=end, target=target, revisions=revisions)
 
     return PreparedRun(
         plan=make_plan(positions, route_from, canaries=0),
-        compiler=_Stamper(migration.environment, "up"),
+        compiler=_Stamper(environment, "up"),
         direction="up",
         target=target,
         stop_at_contract=False,
@@ -65,6 +73,30 @@ def prepare_stamp(
             *(migration.refused_outcome(shard, error, state) for shard, error in troubles.items()),
         ),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamped:
+    """What a version table says once a revision is recorded in it.
+
+    ``hashes`` are those of the code's revisions up to it; ``kept`` the revisions of other branches, of which
+    nothing is said.
+    """
+
+    heads: Heads
+    hashes: Mapping[str, str]
+    kept: frozenset[str]
+
+    @classmethod
+    def of(cls, environment: Environment, heads: Heads, target: str) -> Self:
+        """Returns what a version table at ``heads`` says after it."""
+        own = () if target == "base" else (target,)
+        others = environment.apart_from(heads, target)
+        return cls(
+            heads=tuple(sorted({*own, *others})),
+            hashes=hashes_up_to(environment, own),
+            kept=frozenset(environment.ancestors(others) - environment.ancestors(own)),
+        )
 
 
 def hashes_up_to(environment: Environment, heads: Heads) -> dict[str, str]:
@@ -85,6 +117,8 @@ class _Stamper(Compiler):
             for revision in route.end
         ]
         statements.append(sql.SQL("comment on table {} is null;").format(table).as_string(None))
-        hashes = hashes_up_to(self.environment, route.end)
-        statements.append(record(self.environment.version_table, None, hashes) + ";")
+        stamped = Stamped.of(self.environment, route.start or (), route.target)
+        known = {script.revision for script in self.environment.script.walk_revisions()}
+        undone = known - stamped.kept if stamped.kept else None
+        statements.append(record(self.environment.version_table, undone, stamped.hashes) + ";")
         return Compiled(route=route, direction="up", way="sql", sql="\n".join(statements))

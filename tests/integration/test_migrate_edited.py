@@ -7,16 +7,21 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from itertools import product
 from pathlib import Path
 
 import pytest
+from alembic.migration import MigrationContext
+from sqlalchemy import create_engine
 from sqlalchemy.engine import URL
+from sqlalchemy.pool import NullPool
 
 from shardids import doctor
 from shardids.dev.embedded import temporary_servers
 from shardids.ids.layout import DEFAULT
 from shardids.install import provision
 from shardids.migrate.environment import Environment
+from shardids.migrate.stamp import Stamped
 from tests.conftest import dsn
 from tests.support.client_programs import client_folder
 from tests.support.clusters import catalog_at
@@ -158,6 +163,57 @@ def test_plain_alembic_works_beside_the_hashes(app: App) -> None:
     assert recorded(app)[3] == of_files(app, "one")
     app.add("two", 'op.add_column("photos", sa.Column("likes", sa.BigInteger))', after="one")
     assert {row["shards"] for row in app("status", "--json").json["edited"]} == {"0-2,4-7"}
+
+
+def test_a_stamp_leaves_branches_that_have_nothing_to_do_with_it(app: App) -> None:
+    graph = {
+        "one": None,
+        "left": "one",
+        "left_end": "left",
+        "right": "one",
+        "right_end": "right",
+        "alone": None,
+    }
+    for name, parent in graph.items():
+        app.add(name, "pass", after=parent)
+    environment = Environment.at(app.folder)
+    starts = (
+        (),
+        ("one",),
+        ("left", "right"),
+        ("left_end", "right"),
+        ("left_end", "right_end"),
+        ("alone", "left"),
+        ("alone", "left_end", "right_end"),
+    )
+    # As Alembic's own context stamps one table.
+    with create_engine(
+        app.url.set(drivername="postgresql+psycopg"), poolclass=NullPool
+    ).connect() as connection:
+        context = MigrationContext.configure(connection)
+        for start, target in product(starts, (*graph, "base")):
+            connection.exec_driver_sql("drop table if exists alembic_version")
+            context.stamp(environment.script, "base")
+            for head in start:
+                connection.exec_driver_sql("insert into alembic_version values (%s)", (head,))
+            context.stamp(environment.script, target)
+            expected = tuple(sorted(context.get_current_heads()))
+            assert Stamped.of(environment, start, target).heads == expected, (start, target)
+
+    for head in ("left_end", "right_end"):
+        app.up(head)
+    # A hash of what the other branch ran stays what it was.
+    app.add("right_end", "op.execute('select 1')", after="right")
+    assert app("stamp", "left").code == 0
+    assert set(app.revisions().values()) == {("left", "right_end")}
+    now = of_files(app, "one", "left", "right")
+    for shard, hashes in recorded(app).items():
+        assert {name: hashes[name] for name in now} == now, shard
+        assert hashes.keys() - now == {"right_end"}
+    assert {row["revision"] for row in app("status", "--json").json["edited"]} == {"right_end"}
+    assert app("stamp", "left").out == "Nothing to do: 8 shards are at the target\n"
+    assert app("stamp", "base").code == 0
+    assert (set(app.revisions().values()), recorded(app)) == ({()}, {})
 
 
 def test_a_hand_written_comment_is_no_hash(app: App) -> None:

@@ -105,6 +105,16 @@ def test_other_schemas_are_not_read(app: App) -> None:
     assert app("check").err == "No difference\n"
 
 
+def test_options_that_say_where_a_revision_is_recorded_are_refused(app: App) -> None:
+    app.add_two()
+    write(app, 1, ", version_table='mine', version_table_schema='public', compare_type=False")
+    ran = app("up")
+    assert (ran.code, "run_environment() decides version_table, version_table_schema itself" in ran.err) == (
+        2, True,
+    ), ran  # fmt: skip
+    assert set(app.revisions().values()) == {None}
+
+
 @pytest.mark.parametrize("url", ["", "url='postgresql://'", "dialect_name='postgresql'"])
 def test_an_environment_that_runs_for_no_shard_is_refused(app: App, url: str) -> None:
     app.add_two()
