@@ -17,6 +17,7 @@ from shardids.adopt.sides import Relay, Sides
 from shardids.errors import ShardidsError
 from shardids.mover.requirements import CAPACITY, Refusal
 from shardids.mover.sides import server_major
+from shardids.mover.timeouts import ending_copies
 
 _FIRST_RELAY = 15
 _AGAIN = "Write the plan again: shardids adopt plan"
@@ -110,6 +111,8 @@ def relay_is_fit(sides: Sides, relay: Relay) -> Iterator[Refusal]:
     with relay.side.autocommit() as connection:
         facts, there = connection.execute(_RELAY).one(), connection.execute(CAPACITY).one()
         version, where = server_major(connection), connection.execute(_WHERE).one()
+        ended = ending_copies(connection, "the relay")
+    yield from (Refusal(reason=reason, remedy=remedy) for reason, remedy in ended)
     with sides.source.autocommit() as source:
         if source.execute(_WHERE).one() == where:
             yield Refusal(

@@ -20,6 +20,7 @@ from shardids.errors import AdoptionRefused, ShardidsError
 from shardids.mover.history import open_moves
 from shardids.mover.requirements import CAPACITY, Refusal
 from shardids.mover.sides import server_major
+from shardids.mover.timeouts import ending_copies
 
 _FIRST_WITH_FILTERS = 15
 _CLOCKS_DIFFER = timedelta(days=1)
@@ -92,6 +93,8 @@ _SOURCE = text("""
 
 def source_is_fit(source: Connection, sides: Sides) -> Iterator[Refusal]:
     """Requires a server that filters rows, its settings, and rights of the role."""
+    for reason, remedy in ending_copies(source, "the source"):
+        yield Refusal(reason=reason, remedy=remedy)
     facts, there = source.execute(_SOURCE).one(), source.execute(CAPACITY).one()
     needed = (1 if sides.relay else len(sides.takers)) * (1 + _SYNC_WORKERS)
     if (version := server_major(source)) < _FIRST_WITH_FILTERS and sides.relay is None:
@@ -189,12 +192,14 @@ def node_is_fit(taker: Taker, sides: Sides, there: Mapping[str, Definition]) -> 
     with taker.side.autocommit() as connection:
         here = connection.execute(CAPACITY).one()
         version = server_major(connection)
+        ended = ending_copies(connection, node, taking=True)
         roles = set(
             connection.scalars(
                 text("select state from shardids.shard where id = any(:shards)"),
                 {"shards": list(taker.shards)},
             )
         )
+    yield from (Refusal(reason=reason, remedy=remedy) for reason, remedy in ended)
     if version < _FIRST_WITH_FILTERS:
         yield Refusal(
             reason=f"{node} runs PostgreSQL {version}, which copies tables without their filters",

@@ -32,8 +32,13 @@ from shardids.errors import (
 
 SAFE_PATH = "pg_catalog, pg_temp"
 """A search_path on which only PostgreSQL has functions and operators: pg_temp is not searched for them."""
-_PINNED = (("search_path", SAFE_PATH), ("datestyle", "ISO"))
-"""Settings of administrative sessions; psycopg can't read times in another style."""
+_PINNED = (("search_path", SAFE_PATH), ("datestyle", "ISO"), ("statement_timeout", "0"))
+"""Settings of administrative sessions; psycopg can't read times in another style.
+
+Timeouts that are set for a role, a database or a server are meant for applications; those of locks and of
+idle sessions hold here, too.
+"""
+_PINNED_SINCE_17 = (("transaction_timeout", "0"),)
 _IS_PINNED = "shardids_is_pinned"
 
 _TRANSACTION_ENDED = ("25P03", "25P04")
@@ -133,9 +138,9 @@ def on_connect(engine: Engine, do: Callable[[psycopg.Connection[Any], Connection
 def _pin_settings(engine: Engine) -> None:
     """Keeps functions, operators and types that others plant in ``public`` out of shardids' own statements.
 
-    Also dates in a style of the role's or the database's. A session of its own gets safe settings once.
-    Behind a pooler they would reach other clients' sessions: there each transaction begins with them, and a
-    statement in autocommit mode has to qualify its names.
+    Also dates in another style, and timeouts that would end long statements. A session of its own gets safe
+    settings once. Behind a pooler they would reach other clients' sessions: there each transaction begins
+    with them, and a statement in autocommit mode has to qualify its names.
     """
 
     def _pin(connection: psycopg.Connection[Any], record: ConnectionPoolEntry) -> None:
@@ -143,7 +148,8 @@ def _pin_settings(engine: Engine) -> None:
         connection.autocommit = True
         row = connection.execute(
             "select case when pg_catalog.pg_backend_pid() operator(pg_catalog.=)"
-            f" {connection.info.backend_pid} then pg_catalog.concat({_set_pinned(is_local=False)}) end"
+            f" {connection.info.backend_pid}"
+            f" then pg_catalog.concat({_set_pinned(connection, is_local=False)}) end"
         ).fetchone()
         connection.autocommit = False
         record.info[_IS_PINNED] = row is not None and row[0] is not None
@@ -153,12 +159,14 @@ def _pin_settings(engine: Engine) -> None:
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
         if not connection.info[_IS_PINNED] and not _is_autocommit(connection):
-            connection.exec_driver_sql(f"select {_set_pinned(is_local=True)}")
+            driver = connection.connection.driver_connection
+            connection.exec_driver_sql(f"select {_set_pinned(driver, is_local=True)}")
 
 
-def _set_pinned(*, is_local: bool) -> str:
+def _set_pinned(connection: Any, *, is_local: bool) -> str:
+    pinned = _PINNED + (_PINNED_SINCE_17 if connection.info.server_version >= 170000 else ())
     return ", ".join(
-        f"pg_catalog.set_config('{name}', '{value}', {str(is_local).lower()})" for name, value in _PINNED
+        f"pg_catalog.set_config('{name}', '{value}', {str(is_local).lower()})" for name, value in pinned
     )
 
 

@@ -20,7 +20,7 @@ from alembic.util import CommandError, to_tuple
 from sqlalchemy import Connection
 
 from shardids.catalog.node_heads import NODE_VERSION_TABLE, SHARED_SCHEMA
-from shardids.errors import BadArgument
+from shardids.errors import BadArgument, ShardidsError
 from shardids.migrate.hashes import hash_of_file
 from shardids.migrate.plan import Heads, Route, Start, shown_heads
 
@@ -237,7 +237,29 @@ class Environment:
             EnvironmentContext(self.config, self.script, fn=work, as_sql=offline) as environment,
         ):
             entered(environment)
+            self.run_body()
+
+    def run_body(self) -> None:
+        """Runs ``env.py``, inside :meth:`given`.
+
+        Raises:
+            BadArgument: it did not get to ``run_environment()``, so it ran for no shard.
+        """
+        given = self.config.attributes["shardids"]
+        why = ""
+        try:
             self._body()
+        except (ShardidsError, ImportError):
+            raise
+        except Exception as error:
+            if "reached" in given:
+                raise
+            why = f": {type(error).__name__}: {error}"
+        if "reached" not in given:
+            raise BadArgument(
+                f"{self.script.dir}/env.py did not call shardids.migrate.run_environment(){why}",
+                hint="That call is its body, and connects by itself. To see one: shardids migrate init DIR …",
+            )
 
     @contextmanager
     def given(self, connection: Connection | None, **attributes: Any) -> Iterator[Config]:

@@ -33,6 +33,7 @@ from shardids.migrate.plan import (
     RunReport,
     Start,
     make_plan,
+    shown_heads,
 )
 from shardids.migrate.player import Limits, Player
 from shardids.migrate.prepared import PreparedRun
@@ -260,6 +261,11 @@ class Migration:
             (position.heads for position in positions),
             key=lambda heads: len(self.environment.ancestors(heads or ())),
         )
+        if direction == "down" and len(farthest or ()) > 1:
+            raise BadArgument(
+                f"{target} is ambiguous: shards are at several heads, {shown_heads(farthest)}",
+                hint="Name the revision to go to: shardids migrate down REV",
+            )
         return self.environment.route(farthest, target, direction).target
 
     def _refusals(self, shards: Collection[int], state: State) -> dict[int, ShardidsError]:

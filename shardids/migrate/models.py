@@ -45,10 +45,12 @@ def run_environment(metadata: MetaData | Sequence[MetaData] | None = None, **opt
         metadata: the models' metadata, which ``revision --autogenerate`` and ``check`` compare with the
             shards.
         options: for Alembic's ``context.configure``, such as ``compare_type`` or ``include_object``.
+            ``include_schemas`` adds nothing: other schemas are not the shard's.
     """
     given: dict[str, Any] | None = context.config.attributes.get("shardids")
     if given is None:
         raise CommandError("this environment is for all shards of a cluster; run it with: shardids migrate")
+    given["reached"] = True
     connection: Connection | None = given["connection"]
     common: dict[str, Any] = comparison(_recording(options, given)) | {
         "target_metadata": metadata,
@@ -60,6 +62,7 @@ def run_environment(metadata: MetaData | Sequence[MetaData] | None = None, **opt
     else:
         own = _names_of_shard(connection, options.get("include_name"))
         context.configure(connection=connection, **(common | {"include_name": own}))
+    compare_defaults(context.get_context(), options.get("compare_server_default", True))
     configured: Callable[[MigrationContext], None] = given.get("configured", lambda _context: None)
     configured(context.get_context())
     if connection is None:
@@ -82,7 +85,8 @@ def _names_of_shard(connection: Connection, given: Callable[..., bool] | None) -
         return frozenset(connection.scalars(query))
 
     def include_name(name: str | None, type_: str, parents: Mapping[str, str | None]) -> bool:
-        if type_ == "table" and parents.get("schema_name") is None and name not in tables():
+        is_elsewhere = parents.get("schema_name") is None and name not in tables()
+        if (type_ == "schema" and name is not None) or (type_ == "table" and is_elsewhere):
             return False
         return given is None or bool(given(name, type_, parents))
 
@@ -106,7 +110,6 @@ def comparison(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     given = dict(options)
     include, render = given.get("include_object"), given.get("render_item")
-    compare = given.get("compare_server_default", True)
 
     def include_object(item: Any, name: str | None, type_: str, reflected: bool, compare_to: Any) -> bool:
         is_ours = name in OWN_NAMES or str(name).startswith(PREFIX)
@@ -126,30 +129,36 @@ def comparison(options: Mapping[str, Any]) -> dict[str, Any]:
             return f"shardids.models.{item!r}"
         return False
 
-    def compare_server_default(  # noqa: PLR0917 -- Alembic passes them by position
-        migration: MigrationContext,
-        inspected: Column[Any],
-        in_metadata: Column[Any],
-        inspected_default: str | None,
-        metadata_default: Any,
-        rendered_default: str | None,
-    ) -> bool | None:
-        # Alembic compares defaults by running both, which would draw two different IDs.
-        is_key, was_key = is_next_id(metadata_default), bool(_NEXT_ID.fullmatch(inspected_default or ""))
-        if is_key or was_key:
-            return is_key != was_key
-        if callable(compare):
-            said: bool | None = compare(
-                migration, inspected, in_metadata, inspected_default, metadata_default, rendered_default
-            )
-            return said
-        return None if compare else False
-
     return given | {
         "include_object": include_object,
         "render_item": render_item,
-        "compare_server_default": compare_server_default,
+        "compare_server_default": True,
     }
+
+
+def compare_defaults(migration: MigrationContext, given: Any) -> None:
+    """Has Alembic compare ``next_id()`` by name, and other defaults as the application's option says.
+
+    Alembic compares defaults by running both, which would draw two different IDs. Were this a function in
+    its options, it would fail at columns that are computed or identities, which it compares by itself.
+    """
+    implementation: Any = migration.impl
+    plain = implementation.compare_server_default
+
+    def compare(
+        inspected: Column[Any], in_metadata: Column[Any], rendered: str | None, inspected_default: str | None
+    ) -> bool:
+        default = in_metadata.server_default
+        is_key, was_key = is_next_id(default), bool(_NEXT_ID.fullmatch(inspected_default or ""))
+        if is_key or was_key:
+            return is_key != was_key
+        if callable(given):
+            said = given(migration, inspected, in_metadata, inspected_default, default, rendered)
+            if said is not None:
+                return bool(said)
+        return bool(given) and bool(plain(inspected, in_metadata, rendered, inspected_default))
+
+    implementation.compare_server_default = compare
 
 
 def is_next_id(default: object) -> bool:

@@ -13,6 +13,7 @@ from shardids.errors import MissingPrivilege, ShardidsError, StatementFailed
 from shardids.mover.programs import Scripts
 from shardids.mover.replication import play
 from shardids.mover.sides import Side, Sides, server_major
+from shardids.mover.timeouts import ending_copies
 
 _ROOM_FACTOR = 1.5
 """How many times its own size a shard may need on the target, which writes its log there too."""
@@ -57,6 +58,9 @@ def examine(
         if not offline:
             refusals += tables_can_be_followed(source, sides)
             refusals += replication_fits(source, target, sides, parallel)
+            ended = ending_copies(source, f'node "{sides.source.name}"')
+            ended += ending_copies(target, f'node "{sides.target.name}"', taking=True)
+            refusals += [Refusal(reason=reason, remedy=remedy) for reason, remedy in ended]
         return refusals + room_is_enough(source, sides, notes)
 
 

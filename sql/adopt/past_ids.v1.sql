@@ -57,12 +57,12 @@ begin
   end if;
   execute format(
     'with timed as ('
-    '  select ctid as place, shardids.ms_of(%2$I::timestamptz) << shardids.sequence_bits() as tick, '
+    '  select tableoid as part, ctid as place, shardids.ms_of(%2$I::timestamptz) << shardids.sequence_bits() as tick, '
     '         row_number() over (order by %2$I, %4$I) as number '
     '  from %3$s where %1$I is null), '
     -- A tick is at least its row's time, and above the row's before.
-    'ticked as (select place, number + max(tick - number) over (order by number) as tick from timed), '
-    'filled as (update %3$s r set %1$I = shardids.id_of(t.tick, $1) from ticked t where r.ctid = t.place returning t.tick) '
+    'ticked as (select part, place, number + max(tick - number) over (order by number) as tick from timed), '
+    'filled as (update %3$s r set %1$I = shardids.id_of(t.tick, $1) from ticked t where r.tableoid = t.part and r.ctid = t.place returning t.tick) '
     'select max(tick) from filled', id_column, time_column, relation, current_setting('shardids.order_column'))
   into last_tick using shard;
   if last_tick >> shardids.sequence_bits() >= shardids.ms_of(end_time) then

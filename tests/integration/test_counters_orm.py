@@ -15,7 +15,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from shardids import Cluster, ShardId, counter, primary_key, primary_key_column, sharding_key
 from shardids.errors import BadArgument, NumbersExhausted
-from shardids.migrate.models import comparison
+from shardids.migrate.models import compare_defaults, comparison
 from shardids.models import RowNumber
 from tests.conftest import dsn
 from tests.integration.test_cli import Run, refused, run  # noqa: F401 # a fixture
@@ -183,6 +183,7 @@ def test_autogenerate_writes_the_numbers_into_the_revision(cluster: Cluster) -> 
     with cluster.engine(cluster.node_of(7)).begin() as connection:
         connection.exec_driver_sql("set local search_path = shard_0007")
         context = MigrationContext.configure(connection, opts=options)
+        compare_defaults(context, True)
         script = produce_migrations(context, Base.metadata)
         assert script.upgrade_ops is not None
         code = render_python_code(script.upgrade_ops, render_item=options["render_item"])

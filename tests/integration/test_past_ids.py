@@ -152,3 +152,25 @@ def test_writers_wait_until_the_ids_are_committed(cluster: Cluster) -> None:
         with pytest.raises(DBAPIError, match="lock timeout"):
             run(cluster, write)
     assert rows(cluster)[0].id is not None
+
+
+def test_rows_of_all_partitions_get_distinct_ids(cluster: Cluster) -> None:
+    """Rows of two partitions may be at the same place, each in its own."""
+    run(cluster, "drop table {t}")
+    run(
+        cluster,
+        """create table {t} (uuid uuid default gen_random_uuid(), "The ID" bigint, made timestamptz)
+           partition by list ((date_part('day', made at time zone 'UTC')))""",
+    )
+    for part, days in (("early", "1"), ("late", "2, 3")):
+        schema = cluster.schema_of(SHARD)
+        run(cluster, f"create table {schema}.{part} partition of {{t}} for values in ({days})")
+    first = EPOCH.replace(day=1) + timedelta(days=366)
+    insert(
+        cluster,
+        f"select t from generate_series('{first}', '{first + timedelta(days=2)}', interval '1 hour') t",
+    )
+    assert fill(cluster) == 49
+    found = rows(cluster)
+    assert len({row.id for row in found}) == 49
+    assert [row.id for row in found] == sorted(row.id for row in found)

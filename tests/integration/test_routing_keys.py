@@ -16,6 +16,7 @@ from sqlalchemy import (
     TypeDecorator,
     Uuid,
     delete,
+    func,
     insert,
     select,
     update,
@@ -211,3 +212,29 @@ def test_a_session_on_one_shard_refuses_statements_about_others(cluster: Cluster
         assert session.scalars(select(Named.name).where(Named.name.in_([mine, other]))).all() == [mine]
         session.execute(update(Named).where(Named.name == mine).values(note="x"))
         assert session.execute(delete(Named).where(Named.note == "x")).rowcount == 1
+
+
+def test_rows_of_shards_are_not_written_into_one_schema_for_all(cluster: Cluster) -> None:
+    class Apart(DeclarativeBase):
+        pass
+
+    class Shared(Apart):
+        __tablename__ = "shared"
+        __table_args__ = {"schema": "public"}  # noqa: RUF012
+
+        id: Mapped[int] = primary_key()
+        name: Mapped[str] = sharding_key()
+
+    with cluster.shard_engine(0).begin() as connection:
+        # Its default is next_id() of this shard, for rows of whichever.
+        Apart.metadata.create_all(connection)
+    said = "the table of Shared is in schema public, not in each shard"
+    for opened in (cluster.sharded_session(), cluster.session(shard=1)):
+        with opened as session:
+            session.add(Shared(name="ann"))
+            with pytest.raises(BadArgument, match=said):
+                session.flush()
+    with cluster.session(shard=0) as session, pytest.raises(BadArgument, match=said):
+        session.execute(insert(Shared).values(name="ann"))
+    with cluster.connection(0) as connection:
+        assert connection.scalar(select(func.count()).select_from(Shared.__table__)) == 0

@@ -9,10 +9,11 @@ from typing import Any, Final
 from sqlalchemy import ClauseElement, CursorResult, Result
 from sqlalchemy.orm import Mapper, ORMExecuteState
 
-from shardids.client.routing.models import ModelFacts, ShardFinder, Tells, default_key, facts_of
+from shardids.client.routing.models import ModelFacts, ShardFinder, Tells, facts_of
 from shardids.client.routing.placing import shown_value
 from shardids.client.routing.readings import Read, Reading
 from shardids.client.routing.statements import Router
+from shardids.client.routing.stored import default_key
 from shardids.errors import BadArgument, ShardidsError, WrongShard
 
 _BESIDE: Final = "the session or bind_arguments"

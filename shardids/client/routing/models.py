@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import BigInteger, Column, DefaultClause, Integer
+from sqlalchemy import BigInteger, Column, DefaultClause, Integer, Table
 from sqlalchemy.orm import InstanceState, Mapper, RelationshipProperty, Session
 from sqlalchemy.types import TypeEngine
 
@@ -206,7 +206,7 @@ def facts_of(mapper: Mapper[Any]) -> ModelFacts:
     """Returns the facts of a mapped class.
 
     Raises:
-        BadArgument: it has two sharding keys.
+        BadArgument: it has two sharding keys, or rows of shards in a table that is not in each shard.
     """
     facts = _KNOWN.get(mapper)
     if facts is None:
@@ -222,6 +222,7 @@ def _read(mapper: Mapper[Any]) -> ModelFacts:
             f"{name} has two sharding keys, {keys[0]} and {keys[1]}",
             hint="A row lives in one shard: mark one column with sharding_key().",
         )
+    _refuse_schema(mapper)
     telling = {
         prop.key: tells
         for prop in mapper.column_attrs
@@ -240,6 +241,18 @@ def _read(mapper: Mapper[Any]) -> ModelFacts:
         identity=tuple(map(how_it_tells, mapper.primary_key)),
         is_reference=is_reference(mapper.local_table),
     )
+
+
+def _refuse_schema(mapper: Mapper[Any]) -> None:
+    """Refuses a table with rows of shards that is not in each shard, but in one schema for all of a node."""
+    table = mapper.local_table
+    if not isinstance(table, Table) or table.schema is None:
+        return
+    if any(is_sharding_key(column) or is_filled(column) for column in table.columns):
+        raise BadArgument(
+            f"the table of {mapper.class_.__name__} is in schema {table.schema}, not in each shard",
+            hint="Leave schema= out of the model and its metadata: its rows have IDs or keys of shards.",
+        )
 
 
 def refuse_reference_write(statement: Any) -> None:
@@ -270,26 +283,6 @@ def refuse_reference(state: InstanceState[Any], session: Session) -> None:
         state.key is None or session.is_modified(state.obj(), include_collections=False)
     ):
         raise _reference_refused(str(state.mapper.local_table.description))
-
-
-def default_key(column: Column[Any]) -> Any:
-    """Returns a new value of a sharding key's default in Python; ``None`` if it has none.
-
-    Raises:
-        BadArgument: the default needs the statement that it is for.
-    """
-    default = column.default
-    if default is None or not (default.is_scalar or default.is_callable):
-        return None
-    if default.is_scalar:
-        return default.arg  # type: ignore[attr-defined]  # a scalar default's value
-    try:
-        return default.arg(None)  # type: ignore[attr-defined]  # SQLAlchemy wraps it to take a context
-    except AttributeError as error:
-        raise BadArgument(
-            f"the default of the sharding key {column} needs its statement: {error}",
-            hint="Set the key before the object is flushed.",
-        ) from error
 
 
 def is_sharding_key(column: object) -> bool:

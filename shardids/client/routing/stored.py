@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ClauseElement, Enum, String, TypeDecorator, Uuid
+from sqlalchemy import ClauseElement, Column, Enum, String, TypeDecorator, Uuid
 from sqlalchemy.types import TypeEngine
 
 from shardids.errors import BadArgument, UnsupportedKey
@@ -80,3 +80,23 @@ def claimed_value(lookup: Lookup, given: Any, type_: TypeEngine[Any] | None = No
 
 def _named(kind: type) -> str:
     return "text" if kind is str else kind.__name__
+
+
+def default_key(column: Column[Any]) -> Any:
+    """Returns a new value of a sharding key's default in Python; ``None`` if it has none.
+
+    Raises:
+        BadArgument: the default needs the statement that it is for.
+    """
+    default = column.default
+    if default is None or not (default.is_scalar or default.is_callable):
+        return None
+    if default.is_scalar:
+        return default.arg  # type: ignore[attr-defined]  # a scalar default's value
+    try:
+        return default.arg(None)  # type: ignore[attr-defined]  # SQLAlchemy wraps it to take a context
+    except AttributeError as error:
+        raise BadArgument(
+            f"the default of the sharding key {column} needs its statement: {error}",
+            hint="Set the key before the object is flushed.",
+        ) from error
