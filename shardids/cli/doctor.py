@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from shardids import doctor
+from shardids import doctor, lookups
 from shardids.catalog.notation import shown_shards
 from shardids.cli.common import CatalogOption, JsonOption, opened, print_json
 from shardids.cli.output import err, out, print_rows
@@ -49,7 +49,10 @@ def examine(
         typer.Option(metavar="PACKAGE.MODULE:BASE", help="The same for all sharding keys of these models."),
     ] = None,
     every_row: Annotated[
-        bool, typer.Option("--every-row", help="Read every row of the tables with such keys, not a sample.")
+        bool,
+        typer.Option(
+            "--every-row", help="Read every row of the tables with such keys and of look-ups, not a sample."
+        ),
     ] = False,
     as_json: JsonOption = False,
     _list_wanted: Annotated[
@@ -61,9 +64,12 @@ def examine(
     keys = [ShardingKey.parse(one) for one in key or ()]
     if models is not None:
         keys += [one for one in keys_of(load_metadata(models)[0]) if one not in keys]
-    if every_row and not keys:
-        raise BadArgument("--every-row is for sharding keys", hint="Name them with --key or --models.")
     with opened(catalog) as there, err.status("Asking all nodes"):
+        if every_row and not keys and not lookups.listed(there):
+            raise BadArgument(
+                "--every-row is for sharding keys and look-ups, and the cluster has no look-up",
+                hint="Name sharding keys with --key or --models.",
+            )
         report = doctor.examine(there, names, keys, every_row=every_row)
     if as_json:
         print_json(_as_json(report))

@@ -12,7 +12,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from shardids import mover
-from shardids.catalog.notation import parse_duration_ms, parse_shards, shown_shards
+from shardids.catalog.notation import named_shards, parse_duration_ms, parse_shards
 from shardids.catalog.references import references_of
 from shardids.catalog.rows import Catalog
 from shardids.cli.common import (
@@ -194,8 +194,8 @@ def purge_shards(
         numbers = parse_shards(",".join(shards), there.describe().shard_count)
         copies = mover.purge(there, numbers, dry_run=True)
         if copies and not dry_run:
-            named = shown_shards(sorted({copy.shard for copy in copies}))
-            confirm(f"Drop the old copies of shards {named}, with all their rows?", yes=yes)
+            named = named_shards({copy.shard for copy in copies})
+            confirm(f"Drop the old copies of {named}, with all their rows?", yes=yes)
             # A view that still reads an old copy would fail once the copy is dropped.
             print_warnings(mover.follow_placement(there))
             copies = mover.purge(there, numbers)

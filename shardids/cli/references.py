@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from shardids import references
+from shardids.catalog.references import references_of
 from shardids.cli.common import CatalogOption, DryRunOption, JsonOption, YesOption, confirm, opened
 from shardids.cli.output import out, print_error, print_rows
 
@@ -116,6 +117,7 @@ def repair(catalog: CatalogOption, dry_run: DryRunOption = False) -> None:
     """Bring nodes that don't follow, or whose rows differ, to the writer's rows, and let them follow."""
     with opened(catalog) as there:
         done = references.repair(there, dry_run=dry_run)
+        has_writer = references_of(there).writer is not None
     for one in done:
         if not one.error:
             what = "would be repaired" if dry_run else "repaired"
@@ -126,4 +128,4 @@ def repair(catalog: CatalogOption, dry_run: DryRunOption = False) -> None:
     if failed:
         raise typer.Exit(1)
     if not done:
-        out.print("All nodes follow the writer, with the same rows")
+        out.print("All nodes follow the writer, with the same rows" if has_writer else _EMPTY, markup=False)

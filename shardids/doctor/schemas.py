@@ -42,8 +42,8 @@ def schema_differs(facts: ClusterFacts) -> Iterator[Found]:
             names = tuple(sorted({facts.placed[shard].node for shard in odd}))
             at = ", ".join(revisions or ()) or "no revision"
             yield Found(
-                what=f"{named_shards(odd)} on {named_nodes(names)} differ from most of {len(shards)} at"
-                f" {at}: {_shown(differences)}",
+                what=f"{named_shards(odd)} on {named_nodes(names)} differ{'s' if len(odd) == 1 else ''}"
+                f" from most of {len(shards)} at {at}: {_shown(differences)}",
                 to_do="Bring them to the same schema, in a migration of these shards, or by hand",
                 nodes=names,
                 shards=odd,

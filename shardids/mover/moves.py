@@ -212,10 +212,14 @@ def resume_open(catalog: Catalog, options: Options, on_event: OnEvent) -> list[R
 def carry_out(
     catalog: Catalog, transfers: Iterable[Transfer], options: Options, on_event: OnEvent
 ) -> list[Result]:
-    """Moves shards one after another, and replaces old copies on their targets."""
+    """Moves shards one after another, and replaces old copies on their targets.
+
+    A shard that another process has moved to its target meanwhile is passed over.
+    """
     return [
         move(catalog, transfer.shard, transfer.target, back=True, options=options, on_event=on_event)
         for transfer in transfers
+        if catalog.placement().locate(transfer.shard).name != transfer.target
     ]
 
 

@@ -387,6 +387,7 @@ def test_roles_that_may_here_and_not_there(pair: Pair, make_role: MakeRole) -> N
     }
     by_shards = {f.shards: f for f in report.findings}
     assert by_shards[3,].what.endswith("what it may elsewhere: insert users")
+    assert by_shards[0,].what.startswith('shard 0 on node "a" differs from most')
     assert pasted(by_shards[1, 2])[0] == f"shardids grant {reader} --shards 1-2"
     run(a, *pasted(by_shards[3,]))
     with catalog_at(a) as catalog:

@@ -20,6 +20,7 @@ from shardids.catalog.lookups import claims_name, shard_of_claim
 from shardids.errors import BadArgument, ClusterConflict, LookupBusy, UnknownValue
 from tests.conftest import BlankDatabases, dsn
 from tests.support.clusters import catalog_at
+from tests.support.clusters import command_here as command
 from tests.support.signups import EMAIL, Photo, User, claims, count, named, open_signups, rows
 
 SHARDS = 4
@@ -305,6 +306,15 @@ def test_a_deleted_address_is_free_in_every_shard_and_its_claim_is_swept(
 
 
 @pytest.mark.long
+def test_every_row_is_compared_without_a_sharding_key(cluster: Cluster, email: str, url: str) -> None:
+    claimed(cluster, email, 1)
+    checks = ("--checks", "row-without-claim,claim-without-row")
+    done = command("doctor", "--every-row", *checks, SHARDIDS_CATALOG=url)
+    assert (done.returncode, "claim-without-row" in done.stdout) == (0, True), done.stderr
+    with catalog_at(url) as catalog:
+        lookups.sweep(catalog, EMAIL)
+
+
 def test_a_busy_shard_does_not_keep_a_sweep_from_others(cluster: Cluster, url: str) -> None:
     busy, gone = [one for n in range(99) if shard_of_claim(one := f"{n}-{uuid4()}", SHARDS) == 0][:2]
     claimed(cluster, busy, 1)

@@ -51,6 +51,14 @@ def sequences(nodes: TwoNodes, node: str, shard: int) -> list[tuple[object, ...]
         return connection.execute("select * from shardids.sequences_of(%s)", [shard]).fetchall()
 
 
+def test_a_plan_passes_over_a_shard_that_another_process_has_moved(nodes: TwoNodes) -> None:
+    planned = [mover.Transfer(shard=nodes.new_shard(), source="a", target="b", weight=1) for _ in range(2)]
+    mover.move(nodes.catalog, planned[0].shard, "b")
+    done = mover.carry_out(nodes.catalog, planned, Options(), lambda _event: None)
+    assert [one.shard for one in done] == [planned[1].shard]
+    assert {nodes.catalog.node_of(one.shard).name for one in planned} == {"b"}
+
+
 @pytest.mark.parametrize("offline", [False, True])
 def test_all_that_is_in_a_shard_arrives(nodes: TwoNodes, offline: bool) -> None:
     shard = nodes.new_shard()

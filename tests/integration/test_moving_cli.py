@@ -56,6 +56,7 @@ def test_a_shard_goes_there_is_purged_and_comes_back(nodes: TwoNodes, run: Run) 
     assert json.loads(run("shard", "purge", str(shard), "--dry-run", "--json").stdout)[0]["node"] == "a"
     refused = run("shard", "purge", "all")
     assert (refused.exit_code, "no terminal to ask at" in refused.stderr) == (2, True)
+    assert f"old copies of shard {shard}," in refused.stderr
     (purged,) = json.loads(run("shard", "purge", "all", "--yes", "--json").stdout)
     assert (purged["shard"], purged["node"]) == (shard, "a")
     assert_one_owner(nodes, shard)

@@ -1018,4 +1018,6 @@ def test_a_server_without_logical_replication_is_refused() -> None:
         ):
             references.create_table(catalog, "t", writer="a")
         assert references.tables(catalog) == []
+        repaired = command("reference", "repair", SHARDIDS_CATALOG=dsn(urls["a"]))
+        assert repaired.stdout.startswith("No reference table yet."), repaired.stderr
         catalog.close()

@@ -14,7 +14,7 @@ from uuid import UUID
 import psycopg
 import pytest
 from psycopg import sql
-from sqlalchemy import event, select
+from sqlalchemy import collate, event, select
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
@@ -35,7 +35,7 @@ from shardids.errors import (
 from shardids.install import provision
 from shardids.transactions import listed, resolve
 from tests.conftest import MakeRole, dsn, found_cluster
-from tests.support.clusters import catalog_at, connected
+from tests.support.clusters import ROOT, catalog_at, connected
 from tests.support.transfers import (
     OPENING,
     Account,
@@ -100,6 +100,16 @@ def statements_of(session: Session, act: Callable[[], None]) -> list[str]:
         for engine in engines:
             event.remove(engine, "before_cursor_execute", note)
     return sent
+
+
+def test_the_first_program_of_the_page_runs_on_two_nodes(bank: Bank) -> None:
+    page = (ROOT / "docs" / "how-to" / "commit-on-two-nodes.md").read_text(encoding="utf-8")
+    program = page.split("```python\n")[1].split("```")[0]
+    both = sorted([bank.a, bank.b])
+    program = program.replace('["ann", "eve"]', repr(both)).replace("User", "Account")
+    exec(program, {"cluster": bank.cluster, "Account": Account, "select": select, "collate": collate})
+    found = balances(bank.cluster)
+    assert (found[both[0]], found[both[1]]) == (OPENING - 10, OPENING + 10)
 
 
 def test_a_transaction_is_committed_on_both_nodes(bank: Bank) -> None:

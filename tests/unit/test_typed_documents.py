@@ -47,7 +47,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 from alembic import op
-from sqlalchemy import Engine, ForeignKey, Uuid, create_engine, func, select
+from sqlalchemy import Engine, ForeignKey, Uuid, collate, create_engine, func, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import shardids
