@@ -30,6 +30,12 @@ _OURS = frozenset(
     | {"target_metadata", "version_table", "version_table_schema", "version_table_pk"}
 )
 """Options of ``context.configure`` that say where a revision runs, and where that is recorded."""
+# Each name is qualified: the shard's schema is first on the path.
+_TABLES = text("""
+    select c.relname
+    from pg_catalog.pg_class c
+    join pg_catalog.pg_namespace n on n.oid operator(pg_catalog.=) c.relnamespace
+    where n.nspname operator(pg_catalog.=) pg_catalog.current_schema()""")
 _NEXT_ID = re.compile(r"""\s*("?\w+"?\.)?"?next_id"?\(\)\s*""")
 
 
@@ -94,8 +100,7 @@ def _names_of_shard(connection: Connection, given: Callable[..., bool] | None) -
 
     @cache
     def tables() -> frozenset[str]:
-        query = text("select relname from pg_class where relnamespace = current_schema()::regnamespace")
-        return frozenset(connection.scalars(query))
+        return frozenset(connection.scalars(_TABLES))
 
     def include_name(name: str | None, type_: str, parents: Mapping[str, str | None]) -> bool:
         is_elsewhere = parents.get("schema_name") is None and name not in tables()
