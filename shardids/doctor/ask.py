@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -245,7 +245,7 @@ def _node_facts(
         "recorded": read_recorded(connection),
         "keys": (keys := read(connection, "doctor/keys.v1", KeyColumn)),
         "foreign_keys": read(connection, "doctor/foreign_keys.v1", ForeignKey),
-        "invalid_indexes": read(connection, "doctor/indexes.v1", InvalidIndex),
+        "invalid_indexes": _read_invalid_indexes(connection),
         "leftovers": read(connection, "doctor/leftovers.v1", Leftover),
         "strays": read(connection, "doctor/strays.v1", Stray),
         "sequences": read(connection, "doctor/sequences.v1", GeneratorSequence),
@@ -286,6 +286,28 @@ def _node_facts(
 
 def _held(holder: LockHolder) -> tuple[int, int, int]:
     return holder.pid, holder.lock, holder.shard
+
+
+def _read_invalid_indexes(connection: Connection) -> list[InvalidIndex]:
+    """Returns the indexes that two looks show as invalid, with nobody at work on them.
+
+    Locks are read as they are, after the moment that the catalogs are read for: in one look an index that is
+    finished in between has no builder any more, but is invalid still.
+    """
+    found = read(connection, "doctor/indexes.v1", InvalidIndex)
+    if not found:
+        return []
+    still = {
+        (one.table_name, one.index_name): one.shards
+        for one in read(connection, "doctor/indexes.v1", InvalidIndex)
+    }
+    both = [
+        replace(
+            one, shards=sorted({*one.shards}.intersection(still.get((one.table_name, one.index_name), ())))
+        )
+        for one in found
+    ]
+    return [one for one in both if one.shards]
 
 
 def _read_draws(connection: Connection, shards: Mapping[int, LocalShard]) -> dict[int, Draws]:

@@ -9,7 +9,8 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.errors import UniqueViolation
-from sqlalchemy.engine import URL
+from sqlalchemy import event
+from sqlalchemy.engine import URL, Engine
 
 from shardids import Cluster, doctor
 from shardids.catalog.connections import open_engine
@@ -260,6 +261,25 @@ def with_tables(pair: Pair) -> Pair:
 
 def test_tables_that_are_well(pair: Pair) -> None:
     assert examined(with_tables(pair)[0]).findings == ()
+
+
+def test_an_index_that_is_finished_while_indexes_are_read_is_not_invalid(pair: Pair) -> None:
+    a, _ = with_tables(pair)
+    change = "update pg_index set indisvalid = {} where indexrelid = 'shard_0001.users_name'::regclass"
+    run(a, "create index users_name on shard_0001.users (name)", change.format(False))
+    looks = []
+
+    def finish(*execution: object) -> None:
+        if "not x.indisvalid" in str(execution[2]):
+            looks.append(execution)
+            run(a, change.format(True))
+
+    event.listen(Engine, "after_cursor_execute", finish)
+    try:
+        assert examined(a, ["invalid-index"]).findings == ()
+    finally:
+        event.remove(Engine, "after_cursor_execute", finish)
+    assert looks
 
 
 def test_keys_and_indexes(pair: Pair) -> None:
