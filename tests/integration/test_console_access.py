@@ -275,7 +275,10 @@ def test_a_token_that_others_may_read_is_warned_of(tmp_path: Path) -> None:
             file.chmod(mode)
         with process(NOBODY, "--token-file", str(file)) as (running, address):
             assert httpx.get(f"{address}/healthz").text == "ok\n"
-            _, said = ended(running)
+            assert running.stderr is not None
+            # It is told after the address, while the page is served already.
+            said = running.stderr.readline() if is_warned else ""
+            said += ended(running)[1]
         assert ("others may read the token" in said and f"chmod 600 {file}" in said) == is_warned, mode
         assert file.read_text().strip() not in said
 

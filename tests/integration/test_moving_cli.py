@@ -69,7 +69,6 @@ def test_a_shard_goes_there_is_purged_and_comes_back(nodes: TwoNodes, run: Run) 
     assert moves == [["a", "b", "live", "moved"], ["b", "a", "offline", "moved"]]
 
 
-@pytest.mark.long
 def test_a_broken_off_move_is_told_and_taken_up(nodes: TwoNodes, run: Run) -> None:
     shard, nursery = nodes.new_shard(), Nursery()
     assert killed_move(nodes, nursery, shard, "indexes")
