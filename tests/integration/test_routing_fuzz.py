@@ -490,6 +490,7 @@ def test_statements_are_answered_as_by_one_database_or_refused(pair: Pair, part:
     compare_some()
 
 
+@pytest.mark.long
 def test_enough_statements_are_answered(capsys: pytest.CaptureFixture[str]) -> None:
     """None was wrong, or the test above had failed."""
     total = sum(OUTCOMES[name] for name in ("merged", "by one shard", "refused", "failed"))
