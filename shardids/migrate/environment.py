@@ -222,17 +222,6 @@ class Environment:
                 for script in self.script.iterate_revisions(tuple(heads), "base", implicit_base=True)
             }
 
-    def apart_from(self, heads: Sequence[str], revision: str) -> Heads:
-        """Returns the heads of branches that have nothing to do with a revision, or none for ``base``.
-
-        Heads that this code does not have are not among them.
-        """
-        if revision == "base":
-            return ()
-        below = self.ancestors([revision])
-        known = [head for head in heads if self.knows(head) and head not in below]
-        return tuple(head for head in known if revision not in self.ancestors([head]))
-
     def run(
         self,
         work: Work,

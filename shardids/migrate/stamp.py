@@ -91,12 +91,24 @@ class Stamped:
     def of(cls, environment: Environment, heads: Heads, target: str) -> Self:
         """Returns what a version table at ``heads`` says after it."""
         own = () if target == "base" else (target,)
-        others = environment.apart_from(heads, target)
+        others = _apart_from(environment, heads, target)
         return cls(
             heads=tuple(sorted({*own, *others})),
             hashes=hashes_up_to(environment, own),
             kept=frozenset(environment.ancestors(others) - environment.ancestors(own)),
         )
+
+
+def _apart_from(environment: Environment, heads: Heads, revision: str) -> Heads:
+    """Returns the heads of branches that have nothing to do with a revision, or none for ``base``.
+
+    Heads that the code does not have are not among them.
+    """
+    if revision == "base":
+        return ()
+    below = environment.ancestors([revision])
+    known = [head for head in heads if environment.knows(head) and head not in below]
+    return tuple(head for head in known if revision not in environment.ancestors([head]))
 
 
 def hashes_up_to(environment: Environment, heads: Heads) -> dict[str, str]:
