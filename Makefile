@@ -9,7 +9,7 @@ PYTEST = $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-lowest test-matrix test-faults test-pgbouncer test-baselines test-report test-alerts test-django lint format docs bench clean
+.PHONY: help demo test test-long test-lowest test-matrix audit test-faults test-pgbouncer test-baselines test-report test-alerts test-django test-sqlalchemy lint format docs bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -44,16 +44,23 @@ test-alerts: $(VENV)/.dev ## The alert rules, by promtool and Prometheus itself;
 	$(BIN)/python -m pytest tests/alerts $(ARGS)
 
 test-django: $(VENV)/.dev ## Django's own tests and another's models on shards, fetched from PyPI
-	$(BIN)/python -m pytest tests/outside -s $(ARGS)
+	$(BIN)/python -m pytest tests/outside -s -k "not sqlalchemy" $(ARGS)
+
+test-sqlalchemy: $(VENV)/.dev ## SQLAlchemy's own tests of its ORM in sessions on one shard, fetched from PyPI
+	$(BIN)/python -m pytest tests/outside -s -k sqlalchemy $(ARGS)
 
 test-matrix: $(VENV)/.dev ## The integration tests on each PostgreSQL version: make test-matrix VERSIONS="14 18"
 	$(BIN)/python -m tests.matrix $(VERSIONS) -- $(ARGS)
 
-lint: $(VENV)/.dev ## ruff format and check, mypy, import-linter
+lint: $(VENV)/.dev ## ruff format and check, mypy, import-linter, plain English
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.plain_english
+
+audit: $(VENV)/.dev ## Known vulnerabilities of the dependencies, by pip-audit
+	$(BIN)/uv tool run pip-audit --progress-spinner off --path $$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
 
 format: $(VENV)/.dev ## Format the code
 	$(BIN)/ruff format .
