@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Self
 
 from sqlalchemy import Connection, text
 
 from shardids.catalog.queries import prepare
 
+MOST_APART_S = 1.0
+"""Clocks that are apart by more do not agree."""
 _ROUND_TRIPS = 8
+_READ = "select date_part('epoch', pg_catalog.clock_timestamp())"
 _LONGEST_S = 0.25
 """From then on no further one is begun: of a server far away eight would take longer than all the rest."""
 
@@ -24,6 +28,27 @@ class ClockSample:
 
     offset_s: float
     error_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """How far one clock is ahead of another: within ``ahead_s`` ± ``error_s``."""
+
+    ahead_s: float
+    error_s: float
+
+    @classmethod
+    def between(cls, one: ClockSample, other: ClockSample) -> Self:
+        """Returns how far ``one`` is ahead of ``other``."""
+        return cls(ahead_s=one.offset_s - other.offset_s, error_s=one.error_s + other.error_s)
+
+    @property
+    def is_too_large(self) -> bool:
+        """Returns whether the clocks are apart by more than :data:`MOST_APART_S` for sure."""
+        return abs(self.ahead_s) - self.error_s > MOST_APART_S
+
+    def __str__(self) -> str:
+        return f"{abs(self.ahead_s):.3f} s ± {self.error_s * 1000:.1f} ms"
 
 
 class LocalClock:
@@ -41,16 +66,15 @@ class LocalClock:
         with connection.begin():
             prepare(connection)
             begun = time.monotonic()
-            samples = [self._compare_once(connection)]
+            samples = [self.measure(connection)]
             while len(samples) < _ROUND_TRIPS and time.monotonic() - begun < _LONGEST_S:
-                samples.append(self._compare_once(connection))
+                samples.append(self.measure(connection))
         return min(samples, key=lambda sample: sample.error_s)
 
-    def _compare_once(self, connection: Connection) -> ClockSample:
+    def measure(self, connection: Connection, statement: str = _READ) -> ClockSample:
+        """Returns one measurement, by a statement that returns the server's clock in seconds."""
         sent = time.monotonic()
-        server_s = connection.execute(
-            text("select date_part('epoch', pg_catalog.clock_timestamp())")
-        ).scalar_one()
+        server_s = connection.execute(text(statement)).scalar_one()
         received = time.monotonic()
         middle_s = self._wall_s + (sent + received) / 2 - self._begun
         return ClockSample(offset_s=server_s - middle_s, error_s=(received - sent) / 2)

@@ -73,7 +73,8 @@ class Shards:
         wanted = np.asarray(wanted, np.int64)
         draws = wanted > 0
         now = self.clock(true_ms)
-        begins = draws & self._is_new
+        begins = draws & self._is_new & ~self._waits(now)
+        draws &= ~(self._is_new & ~begins)
         is_late = draws & ~begins & (now - self._ms(self.counter + 1) >= _LATE_MS)
         # The value that was late is lost; of a new incarnation, two are.
         self.counter += is_late + 2 * begins
@@ -93,19 +94,29 @@ class Shards:
         """Begins a new incarnation of a node, whose shards see it when they are next drawn from.
 
         They then go past the clock and what is stored, by the margin. ``mark`` from 0 to 1 is the
-        incarnation's: a shard that leads goes so much of a margin further. What a crash takes with it, up to
-        32 values of the counter and 32 steps of the offset that nobody drew, is not played.
+        incarnation's: a shard that leads goes so much of a margin further, and refuses draws until that is
+        three margins ahead of the clock, unless restarts did not make its lead. What a crash takes with it,
+        up to 32 values of the counter and 32 steps of the offset that nobody drew, is not played.
         """
         here = self.node_of == node
         self._is_new |= here
         self._mark[here] = mark
 
-    def _begin(self, now: Floats, begins: npt.NDArray[np.bool_]) -> None:
+    def _began(self, now: Floats) -> Integers:
+        """The offsets with which a new incarnation would begin."""
         at_clock = np.floor(now).astype(np.int64) - (self.counter >> self.layout.sequence_bits)
         further = np.floor(self.margin_ms * self._mark).astype(np.int64)
         past = np.maximum(self.offset_ms, at_clock)
-        target = past + self.margin_ms + np.where(past > at_clock, further, 0)
-        self.offset_ms = np.where(begins, target, self.offset_ms)
+        target: Integers = past + self.margin_ms + np.where(past > at_clock, further, 0)
+        return target
+
+    def _waits(self, now: Floats) -> npt.NDArray[np.bool_]:
+        lead_ms = self._began(now) + (self.counter >> self.layout.sequence_bits) - np.floor(now)
+        margins = lead_ms / self.margin_ms
+        return np.asarray((margins > 3) & (margins <= 6))
+
+    def _begin(self, now: Floats, begins: npt.NDArray[np.bool_]) -> None:
+        self.offset_ms = np.where(begins, self._began(now), self.offset_ms)
         self._is_new &= ~begins
 
     def _ms(self, counter: Integers) -> Integers:

@@ -1,8 +1,7 @@
--- Purpose:    stopping, starting and granting shards, for the owner of schema shardids; what reading a table would run.
+-- Purpose:    stopping, starting and granting shards, for the owner of schema shardids.
 -- Locks:      fence, activate: advisory lock (1936220516, shard) for microseconds; FOR UPDATE on the
 --             shard's row until commit. grant_usage, revoke_usage: advisory lock 1936220518, the installers',
---             until commit. enter_shard: advisory lock (1936220517, shard) until commit. strangers_code: ACCESS SHARE on
---             the table and its parts until commit, SHARE UPDATE EXCLUSIVE where others own one of them.
+--             until commit. enter_shard: advisory lock (1936220517, shard) until commit.
 -- Privileges: CREATE on schema shardids.
 
 -- Stops the shard at once and for every session, whatever becomes of the caller's transaction: a fence that
@@ -46,9 +45,8 @@ begin
     if (case when seen >= 0 then not shardids.is_marked(seen, base)
             else exists (select from shardids.shard s where s.id = stop.shard and s.unfences = seen
                          and s.incarnation is distinct from base) end) then
-      -- Another incarnation may have issued more than it had stored, or released this fence. Twice the margin: it may
-      -- have jumped by one itself.
-      offset_ms := ((shardids.safe_tick(shard, id_counter, id_offset, 2) - coalesce(pg_sequence_last_value(id_counter), 0))
+      -- Another incarnation may have issued more than it had stored, or released this fence.
+      offset_ms := ((shardids.safe_tick(shard, id_counter, id_offset) - coalesce(pg_sequence_last_value(id_counter), 0))
                     >> shardids.sequence_bits()) + 1;
     end if;
     perform setval(id_offset, -2 - offset_ms);
@@ -61,19 +59,34 @@ begin
 end
 $$;
 
--- What another incarnation issued is known only from the clock, from what is stored, and from the row.
-create function shardids.safe_tick(shard integer, id_counter regclass, id_offset regclass, margins integer) returns bigint
-language sql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
-  select greatest((shardids.offset_ms(coalesce(pg_sequence_last_value(id_offset), -1)) << shardids.sequence_bits())
-                    + coalesce(pg_sequence_last_value(id_counter), 0),
-                  shardids.ms_of(clock_timestamp()) << shardids.sequence_bits(),
-                  (select s.high_water_tick from shardids.shard s where s.id = safe_tick.shard))
-         + ((margins * extract(epoch from n.safety_margin) * 1000)::bigint << shardids.sequence_bits())
-  from shardids.node n;
+-- What another incarnation issued is known only from the clock, from what is stored, and from the row. Its own jump was up to two
+-- margins past what is stored, and up to four past the clock; what it issued last, up to a margin, may be lost.
+create function shardids.safe_tick(shard integer, id_counter regclass, id_offset regclass) returns bigint
+language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
+declare
+  bits constant integer := shardids.sequence_bits();
+  stored_ms constant bigint := greatest(
+    shardids.offset_ms(coalesce(pg_sequence_last_value(id_offset), -1)) + (coalesce(pg_sequence_last_value(id_counter), 0) >> bits),
+    (select s.high_water_tick >> bits from shardids.shard s where s.id = safe_tick.shard));
+  now_ms constant bigint := shardids.ms_of(clock_timestamp());
+  node shardids.node;
+begin
+  select n.* into node from shardids.node n;
+  -- A tick that is too high would stay in the shard's row.
+  if now_ms >= 1::bigint << shardids.time_bits() then
+    perform shardids.refuse('SI006', shard);
+  elsif stored_ms > 0 and now_ms - stored_ms > extract(epoch from node.max_step) * 1000 and not shardids.is_believed(now_ms) then
+    perform shardids.refuse('SI012', shard, now_ms - stored_ms);
+  elsif now_ms - stored_ms > 3600000 then
+    perform shardids.note_step(now_ms);
+  end if;
+  return ((greatest(stored_ms + 3 * extract(epoch from node.safety_margin)::numeric * 1000,
+                    now_ms + 5 * extract(epoch from node.safety_margin)::numeric * 1000)::bigint + 1) << bits);
+end
 $$;
 
-comment on function shardids.safe_tick(integer, regclass, regclass, integer) is
-  'A tick that no incarnation of a shard has issued, if none was more than so many margins ahead of its clock';
+comment on function shardids.safe_tick(integer, regclass, regclass) is
+  'A tick that no incarnation of a shard has issued, if what was lost of each was at most a margin ahead of what is stored or of its jump';
 
 -- Changes the row only: the first draw after COMMIT releases the fence, so an activation that is rolled back
 -- has released nothing.
@@ -129,7 +142,7 @@ begin
   -- What the original, an old primary, or an incarnation whose last changes were lost issued since is unknown.
   if this.server <> shardids.server()
      or (this.incarnation is distinct from base and not shardids.is_marked(seen, base)) then
-    above_tick := greatest(above_tick, shardids.safe_tick(shard, this.id_counter, this.id_offset, 1));
+    above_tick := greatest(above_tick, shardids.safe_tick(shard, this.id_counter, this.id_offset));
   end if;
   -- Draws that are current don't look at the row: fencing makes them.
   if greatest(this.high_water_tick, above_tick) >=
@@ -146,24 +159,77 @@ begin
 end
 $$;
 
--- ALTER SEQUENCE writes the sequence anew, and a rollback takes what it held since with it. So this is for a
+-- ALTER SEQUENCE writes the sequence anew, and a rollback takes what it held since with it. So this is for a fenced shard or a
 -- copy only, with whose offset nobody has drawn, nor can before COMMIT. Where an open transaction has read the sequence, or
--- draws from copies are let through, the shard stays unbound, which costs time only.
+-- draws from copies are let through, the shard stays unbound, which costs time only. A shard that has ticks to pass over is unbound.
 create function shardids.bind(shard integer, id_counter regclass, id_offset regclass) returns void
 language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp set lock_timeout = '50ms' as $$
+declare
+  is_limited constant boolean := shardids.skips_from(shard) is not null;
+  is_changed boolean := false;
 begin
-  if not shardids.is_bound(id_counter, id_offset, shard)
+  if shardids.is_bound(id_counter, id_offset, shard) is distinct from not is_limited
      and not shardids.is_marked(coalesce(pg_sequence_last_value(id_offset), -1), shardids.incarnation())
      and exists (select from shardids.node n where n.on_copy = 'refuse') then
-    execute format('alter sequence %s start %s', id_offset, shardids.bound_to(id_counter, shard));
+    begin
+      execute format('alter sequence %s start %s', id_offset,
+                     case when is_limited then 0 else shardids.bound_to(id_counter, shard) end);
+    exception when lock_not_available then
+      if is_limited then
+        raise;
+      end if;
+    end;
+    is_changed := true;
   end if;
-exception when lock_not_available then
-  null;
+  -- A copy of the shard from before its range may be unbound already, and its next_id() without a limit.
+  if is_changed or is_limited then
+    -- Where sequences were made by hand there is none.
+    perform shardids.define_next_id(shard, n.nspname)
+    from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    where c.oid = id_offset and to_regprocedure(format('%I.late_id(regclass)', n.nspname)) is not null;
+  end if;
 end
 $$;
 
 comment on function shardids.bind(integer, regclass, regclass) is
-  'Tells a shard''s id_offset its counter and its shard, so that draws follow the clock without looking at rows';
+  'Makes a shard''s id_offset name its counter and its shard, so that draws follow the clock without looking at rows';
+
+-- The first tick still to come that the shard passes over, by what is stored of the shard: the clock may be wrong again.
+create function shardids.skips_from(shard integer) returns bigint
+language sql stable parallel safe set search_path = pg_catalog, pg_temp as $$
+  select min(k.first_tick) from shardids.skipped k
+  where k.shard = skips_from.shard
+    and k.last_tick >= coalesce(
+      (select greatest(s.high_water_tick, (shardids.offset_ms(coalesce(pg_sequence_last_value(i.oid), -1)) << shardids.sequence_bits())
+                                          + coalesce(pg_sequence_last_value(c.oid), 0))
+       from shardids.shard s left join pg_class i on i.oid = s.id_offset left join pg_class c on c.oid = s.id_counter
+       where s.id = skips_from.shard), 0);
+$$;
+
+-- The shard's own next_id(). While it has ticks to pass over, an ID that is not below them is given up, and the draw goes to
+-- late_id(), which looks at them; where IDs turn negative all draws do.
+create function shardids.define_next_id(shard integer, schema name) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  skips_from constant bigint := shardids.skips_from(shard);
+  below constant bigint := shardids.id_of(skips_from, 0);
+  draw text := 'shardids.next_id(pg_sequence_last_value(''%1$I.id_offset''::regclass), '
+    '''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s)';
+  follow text := 'shardids.lagging_id(''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s)';
+begin
+  if skips_from is not null then
+    draw := format('nullif(least(%s, %s), %s)', draw, below, below);
+    follow := format('nullif(least(%s, %s), %s)', follow, below, below);
+  end if;
+  execute format(
+    'create or replace function %1$I.next_id() returns bigint language sql volatile parallel unsafe return coalesce('
+    || case when skips_from is null or shardids.time_bits() + shardids.shard_bits() + shardids.sequence_bits() < 64
+            then draw || ', ' || follow || ', ' else '' end
+    || '%1$I.late_id(''%1$I.id_offset''::regclass))', schema, shard);
+end
+$$;
+
+comment on function shardids.define_next_id(integer, name) is 'Creates a shard''s function next_id()';
 
 comment on function shardids.activate(integer, bigint) is
   'Lets a shard issue IDs on this server, all above its high-water tick and above_tick';
@@ -177,7 +243,7 @@ begin
   -- Two sessions that change the grants of one schema at once would fail.
   perform shardids.wait_for_installer();
   execute format('grant usage on schema shardids, shardids_ref, %I to %I', schema, role);
-  execute format('grant select on shardids.node, shardids.shard to %I', role);
+  execute format('grant select on shardids.node, shardids.shard, shardids.skipped to %I', role);
   -- Needed where functions are not everybody's by default.
   execute (
     select format('grant execute on function %s to %I', string_agg(p.oid::regprocedure::text, ', '), role)
@@ -185,8 +251,8 @@ begin
     where p.pronamespace = 'shardids'::regnamespace
       and p.proname in ('epoch_ms', 'time_bits', 'shard_bits', 'sequence_bits', 'schema_prefix', 'schema_of', 'id_of', 'shard_of',
                         'sequence_of', 'time_of', 'tick_of', 'ms_of', 'clamped_ms', 'min_id', 'max_id', 'server', 'offset_base',
-                        'is_current', 'is_nearly_current', 'is_ahead', 'is_unchanged', 'is_in_time', 'drawn_id', 'catch_up', 'next_id', 'lagging_id',
-                        'offset_ms', 'refuse', 'reserve', 'tick_before', 'is_past', 'advance_past', 'decide', 'await_references'));
+                        'is_current', 'is_nearly_current', 'is_ahead', 'is_unchanged', 'drawn_id', 'catch_up', 'next_id', 'lagging_id',
+                        'offset_ms', 'refuse', 'reserve', 'tick_before', 'is_past', 'max_past_ms', 'advance_past', 'decide', 'await_references'));
   execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer, bigint) to %2$I', schema, role);
   if to_regprocedure(format('%I.next_number(text, text, timestamptz)', schema)) is not null then
     execute format('grant execute on function %I.next_number(text, text, timestamptz) to %I', schema, role);
@@ -214,9 +280,116 @@ $$;
 
 comment on function shardids.revoke_usage(integer, name) is 'Takes back what grant_usage gave on a shard';
 
+-- The tick, in ms, from which on the shard would issue IDs again, and the range that it would pass over. From the present on: what
+-- it issued before the jump was at most max_ahead past the clock.
+create function shardids.plan_reset(
+  shard integer, from_ms bigint default null,
+  out lead_ms bigint, out starts_ms bigint, out first_ms bigint, out last_ms bigint)
+language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
+declare
+  this shardids.shard;
+  node shardids.node;
+  bits constant integer := shardids.sequence_bits();
+  now_ms constant bigint := shardids.ms_of(clock_timestamp());
+  ahead_ms bigint;
+begin
+  select s.* into this from shardids.shard s where s.id = plan_reset.shard;
+  if not found then
+    perform shardids.refuse('SI001', shard);
+  elsif this.state = 'moved' then
+    perform shardids.refuse('SI002', shard);
+  end if;
+  select n.* into node from shardids.node n;
+  ahead_ms := extract(epoch from node.max_ahead) * 1000;
+  if now_ms not between 0 and (1::bigint << shardids.time_bits()) - 1 then
+    perform shardids.refuse('SI006', shard);
+  end if;
+  last_ms := greatest(this.high_water_tick >> bits,
+                      shardids.offset_ms(coalesce(pg_sequence_last_value(this.id_offset), -1))
+                      + (coalesce(pg_sequence_last_value(this.id_counter), 0) >> bits));
+  lead_ms := last_ms - now_ms;
+  starts_ms := now_ms + ahead_ms;
+  if lead_ms <= ahead_ms then
+    raise exception using
+      errcode = 'SI007',
+      message = format('shard %s is %s ms ahead of the clock, within max_ahead = %s: there is nothing to reset [node "%s"]',
+                       shard, lead_ms, node.max_ahead, node.name),
+      hint = format('To let it issue IDs if it is fenced: shardids shard show %s', shard);
+  end if;
+  if from_ms is null then
+    select min(pg_sequence_last_value(q.slot)) into from_ms
+    from unnest(array['shardids.step_1', 'shardids.step_2', 'shardids.step_3', 'shardids.step_4']::regclass[]) q (slot)
+    where pg_sequence_last_value(q.slot) > now_ms;
+    if from_ms is null or pg_sequence_last_value('shardids.step_dropped') > now_ms then
+      raise exception using
+        errcode = 'SI007',
+        message = format('when the clock of shard %s went ahead is not recorded [node "%s"]', shard, node.name),
+        hint = 'Name the earliest time that the wrong clock can have shown: --from TIME.';
+    end if;
+  end if;
+  first_ms := from_ms;
+  if first_ms <= starts_ms + 1000 or first_ms > last_ms then
+    raise exception using
+      errcode = 'SI007',
+      message = format('shard %s issued IDs by the wrong clock from %s to %s; it can''t begin between the present and those [node "%s"]',
+                       shard, shardids.time_of(shardids.id_of(first_ms << bits, 0)), shardids.time_of(shardids.id_of(least(last_ms, (1::bigint << shardids.time_bits()) - 1) << bits, 0)), node.name),
+      hint = 'The present, max_ahead and a second must lie before the first of them. Otherwise wait until the clock has passed the last, less max_ahead.';
+  end if;
+end
+$$;
+
+comment on function shardids.plan_reset(integer, bigint) is 'What shardids.reset_clock(shard) would do';
+
+-- For a fenced shard: its fence is committed, so that a rollback of this leaves it as high as it was. ALTER SEQUENCE, before the
+-- offset is lowered, writes the sequence anew: with a rollback the old one is back. Its lock waits for transactions that drew.
+create function shardids.reset_clock(shard integer, from_ms bigint default null, out starts_ms bigint, out first_tick bigint, out last_tick bigint)
+language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp set lock_timeout = '10s' as $$
+#variable_conflict use_variable
+declare
+  this shardids.shard;
+  plan record;
+  bits constant integer := shardids.sequence_bits();
+  counter bigint;
+  offset_ms bigint;
+begin
+  select s.* into this from shardids.shard s where s.id = reset_clock.shard for update;
+  select * into plan from shardids.plan_reset(shard, from_ms);
+  if this.state <> 'fenced' or this.changed_in = pg_current_xact_id_if_assigned() then
+    raise exception using
+      errcode = 'SI007',
+      message = format('shard %s must be fenced before its clock is reset [node "%s"]', shard, (select n.name from shardids.node n)),
+      hint = format('select shardids.fence(%s), and COMMIT', shard);
+  end if;
+  starts_ms := plan.starts_ms;
+  first_tick := plan.first_ms << bits;
+  last_tick := greatest(this.high_water_tick, ((plan.last_ms + 1) << bits) - 1);
+  insert into shardids.skipped (shard, first_tick, last_tick) values (shard, first_tick, last_tick)
+  on conflict on constraint skipped_pkey do update set last_tick = greatest(skipped.last_tick, excluded.last_tick);
+  execute format('alter sequence %s start 0', this.id_offset);
+  -- The lock of who would raise it, until COMMIT: the shard is fenced.
+  perform shardids.wait_for_lock(1936220516, shard);
+  counter := coalesce(pg_sequence_last_value(this.id_counter), 0);
+  offset_ms := starts_ms - (counter >> bits);
+  if offset_ms < 0 then
+    perform shardids.refuse('SI006', shard);
+  end if;
+  perform setval(this.id_offset, -2 - offset_ms);
+  update shardids.shard s
+  set high_water_tick = starts_ms << bits, unfences = null, incarnation = shardids.incarnation(), changed_in = pg_current_xact_id()
+  where s.id = reset_clock.shard;
+  -- By what is stored of the shard by now.
+  perform shardids.define_next_id(shard, this.schema);
+  update shardids.node n set clock_confirmed_at = null where n.clock_confirmed_at > clock_timestamp();
+end
+$$;
+
+comment on function shardids.reset_clock(integer, bigint) is
+  'Brings a fenced shard, which a wrong clock took into the future, back to the present; activate it after COMMIT';
+
 revoke execute on function
   shardids.fence(integer, text), shardids.stop(integer, regclass, regclass),
-  shardids.safe_tick(integer, regclass, regclass, integer),
+  shardids.safe_tick(integer, regclass, regclass), shardids.skips_from(integer), shardids.define_next_id(integer, name),
+  shardids.plan_reset(integer, bigint), shardids.reset_clock(integer, bigint),
   shardids.bind(integer, regclass, regclass), shardids.activate(integer, bigint), shardids.grant_usage(integer, name), shardids.revoke_usage(integer, name)
   from public;
 
@@ -228,6 +401,7 @@ declare
   schema text := shardids.schema_of(shard);
   owner name := (select pg_get_userbyid(nspowner) from pg_namespace where nspname = 'shardids');
   bound integer := 1 << shardids.shard_bits();
+  stranger record;
 begin
   if shard is null or shard < 0 or shard >= bound then
     raise exception using errcode = 'SI007',
@@ -246,13 +420,10 @@ begin
     raise insufficient_privilege using
       message = format('role "%s" lacks CREATE on schema %I, which is there already', current_user, schema),
       hint = format('As its owner: GRANT CREATE ON SCHEMA %I TO %I', schema, current_user);
-  elsif not exists (select from shardids.shard s where s.id = enter_shard.shard)
-        and (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = schema) <> owner then
-    -- Its owner could drop the sequences, or put others in their place.
-    raise insufficient_privilege using
-      message = format('schema %I exists and belongs to role "%s", not to "%s", the owner of schema shardids', schema,
-                       (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = schema), owner),
-      hint = format('If what is in it can be trusted: ALTER SCHEMA %I OWNER TO %I', schema, owner);
+  elsif not exists (select from shardids.shard s where s.id = enter_shard.shard) then
+    for stranger in select * from shardids.strangers_objects(array[schema]::name[], owner) loop
+      raise insufficient_privilege using message = stranger.message, hint = stranger.fix;
+    end loop;
   end if;
   perform set_config('shardids.shard', shard::text, true);
 end
@@ -260,77 +431,3 @@ $$;
 
 comment on function shardids.enter_shard(integer) is
   'Makes a shard''s schema if missing and names it in shardids.shard until the end of the transaction';
-
--- Who reads a table runs what its owner put into its policies, and functions in its indexes, statistics, CHECK constraints and
--- partition keys already while the query is planned. Operators run functions; built-in ones depend on nothing. Superusers
--- and whoever acts for the engine's owner or for the caller are trusted. The lock keeps the owner from adding an index,
--- statistics or a part after the look, which ACCESS SHARE lets him; a role that may only read can take no other.
-create function shardids.strangers_code(schema name, table_name name) returns text
-language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
-declare
-  engine constant oid := (select n.nspowner from pg_namespace n where n.nspname = 'shardids');
-  patience constant text := current_setting('lock_timeout');
-  this regclass;
-  parts oid[];
-  code text;
-begin
-  execute format('lock table %I.%I in access share mode', schema, table_name);
-  this := to_regclass(format('%I.%I', schema, table_name));
-  if (select c.relkind from pg_class c where c.oid = this) not in ('r', 'p') then
-    return 'it is not a table';
-  end if;
-  for looks in 1 .. 2 loop
-    with recursive part as (
-      select this::oid as oid union select i.inhrelid from pg_inherits i join part on part.oid = i.inhparent)
-    select array_agg(part.oid) into parts from part;
-    exit when looks = 2 or not exists (
-      select from pg_class c
-      where c.oid = any (parts)
-        and not pg_has_role(c.relowner, current_user, 'member') and not pg_has_role(c.relowner, engine, 'member'));
-    begin
-      -- Short of deadlock_timeout, so that no autovacuum gives way.
-      perform set_config('lock_timeout', '200ms', true);
-      execute format('lock table %s in share update exclusive mode', this);
-      perform set_config('lock_timeout', patience, true);
-    exception
-      when insufficient_privilege then
-        null;
-      when lock_not_available or read_only_sql_transaction then
-        return 'its owner could change it meanwhile: it can''t be locked now';
-    end;
-  end loop;
-  select w.what into code
-  from (
-    select format('policies of it apply to role %I', current_user) where row_security_active(this)
-    union all
-    select format('%s calls %s, which belongs to role %I', o.what, p.oid::regprocedure, pg_get_userbyid(r.role))
-    from (
-      select 'pg_class'::regclass as classid, c.oid as objid, format('the partition key of %s', c.oid::regclass) as what
-      from pg_class c where c.oid = any (parts)
-      union all
-      select 'pg_class'::regclass, i.indexrelid, format('index %s', i.indexrelid::regclass)
-      from pg_index i where i.indrelid = any (parts)
-      union all
-      select 'pg_constraint'::regclass, k.oid, format('CHECK %I of %s', k.conname, k.conrelid::regclass)
-      from pg_constraint k where k.conrelid = any (parts) and k.contype = 'c'
-      union all
-      select 'pg_statistic_ext'::regclass, e.oid, format('statistics %I of %s', e.stxname, e.stxrelid::regclass)
-      from pg_statistic_ext e where e.stxrelid = any (parts)) o
-    join pg_depend d on d.classid = o.classid and d.objid = o.objid
-      and d.refclassid in ('pg_proc'::regclass, 'pg_operator'::regclass)
-    left join pg_operator b on d.refclassid = 'pg_operator'::regclass and b.oid = d.refobjid
-    join pg_proc p on p.oid = coalesce(b.oprcode::oid, d.refobjid)
-    cross join lateral (values (p.proowner), (b.oprowner)) r (role)
-    where not pg_has_role(r.role, current_user, 'member') and not pg_has_role(r.role, engine, 'member')
-    union all
-    select format('%s is a foreign table of role %I', c.oid::regclass, pg_get_userbyid(c.relowner))
-    from pg_class c
-    where c.oid = any (parts) and c.relkind = 'f'
-      and not pg_has_role(c.relowner, current_user, 'member') and not pg_has_role(c.relowner, engine, 'member')) w (what)
-  limit 1;
-  return code;
-end
-$$;
-
-comment on function shardids.strangers_code(name, name) is
-  'What code of others a query of a table would run as the caller; null if none. The table is locked until the end of the transaction';

@@ -20,9 +20,9 @@ $$;
 comment on function shardids.server() is
   'System identifier of this server, OID of this database, and OID of table shardids.shard';
 
--- The value of a shard's id_offset is incarnation() + offset in ms: 20 bits of a hash of the server's present
--- incarnation, above the 43 bits of the largest offset. An id_offset written in another incarnation or on another
--- server reads as a time centuries away, so the draw goes to advance(), which looks closer.
+-- The value of a shard's id_offset is incarnation() + offset in ms. Above the 42 bits of the largest offset are 21 of a mark of the
+-- server's present incarnation: the two lowest bits of the timeline, and 19 of a hash, 64 at least. An id_offset written in
+-- another incarnation or on another server reads as a time outside of the layout, so the draw goes to advance(), which looks closer.
 create function shardids.incarnation() returns bigint
 language plpgsql volatile parallel safe security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -39,9 +39,10 @@ begin
       perform pg_sleep(0.001), pg_stat_clear_snapshot();
     end if;
   end loop;
-  return (hashtextextended(
-    concat_ws(' ', shardids.server(), extract(epoch from pg_postmaster_start_time()),
-              extract(epoch from checkpointer_start)), 0) & 1048575) << 43;
+  return ((case when pg_is_in_recovery() then 0 else shardids.timeline() & 3 end::bigint << 19)
+          + greatest(64, hashtextextended(
+              concat_ws(' ', shardids.server(), extract(epoch from pg_postmaster_start_time()),
+                        extract(epoch from checkpointer_start)), 0) & 524287)) << 42;
 end
 $$;
 

@@ -5,6 +5,9 @@
 -- Refuses while there are reference tables.
 drop schema shardids_ref;
 
+-- Views over its shards, for the query node.
+drop schema if exists shardids_local cascade;
+
 do $do$
 declare
   held bigint;
@@ -17,7 +20,8 @@ begin
       errcode = 'SI007', message = format('node "%s" holds %s shards; its engine stays', (select name from shardids.node), held),
       hint = 'Move or drop the shards first.';
   end if;
-  drop table shardids.shard, shardids.node, shardids.lookup_place;
+  drop table shardids.shard, shardids.node, shardids.skipped;
+  drop sequence shardids.step_1, shardids.step_2, shardids.step_3, shardids.step_4, shardids.step_dropped, shardids.step_latest;
   -- Later functions depend on earlier ones.
   for object in
     select p.oid::regprocedure as name from pg_proc p

@@ -12,7 +12,8 @@ begin
   execute format('create sequence %I.id_counter as bigint no cycle', schema);
   -- One nextval of id_offset is a step of 16 ms.
   execute format('create sequence %I.id_offset as bigint increment 16 minvalue -9223372036854775808 start %s no cycle', schema,
-                 shardids.bound_to(format('%I.id_counter', schema)::regclass, shard));
+                 case when shardids.skips_from(shard) is null
+                      then shardids.bound_to(format('%I.id_counter', schema)::regclass, shard) else 0 end);
   -- Whoever may execute these two raises the shard's offset, as the owner of the engine. In PL/pgSQL, which keeps plans;
   -- so they name no sequence: that name would be another's after the schema was renamed.
   execute format(
@@ -24,11 +25,7 @@ begin
     'language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as '
     '$$begin select r.first_tick, r.last_tick into first_tick, last_tick '
     'from shardids.set_aside(id_offset, %2$s, n, past_tick) r; end$$', schema, shard);
-  execute format(
-    'create function %1$I.next_id() returns bigint language sql volatile parallel unsafe '
-    'return coalesce(shardids.next_id(pg_sequence_last_value(''%1$I.id_offset''::regclass), '
-    '''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s), '
-    'shardids.lagging_id(''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s), %1$I.late_id(''%1$I.id_offset''::regclass))', schema, shard);
+  perform shardids.define_next_id(shard, schema);
   execute format(
     'create function %1$I.next_ids(n integer) returns setof bigint language sql volatile parallel unsafe rows 1000 '
     'begin atomic '
@@ -53,6 +50,12 @@ begin
     execute format('alter table if exists %I.shardids_version owner to %I', schema, owner);
   end if;
   -- Issues IDs from now on: if this is rolled back, the sequences go with it.
+  if shardids.ms_of(clock_timestamp()) >= 1::bigint << shardids.time_bits() then
+    perform shardids.refuse('SI006', shard);
+  elsif shardids.is_believed(shardids.ms_of(clock_timestamp())) is false then
+    perform shardids.refuse('SI012', shard);
+  end if;
+  perform shardids.note_step(shardids.ms_of(clock_timestamp()));
   perform setval(format('%I.id_offset', schema)::regclass,
                  shardids.incarnation() + greatest(0, shardids.ms_of(clock_timestamp())));
   insert into shardids.shard

@@ -76,6 +76,8 @@ def test_sessions_that_draw_across_the_end_of_time(
 ) -> None:
     recorder = record(faked_node, expected=("SI006",))
     clock.set(EXHAUSTED_S - time.time() - scaled(3.0, 8.0))
+    with connect(faked_node) as admin:
+        admin.execute("update shardids.node set clock_confirmed_at = clock_timestamp()")
     recorder.start(SESSIONS)
     recorder.await_ids()
     wait_for(lambda: all(one.refusals for one in recorder.sessions), "the layout's time ends")

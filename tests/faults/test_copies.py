@@ -149,8 +149,21 @@ def make_copy(
     return {"template": clone, "dump": restore, "dump of the schema": restore_schema}[request.param]
 
 
+ROLES = """
+    do $$
+    begin
+      if to_regrole('shardids_reader') is null then
+        create role shardids_reader nologin bypassrls;
+        grant pg_read_all_data to shardids_reader;
+      end if;
+    end
+    $$"""
+"""What ``pg_dumpall --roles-only`` brings: pg_dump names roles and does not create them."""
+
+
 def copy_by_dump(source: str, target: str, *options: str) -> None:
-    with connect(source) as connection:
+    with connect(source) as connection, connect(target) as copy:
+        copy.execute(ROLES)
         dumper = Dumper(connection.info.server_version)
     dumper.restore(target, dumper.dump(source, *options))
 

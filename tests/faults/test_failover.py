@@ -32,13 +32,13 @@ MOVED, STAYS = 2, 3
 
 @pytest.fixture
 def nodes() -> Iterator[TwoNodes]:
-    """Four shards with photos, and a view of them on node a."""
+    """Four shards with photos, and the query node is node a."""
     with temporary_servers(2) as servers:
         nodes = two_nodes(servers, SHARDS)
         for shard in range(SHARDS):
             with nodes.connected(nodes.catalog.node_of(shard).name) as connection:
                 connection.execute(PHOTOS.replace("{s}", f"shard_{shard:04}"))
-        views.create(nodes.catalog, "photos", table="photos", node="a", store_password=True)
+        views.create_query_node(nodes.catalog, node="a", store_password=True)
         yield nodes
         nodes.catalog.close()
 
@@ -80,8 +80,8 @@ def test_a_shard_that_had_moved_away_unnoticed_is_stopped_there(nodes: TwoNodes)
             promoted.execute(f"insert into shard_{STAYS:04}.photos (title) values ('after the promotion')")
         with nodes.connected("a") as home:
             home.execute(f"insert into shard_{MOVED:04}.photos (title) values ('goes on')")
-            # The view reads the promoted standby.
-            counted = "select shard, count(*) from shardids_views.photos group by 1 order by 1"
+            # The query node reads the promoted standby.
+            counted = "select shardids_shard, count(*) from shardids_nodes.photos group by 1 order by 1"
             assert home.execute(counted).fetchall() == [(0, 1), (1, 1), (MOVED, 3), (STAYS, 2)]
         found = doctor.examine(nodes.catalog).findings
         assert [(f.check, f.shards) for f in found] == [("old-copy", (MOVED,))]

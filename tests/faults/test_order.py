@@ -12,7 +12,7 @@ from shardids import Cluster
 from shardids.dev.embedded import EmbeddedServer, temporary_server
 from tests.conftest import found_cluster
 from tests.faults.conftest import make_database
-from tests.support.faults import scaled
+from tests.support.faults import connect, scaled
 from tests.support.server_clock import Clock
 from tests.support.standbys import public_folder
 
@@ -31,9 +31,13 @@ def other_clock() -> Iterator[Clock]:
 def skewed(faked_server: EmbeddedServer, other_clock: Clock) -> Iterator[Cluster]:
     """A cluster whose nodes follow ``clock`` and ``other_clock``."""
     with temporary_server(env=other_clock.env) as other:
-        url = make_url(make_database(faked_server, "order"))
-        nodes = {"a": url, "b": make_url(make_database(other, "order"))}
+        databases = make_database(faked_server, "order"), make_database(other, "order")
+        url, other_url = map(make_url, databases)
+        nodes = {"a": url, "b": other_url}
         found_cluster(url, nodes, len(SHARDS))
+        for database in databases:
+            with connect(database) as admin:
+                admin.execute("update shardids.node set max_past = max_ahead")
         with Cluster.connect(url) as cluster:
             assert {cluster.node_of(shard).name for shard in SHARDS} == {"a", "b"}
             yield cluster

@@ -212,3 +212,17 @@ def test_a_fence_that_was_rolled_back_is_seen_by_doctor_and_shard_show(
             owner.execute("select shard_0003.next_id()")
         assert doctor.examine(catalog, ["shard-stopped"]).findings == ()
         assert inspect_shard(catalog, 3)["state"] == "active"
+
+
+@pytest.mark.parametrize("change", ["cache 5000", "increment 3", "cycle"])
+def test_a_shard_whose_sequence_was_altered_is_not_drawn_from_once_it_is_activated(
+    change: str, db: Db
+) -> None:
+    """A session that keeps values draws them later, below those of others."""
+    db.execute("select shardids.fence(5)")
+    db.execute(f"alter sequence shard_0005.id_counter {change}".encode())
+    db.execute("select shardids.activate(5)")
+    with refused("SI004", "shard 5", "shard_0005.id_counter was altered", 'node "a"'):
+        db.execute("select shard_0005.next_id()")
+    db.execute("alter sequence shard_0005.id_counter increment 1 cache 1 no cycle")
+    draw(db, 3)

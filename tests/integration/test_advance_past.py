@@ -44,6 +44,8 @@ PAST = "select shardids.advance_past(%s, %s)"
 def node(blank_database: Callable[[], URL]) -> str:
     url = blank_database()
     install(url, DEFAULT, SHARDS)
+    with connect(dsn(url)) as connection:
+        connection.execute("update shardids.node set max_past = max_ahead")
     return dsn(url)
 
 
@@ -115,18 +117,41 @@ def test_every_way_to_draw_gives_ids_that_sort_after_it(db: Db) -> None:
         assert way() > id_
 
 
-def test_an_id_that_leads_by_more_than_max_ahead_is_refused_and_changes_nothing(db: Db) -> None:
+def test_an_id_that_leads_by_more_than_max_past_is_refused_and_changes_nothing(db: Db) -> None:
+    db.execute("update shardids.node set max_past = default")
     draw(db, 1)
     before = stored(db)
-    id_ = in_ms(db, 3_700_000)
-    with refused(
-        "SI005", "shard 5", f"ID {id_}", "ms ahead of the clock", "max_ahead = 01:00:00", 'node "a"'
-    ):
+    id_ = in_ms(db, 62_000)
+    with refused("SI005", "shard 5", f"ID {id_}", "ms ahead of the clock", "max_past = 00:01:00", 'node "a"'):
         db.execute(PAST, [5, id_])
     assert stored(db) == before
-    db.execute("update shardids.node set max_ahead = '2 hours'")
+    db.execute("update shardids.node set max_past = '2 minutes'")
     assert scalar(db, PAST, 5, id_) is True
     assert scalar(db, "select shard_0005.next_id()") > id_
+
+
+def test_one_call_uses_up_a_minute_of_the_lead_at_most_and_covers_every_jump(db: Db) -> None:
+    db.execute("update shardids.node set max_past = default")
+    db.execute(PAST, [5, in_ms(db, 59_000)])
+    assert scalar(db, "select shard_0005.next_id()") < in_ms(db, 60_000)
+    with pytest.raises(psycopg.errors.CheckViolation):
+        db.execute("update shardids.node set max_past = '61 minutes'")
+    # The largest lead that a restart or a promotion makes is never above it.
+    db.execute("update shardids.node set safety_margin = '11 seconds', max_past = '1 second'")
+    db.execute(PAST, [5, in_ms(db, 65_000)])
+    with refused("SI005", "max_past = 00:01:06"):
+        db.execute(PAST, [5, in_ms(db, 67_000)])
+
+
+def test_an_id_of_a_wrong_clock_that_its_shard_passes_over_is_passed_over_here_too(db: Db) -> None:
+    before = stored(db)
+    id_ = in_ms(db, 3_700_000)
+    tick = int(ticks(id_))
+    db.execute("insert into shardids.skipped values (7, %s, %s)", (tick - 10, tick + 10))
+    assert scalar(db, PAST, 5, id_) is False
+    assert stored(db) == before
+    with refused("SI005", "shard 5"):
+        db.execute(PAST, [5, in_ms(db, 3_700_000, 6)])
 
 
 @pytest.mark.parametrize("id_", [None, -1, -(2**63)])
@@ -214,13 +239,13 @@ def test_a_role_raises_only_shards_that_it_may_draw_from(
         ):
             with refused("42501", "permission denied"):
                 app.execute(statement, [id_])
-        # Not beyond max_ahead either, whichever function it calls itself.
+        # Not beyond max_past either, whichever function it calls itself.
         offset = stored(db)
         with refused("SI005", "shard 5"):
             app.execute(
                 "select shard_0005.set_aside('shard_0005.id_offset', 0, %s)", [ticks(id_) + (7200_000 << 10)]
             )
-        with refused("SI006", "shard 5"):
+        with refused("SI005", "shard 5"):
             app.execute("select shard_0005.set_aside('shard_0005.id_offset', 0, %s)", [2**62])
         for n, past_tick in ((0, None), (5, ticks(id_)), (-1, ticks(id_)), (None, ticks(id_))):
             with refused("SI007", "shard 5"):
@@ -291,3 +316,12 @@ def test_a_reader_that_goes_by_transactions_misses_no_row_as_one_that_goes_by_id
     assert [id_ for id_, _ in read] == [early, late]
     after = scalar(db, write)
     assert [id_ for id_, _ in db.execute(by_transaction, [read[-1][1], late]).fetchall()] == [after]
+
+
+def test_no_role_goes_further_past_the_clock_by_calling_what_advance_past_calls(db: Db) -> None:
+    db.execute("update shardids.node set max_past = default")
+    tick = int(ticks(in_ms(db, 59 * 60_000)))
+    before = stored(db)
+    with refused("SI005", "shard 5", "max_past"):
+        db.execute("select shard_0005.set_aside('shard_0005.id_offset', 0, %s)", [tick])
+    assert stored(db) == before

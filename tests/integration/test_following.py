@@ -194,3 +194,17 @@ def test_draws_with_pauses_and_reservations_share_no_tick_and_keep_their_order(n
     assert all(increases(drawn) for drawn, _ in done)
     blocks = [np.arange(first, last + 1) for _, own in done for first, last in own]
     assert distinct([*(ticks(drawn) for drawn, _ in done), *blocks])
+
+
+def test_an_offset_that_the_caller_makes_up_raises_no_shard_over_an_hour(db: Db) -> None:
+    db.execute("select shard_0005.next_id()")
+    db.execute(
+        "select setval('shard_0005.id_offset', pg_sequence_last_value('shard_0005.id_offset') - 7200000)"
+    )
+    before = offset(db)
+    made_up = "shardids.clock_offset('shard_0005.id_counter') - 5"
+    db.execute(
+        f"select shardids.catch_up({made_up}, 'shard_0005.id_counter', 'shard_0005.id_offset', 5)".encode()
+    )
+    assert offset(db) == before
+    assert locks(db) == 0

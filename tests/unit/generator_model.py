@@ -15,19 +15,23 @@ advance                ``advance``, up to its loop
 raise_to, set_aside    the loop of ``advance``, without and with ``ticks``
 log_offset             ``log_offset``; with it a cancel may end the statement
 reserve                ``reserve``
-advance_past           ``advance_past``: told by what is stored, or by ``advance``
+advance_past           ``advance_past``: by what is stored, or by ``advance``
 stop, fence, activate  of the same names; an ``advance`` after ``activate`` releases the fence
 activate_and_draw      ``activate`` and ``next_id`` in one transaction
+reset                  ``fence``, ``reset_clock`` and ``activate``
 =====================  ===============================================================================
 
-The clock tells any of a few times at each reading: it jumps, forth and back; an honest one never goes back.
-A commit may be a rollback. A crash loses what was not flushed; a sequence's log runs ahead of its values.
+The clock shows any of a few times at each reading: it jumps, forth and back; an honest one never goes back.
+It may show times before the layout's first and after its last, and those at which an offset of another
+incarnation, or a fence, reads as a time of the present. A commit may be a rollback. A crash loses what was
+not flushed; a sequence's log runs ahead of its values.
 Small here and large there are the ticks of a ms (2, 1,024), the margin (6 ms, 10 s), a step of the offset
-(2 ms, 16 ms), how far it follows the clock in steps (4 ms, 256 ms), how far the log of a sequence runs
-ahead (1 value, 32), and the window of ``is_current`` (from 2 ms ahead of the clock to 1 ms behind it; a
-minute and 2 ms). Left out are ``max_ahead``, the end of time, copies beside their original, the part of the
-margin that depends on the mark, the eighth of the margin within which nothing is flushed again, and what
-``catch_up`` asks of the shard's row.
+(2 ms, 16 ms), how far it follows the clock in steps (4 ms, 256 ms) and without ``advance`` (100 ms, an
+hour), how far the log of a sequence runs ahead (1 value, 32), the window of ``is_current`` (from 2 ms ahead
+of the clock to 1 ms behind it; a minute and 2 ms), the layout's time (512 ms, 69 years) and how far the
+offsets of two incarnations are apart (1,024 ms, 139 years). Left out are ``max_ahead``, ``max_step``,
+copies beside their original, the part of the margin that depends on the mark, the eighth of the margin
+within which nothing is flushed again, and what ``catch_up`` asks of the shard's row.
 """
 
 from __future__ import annotations
@@ -41,6 +45,8 @@ MARGIN_MS = 6
 LOGGED_AHEAD = 1
 AHEAD_MS, BEHIND_MS = 2, 1
 STEP_MS, MOST_STEPPED_MS = 2, 4
+LIMIT_MS, APART_MS = 512, 1024
+MOST_FOLLOWED_MS = 100
 FENCED = -1
 
 
@@ -73,17 +79,26 @@ class Flaw(StrEnum):
     FOLLOW_IN_ANY_INCARNATION = auto()
     LOCK_KEPT_ON_CANCEL = auto()
     PAST_BY_THE_CLOCK = auto()
+    CLOCK_STORED_PAST_THE_END = auto()
+    TIME_MASKED = auto()
+    ANY_INCARNATION_BY_ITS_TIME = auto()
+    RESTARTS_ADD_UP = auto()
+    PROMOTION_LIKE_A_RESTART = auto()
+    RESET_WITHOUT_PASSING_OVER = auto()
+    RESERVE_OVER_PASSED = auto()
 
 
 class Offset(NamedTuple):
     """A value of id_offset, which SQL packs into one bigint.
 
     ``incarnation`` is the server's that raised it; negative if fenced. Nobody draws from a pending one.
+    ``timeline`` is that incarnation's; a fence has none.
     """
 
     ms: int
     incarnation: int = 0
     pending: bool = False
+    timeline: int = 0
 
     @property
     def fenced(self) -> bool:
@@ -101,6 +116,7 @@ class Row(NamedTuple):
     unfences: Offset | None = None
     high_water: int = -1
     incarnation: int = 0
+    timeline: int = 0
 
     def __str__(self) -> str:
         state = "active" if self.active else "fenced"
@@ -129,7 +145,9 @@ class Shared(NamedTuple):
     lock: bool = False
     row_lock: bool = False
     incarnation: int = 0
+    timeline: int = 0
     clock_ms: int = 0
+    passed: tuple[int, int] = (0, -1)  # the ticks that the shard passes over: the first and the last
     flushed: Stored = Stored()
     copy: Stored = Stored()
     # ----
@@ -137,6 +155,7 @@ class Shared(NamedTuple):
     high_water: int = -1  # the highest that a fence returned or the row had
     ceiling: int | None = None  # the high-water tick of the fence in force
     past: int = -1  # the highest that this incarnation was advanced past
+    was_reset: bool = False  # ticks that were issued by the wrong clock are above later ones
 
     def stored(self) -> Stored:
         return Stored(self.logged, self.logged_offset, self.row)
@@ -153,6 +172,10 @@ class Rules(NamedTuple):
     clock_is_honest: bool = False
     flushes: bool = True
     incarnation: int = 0
+    timeline: int = 0
+
+    def own(self, ms: int) -> Offset:
+        return Offset(ms, self.incarnation, timeline=self.timeline)
 
 
 class Action(NamedTuple):
@@ -266,12 +289,24 @@ def clock(rules: Rules) -> Action:
     return Action("clock", lambda s: [(now, s) for now in rules.times], at_once=True)
 
 
+def reads_as(rules: Rules, seen: Offset, drawn: int) -> int:
+    """The time of a tick, in ms, as this incarnation computes it from an offset of any, or from a fence."""
+    counted = drawn >> SEQUENCE_BITS
+    if seen.fenced:
+        return -2 - seen.ms - (rules.incarnation + 1) * APART_MS + counted
+    # A pending offset bears a mark that no incarnation has.
+    mark = seen.incarnation + (0.5 if seen.pending else 0)
+    return int((mark - rules.incarnation) * APART_MS) + seen.ms + counted
+
+
 def is_current(rules: Rules, seen: Offset, drawn: int) -> Action:
-    ms = seen.ms + (drawn >> SEQUENCE_BITS)
-    is_own = seen.incarnation == rules.incarnation and not seen.pending
+    ms = reads_as(rules, seen, drawn)
+    if rules.flaw is Flaw.TIME_MASKED:
+        ms &= ~LIMIT_MS
+    is_own = rules.flaw in (Flaw.ANY_INCARNATION_BY_ITS_TIME, Flaw.TIME_MASKED) or 0 <= ms < LIMIT_MS
 
     def results(s: Shared) -> list[tuple[bool, Shared]]:
-        earliest = s.clock_ms if rules.clock_is_honest else 0
+        earliest = s.clock_ms if rules.clock_is_honest else min(rules.times)
         answers = {is_own and -AHEAD_MS <= now - ms < BEHIND_MS for now in rules.times if now >= earliest}
         return [(answer, s) for answer in sorted(answers)]
 
@@ -284,7 +319,7 @@ def is_ahead(rules: Rules, seen: Offset) -> Action:
         seen.incarnation == rules.incarnation
         or (rules.flaw is Flaw.AHEAD_IN_ANY_INCARNATION and not seen.fenced)
     )
-    answers = [False, True] if may_be else [False]
+    answers = [False, True] if may_be and seen.ms < LIMIT_MS else [False]
     return Action("is ahead", lambda s: [(answer, s) for answer in answers], at_once=True)
 
 
@@ -314,25 +349,51 @@ def draw(rules: Rules) -> Steps:
     seen = yield read("offset")
     drawn = yield nextval()
     if (yield is_current(rules, seen, drawn)) and (yield from is_unchanged(rules, seen)):
-        return Ticks(tick_of(seen.ms, drawn), tick_of(seen.ms, drawn))
+        # Past the layout's end the times would begin again.
+        tick = tick_of(seen.ms, drawn) % (LIMIT_MS << SEQUENCE_BITS)
+        if not (yield is_passed(rules, tick)):
+            return Ticks(tick, tick)
     return Step(catch_up, (seen, drawn))
+
+
+def is_passed(rules: Rules, tick: int, ticks: int = 1) -> Action:
+    """Whether some of so many ticks up to this one are among those that the shard passes over."""
+
+    def results(s: Shared) -> list[tuple[bool, Shared]]:
+        return [(overlaps(s.passed, tick, ticks) and rules.flaw is not Flaw.RESET_WITHOUT_PASSING_OVER, s)]
+
+    return Action("is passed over", results, at_once=True)
+
+
+def overlaps(passed: tuple[int, int], tick: int, ticks: int) -> bool:
+    first, last = passed
+    return first <= last and first <= tick and tick - ticks < last
 
 
 def catch_up(rules: Rules, seen: Offset, drawn: int) -> Steps:
     """The counter that is read there may be above what was drawn; so may the clock."""
-    target = (yield clock(rules)) - (drawn >> SEQUENCE_BITS)
-    if not is_late(rules, seen, target):
+    now = yield clock(rules)
+    is_bounded = rules.flaw not in (Flaw.CLOCK_STORED_PAST_THE_END, Flaw.TIME_MASKED)
+    if is_bounded:
+        now = min(now, LIMIT_MS - 1 - STEP_MS)
+    target = now - (drawn >> SEQUENCE_BITS)
+    is_far = target - seen.ms > MOST_FOLLOWED_MS and is_bounded
+    if (
+        is_far
+        or not is_late(rules, seen, target)
+        or (yield is_passed(rules, tick_of(now + MOST_FOLLOWED_MS, 0), 1 << 20))
+    ):
         return Step(draw_once_more)
     if rules.flaw is not Flaw.STEP_WITHOUT_LOCK and not (yield try_lock()):
         return Step(draw_once_more)
     raised = yield read("offset", at_once=rules.flaw is not Flaw.STEP_WITHOUT_LOCK)
     if rules.flaw is Flaw.RAISE_UNSEEN:
-        yield setval(Offset(target, rules.incarnation))
+        yield setval(rules.own(target))
     elif rules.flaw is Flaw.STEP_UNSEEN:
         yield step_or_cancel()
     while is_late(rules, raised, target):
         if target - raised.ms > MOST_STEPPED_MS or raised.incarnation != rules.incarnation:
-            raised = Offset(target, rules.incarnation)
+            raised = rules.own(target)
             yield setval(raised)
         elif (raised := (yield step_or_cancel())) is None:
             if rules.flaw is not Flaw.LOCK_KEPT_ON_CANCEL:
@@ -353,15 +414,20 @@ def draw_once_more(rules: Rules) -> Steps:
     """At the clock or some way from it, as another session may have the lock: any lag may pass."""
     seen = yield read("offset")
     drawn = yield nextval()
-    if (yield is_ahead(rules, seen)) and (yield from is_unchanged(rules, seen)):
-        return Ticks(tick_of(seen.ms, drawn), tick_of(seen.ms, drawn))
+    tick = tick_of(seen.ms, drawn)
+    if (
+        (yield is_ahead(rules, seen))
+        and (yield from is_unchanged(rules, seen))
+        and not (yield is_passed(rules, tick))
+    ):
+        return Ticks(tick, tick)
     return Step(advance)
 
 
 def draw_again(rules: Rules, seen: Offset) -> Steps:
-    drawn = yield nextval()
-    if (yield from is_unchanged(rules, seen)):
-        return Ticks(tick_of(seen.ms, drawn), tick_of(seen.ms, drawn))
+    tick = tick_of(seen.ms, (yield nextval()))
+    if (yield from is_unchanged(rules, seen)) and not (yield is_passed(rules, tick)):
+        return Ticks(tick, tick)
     return Step(advance)
 
 
@@ -379,7 +445,7 @@ def advance_past(rules: Rules, tick: int) -> Steps:
     drawn = yield read("counter")
     if rules.flaw is Flaw.PAST_BY_THE_CLOCK and (yield clock(rules)) << SEQUENCE_BITS > tick:
         return Past(tick)
-    if seen == Offset(seen.ms, rules.incarnation) and tick_of(seen.ms, drawn) >= tick:
+    if seen == rules.own(seen.ms) and tick_of(seen.ms, drawn) >= tick:
         return Past(tick)
     return Step(advance, (0, None, tick))
 
@@ -393,7 +459,7 @@ def advance(rules: Rules, ticks: int = 0, own_row: Row | None = None, past_tick:
         yield take("lock")
     row = own_row or (yield read("row"))
     seen = yield read("offset", at_once=rules.flaw is not Flaw.SETVAL_WITHOUT_LOCK)
-    is_own = seen == Offset(seen.ms, rules.incarnation)
+    is_own = seen == rules.own(seen.ms)
     released = row.unfences == seen or rules.flaw is Flaw.RELEASE_OF_ANY_FENCE
     may_release = own_row is None or rules.flaw is Flaw.RELEASE_BY_OWN_TRANSACTION
     if not row.active or not (is_own or (may_release and (released or not seen.fenced))):
@@ -402,6 +468,19 @@ def advance(rules: Rules, ticks: int = 0, own_row: Row | None = None, past_tick:
     now = yield clock(rules)
     above = row if past_tick is None else row._replace(high_water=max(row.high_water, past_tick))
     target = target_ms(rules, seen, above, counter, now)
+    if margin_ms(rules, seen, row) and waits(rules, target + (counter >> SEQUENCE_BITS) - now, seen, row):
+        return Step(refuse)
+    passed = yield read("passed", at_once=True)
+    goes_past = rules.flaw is not Flaw.RESET_WITHOUT_PASSING_OVER and not (
+        ticks and rules.flaw is Flaw.RESERVE_OVER_PASSED
+    )
+    if goes_past and overlaps(passed, tick_of(target + 1, counter), ticks + 4):
+        target = ((passed[1] - counter + ticks) >> SEQUENCE_BITS) + 1
+    if now >= LIMIT_MS:
+        return Step(refuse)
+    if target + (counter >> SEQUENCE_BITS) >= LIMIT_MS:
+        yield unlock()
+        return "refused for ever" if seen.ms >= LIMIT_MS else "refused"
     if not ticks:
         return Step(raise_to, (target, seen, target + (counter >> SEQUENCE_BITS) - now, past_tick))
     old = seen if seen.incarnation == rules.incarnation else Offset(target)
@@ -412,12 +491,28 @@ def target_ms(rules: Rules, seen: Offset, row: Row, counter: int, now: int) -> i
     clock_ms = now - (counter >> SEQUENCE_BITS)
     high_water_ms = ((row.high_water - counter) >> SEQUENCE_BITS) + 1
     margin = margin_ms(rules, seen, row)
+    if (
+        margin
+        and is_promoted(rules, seen, row)
+        and rules.flaw not in (Flaw.NO_MARGIN_PAST_THE_CLOCK, Flaw.PROMOTION_LIKE_A_RESTART)
+    ):
+        clock_ms += 3 * MARGIN_MS
     if rules.flaw is Flaw.NO_MARGIN_PAST_THE_CLOCK:
         return max(seen.ms + max(margin, seen.fenced), clock_ms, high_water_ms)
     if rules.flaw is Flaw.NO_MARGIN_PAST_THE_HIGH_WATER_TICK:
         return max(max(seen.ms + seen.fenced, clock_ms) + margin, high_water_ms)
     above_fence = seen.fenced and rules.flaw is not Flaw.SAME_OFFSET_AFTER_FENCE
     return max(seen.ms + above_fence, clock_ms, high_water_ms) + margin
+
+
+def is_promoted(rules: Rules, seen: Offset, row: Row) -> bool:
+    return (row.timeline if seen.fenced else seen.timeline) != rules.timeline
+
+
+def waits(rules: Rules, lead_ms: int, seen: Offset, row: Row) -> bool:
+    """Whether a new incarnation waits for the clock, so that jumps don't add up."""
+    most = (4 if is_promoted(rules, seen, row) else 3) * MARGIN_MS
+    return most < lead_ms <= 6 * MARGIN_MS and rules.flaw is not Flaw.RESTARTS_ADD_UP
 
 
 def margin_ms(rules: Rules, seen: Offset, row: Row) -> int:
@@ -445,7 +540,7 @@ def log_offset(rules: Rules, target: int, seen: Offset, lead_ms: int) -> Generat
     if lead_ms * 2 <= MARGIN_MS or not rules.flushes or rules.flaw is Flaw.LEAD_NOT_FLUSHED or trusted:
         return False
     drawn_before = rules.flaw is Flaw.LEAD_DRAWN_BEFORE_FLUSHED
-    yield setval(Offset(target, rules.incarnation, pending=not drawn_before))
+    yield setval(rules.own(target)._replace(pending=not drawn_before))
     return (yield flush_or_cancel()) == "cancel"
 
 
@@ -454,7 +549,7 @@ def flush_or_cancel() -> Action:
 
 
 def raise_to(rules: Rules, target: int, seen: Offset, lead_ms: int, past_tick: int | None = None) -> Steps:
-    raised = Offset(target, rules.incarnation)
+    raised = rules.own(target)
     if raised != seen:
         if (yield from log_offset(rules, target, seen, lead_ms)):
             return Step(refuse)
@@ -475,7 +570,7 @@ def set_aside(rules: Rules, target: int, seen: Offset, ticks: int, now: int) -> 
         target = max(target, old + (ticks >> SEQUENCE_BITS) + 1)
         if (yield from log_offset(rules, target, seen, target + (c1 >> SEQUENCE_BITS) - now)):
             return Step(refuse)
-        yield setval(Offset(target, rules.incarnation))
+        yield setval(rules.own(target))
         c2 = yield read("counter")
         free = tick_of(target, c1) - tick_of(old, c2)
         if free >= ticks or rules.flaw is Flaw.RESERVE_OVER_LATE_DRAWS:
@@ -497,7 +592,9 @@ def fence_for_good(rules: Rules) -> Steps:
     yield take("row_lock")
     row = yield read("row", at_once=True)
     high_water = max((yield from stop(rules)), row.high_water)
-    yield commit(Row(active=False, high_water=high_water, incarnation=rules.incarnation))
+    yield commit(
+        Row(active=False, high_water=high_water, incarnation=rules.incarnation, timeline=rules.timeline)
+    )
     return HighWater(high_water)
 
 
@@ -508,21 +605,21 @@ def stop(rules: Rules) -> Generator[Action, Any, int]:
     ms = seen.ms
     flaw = Flaw.NO_MARGIN_IN_FENCE_AFTER_RELEASE if seen.fenced else Flaw.NO_MARGIN_IN_FENCE
     if margin_ms(rules, seen, row) and rules.flaw is not flaw:
-        ms = yield from safe_ms(rules, seen, row, 2 * MARGIN_MS)
+        ms = yield from safe_ms(rules, seen, row)
     yield setval(Offset(ms + (rules.flaw is not Flaw.SAME_OFFSET_AFTER_FENCE), FENCED))
     counter = yield read("counter")
     yield unlock()
     return tick_of(ms, counter)
 
 
-def safe_ms(rules: Rules, seen: Offset, row: Row, margin: int) -> Generator[Action, Any, int]:
+def safe_ms(rules: Rules, seen: Offset, row: Row) -> Generator[Action, Any, int]:
     """An offset above all that another incarnation may have issued."""
     counter = yield read("counter")
     now = yield clock(rules)
+    stored_ms = max(seen.ms, ((row.high_water - counter) >> SEQUENCE_BITS) + 1) + 3 * MARGIN_MS
     if rules.flaw is Flaw.NO_MARGIN_PAST_THE_CLOCK_IN_FENCE:
-        return seen.ms + margin
-    clock_ms = now - (counter >> SEQUENCE_BITS)
-    return max(seen.ms, clock_ms, ((row.high_water - counter) >> SEQUENCE_BITS) + 1) + margin
+        return seen.ms + 2 * MARGIN_MS
+    return max(stored_ms, now - (counter >> SEQUENCE_BITS) + 5 * MARGIN_MS)
 
 
 def activate(rules: Rules, above_tick: int = -1) -> Steps:
@@ -539,13 +636,43 @@ def activated(rules: Rules, above_tick: int) -> Generator[Action, Any, Row]:
     high_water = max(row.high_water, above_tick)
     is_unknown = rules.incarnation not in (row.incarnation, seen.incarnation)
     if is_unknown and rules.flaw is not Flaw.INCARNATION_FORGOTTEN_IN_ACTIVATE:
-        ms = yield from safe_ms(rules, seen, row, MARGIN_MS)
+        ms = yield from safe_ms(rules, seen, row)
         high_water = max(high_water, tick_of(ms, (yield read("counter"))))
     counter = yield read("counter")
     if high_water >= tick_of(seen.ms, counter) and rules.flaw is not Flaw.ACTIVATE_WITHOUT_STOP:
         yield from stop(rules)
     seen = yield read("offset")
-    return Row(active=True, unfences=seen, high_water=high_water, incarnation=rules.incarnation)
+    return Row(
+        active=True,
+        unfences=seen,
+        high_water=high_water,
+        incarnation=rules.incarnation,
+        timeline=rules.timeline,
+    )
+
+
+def reset(rules: Rules, from_ms: int, to_ms: int) -> Steps:
+    """Takes a shard back from ``from_ms``, where a wrong clock began, to ``to_ms``, above all before that."""
+    high_water = yield from stop(rules)
+
+    def results(s: Shared) -> list[tuple[None, Shared]]:
+        if s.lock or s.row_lock:
+            return []
+        offset = Offset(to_ms - (s.counter >> SEQUENCE_BITS), FENCED)
+        row = Row(True, offset, to_ms << SEQUENCE_BITS, rules.incarnation, rules.timeline)
+        back = s._replace(
+            offset=offset,
+            logged_offset=offset,
+            row=row,
+            high_water=row.high_water,
+            ceiling=None,
+            passed=(from_ms << SEQUENCE_BITS, max(high_water, tick_of(s.offset.ms, s.counter))),
+            was_reset=True,
+        )
+        return [(None, back._replace(flushed=back.stored()))]
+
+    yield Action("reset", results)
+    return "reset"
 
 
 def activate_and_draw(rules: Rules) -> Steps:
@@ -594,9 +721,15 @@ def crash(_rules: Rules) -> Steps:
     return "restarted"
 
 
+def restart(_rules: Rules) -> Steps:
+    """The server is shut down in good order, and starts again."""
+    yield Action("server", lambda s: [(None, began(s, s.stored()))])
+    return "restarted"
+
+
 def replace_by_copy(_rules: Rules) -> Steps:
-    """The copy takes the place of the server, which is gone."""
-    yield Action("server", lambda s: [(None, began(s, s.copy))])
+    """The copy is promoted in the place of the server, which is gone."""
+    yield Action("server", lambda s: [(None, began(s, s.copy)._replace(timeline=s.timeline + 1))])
     return "replaced"
 
 

@@ -8,7 +8,7 @@ In each state that a scenario can reach:
 - it is above every tick that this incarnation of the server was advanced past before its draw started;
 - while a fence is in force, from its return to the COMMIT of an activation, no tick above its high-water tick
   is issued;
-- some session can go on.
+- some session can go on, and no shard refuses for ever because of what a clock once showed.
 
 An operation under way is known by the values that it received so far, so two states are taken for one only if
 everything that can follow is the same.
@@ -47,6 +47,8 @@ from tests.unit.generator_model import (
     published_draw,
     replace_by_copy,
     reserve,
+    reset,
+    restart,
 )
 
 Program: TypeAlias = tuple[Step, ...]
@@ -129,7 +131,7 @@ def unordered(state: State) -> State:
 
 def moves(rules: Rules, state: State) -> Iterator[Move]:
     """What each session can do next, with each result that it can have."""
-    rules = rules._replace(incarnation=state.shared.incarnation)
+    rules = rules._replace(incarnation=state.shared.incarnation, timeline=state.shared.timeline)
     for number, waiting in enumerate(state.sessions):
         if not waiting.todo:
             continue
@@ -197,7 +199,7 @@ def recorded(s: Shared, floor: int, ending: Ending | None) -> tuple[Shared, str 
         ticks = ((1 << (last - first + 1)) - 1) << first
         if s.issued & ticks:
             violation = f"tick {highest(s.issued & ticks)} is issued twice"
-        elif first <= floor:
+        elif first <= floor and not s.was_reset:
             violation = f"tick {first} is issued out of order: its draw started when {floor} was taken"
         elif s.ceiling is not None and last > s.ceiling:
             violation = f"tick {last} is issued above the high-water tick {s.ceiling} of a fence in force"
@@ -206,6 +208,8 @@ def recorded(s: Shared, floor: int, ending: Ending | None) -> tuple[Shared, str 
         if highest(s.issued) > ending.tick:
             violation = f"tick {highest(s.issued)} had been issued above the high-water tick {ending.tick}"
         s = s._replace(ceiling=ending.tick, high_water=max(ending.tick, s.high_water))
+    elif ending == "refused for ever":
+        violation = "the shard is stopped for ever"
     elif isinstance(ending, Past):
         s = s._replace(past=max(ending.tick, s.past))
     return s, violation
@@ -233,7 +237,7 @@ def line(before: State, move: Move) -> str:
 
 DRAW, RESERVE_1, RESERVE_2 = Step(draw), Step(reserve, (1,)), Step(reserve, (2,))
 FENCE, ACTIVATE, ACTIVATE_ABOVE_5 = Step(fence), Step(activate), Step(activate, (5,))
-ACTIVATE_ABOVE_41, RESERVE_8, RESERVE_16 = Step(activate, (41,)), Step(reserve, (8,)), Step(reserve, (16,))
+ACTIVATE_ABOVE_81, RESERVE_8, RESERVE_16 = Step(activate, (81,)), Step(reserve, (8,)), Step(reserve, (16,))
 ACTIVATE_AND_DRAW, COPY, REPLACE = map(Step, (activate_and_draw, copy_files, replace_by_copy))
 PAST_3, PAST_5, PAST_8 = Step(advance_past, (3,)), Step(advance_past, (5,)), Step(advance_past, (8,))
 MOVE_AND_RETURN, FLUSH, CRASH, PUBLISHED = map(Step, (move_and_return, flush, crash, published_draw))
@@ -260,7 +264,7 @@ COPY_IN_PLACE = ((COPY, DRAW, DRAW), (REPLACE, DRAW))
 LEAD_AND_COPY = ((COPY, RESERVE_8), (DRAW,), (REPLACE, RESERVE_1))
 FENCE_AND_COPY = ((COPY, FENCE, ACTIVATE), (REPLACE, DRAW))
 FENCED_COPY = ((FENCE, COPY, ACTIVATE, DRAW), (REPLACE, ACTIVATE, DRAW))
-LOST_RELEASE = ((ACTIVATE_ABOVE_41, DRAW), (CRASH, DRAW))
+LOST_RELEASE = ((ACTIVATE_ABOVE_81, DRAW), (CRASH, DRAW))
 LEADS_AND_CRASH = ((RESERVE_8, RESERVE_8), (CRASH, DRAW))
 LEAD_AND_DRAW = ((RESERVE_16,), (DRAW,), (CRASH, RESERVE_8))
 ROLLED_BACK_ACTIVATION = ((FENCE, ACTIVATE_AND_DRAW, DRAW), (DRAW,), (DRAW,))
@@ -271,11 +275,27 @@ ANSWERS_OF_TWO = ((PAST_3, DRAW), (PAST_5, DRAW), (DRAW,))
 ANSWER_AND_FENCE = ((PAST_5, DRAW), (FENCE, ACTIVATE), (DRAW,))
 ANSWER_AND_CRASH = ((PAST_8, DRAW), (DRAW,), (CRASH, PAST_8, DRAW))
 ANSWER_AND_COPY = ((COPY, PAST_8, DRAW), (REPLACE, PAST_8, DRAW))
+RESTART, RESET = Step(restart), Step(reset, (300, 40))
+WILD_CLOCK = ((DRAW, DRAW), (DRAW,))
+WILD_CLOCK_AND_CRASH = ((DRAW, DRAW), (CRASH, DRAW, DRAW))
+WILD_CLOCK_AND_FENCE = ((DRAW, DRAW), (FENCE, ACTIVATE))
+RESTARTS = ((DRAW, COPY, RESTART, DRAW, RESTART, DRAW, RESTART, DRAW, RESTART, DRAW, REPLACE, DRAW),)
+RESTARTS_AND_RESERVATION = (
+    (COPY, RESTART, DRAW, RESTART, DRAW, RESTART, DRAW, RESERVE_8, REPLACE, RESERVE_2),
+)
+CRASHES_AND_PROMOTION = ((COPY, CRASH, DRAW, CRASH, DRAW, CRASH, DRAW), (REPLACE, DRAW, RESTART, DRAW))
+RESET_AND_DRAWS = ((DRAW, RESET, DRAW), (DRAW,))
+RESET_AND_RESERVATION = ((DRAW, RESET, RESERVE_2), (DRAW,))
 PUBLISHED_DRAWS = ((PUBLISHED, PUBLISHED), (PUBLISHED,), (PUBLISHED,))
 
 STEADY, WIDE = Rules(times=(0,)), Rules(times=(0, 1, 2, 3))
 IDLE = Rules(times=(0, 16), clock_is_honest=True)
 """Idle for longer than two margins, at any moment."""
+WILD = Rules(times=(0, 511, 512, 1024))
+"""Times of the layout and later ones, at which an offset of another incarnation reads as its first."""
+WILD_LATER = Rules(times=(0, 512, 1024, -1024))
+"""Of the layout the present only: across a crash the clock is assumed not to step back."""
+AN_HOUR_AHEAD = Rules(times=(0, 300))
 NEVER_FLUSHES = Rules(times=(0,), flushes=False)
 
 
@@ -305,6 +325,12 @@ SCENARIOS = [
     pytest.param(LEAD_AND_DRAW, Rules(), 15_000, id="a draw from a lead, and a crash"),
     pytest.param(ANSWER_AND_DRAW, WIDE, 1_000, id="an answer and a draw"),
     pytest.param(ANSWER_AT_A_FENCE, STEADY, 1_000, id="an answer at a fence"),
+    pytest.param(WILD_CLOCK, WILD, 8_000, id="draws by a clock outside of the layout"),
+    pytest.param(WILD_CLOCK_AND_CRASH, WILD_LATER, 5_000, id="a crash, by a clock outside of the layout"),
+    pytest.param(WILD_CLOCK_AND_FENCE, WILD_LATER, 2_000, id="a fence, by a clock outside of the layout"),
+    pytest.param(RESTARTS, STEADY, 10, id="restarts in a row, and a promotion"),
+    pytest.param(RESTARTS_AND_RESERVATION, STEADY, 10, id="restarts, a reservation, and a promotion"),
+    pytest.param(CRASHES_AND_PROMOTION, STEADY, 10, id="crashes, a promotion, and a restart"),
     pytest.param(ANSWER_AND_COPY, NEVER_FLUSHES, 1_000, id="an answer, and one of a copy"),
 ]
 LARGE_SCENARIOS = [
@@ -316,6 +342,8 @@ LARGE_SCENARIOS = [
     pytest.param(ANSWERS_OF_TWO, Rules(), 120_000, id="answers of two"),
     pytest.param(ANSWER_AND_FENCE, STEADY, 80_000, id="an answer and a fence"),
     pytest.param(ANSWER_AND_CRASH, STEADY, 80_000, id="an answer, and one after a crash"),
+    pytest.param(RESET_AND_DRAWS, AN_HOUR_AHEAD, 50_000, id="a shard taken back from the future"),
+    pytest.param(RESET_AND_RESERVATION, AN_HOUR_AHEAD, 50_000, id="a shard taken back, and reservations"),
 ]
 """Among the fault tests: tests/faults/test_generator_orders.py."""
 
@@ -367,6 +395,13 @@ BROKEN = [
     (Flaw.FOLLOW_IN_ANY_INCARNATION, CRASH_AND_DRAWS, Rules(), "twice"),
     (Flaw.LOCK_KEPT_ON_CANCEL, RESERVATIONS, Rules(), "no session can go on"),
     (Flaw.PAST_BY_THE_CLOCK, ANSWER_AND_DRAW, WIDE, "out of order"),
+    (Flaw.CLOCK_STORED_PAST_THE_END, WILD_CLOCK, WILD, "for ever"),
+    (Flaw.TIME_MASKED, WILD_CLOCK, WILD, "twice"),
+    (Flaw.ANY_INCARNATION_BY_ITS_TIME, WILD_CLOCK_AND_CRASH, WILD_LATER, "twice"),
+    (Flaw.RESTARTS_ADD_UP, RESTARTS, STEADY, "twice"),
+    (Flaw.PROMOTION_LIKE_A_RESTART, RESTARTS, STEADY, "twice"),
+    (Flaw.RESET_WITHOUT_PASSING_OVER, RESET_AND_DRAWS, AN_HOUR_AHEAD, "twice"),
+    (Flaw.RESERVE_OVER_PASSED, RESET_AND_RESERVATION, AN_HOUR_AHEAD, "twice"),
 ]
 
 
@@ -392,20 +427,20 @@ def test_a_counterexample_is_told_action_by_action() -> None:
     explored = explore(SINGLE_DRAWS, Rules(flaw=Flaw.NO_SECOND_READ_OF_OFFSET), "twice")
     assert str(explored).splitlines()[1:] == [
         "session 1: draw: offset = 0 ms",
-        "session 1: draw: nextval(counter) = 1, is current = False, clock = 1",
+        "session 1: draw: nextval(counter) = 1, is current = False, clock = 1, is passed over = False",
         "session 1: draw: try lock = True, offset = 0 ms",
         "session 2: draw: offset = 0 ms",
         "session 1: draw: nextval(offset) = 2 ms, unlock",
         "session 1: draw: offset = 2 ms",
-        "session 1: draw: nextval(counter) = 2, is ahead = True -> tick 6",
+        "session 1: draw: nextval(counter) = 2, is ahead = True, is passed over = False -> tick 6",
         "session 3: draw: offset = 2 ms",
         "session 3: draw: nextval(counter) = 3, is current = False, clock = 0",
         "session 3: draw: offset = 2 ms",
         "session 3: draw: nextval(counter) = 4, is ahead = False",
         "session 3: draw: take lock",
         "session 3: draw: row = (active, unfences None, high water -1, incarnation 0), offset = 2 ms",
-        "session 3: draw: counter = 4, clock = 0, unlock",
-        "session 3: draw: nextval(counter) = 5 -> tick 9",
-        "session 2: draw: nextval(counter) = 6, is current = True -> tick 6",
+        "session 3: draw: counter = 4, clock = 0, passed = (0, -1), unlock",
+        "session 3: draw: nextval(counter) = 5, is passed over = False -> tick 9",
+        "session 2: draw: nextval(counter) = 6, is current = True, is passed over = False -> tick 6",
         "tick 6 is issued twice",
     ]

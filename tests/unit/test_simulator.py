@@ -55,10 +55,20 @@ def test_a_restart_goes_past_clock_and_lead() -> None:
 
 def test_only_shards_that_lead_go_further_by_the_mark() -> None:
     shards = Shards(node_of=[0, 0, 0], skew_ms=[0.0], start_ms=1000.0, layout=SMALL)
-    shards.offset_ms[2] += 90_000
+    shards.offset_ms[2] += 70_000
     shards.restart(0, mark=0.5)
     shards.draw(61_000.0, [1, 1, 1])
-    assert shards.lead_ms(61_000.0).tolist() == [10_000, 10_000, 45_000]
+    assert shards.lead_ms(61_000.0).tolist() == [10_000, 10_000, 25_000]
+
+
+def test_a_shard_that_restarts_took_ahead_waits_for_the_clock() -> None:
+    shards = Shards(node_of=[0, 0], skew_ms=[0.0], start_ms=1000.0, layout=SMALL)
+    shards.offset_ms += [25_000, 90_000]
+    shards.restart(0, mark=0.0)
+    assert shards.draw(1000.0, [1, 1])[0].tolist() == [0, 1]
+    assert shards.draw(5_999.0, [1, 1])[0].tolist() == [0, 1]
+    assert shards.draw(6_000.0, [1, 1])[0].tolist() == [1, 1]
+    assert shards.lead_ms(6_000.0)[0] == 30_000
 
 
 def test_a_new_incarnation_is_seen_by_the_next_draw_and_by_that_alone() -> None:
