@@ -14,13 +14,18 @@ from sqlalchemy.engine import URL
 from shardids.catalog.connections import open_engine, require_create
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.notation import named_shards, shown_shards
+from shardids.catalog.reader import HINT, install_reader, remove_reader
 from shardids.catalog.references import REFERENCE_SCHEMA, references_of, require_none
 from shardids.catalog.rows import SCHEMA_PREFIX, Catalog, Description, describe_in
+from shardids.catalog.skipped import bring, skipped_ranges
 from shardids.catalog.topology import Node, validate_node_name, validate_schema_prefix
 from shardids.catalog.urls import parse_url, shown_url, with_password_of
-from shardids.errors import BadArgument, ClusterConflict, MissingPrivilege, StatementFailed
+from shardids.errors import BadArgument, ClusterConflict, StatementFailed
 from shardids.ids.layout import Layout
 from shardids.install import trees
+from shardids.logs import logger
+
+log = logger("install")
 
 _BATCH = 64
 """How many shards to create between two updates of the catalog: a crash leaves at most these to recheck."""
@@ -42,7 +47,7 @@ def init(
         BadArgument: ``shard_count`` does not fit the layout, the layout's time has ended, or the prefix is
             not allowed.
         MissingPrivilege: schema ``shardids_catalog`` exists and belongs to another role.
-        ClusterConflict: the database holds a cluster with another description.
+        ClusterConflict: the database holds a cluster with another description, or is a template.
     """
     validate_schema_prefix(schema_prefix)
     trees.check_shard_count(layout, shard_count)
@@ -57,7 +62,7 @@ def init(
     }
     with catalog.engine.connect() as connection, connection.begin() as transaction:
         require_create(connection, "the catalog")
-        _refuse_foreign_schema(connection, "shardids_catalog", "the catalog")
+        _refuse_template(connection, "the catalog")
         trees.upgrade(connection, "catalog", settings)
         there = describe_in(connection, catalog.url)
         if dry_run:
@@ -103,8 +108,8 @@ def add_node(
     reference tables, as :func:`shardids.references.add_node` does.
 
     Raises:
-        ClusterConflict: the database is a node of another cluster, or another node of this one; or it has
-            another region; or the cluster has reference tables, the name is new, and not
+        ClusterConflict: the database is a template, a node of another cluster, or another node of this one;
+            or it has another region; or the cluster has reference tables, the name is new, and not
             ``with_references``.
         MissingPrivilege: the role may not create a schema there, or schema ``shardids`` belongs to another.
         ConnectionFailed, UnsupportedServer, BadArgument: as their own descriptions say.
@@ -122,36 +127,33 @@ def add_node(
         connection.begin() as transaction,
     ):
         require_create(connection, f'node "{name}"')
-        _refuse_foreign_schema(connection, "shardids", f'node "{name}"')
+        _refuse_template(connection, f'node "{name}"')
         trees.upgrade(connection, "node", settings)
         _check_claim(connection, name, description)
+        if fault := install_reader(connection):
+            log.warning('node "%s" has no reader: %s. %s', name, fault, HINT)
         if dry_run:
             transaction.rollback()
         else:
             # Comes before the commit of the engine: a name that the catalog refuses leaves no engine behind.
             catalog.add_node(node)
+            # After that: a range that is written later is brought to this node, too.
+            bring(connection, skipped_ranges(catalog))
 
 
-def _refuse_foreign_schema(connection: Connection, schema: str, where: str) -> None:
-    """Refuses to create objects in a schema whose owner could replace or drop them.
-
-    It trusts the role itself, superusers, and, unless the role is a superuser, the roles that it is a
-    member of.
-    """
-    row = connection.execute(
-        text("""
-            select pg_get_userbyid(n.nspowner) as owner, current_user as role
-            from pg_namespace n join pg_roles o on o.oid = n.nspowner
-            join pg_roles r on r.rolname = current_user
-            where n.nspname = :schema and o.oid <> r.oid and not o.rolsuper
-              and (r.rolsuper or not pg_has_role(r.oid, o.oid, 'usage'))"""),
-        {"schema": schema},
-    ).one_or_none()
-    if row is not None:
-        raise MissingPrivilege(
-            f'{where}: schema {schema} exists and belongs to role "{row.owner}", not to "{row.role}"',
-            hint="Whoever owns a schema controls its objects. Work as that role, or, if the schema is empty:"
-            f" DROP SCHEMA {schema}",
+def _refuse_template(connection: Connection, where: str) -> None:
+    """Refuses a database from which CREATE DATABASE makes others: each would be a copy of its shards."""
+    template = text("""
+        select datname from pg_database where datname = current_database()
+        and (datistemplate or datname in ('template0', 'template1'))""")
+    if (name := connection.scalar(template)) is not None:
+        hint = "Create a database of its own (createdb NAME), and use that."
+        if name not in ("template0", "template1"):
+            quoted = sql.Identifier(name).as_string()
+            hint += f" If no database is made from it: ALTER DATABASE {quoted} IS_TEMPLATE false"
+        raise ClusterConflict(
+            f'{where}: database "{name}" is a template: CREATE DATABASE copies it with all that is in it',
+            hint=hint,
         )
 
 
@@ -206,6 +208,7 @@ def remove_node(catalog: Catalog, name: str, *, with_references: bool = False, d
                 tables = sql.SQL(", ").join(sql.Identifier(REFERENCE_SCHEMA, table) for table in known)
                 dropping = sql.SQL("drop table if exists {}").format(tables)
                 connection.exec_driver_sql(dropping.as_string())
+        remove_reader(connection)
         trees.downgrade(connection, "node", settings)
         if dry_run:
             transaction.rollback()
@@ -247,8 +250,12 @@ def create_shards(
         per_node.setdefault(name, []).append(shard)
     on_plan({name: len(numbers) for name, numbers in per_node.items()})
 
+    ranges = skipped_ranges(catalog, list(plan))
+
     def create_on(name: str, engine: Engine) -> None:
         with engine.connect() as connection:
+            with connection.begin():
+                bring(connection, (one for one in ranges if plan[one.shard] == name))
             for start in range(0, len(per_node[name]), _BATCH):
                 batch = per_node[name][start : start + _BATCH]
                 for shard in _missing(connection, batch):

@@ -15,12 +15,14 @@ from uuid import UUID
 
 from alembic import command, context, op
 from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.script.revision import RevisionError
 from alembic.util import CommandError
-from sqlalchemy import Connection, column, func, select, table, text
+from sqlalchemy import Connection, column, func, select, table
 
 from shardids.catalog.connections import CONNECT_TIMEOUT_S, open_engine
+from shardids.catalog.schemas import owning_statements
 from shardids.catalog.sqlfiles import data_folder, read_sql
 from shardids.catalog.topology import validate_node_name, validate_schema_prefix
 from shardids.catalog.urls import parse_url
@@ -120,15 +122,16 @@ def layout_settings(layout: Layout, schema_prefix: str) -> dict[str, str]:
 
 def run_sql(*names: str) -> None:
     """Runs SQL files, unchanged, in the current migration, online or into the ``--sql`` output."""
-    migration = op.get_context()
     for name in names:
-        sql = read_sql(name)
-        if migration.as_sql:
-            migration.impl.static_output(sql)
-        else:
-            connection = op.get_bind()
-            # With no_parameters, % in the text is not a placeholder.
-            connection.execution_options(no_parameters=True).exec_driver_sql(sql)
+        _send(op.get_context(), read_sql(name))
+
+
+def _send(migration: MigrationContext, sql: str) -> None:
+    if migration.as_sql:
+        migration.impl.static_output(sql)
+    elif migration.connection is not None:
+        # With no_parameters, % in the text is not a placeholder.
+        migration.connection.execution_options(no_parameters=True).exec_driver_sql(sql)
 
 
 def run_environment(tree: Tree) -> None:
@@ -178,23 +181,23 @@ def _run(tree: Tree, settings: Mapping[str, str]) -> None:
 def _migrate(preamble: list[str]) -> None:
     with context.begin_transaction():
         for statement in preamble:
-            context.execute(text(statement))
+            _send(context.get_context(), statement)
         context.run_migrations()
 
 
 def _preamble(schema: str | None, settings: Mapping[str, str]) -> list[str]:
-    """Returns what every transaction starts with: the installers' lock, the settings, the tree's schema."""
-    statements = [read_sql("install/lock.v1").rstrip().removesuffix(";")] if schema else []
+    """Return the first statements of a transaction: the installers' lock, settings, the tree's schema."""
+    statements = [read_sql("install/lock.v1")] if schema else []
     for name, value in settings.items():
         if name != "shard":
-            quoted = value.replace("'", "''").replace(":", "\\:")
-            statements.append(f"select set_config('shardids.{name}', '{quoted}', true)")
+            quoted = value.replace("'", "''")
+            statements.append(f"select set_config('shardids.{name}', '{quoted}', true);")
     if schema:
-        statements.append(f"create schema if not exists {schema}")
+        statements += owning_statements(schema)
     else:
         shard = int(settings["shard"])
-        statements.append(f"select shardids.enter_shard({shard})")
-        statements.append(f"select set_config('search_path', shardids.schema_of({shard}), true)")
+        statements.append(f"select shardids.enter_shard({shard});")
+        statements.append(f"select set_config('search_path', shardids.schema_of({shard}), true);")
     return statements
 
 

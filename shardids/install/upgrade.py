@@ -10,16 +10,20 @@ from sqlalchemy import Engine
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from shardids.catalog.nodes import Nodes
+from shardids.catalog.reader import HINT, has_reader, install_reader
 from shardids.catalog.rows import Catalog, Description
 from shardids.errors import ShardidsError
 from shardids.install import trees
 from shardids.install.trees import Tree
+from shardids.logs import logger
 from shardids.migrate.environment import Environment
 from shardids.migrate.migration import APPLICATION_NAME, Migration
 from shardids.migrate.models import OWN_VERSION_TABLE, run_environment
 from shardids.migrate.plan import RunReport
 from shardids.migrate.prepared import PreparedRun
 from shardids.migrate.runner import TRANSIENT, Observer, RunSettings
+
+log = logger("install")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +92,7 @@ def upgrade(
             engine = catalog.engine if target.tree == "catalog" else nodes[target.name]
             _retrying(settings)(_upgrade_target, engine, target, description, settings)
             on_target(target)
+        nodes.each(_give_reader).all()
     with Migration(catalog, own_shards()) as migration:
         if not migration.placement.node_of:
             return Upgraded(targets=tuple(before), shards=RunReport(outcomes=(), seconds=0.0))
@@ -127,6 +132,14 @@ def _upgrade_target(engine: Engine, target: Target, description: Description, se
     with engine.connect() as connection, connection.begin():
         connection.exec_driver_sql(f"set local lock_timeout = {int(settings.limits.lock_timeout_ms)}")
         trees.upgrade(connection, target.tree, values)
+
+
+def _give_reader(name: str, engine: Engine) -> None:
+    with engine.connect() as connection, connection.begin():
+        if has_reader(connection):
+            return
+        if fault := install_reader(connection):
+            log.warning('node "%s" has no reader: %s. %s', name, fault, HINT)
 
 
 def _retrying(settings: RunSettings) -> Retrying:

@@ -163,6 +163,42 @@ def test_a_step_before_its_turn(blank_database: Blank) -> None:
     assert everything(url) != before
 
 
+def test_a_template_is_refused(new: Catalog, blank_database: Blank) -> None:
+    template = dsn(blank_database())
+    name = parse_url(template).database
+    with psycopg.connect(template, autocommit=True) as db:
+        db.execute(sql.SQL("alter database {} is_template true").format(sql.Identifier(str(name))))
+        try:
+            for what, make in (
+                ('node "c"', lambda: provision.add_node(new, "c", template)),
+                ('node "c"', lambda: provision.add_node(new, "c", template, dry_run=True)),
+                ("the catalog", lambda: _init(template)),
+            ):
+                with pytest.raises(
+                    ClusterConflict, match=f'{what}: database "{name}" is a template'
+                ) as refused:
+                    make()
+                assert "createdb NAME" in refused.value.hint
+            there = (
+                "select to_regnamespace('shardids') is null and to_regnamespace('shardids_catalog') is null"
+            )
+            assert db.execute(there).fetchone() == (True,)
+            assert "c" not in new.nodes()
+        finally:
+            db.execute(sql.SQL("alter database {} is_template false").format(sql.Identifier(str(name))))
+    with pytest.raises(ClusterConflict, match='database "template1" is a template') as refused:
+        provision.add_node(new, "c", parse_url(template).set(database="template1").render_as_string(False))
+    assert "IS_TEMPLATE" not in refused.value.hint
+
+
+def _init(url: str) -> None:
+    catalog = Catalog(url)
+    try:
+        provision.init(catalog, DEFAULT, 1)
+    finally:
+        catalog.close()
+
+
 def test_shards_of_a_node_that_is_new_go_there(new: Catalog, blank_database: Blank) -> None:
     assert provision.create_shards(new, range(6)) == {0: "a", 1: "a", 2: "a", 3: "b", 4: "b", 5: "b"}
     provision.add_node(new, "c", dsn(blank_database()))
