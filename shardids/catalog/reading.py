@@ -33,7 +33,7 @@ _PLACEMENT: Final = text("""
     order by name, shard, first_shard""")
 
 _LOOKUPS: Final = text("""
-    select table_name, column_name, claims, is_ready, is_strict from shardids_catalog.lookup
+    select table_name, column_name, claims, is_ready from shardids_catalog.lookup
     order by table_name, column_name""")
 
 
@@ -63,7 +63,6 @@ def read_lookups(connection: Connection) -> dict[tuple[str, str], RegisteredLook
             column=row.column_name,
             claims=row.claims,
             is_ready=row.is_ready,
-            is_strict=row.is_strict,
         )
         for row in connection.execute(_LOOKUPS)
     }

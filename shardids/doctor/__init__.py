@@ -55,8 +55,8 @@ _WORST_FIRST = list(Severity)
 class Report:
     """What an examination found, the worst first.
 
-    ``checks`` are the names of the checks that ran, ``skipped`` of those that would have had to write,
-    ``seconds`` is how long the examination took.
+    ``checks`` are the names of the checks that ran, ``skipped`` of those that would have had to write, or to
+    read rows with rights to write; ``seconds`` is how long the examination took.
     """
 
     facts: ClusterFacts
@@ -97,6 +97,10 @@ def examine(
     facts = ask(catalog, wishes)
     _require_found(keys, facts)
     findings = [finding for check in checks for finding in check.findings(facts)]
+    if any(node.skips for node in facts.nodes.values()) or any(one.skips for one in facts.lookups):
+        # What they found elsewhere stays; that they found no more says nothing.
+        skipped += [check for check in checks if check.name in contents.OF_ROWS]
+        checks = [check for check in checks if check not in skipped]
     findings.sort(key=lambda finding: _WORST_FIRST.index(finding.severity))
     return Report(
         facts=facts,

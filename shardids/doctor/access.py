@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 
 from shardids.catalog.notation import named_shards, shown_shards
+from shardids.catalog.schemas import Stranger
 from shardids.catalog.topology import schema_name
 from shardids.doctor.cluster_facts import ClusterFacts
-from shardids.doctor.facts import PathTrap, SchemaOwner
-from shardids.doctor.findings import Command, Found, Severity, check, grouped, in_shell, on_node, quoted
+from shardids.doctor.facts import NodeFacts, PathTrap, Strangers
+from shardids.doctor.findings import (
+    Command,
+    Found,
+    Severity,
+    check,
+    grouped,
+    in_shell,
+    on_catalog,
+    on_node,
+    quoted,
+)
 
 Thing = tuple[str, str]
 """Kind and name of an object, the same in all shards."""
 Privileges = frozenset[str]
 
 _OWNER = "OWNER"
+_SHOWN = 5
 _SCHEMA = ("schema", "")
 _GENERATOR = {
     _SCHEMA,
@@ -119,29 +133,77 @@ def _qualified(schema: str, kind: str, name: str) -> str:
     return f"{quoted(schema)}.{name if kind == 'function' else quoted(name)}"
 
 
-@check("schema-owner", Severity.ERROR, remedy="Give it back: `ALTER SCHEMA … OWNER TO`.")
+@check("schema-owner", Severity.ERROR, remedy="Give schemas back; drop the objects that it names.")
 def schema_owner(facts: ClusterFacts) -> Iterator[Found]:
-    """Schema shardids or a shard's schema belongs to another role than the engine, which can drop it."""
+    """Another role than the engine's owns a schema or an object of shardids, or may create objects there."""
+    if facts.catalog_strangers is not None:
+        yield from _strangers(facts.catalog_strangers, "in the catalog's database", (), on_catalog)
     for name, node in facts.nodes.items():
-        by_role: dict[tuple[str, str], list[SchemaOwner]] = {}
-        for one in node.schema_owners:
-            by_role.setdefault((one.role, one.owner), []).append(one)
-        for (role, owner), schemas in by_role.items():
-            shards = tuple(one.shard for one in schemas if one.shard is not None)
-            whose = ["schema shardids"] if len(shards) < len(schemas) else []
+        if node.strangers is not None:
+            others = replace(node.strangers, found=_without_sequences(node, node.strangers.found))
+            yield from _strangers(others, f'on node "{name}"', (name,), partial(on_node, name))
+
+
+def _without_sequences(node: NodeFacts, found: Sequence[Stranger]) -> list[Stranger]:
+    """Leaves out what generator-sequence gives back: a sequence that is dropped and made anew repeats IDs."""
+    told = {(node.shards[one.shard].schema, one.name) for one in node.sequences if one.shard in node.shards}
+    return [
+        one
+        for one in found
+        if not (one.object.startswith("sequence ") and (one.schema, one.object.rpartition(".")[2]) in told)
+    ]
+
+
+def _strangers(
+    strangers: Strangers, where: str, nodes: tuple[str, ...], commands: Callable[..., tuple[Command, ...]]
+) -> Iterator[Found]:
+    by_role: dict[tuple[str, str], list[Stranger]] = {}
+    for one in strangers.found:
+        kind = one.kind if one.kind in ("schema", "create") else "object"
+        by_role.setdefault((kind, one.role), []).append(one)
+    for (kind, role), found in by_role.items():
+        schemas = [one.schema for one in found]
+        shards = tuple(strangers.shards[one] for one in schemas if one in strangers.shards)
+        if kind == "schema":
+            whose = [f"schema {one}" for one in schemas if one not in strangers.shards]
             if shards:
                 whose.append(f"the schema of {named_shards(shards)}")
             yield Found(
-                what=f'{" and ".join(whose)} on node "{name}": owned by role "{role}", which can drop and'
-                f' replace what is in it; the engine is owned by "{owner}"',
+                what=f'{" and ".join(whose)} {where}: owned by role "{role}", which can drop and'
+                f' replace what is in it; the engine is owned by "{strangers.owner}"',
                 to_do="See what the role has changed there, and give the schema back",
-                commands=on_node(
-                    name, *(f"alter schema {quoted(one.schema)} owner to {quoted(owner)};" for one in schemas)
+                commands=commands(
+                    *(f"alter schema {quoted(one)} owner to {quoted(strangers.owner)};" for one in schemas)
                 ),
-                nodes=(name,),
+                nodes=nodes,
                 shards=shards,
                 thing=role,
             )
+        elif kind == "create":
+            grantee = "public" if role == "public" else quoted(role)
+            yield Found(
+                what=f'role "{role}" may create objects in {_listed(found)} {where}',
+                to_do="Revoke it, and examine the objects of the role there",
+                commands=commands(
+                    *(f"revoke create on schema {quoted(one)} from {grantee};" for one in schemas)
+                ),
+                nodes=nodes,
+                thing=role,
+            )
+        else:
+            yield Found(
+                what=f'role "{role}" owns {_listed(found)} {where}; the engine is owned by'
+                f' "{strangers.owner}", and commands may run the code of these with its rights',
+                to_do="Read their code, drop them, and repeat the command that makes those that are needed",
+                nodes=nodes,
+                shards=tuple(sorted(set(shards))),
+                thing=role,
+            )
+
+
+def _listed(found: Sequence[Stranger]) -> str:
+    shown = ", ".join(one.object for one in found[:_SHOWN])
+    return shown + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
 
 
 @check("search-path", Severity.WARNING, remedy="Reset the setting, or name the schema.")

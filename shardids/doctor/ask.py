@@ -9,20 +9,21 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from psycopg import sql
 from sqlalchemy import Connection, Engine, text
 
 from shardids.catalog.clock import LocalClock
-from shardids.catalog.connections import reading
-from shardids.catalog.nodes import Nodes, administrative_engine
+from shardids.catalog.nodes import Nodes
 from shardids.catalog.objects import read_objects
 from shardids.catalog.queries import DROPPED_MEANWHILE, batches, prepare, read
+from shardids.catalog.reader import reading_as_reader
 from shardids.catalog.reading import read_placement
 from shardids.catalog.regions import Region
+from shardids.catalog.revisions import read_revisions
 from shardids.catalog.rows import Catalog, Description, describe_in
+from shardids.catalog.schemas import ON_NODES, engine_owner, owner_of, strangers_in
+from shardids.catalog.skipped import read_skipped
 from shardids.catalog.topology import Node
-from shardids.catalog.urls import parse_url, with_password_of
-from shardids.doctor.cluster_facts import ClusterFacts, Placed, ViewFacts
+from shardids.doctor.cluster_facts import ClusterFacts, Placed
 from shardids.doctor.counter_facts import KINDS, ZONES, read_counters
 from shardids.doctor.engine import changed_functions
 from shardids.doctor.facts import (
@@ -38,7 +39,7 @@ from shardids.doctor.facts import (
     LockHolder,
     NodeFacts,
     PathTrap,
-    SchemaOwner,
+    Strangers,
     Stray,
 )
 from shardids.doctor.meanwhile import is_migrating_now, moves_meanwhile, read_moves
@@ -48,9 +49,8 @@ from shardids.doctor.samples import ShardingKey, read_keys, sample_ids
 from shardids.doctor.unread import Unread
 from shardids.errors import BadArgument, ClusterConflict, ShardidsError
 from shardids.lookups.comparing import compare_all
-from shardids.lookups.places import faulty_nodes
 from shardids.migrate.hashes import read_recorded
-from shardids.views.state import View, read_sources, views_in
+from shardids.views.state import state_of
 
 _ATTEMPTS: Final = 3
 _NAME: Final = "shardids doctor"
@@ -102,8 +102,10 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[int, ClusterFacts]:
         placed = connection.execute(text("select shard, node, state from shardids_catalog.placement")).all()
         moves = read_moves(connection)
         is_migrating = is_migrating_now(connection)
-        views = views_in(connection)
         references, is_changing = read_references(connection)
+        catalog_owner = owner_of(connection, "shardids_catalog.cluster")
+        catalog_found = strangers_in(connection, ("shardids_catalog",), catalog_owner)
+        skipped = read_skipped(connection, "shardids_catalog")
     adopted = adopted_in(catalog, known.old_ids, description.shard_count)
     regions = tuple(known.regions.values())
     clock = LocalClock()
@@ -115,9 +117,9 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[int, ClusterFacts]:
             connect_timeout_s=_CONNECT_TIMEOUT_S,
             read_only=catalog.read_only,
         ) as nodes,
-        ThreadPoolExecutor(max_workers=max(1, len(views))) as pool,
+        ThreadPoolExecutor(max_workers=1) as pool,
     ):
-        viewed = [pool.submit(_ask_view, catalog, view, description) for view in views]
+        query_node = pool.submit(state_of, catalog)
         asked = nodes.each(
             lambda name, node: _ask_node(
                 there[name], node, clock, wishes, description, adopted=adopted, regions=regions
@@ -137,12 +139,13 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[int, ClusterFacts]:
         catalog_revisions=tuple(revisions),
         placed={row.shard: Placed(node=row.node, state=row.state) for row in placed},
         moves=moves,
-        views=[one.result() for one in viewed],
+        query_node=query_node.result(),
         nodes=answers,
         lookups=lookups,
-        strict=faulty_nodes(catalog),
         is_migrating=is_migrating or any(node.in_flux for node in answers.values()),
         references=followed,
+        catalog_strangers=Strangers(owner=catalog_owner, found=catalog_found),
+        skipped=skipped,
         region_of={shard: region.name for region in regions for shard in region.shards},
     )
 
@@ -171,9 +174,13 @@ def _ask_node(
     for attempt in range(_ATTEMPTS):
         known: dict[str, Any] = {}
         try:
-            with engine.connect() as connection:
+            with (
+                reading_as_reader(engine, f'node "{node.name}"') as reader,
+                engine.connect() as connection,
+            ):
+                unread = Unread(reader, retries=attempt < _ATTEMPTS - 1)
                 for facts in _node_facts(
-                    connection, clock, wishes, description, adopted=adopted, regions=regions
+                    connection, unread, clock, wishes, description, adopted=adopted, regions=regions
                 ):
                     known |= facts
         except BadArgument:
@@ -186,27 +193,9 @@ def _ask_node(
     return NodeFacts(node=node, **known)
 
 
-def _ask_view(catalog: Catalog, view: View, description: Description) -> ViewFacts:
-    """Asks a view's own database about it; a view on a node is read with the rest of that node."""
-    if view.url is None:
-        return ViewFacts(view=view)
-    engine = administrative_engine(
-        with_password_of(parse_url(view.url), catalog.url),
-        what=f'the database of view "{view.name}"',
-        application_name=_NAME,
-        connect_timeout_s=_CONNECT_TIMEOUT_S,
-    )
-    try:
-        with reading(engine, only=catalog.read_only).connect() as connection:
-            return ViewFacts(view=view, sources=read_sources(connection, description.schema_prefix))
-    except ShardidsError as error:
-        return ViewFacts(view=view, error=error)
-    finally:
-        engine.dispose()
-
-
 def _node_facts(
     connection: Connection,
+    unread: Unread,
     clock: LocalClock,
     wishes: Wishes,
     description: Description,
@@ -225,14 +214,17 @@ def _node_facts(
     engine = engines[0]
     shards = {local.shard: local for local in read(connection, "doctor/shards.v1", LocalShard)}
     # Together: without its shards a node would seem to have lost them.
-    yield {"engine": engine, "shards": shards}
+    with connection.begin():
+        prepare(connection)
+        skipped = read_skipped(connection)
+    yield {"engine": engine, "shards": shards, "skipped": skipped}
     begun = time.monotonic()
     first = _read_draws(connection, shards)
     held_before = {_held(holder) for holder in read(connection, "doctor/locks.v1", LockHolder)}
-    unread = Unread()
     before = _read_revisions(connection, shards, "alembic_version", unread)
     yield {
         "unread": unread.tables,
+        "skips": unread.reader.skips,
         "revisions": _read_revisions(connection, shards, "shardids_version", unread),
         "objects": read_objects(connection, [s.shard for s in shards.values() if s.state == "active"]),
     }
@@ -249,7 +241,7 @@ def _node_facts(
         "leftovers": read(connection, "doctor/leftovers.v1", Leftover),
         "strays": read(connection, "doctor/strays.v1", Stray),
         "sequences": read(connection, "doctor/sequences.v1", GeneratorSequence),
-        "schema_owners": read(connection, "doctor/owners.v1", SchemaOwner),
+        "strangers": _read_strangers(connection, shards),
         "grants": read(connection, "doctor/grants.v1", Grant),
         "path_traps": read(connection, "doctor/paths.v1", PathTrap),
     }
@@ -258,12 +250,11 @@ def _node_facts(
         [(local.shard, local.schema) for local in active if table in local.own_tables]
         for table in (KINDS, ZONES)
     )
-    yield {"counters": read_counters(connection, kinds, zones, unread)}
-    yield {"view_sources": read_sources(connection, description.schema_prefix)}
+    yield {"counters": read_counters(kinds, zones, unread)}
     prefix = description.schema_prefix
     yield {
         "samples": [
-            *sample_ids(connection, prefix, keys, adopted, unread),
+            *sample_ids(description, keys, adopted, unread, skipped=skipped),
             *read_keys(
                 connection,
                 prefix,
@@ -282,6 +273,16 @@ def _node_facts(
     yield {"lock_holders": [holder for holder in held if _held(holder) in held_before]}
     second = _read_draws(connection, shards)
     yield {"draws": {shard: (first[shard], second[shard]) for shard in first.keys() & second.keys()}}
+
+
+def _read_strangers(connection: Connection, shards: Mapping[int, LocalShard]) -> Strangers:
+    """Return the objects of other roles in the schemas of a node and of its shards."""
+    schemas = {local.schema: shard for shard, local in shards.items() if local.state in ("active", "fenced")}
+    with connection.begin():
+        prepare(connection)
+        owner = engine_owner(connection)
+        found = strangers_in(connection, (*ON_NODES, *schemas), owner)
+    return Strangers(owner=owner, found=found, shards=schemas)
 
 
 def _held(holder: LockHolder) -> tuple[int, int, int]:
@@ -314,7 +315,8 @@ def _read_draws(connection: Connection, shards: Mapping[int, LocalShard]) -> dic
     draws: dict[int, Draws] = {}
     for batch in batches(sorted(shards)):
         rows = read(connection, "doctor/draws.v1", Draws, first_shard=batch[0], last_shard=batch[-1])
-        draws |= {row.shard: row for row in rows}
+        # A shard that has just come may lie between them.
+        draws |= {row.shard: row for row in rows if row.shard in shards}
     return draws
 
 
@@ -323,20 +325,7 @@ def _read_revisions(
 ) -> dict[int, tuple[str, ...]]:
     """Returns the revisions in a version table of every shard that has one which can be read."""
     having = [local for local in shards.values() if table in local.own_tables]
-    revisions: dict[int, list[str]] = {}
-    for batch in batches(having):
-        with connection.begin():
-            prepare(connection)
-            some = unread.leave_out(connection, batch, lambda local: (local.schema, table, local.shard))
-            revisions |= {local.shard: [] for local in some}
-            selects = [
-                # Not cast: the owner of the column's type may have made a cast to text.
-                sql.SQL("select {}, concat(version_num) from {}").format(
-                    sql.Literal(local.shard), sql.Identifier(local.schema, table)
-                )
-                for local in some
-            ]
-            union = sql.SQL(" union all ").join(selects).as_string()
-            for shard, revision in connection.exec_driver_sql(union) if some else ():
-                revisions[shard].append(revision)
-    return {shard: tuple(sorted(found)) for shard, found in revisions.items()}
+    with connection.begin():
+        answers = read_revisions(unread.reader, connection, [(local.schema, table) for local in having])
+    found = (unread.noted(table, one.shard, it) for one, it in zip(having, answers, strict=True))
+    return {local.shard: there for local, there in zip(having, found, strict=True) if there is not None}

@@ -1,4 +1,4 @@
-"""The facts of a whole cluster: what the catalog says, and those of each node and view."""
+"""The facts of a whole cluster: what the catalog says, and those of each node and of the query node."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from shardids.catalog.rows import Description
-from shardids.doctor.facts import NodeFacts
+from shardids.catalog.skipped import Skipped
+from shardids.doctor.facts import NodeFacts, Strangers
 from shardids.doctor.reference_facts import ReferenceFacts
-from shardids.errors import ShardidsError
 from shardids.lookups.comparing import Compared
-from shardids.views.state import View, ViewSource
+from shardids.views.state import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,20 +34,11 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ViewFacts:
-    """A view in a database that is not a node: where it reads each shard, or why it cannot be read."""
-
-    view: View
-    sources: Sequence[ViewSource] = ()
-    error: ShardidsError | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFacts:
     """The catalog and all its nodes.
 
-    ``is_migrating``: the application's migrations were running. ``strict``: what is wrong with the
-    connections of strict look-ups, by node. ``region_of`` has the shards that belong to a region.
+    ``is_migrating``: the application's migrations were running. ``region_of`` has the shards that belong to a
+    region. ``skipped``: the ticks that shards pass over, as the catalog has them.
     """
 
     at: datetime
@@ -55,13 +46,14 @@ class ClusterFacts:
     catalog_revisions: tuple[str, ...]
     placed: Mapping[int, Placed]
     moves: Sequence[Move]
-    views: Sequence[ViewFacts]
     nodes: Mapping[str, NodeFacts]
+    query_node: State | None = None
     lookups: Sequence[Compared] = ()
-    strict: Mapping[str, str] = field(default_factory=dict)
     is_migrating: bool = False
     references: ReferenceFacts = field(default_factory=ReferenceFacts)
     region_of: Mapping[int, str] = field(default_factory=dict)
+    catalog_strangers: Strangers | None = None
+    skipped: Sequence[Skipped] = ()
 
     @property
     def moving(self) -> frozenset[int]:

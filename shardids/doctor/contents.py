@@ -1,14 +1,14 @@
-"""Checks that rows are in the right shard, and that views read every shard from its owner."""
+"""Checks that rows are in the right shard, and that the query node shows all of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from shardids.catalog.notation import named_shards
 from shardids.doctor.cluster_facts import ClusterFacts
 from shardids.doctor.facts import Sample
 from shardids.doctor.findings import Found, Severity, check, grouped, in_shell
-from shardids.views.state import stale_shards
 
 
 def _misplaced(facts: ClusterFacts, said_by: str) -> Iterator[tuple[str, list[Sample]]]:
@@ -63,10 +63,13 @@ def key_in_wrong_shard(facts: ClusterFacts) -> Iterator[Found]:
         )
 
 
-@check("table-unread", Severity.INFO, remedy="Examine as a role with no more rights than its owner.")
+@check("table-unread", Severity.INFO, remedy="See what the reason says.")
 def table_unread(facts: ClusterFacts) -> Iterator[Found]:
-    """A table that was not read, because functions of other roles in its indexes or the like would run."""
-    nodes = {name: dict(node.unread) for name, node in facts.nodes.items()}
+    """A table that could not be read."""
+    nodes = {
+        name: {place: why for place, why in node.unread.items() if why != node.skips}
+        for name, node in facts.nodes.items()
+    }
     for one in facts.lookups:
         for (table, shard), code in one.unread.items():
             said = f"{code}; so look-up {one.name} was not compared"
@@ -83,42 +86,54 @@ def table_unread(facts: ClusterFacts) -> Iterator[Found]:
             yield Found(
                 what=f'{table}: not looked at in {named_shards(shards)} of node "{name}":'
                 f" {unread[table, shards[0]]}",
-                to_do="That would run as whoever reads the table: examine as a role with no more rights than"
-                " its owner, or let the owner of schema shardids own the functions",
+                to_do="Correct what the reason names; the rows of the table were not checked",
                 nodes=(name,),
                 shards=shards,
                 thing=table,
             )
 
 
-@check("view-stale", Severity.WARNING, remedy="`shardids view refresh`.")
-def view_stale(facts: ClusterFacts) -> Iterator[Found]:
-    """A view over all shards that is gone, or does not read every shard from its owner."""
-    node_of = {shard: placed.node for shard, placed in facts.placed.items() if placed.state == "active"}
-    nodes = {name: node.node for name, node in facts.nodes.items()}
-    for one in facts.views:
-        view = one.view
-        node = facts.nodes[view.node] if view.node else None
-        error = node.error if node else one.error
-        refresh = in_shell(f"shardids view refresh {view.name}")
-        if error is not None:
-            if node is None:
-                what = f'view "{view.name}" can\'t be read: {error.message}'
-                yield Found(what=what, to_do=error.hint or "Correct its URL", thing=view.name)
-            continue
-        sources = node.view_sources if node else one.sources
-        stale = stale_shards(view, sources, node_of, nodes)
-        if stale:
+@check("query-node", Severity.WARNING, remedy="`shardids query-node refresh`, as its finding says.")
+def query_node(facts: ClusterFacts) -> Iterator[Found]:
+    """The query node can't be read, can't read the nodes, or shows other shards or tables than there are."""
+    state = facts.query_node
+    if state is None:
+        return
+    for fault in state.faults:
+        if not (fault.is_passing and (facts.moves or facts.is_migrating)):
             yield Found(
-                what=f'view "{view.name}" on {view.where} does not read {named_shards(stale)} from their'
-                " owners",
-                to_do="Refresh it",
-                commands=refresh,
-                nodes=(view.node,) if view.node else (),
-                shards=tuple(stale),
-                thing=view.name,
+                what=f"the query node, {state.there.where}: {fault.what}",
+                to_do=fault.to_do,
+                commands=in_shell(fault.commands) if fault.commands else (),
+                nodes=(state.there.node,) if state.there.node else (),
+                thing="query node",
             )
 
 
-CHECKS = (row_in_wrong_shard, key_in_wrong_shard, table_unread, view_stale)
+@check("reader-missing", Severity.WARNING, remedy="`shardids upgrade`, as a superuser.")
+def reader_missing(facts: ClusterFacts) -> Iterator[Found]:
+    """A node without a role that only reads, where others could run code as the doctor: no rows were read."""
+    for name, node in facts.nodes.items():
+        if node.skips is not None:
+            yield Found(
+                what=f'no rows were read on node "{name}": {node.skips}.'
+                f" Checks that did not run: {', '.join(OF_ROWS)}",
+                to_do="Upgrade as a superuser, or as the hint of shardids node add says",
+                commands=in_shell("shardids upgrade"),
+                nodes=(name,),
+            )
+
+
+OF_ROWS: Final = (
+    "revisions-apart",
+    "counter-kind-differs",
+    "counter-zone-differs",
+    "reference-differs",
+    "row-in-wrong-shard",
+    "key-in-wrong-shard",
+    "row-without-claim",
+    "claim-without-row",
+)
+"""Names of the checks that need rows."""
+CHECKS = (row_in_wrong_shard, key_in_wrong_shard, table_unread, reader_missing, query_node)
 """All checks of this module."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from psycopg import sql
-from sqlalchemy import Connection
 
-from shardids.catalog.queries import batches, prepare, rows
 from shardids.doctor.unread import Unread
 
 KINDS: Final = "shardids_counter_kind"
@@ -48,32 +46,25 @@ class CounterFacts:
 
 
 def read_counters(
-    connection: Connection, kinds: Iterable[tuple[int, str]], zones: Iterable[tuple[int, str]], unread: Unread
+    kinds: Sequence[tuple[int, str]], zones: Sequence[tuple[int, str]], unread: Unread
 ) -> CounterFacts:
     """Reads them from shards, given with their schemas, that have the tables and let them be read."""
-    found_kinds: list[KindOfShard] = []
-    for batch in batches(list(kinds)):
-        select = "select {}::integer as shard, kind, per, zone, prefix, padding, lanes, keep_days from {}"
-        with connection.begin():
-            prepare(connection)
-            if some := unread.leave_out(connection, batch, lambda one: (one[1], KINDS, one[0])):
-                found_kinds += rows(connection, _of_all(select, KINDS, some), KindOfShard)
-    found_zones: list[ZoneOfTenant] = []
-    for batch in batches(list(zones)):
-        select = "select {}::integer as shard, tenant, zone from {}"
-        with connection.begin():
-            prepare(connection)
-            if some := unread.leave_out(connection, batch, lambda one: (one[1], ZONES, one[0])):
-                found_zones += rows(connection, _of_all(select, ZONES, some), ZoneOfTenant)
-    return CounterFacts(kinds=tuple(found_kinds), zones=tuple(found_zones))
 
+    def rows_of(table: str, columns: str, shards: Sequence[tuple[int, str]]) -> Iterator[dict[str, Any]]:
+        def query_of(one: tuple[int, str]) -> str:
+            return (
+                sql.SQL("select {}::integer as shard, {} from {}")
+                .format(sql.Literal(one[0]), sql.SQL(columns), sql.Identifier(one[1], table))
+                .as_string()
+            )
 
-def _of_all(select: str, table: str, shards: Iterable[tuple[int, str]]) -> str:
-    return (
-        sql.SQL(" union all ")
-        .join(
-            sql.SQL(select).format(sql.Literal(shard), sql.Identifier(schema, table))
-            for shard, schema in shards
-        )
-        .as_string()
+        for _, found in unread.read(shards, lambda one: (table, one[0]), query_of):
+            yield from found
+
+    return CounterFacts(
+        kinds=tuple(
+            KindOfShard(**row)
+            for row in rows_of(KINDS, "kind, per, zone, prefix, padding, lanes, keep_days", kinds)
+        ),
+        zones=tuple(ZoneOfTenant(**row) for row in rows_of(ZONES, "tenant, zone", zones)),
     )

@@ -8,11 +8,12 @@ from uuid import UUID
 
 from shardids.catalog.clock import ClockSample
 from shardids.catalog.objects import SchemaObject
+from shardids.catalog.schemas import Stranger
+from shardids.catalog.skipped import Skipped
 from shardids.catalog.topology import Node
 from shardids.doctor.counter_facts import CounterFacts
 from shardids.errors import ShardidsError
 from shardids.migrate.hashes import Recorded
-from shardids.views.state import ViewSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,8 @@ class Installation:
     on_copy: str
     max_ahead_ms: int
     safety_margin_ms: int
+    max_step_ms: int
+    clock_confirmed_ms: int | None
     revisions: list[str]
     server_version: int
     is_standby: bool
@@ -43,6 +46,7 @@ class LocalShard:
     """A shard as its node has it: one row of ``doctor/shards.v1.sql``.
 
     ``state`` is ``None`` for a schema that holds a generator and is not in the node's table of shards.
+    ``is_slow``: its next_id() looks at ticks of a wrong clock that have passed.
     """
 
     shard: int
@@ -53,6 +57,7 @@ class LocalShard:
     has_schema: bool
     has_sequences: bool
     next_id_is_ours: bool
+    is_slow: bool
     next_ids_body: str | None
     own_tables: list[str]
 
@@ -99,7 +104,6 @@ class KeyColumn:
     filled_from: str | None
     is_primary_key: bool
     is_foreign_key: bool
-    is_readable: bool
     shards: list[int]
     pages: list[int]
 
@@ -178,16 +182,15 @@ class LockHolder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchemaOwner:
-    """A schema that another role owns than the engine: one row of ``doctor/owners.v1.sql``.
+class Strangers:
+    """All that other roles own, or could create, in the schemas of shardids in a database.
 
-    ``shard`` is ``None`` for schema ``shardids``. ``owner`` is the role that it should have.
+    ``owner`` is the role that all of it should have; ``shards`` has the numbers of the schemas of shards.
     """
 
-    shard: int | None
-    schema: str
-    role: str
     owner: str
+    found: Sequence[Stranger]
+    shards: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +260,7 @@ class NodeFacts:
 
     ``objects`` are those of the shards' schemas, ``recorded`` the hashes of revisions that ran. The shards
     ``in_flux`` were migrated while they were read. ``unread`` are tables that were left out, by name and
-    shard, with the code of others that would have run.
+    shard, with the reason. ``skips``: why rows were not read at all.
     """
 
     node: Node
@@ -266,6 +269,7 @@ class NodeFacts:
     engine: Installation | None = None
     shards: Mapping[int, LocalShard] = field(default_factory=dict)
     draws: Mapping[int, tuple[Draws, Draws]] = field(default_factory=dict)
+    skipped: Sequence[Skipped] = ()
     revisions: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     application_revisions: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     recorded: Sequence[Recorded] = ()
@@ -277,12 +281,12 @@ class NodeFacts:
     strays: Sequence[Stray] = ()
     sequences: Sequence[GeneratorSequence] = ()
     lock_holders: Sequence[LockHolder] = ()
-    schema_owners: Sequence[SchemaOwner] = ()
+    strangers: Strangers | None = None
     objects: Sequence[SchemaObject] = ()
     in_flux: frozenset[int] = frozenset()
     grants: Sequence[Grant] = ()
     path_traps: Sequence[PathTrap] = ()
     samples: Sequence[Sample] = ()
-    view_sources: Sequence[ViewSource] = ()
     counters: CounterFacts = field(default_factory=CounterFacts)
     unread: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    skips: str | None = None

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations
 
-from shardids.catalog.notation import named_shards
+from shardids.catalog.clock import Difference
+from shardids.catalog.notation import named_shards, shown_shards
 from shardids.doctor.cluster_facts import ClusterFacts
 from shardids.doctor.facts import ChangedFunction, Draws
 from shardids.doctor.findings import Found, Severity, check, grouped, in_shell, on_node, quoted
 from shardids.ids.layout import Layout
 from shardids.install import trees
 
-_MOST_APART_S = 1.0
 _MOST_AHEAD_MS = 60_000
 """Ticks may run ahead this far, and by the node's safety margin, after a bulk load or a failover."""
 _NEAR_THE_LIMIT = 0.8
@@ -21,6 +21,7 @@ _STEP_MS = 16
 """A shard that follows the clock is ahead of it by less: the increment of its ``id_offset``."""
 _FEW_YEARS = 10
 _DAYS_A_YEAR = 365.2425
+_DAY_MS = 86_400_000
 
 
 @check(
@@ -185,6 +186,19 @@ def generator_behind(facts: ClusterFacts) -> Iterator[Found]:
     """A shard has an ID beyond those that its generator issued: a sequence was set back."""
     layout = facts.description.layout
     for name, node in facts.nodes.items():
+        for shard, (_, draws) in sorted(node.draws.items()):
+            stored_tick = (draws.offset_ms << layout.sequence_bits) + draws.drawn
+            if draws.has_drawn and stored_tick < draws.high_water_tick and facts.is_settled(shard, name):
+                yield Found(
+                    what=f'shard {shard} of node "{name}" is at tick {stored_tick}, below its high-water'
+                    f" tick, {draws.high_water_tick}: a sequence was set back, and IDs may come twice",
+                    to_do="Fence it, and activate it",
+                    commands=on_node(
+                        name, f"select shardids.fence({shard});", f"select shardids.activate({shard});"
+                    ),
+                    nodes=(name,),
+                    shards=(shard,),
+                )
         for sample in node.samples:
             # Read after the rows, so that it is past all of them.
             _, last = node.draws.get(sample.shard, (None, None))
@@ -195,11 +209,9 @@ def generator_behind(facts: ClusterFacts) -> Iterator[Found]:
             clock_tick = last.clock_ms << layout.sequence_bits
             if newest_tick > _reached(last, layout, clock_tick):
                 column = f"{sample.table_name}.{sample.column_name}"
-                comes_twice = newest_tick > clock_tick
                 yield Found(
                     what=f'{column} of shard {sample.shard} on node "{name}" has ID {sample.newest},'
-                    " beyond the last that its generator issued"
-                    + (" and ahead of the clock: it will come twice" if comes_twice else ""),
+                    " beyond the last that its generator issued: it may come twice",
                     to_do="Fence it, and activate it past that ID",
                     commands=on_node(
                         name,
@@ -209,7 +221,6 @@ def generator_behind(facts: ClusterFacts) -> Iterator[Found]:
                     nodes=(name,),
                     shards=(sample.shard,),
                     thing=column,
-                    severity=None if comes_twice else Severity.WARNING,
                 )
 
 
@@ -243,14 +254,103 @@ def clocks_apart(facts: ClusterFacts) -> Iterator[Found]:
     """The clocks of two nodes are more than a second apart, measured over round trips."""
     clocks = [(name, node.clock) for name, node in facts.nodes.items() if node.clock]
     for (one, first), (other, second) in combinations(clocks, 2):
-        apart_s, error_s = second.offset_s - first.offset_s, first.error_s + second.error_s
-        if abs(apart_s) - error_s > _MOST_APART_S:
-            ahead, behind = (other, one) if apart_s > 0 else (one, other)
+        apart = Difference.between(second, first)
+        if apart.is_too_large:
+            ahead, behind = (other, one) if apart.ahead_s > 0 else (one, other)
             yield Found(
-                what=f'the clock of node "{ahead}" is {abs(apart_s):.3f} s ± {error_s * 1000:.1f} ms ahead of'
-                f' node "{behind}"\'s',
+                what=f'the clock of node "{ahead}" is {apart} ahead of node "{behind}"\'s',
                 to_do="See how both are synchronised, for example with chronyc tracking",
                 nodes=(ahead, behind),
+            )
+
+
+@check(
+    "clock-unconfirmed",
+    Severity.ERROR,
+    remedy="If the clock is right: `shardids node confirm-clock NAME`. Else set it right.",
+)
+def clock_unconfirmed(facts: ClusterFacts) -> Iterator[Found]:
+    """A node's clock is more than `max_step` past all that its shards issued: they refuse to draw."""
+    for name, node in facts.nodes.items():
+        known = [
+            (_lead_ms(last, facts.description.layout), last.clock_ms)
+            for shard, (_, last) in node.draws.items()
+            if node.shards[shard].state == "active"
+        ]
+        if node.engine is None or not known:
+            continue
+        behind_ms = min(-lead_ms for lead_ms, _ in known)
+        if (confirmed_ms := node.engine.clock_confirmed_ms) is not None:
+            behind_ms = min(behind_ms, known[0][1] - confirmed_ms)
+        if behind_ms > node.engine.max_step_ms:
+            yield Found(
+                what=f'the clock of node "{name}" is {behind_ms / _DAY_MS:.1f} days past all that its shards'
+                f" issued; more than max_step, {node.engine.max_step_ms / _DAY_MS:.0f} days, is refused"
+                " (SI012) until the clock is confirmed",
+                to_do="See whether the clock is right. If so, confirm it, for all shards of the node",
+                commands=in_shell(f"shardids node confirm-clock {name}"),
+                nodes=(name,),
+            )
+
+
+@check(
+    "skipped-ticks",
+    Severity.ERROR,
+    remedy="Bring the range to all nodes: `shardids shard reset-clock N`.",
+)
+def skipped_ticks(facts: ClusterFacts) -> Iterator[Found]:
+    """A node lacks ticks, still to come, that a shard issued by a wrong clock, or the catalog does."""
+    wanted = set(facts.skipped)
+    for name, node in facts.nodes.items():
+        if node.engine is None:
+            continue
+        now_ms = int(facts.at.timestamp() * 1000) - facts.description.layout.epoch_ms
+        for where, there, lacking in (
+            (f'node "{name}"', set(node.skipped), wanted),
+            ("the catalog", wanted, set(node.skipped)),
+        ):
+            shards = tuple(
+                sorted(
+                    {
+                        one.shard
+                        for one in lacking - there
+                        if one.last_tick >> facts.description.layout.sequence_bits >= now_ms
+                    }
+                )
+            )
+            if shards:
+                yield Found(
+                    what=f"{named_shards(shards)}: {where} lacks ticks of a wrong clock, which would come"
+                    " twice from there"
+                    if lacking is wanted
+                    else f'{named_shards(shards)}: node "{name}" passes over ticks of a wrong clock; the'
+                    " catalog lacks them, so other nodes may issue them",
+                    to_do="Bring them to the catalog and all nodes",
+                    commands=in_shell(f"shardids shard reset-clock {shown_shards(shards)} --yes"),
+                    nodes=(name,),
+                    shards=shards,
+                )
+
+
+@check(
+    "slow-draws",
+    Severity.WARNING,
+    remedy="Make draws quick again: `shardids shard reset-clock N`.",
+)
+def slow_draws(facts: ClusterFacts) -> Iterator[Found]:
+    """A shard has passed over the ticks of a wrong clock, and each draw looks at them still."""
+    for name, node in facts.nodes.items():
+        shards = tuple(
+            sorted(s.shard for s in node.shards.values() if s.is_slow and facts.owns(name, s.shard))
+        )
+        if shards:
+            yield Found(
+                what=f'{named_shards(shards)} of node "{name}" passed over the ticks of a wrong clock;'
+                " next_id() looks at them still",
+                to_do="Let it draw as others do",
+                commands=in_shell(f"shardids shard reset-clock {shown_shards(shards)} --yes"),
+                nodes=(name,),
+                shards=shards,
             )
 
 
@@ -258,7 +358,8 @@ def clocks_apart(facts: ClusterFacts) -> Iterator[Found]:
     "ticks-ahead",
     Severity.WARNING,
     remedy="Correct the clock, or slow the writer down, or see what issued the ID that led, which a session"
-    " with `after=` went past: at `max_ahead` draws are refused.",
+    " with `after=` went past. Above `max_ahead` draws are refused: bring the shard back with `shardids shard"
+    " reset-clock N`.",
 )
 def ticks_ahead(facts: ClusterFacts) -> Iterator[Found]:
     """A shard's IDs are more than a minute and twice the safety margin ahead of its server's clock."""
@@ -270,9 +371,25 @@ def ticks_ahead(facts: ClusterFacts) -> Iterator[Found]:
             for shard, (_, last) in node.draws.items()
             if node.shards[shard].state == "active"
             and node.shards[shard].is_activated_here
-            and (ahead_ms := _ahead_ms(last, facts.description.layout))
+            and (ahead_ms := _lead_ms(last, facts.description.layout))
             > _MOST_AHEAD_MS + 2 * node.engine.safety_margin_ms
         }
+        refused = {shard: ms for shard, ms in ahead.items() if ms > node.engine.max_ahead_ms}
+        # Begins max_ahead past the present once it was reset.
+        reset = {one.shard for one in node.skipped}
+        ahead = {s: ms for s, ms in ahead.items() if s not in refused and s not in reset}
+        if refused:
+            yield Found(
+                what=f'{named_shards(refused)} of node "{name}": IDs are up to {_days(max(refused.values()))}'
+                f" ahead of the clock; above max_ahead, {node.engine.max_ahead_ms / 1000:.0f} s, draws are"
+                " refused (SI005)",
+                to_do="If the clock was wrong and is right now, bring them back to the present; --dry-run"
+                " shows the range",
+                commands=in_shell(f"shardids shard reset-clock {shown_shards(refused)}"),
+                nodes=(name,),
+                shards=tuple(sorted(refused)),
+                severity=Severity.ERROR,
+            )
         if ahead:
             most, limit_ms = max(ahead.values()), node.engine.max_ahead_ms
             yield Found(
@@ -288,7 +405,11 @@ def ticks_ahead(facts: ClusterFacts) -> Iterator[Found]:
             )
 
 
-def _ahead_ms(draws: Draws, layout: Layout) -> int:
+def _days(ms: float) -> str:
+    return f"{ms / _DAY_MS:.1f} days" if ms > _DAY_MS else f"{ms / 1000:.1f} s"
+
+
+def _lead_ms(draws: Draws, layout: Layout) -> int:
     return draws.offset_ms + (draws.drawn >> layout.sequence_bits) - draws.clock_ms
 
 
@@ -340,6 +461,9 @@ CHECKS = (
     generator_behind,
     on_copy_warns,
     clocks_apart,
+    clock_unconfirmed,
+    skipped_ticks,
+    slow_draws,
     ticks_ahead,
     tick_rate,
     years_left,

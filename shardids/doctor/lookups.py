@@ -56,17 +56,5 @@ def lookup_not_ready(facts: ClusterFacts) -> Iterator[Found]:
             )
 
 
-@check("lookup-untold", Severity.ERROR, remedy="`shardids lookup refresh`.")
-def lookup_untold(facts: ClusterFacts) -> Iterator[Found]:
-    """A node whose strict look-ups refuse writes, not knowing every shard, or let others use their logins."""
-    for node, fault in facts.strict.items():
-        yield Found(
-            what=f'strict look-ups on node "{node}": {fault}',
-            to_do="Tell all nodes",
-            commands=in_shell("shardids lookup refresh"),
-            nodes=(node,),
-        )
-
-
-CHECKS = (lookup_unfit, row_without_claim, claim_without_row, lookup_not_ready, lookup_untold)
+CHECKS = (lookup_unfit, row_without_claim, claim_without_row, lookup_not_ready)
 """All checks of this module."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 from uuid import UUID
 
@@ -13,7 +13,14 @@ from sqlalchemy import Connection, Engine, text
 from shardids.catalog.locks import AdvisoryLock
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.queries import read
-from shardids.catalog.references import References, references_in, slots_of
+from shardids.catalog.reader import Refused, reading_as_reader
+from shardids.catalog.references import (
+    REFERENCE_SCHEMA,
+    References,
+    reference_digests,
+    references_in,
+    slots_of,
+)
 from shardids.errors import MissingPrivilege, ShardidsError
 
 _BETWEEN_S: Final = 0.5
@@ -22,19 +29,19 @@ _BETWEEN_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceOnNode:
-    """A reference table on a node; the last two are of the node's subscription, ``None`` if it has none.
+    """A reference table on a node; ``is_enabled`` and ``is_working`` are of its subscription, if it has one.
 
     ``takes_writes``: whether its triggers let writes pass as on the writer; ``None`` if they are missing.
     """
 
     name: str
-    rows: int | None
-    digest: object
     definition: str | None
     is_guarded: bool
     takes_writes: bool | None
     is_enabled: bool | None
     is_working: bool | None
+    rows: int | None = None
+    digest: str | None = None
 
     @property
     def contents(self) -> tuple[object, ...]:
@@ -93,14 +100,28 @@ def ask_references(nodes: Nodes, known: References, cluster: UUID, *, is_changin
     slots = {node: slot for slot, node in slots_of(cluster, nodes, known.writer).items()}
 
     def ask(node: str, engine: Engine) -> Sequence[ReferenceOnNode]:
-        with engine.connect() as connection:
-            return read(
+        with (
+            reading_as_reader(engine, f'node "{node}"') as reader,
+            engine.connect() as connection,
+        ):
+            found = read(
                 connection,
                 "doctor/references.v1",
                 ReferenceOnNode,
                 names=_array(names),
                 subscription=slots.get(node, ""),
             )
+            digests = reference_digests(reader, [one.name for one in found if one.definition is not None])
+        for name, answer in digests.items():
+            if isinstance(answer, Refused):
+                error = reader.error(answer, f"{REFERENCE_SCHEMA}.{name}")
+                raise MissingPrivilege(error.message, hint=error.hint)
+        return [
+            replace(one, rows=there[0], digest=there[1])
+            if isinstance(there := digests.get(one.name), tuple)
+            else one
+            for one in found
+        ]
 
     def followers(_node: str, engine: Engine) -> Sequence[Slot]:
         with engine.connect() as connection:

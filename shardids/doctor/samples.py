@@ -10,8 +10,10 @@ from typing import Final, Self
 from psycopg import sql
 from sqlalchemy import Connection, MetaData
 
-from shardids.catalog.queries import batches, prepare, read, rows
+from shardids.catalog.queries import read
 from shardids.catalog.regions import Region
+from shardids.catalog.rows import Description
+from shardids.catalog.skipped import IdSpan, Skipped
 from shardids.catalog.topology import schema_name
 from shardids.doctor.facts import KeyColumn, Sample
 from shardids.doctor.old_ids import HASH, MODULO, Adopted
@@ -25,8 +27,6 @@ _PAGES: Final = 8
 """Pages that they are taken from, at random, if the table has more."""
 _TABLES: Final = 500
 """Tables of all shards of one node, chosen at random if there are more."""
-_STATEMENT: Final = 50
-"""Tables that one statement samples: planning grows with their number, faster than that."""
 _INTEGERS: Final = frozenset({"smallint", "integer", "bigint"})
 """Of another type, the owner of that type may have made the cast that the sample would need."""
 _BYTES: Final = {
@@ -99,19 +99,24 @@ class _Column:
         return "enum" if self.is_enum else self.type
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OldId:
-    id: int
-
-
 def sample_ids(
-    connection: Connection, prefix: str, keys: Sequence[KeyColumn], adopted: Adopted, unread: Unread
+    description: Description,
+    keys: Sequence[KeyColumn],
+    adopted: Adopted,
+    unread: Unread,
+    *,
+    skipped: Sequence[Skipped],
 ) -> Iterator[Sample]:
-    """Samples IDs: some at random, and the newest."""
+    """Samples IDs: some at random, and the newest, those apart that a wrong clock issued."""
+    prefix = description.schema_prefix
+    ranges = {
+        shard: [one.ids(description.layout) for one in skipped if one.shard == shard]
+        for shard in {one.shard for one in skipped}
+    }
     tables = [
         (key, shard, pages)
         for key in keys
-        if key.is_primary_key and key.filled_by == "own" and key.is_readable and key.type in _INTEGERS
+        if key.is_primary_key and key.filled_by == "own" and key.type in _INTEGERS
         for shard, pages in zip(key.shards, key.pages, strict=True)
     ]
     chosen = tables if len(tables) <= _TABLES else random.sample(tables, _TABLES)
@@ -120,71 +125,93 @@ def sample_ids(
                count(*) as rows, count(*) filter (where belongs_to <> {shard}) as wrong,
                (min(id) filter (where belongs_to <> {shard}))::text as example,
                (array_agg(belongs_to order by id) filter (where belongs_to <> {shard}))[1] as belongs_to,
-               max(id) filter (where belongs_to = {shard}) as newest
+               max(id) filter (where belongs_to = {shard} and {usual}) as newest
         from (
           select id, {belongs}
-          from (({sampled}) union (select {id} from {relation} order by 1 desc limit {limit})) read (id)
+          from (({sampled}) union (select {id} from {relation} order by 1 desc limit {limit})
+               {before}) read (id)
         ) sampled (id, belongs_to)""")
 
-    def table_of(one: tuple[KeyColumn, int, int]) -> tuple[str, str, int]:
-        return schema_name(prefix, one[1]), one[0].table_name, one[1]
+    def query_of(one: tuple[KeyColumn, int, int]) -> str:
+        key, shard, pages = one
+        return query.format(
+            table=sql.Literal(key.table_name),
+            column=sql.Literal(key.column_name),
+            shard=sql.Literal(shard),
+            sampled=_sampled(prefix, shard, key.table_name, key.column_name, pages),
+            id=sql.Identifier(key.column_name),
+            relation=sql.Identifier(schema_name(prefix, shard), key.table_name),
+            limit=sql.Literal(_ROWS),
+            usual=_usual(ranges.get(shard, ())),
+            before=_before(prefix, key, shard, ranges.get(shard, ())),
+            belongs=adopted.belongs(adopted.rule(key.table_name, key.column_name), sql.SQL("id")),
+        ).as_string()
 
-    for batch in batches(chosen, _STATEMENT):
-        with connection.begin():
-            prepare(connection)
-            some = unread.leave_out(connection, batch, table_of)
-            selects = [
-                query.format(
-                    table=sql.Literal(key.table_name),
-                    column=sql.Literal(key.column_name),
-                    shard=sql.Literal(shard),
-                    sampled=_sampled(prefix, shard, key.table_name, key.column_name, pages),
-                    id=sql.Identifier(key.column_name),
-                    relation=sql.Identifier(schema_name(prefix, shard), key.table_name),
-                    limit=sql.Literal(_ROWS),
-                    belongs=adopted.belongs(adopted.rule(key.table_name, key.column_name), sql.SQL("id")),
-                )
-                for key, shard, pages in some
-            ]
-            if selects:
-                yield from rows(connection, sql.SQL(" union all ").join(selects).as_string(), Sample)
+    for _, found in unread.read(chosen, _table_and_shard, query_of):
+        yield from (Sample(**row) for row in found)
     by_directory = [one for one in chosen if adopted.is_by_directory(one[0].table_name, one[0].column_name)]
-    for key, shard, pages in by_directory:
-        yield from _in_directory(connection, prefix, key, shard, pages=pages, adopted=adopted, unread=unread)
+    yield from _in_directory(prefix, by_directory, adopted=adopted, unread=unread)
+
+
+def _table_and_shard(one: tuple[KeyColumn, int, int]) -> tuple[str, int]:
+    return one[0].table_name, one[1]
+
+
+def _usual(ranges: Sequence[IdSpan]) -> sql.Composable:
+    """Returns the condition that an ID was not issued by a wrong clock."""
+    outside = [
+        sql.SQL("id not between {} and {}").format(sql.Literal(first), sql.Literal(last))
+        for first, last in ranges
+    ]
+    return sql.SQL(" and ").join(outside) if outside else sql.SQL("true")
+
+
+def _before(prefix: str, key: KeyColumn, shard: int, ranges: Sequence[IdSpan]) -> sql.Composable:
+    """Returns a query of the newest IDs below those of a wrong clock, to be added to others."""
+    if not ranges:
+        return sql.SQL("")
+    return sql.SQL(
+        "union (select {id} from {relation} where {id} < {first} order by 1 desc limit {limit})"
+    ).format(
+        id=sql.Identifier(key.column_name),
+        relation=sql.Identifier(schema_name(prefix, shard), key.table_name),
+        first=sql.Literal(min(first for first, _ in ranges)),
+        limit=sql.Literal(_ROWS),
+    )
 
 
 def _in_directory(
-    connection: Connection,
     prefix: str,
-    key: KeyColumn,
-    shard: int,
+    tables: Sequence[tuple[KeyColumn, int, int]],
     *,
-    pages: int,
     adopted: Adopted,
     unread: Unread,
 ) -> Iterator[Sample]:
-    """Compares old IDs of one shard with the table's directory, which the node does not have."""
-    query = sql.SQL("select id from ({}) read (id) where {} order by id").format(
-        _sampled(prefix, shard, key.table_name, key.column_name, pages), adopted.is_old(sql.SQL("id"))
-    )
-    with connection.begin():
-        prepare(connection)
-        there = (schema_name(prefix, shard), key.table_name, shard)
-        if not unread.leave_out(connection, [there], lambda one: one):
-            return
-        found = rows(connection, query.as_string(), _OldId)
-    said = adopted.in_directory(key.table_name, [one.id for one in found])
-    wrong = [id_ for id_, says in said.items() if says != shard]
-    yield Sample(
-        table_name=key.table_name,
-        column_name=key.column_name,
-        said_by="id",
-        shard=shard,
-        rows=len(said),
-        wrong=len(wrong),
-        example=str(wrong[0]) if wrong else None,
-        belongs_to=said[wrong[0]] if wrong else None,
-    )
+    """Compares old IDs with their tables' directories, which the node does not have."""
+
+    def query_of(one: tuple[KeyColumn, int, int]) -> str:
+        key, shard, pages = one
+        return (
+            sql.SQL("select id from ({}) read (id) where {} order by id")
+            .format(
+                _sampled(prefix, shard, key.table_name, key.column_name, pages), adopted.is_old(sql.SQL("id"))
+            )
+            .as_string()
+        )
+
+    for (key, shard, _), found in unread.read(tables, _table_and_shard, query_of):
+        said = adopted.in_directory(key.table_name, [row["id"] for row in found])
+        wrong = [id_ for id_, says in said.items() if says != shard]
+        yield Sample(
+            table_name=key.table_name,
+            column_name=key.column_name,
+            said_by="id",
+            shard=shard,
+            rows=len(said),
+            wrong=len(wrong),
+            example=str(wrong[0]) if wrong else None,
+            belongs_to=said[wrong[0]] if wrong else None,
+        )
 
 
 def read_keys(
@@ -215,27 +242,18 @@ def read_keys(
         for column in columns:
             _require_hash(key, column)
 
-        def table_of(column: _Column, table: str = key.table_name) -> tuple[str, str, int]:
-            return schema_name(prefix, column.shard), table, column.shard
+        def query_of(column: _Column, key: ShardingKey = key) -> str:
+            by_hash = _by_hash(column, adopted, regions)
+            return _misplaced(
+                prefix, key, column, adopted=adopted, by_hash=by_hash, every_row=every_row
+            ).as_string()
 
-        for batch in batches(columns, _STATEMENT):
-            with connection.begin():
-                prepare(connection)
-                if every_row:
-                    connection.exec_driver_sql("set local statement_timeout = 0")
-                selects = [
-                    _misplaced(
-                        prefix,
-                        key,
-                        column,
-                        adopted=adopted,
-                        by_hash=_by_hash(column, adopted, regions),
-                        every_row=every_row,
-                    )
-                    for column in unread.leave_out(connection, batch, table_of)
-                ]
-                if selects:
-                    yield from rows(connection, sql.SQL(" union all ").join(selects).as_string(), Sample)
+        def table_of(column: _Column, table: str = key.table_name) -> tuple[str, int]:
+            return table, column.shard
+
+        timeout = "0" if every_row else None
+        for _, found in unread.read(columns, table_of, query_of, statement_timeout=timeout):
+            yield from (Sample(**row) for row in found)
 
 
 def _require_hash(key: ShardingKey, column: _Column) -> None:

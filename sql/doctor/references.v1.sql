@@ -1,12 +1,10 @@
--- Purpose:    what shardids doctor asks of the reference tables of a node: rows, columns, and whether others' writes are
+-- Purpose:    what shardids doctor asks of the reference tables of a node: columns, and whether others' writes are
 --             refused; and the node's subscription to their writer.
 -- Settings:   shardids.names: the tables, as an array; shardids.subscription: the name of the subscription
--- Locks:      those of shardids.strangers_code on the tables until the end of the transaction.
+-- Locks:      none beyond those of reading the server's catalogs.
 -- Privileges: ownership of schema shardids.
 
 select d.name::text as name,
-       d.rows,
-       d.digest,
        d.definition,
        exists (
          select from pg_trigger t
@@ -19,6 +17,6 @@ select d.name::text as name,
        shardids.takes_reference_writes(d.name) as takes_writes,
        s.subenabled as is_enabled,
        exists (select from pg_stat_subscription w where w.subid = s.oid and w.pid is not null) as is_working
-from shardids.reference_digest(current_setting('shardids.names')::name[]) d
+from shardids.reference_columns(current_setting('shardids.names')::name[]) d
 left join pg_subscription s on s.subname = current_setting('shardids.subscription') and s.subdbid = shardids.database()
 order by d.name;

@@ -25,11 +25,11 @@ select there.id as shard,
        there.namespace is not null as has_schema,
        there.counter is not null and there.id_offset is not null as has_sequences,
        -- The functions as the server prints them; the caller's search_path must not hold the schemas.
-       coalesce(pg_get_function_sqlbody(next_id.oid) = format(
-         'RETURN COALESCE(shardids.next_id(pg_sequence_last_value(''%1$I.id_offset''::regclass), '
-         '''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s), '
-         'shardids.lagging_id(''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s), %1$I.late_id(''%1$I.id_offset''::regclass))', there.schema, there.id)
-         and late_id.prosrc = format('begin return shardids.late_id(id_offset, %s); end', there.id), false) as next_id_is_ours,
+       coalesce(bodies.is_unlimited and bodies.skips_from is null
+                or bodies.limit_tick <= coalesce(bodies.skips_from, 9223372036854775807), false)
+         and coalesce(late_id.prosrc = format('begin return shardids.late_id(id_offset, %s); end', there.id), false) as next_id_is_ours,
+       -- It looks at ticks that are past.
+       coalesce(bodies.limit_tick is not null and bodies.skips_from is null, false) as is_slow,
        -- The number of the shard is put out of the way only where it stands for the shard.
        replace(replace(pg_get_function_sqlbody(next_ids.oid), format('%I.', there.schema), 'SCHEMA.'),
                format(', %s)', there.id), ', SHARD)')
@@ -44,4 +44,19 @@ left join pg_proc late_id on late_id.pronamespace = there.namespace and late_id.
   and late_id.pronargs = 1
 left join pg_proc next_ids on next_ids.pronamespace = there.namespace and next_ids.proname = 'next_ids'
   and next_ids.proargtypes = '23'
+-- As shardids.define_next_id makes it: without a limit, or with one of those below which it has ticks to pass over.
+left join lateral (
+  select body.printed = format('RETURN COALESCE(%s, %s, %s)', calls.draw, calls.follow, calls.late) as is_unlimited,
+         (select min(k.first_tick) from shardids.skipped k
+          where k.shard = there.id and k.last_tick >> shardids.sequence_bits() >= shardids.ms_of(clock_timestamp())) as skips_from,
+         (select min(k.first_tick) from shardids.skipped k
+          where k.shard = there.id and body.printed in (
+            format('RETURN COALESCE(NULLIF(LEAST(%1$s, %4$L::bigint), %4$L::bigint), NULLIF(LEAST(%2$s, %4$L::bigint), %4$L::bigint), %3$s)',
+                   calls.draw, calls.follow, calls.late, shardids.id_of(k.first_tick, 0)),
+            format('RETURN COALESCE(%s)', calls.late))) as limit_tick
+  from (select pg_get_function_sqlbody(next_id.oid) as printed) body,
+       (select format('shardids.next_id(pg_sequence_last_value(''%1$I.id_offset''::regclass), '
+                      '''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s)', there.schema, there.id) as draw,
+               format('shardids.lagging_id(''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s)', there.schema, there.id) as follow,
+               format('%1$I.late_id(''%1$I.id_offset''::regclass)', there.schema) as late) calls) bodies on true
 order by 1;

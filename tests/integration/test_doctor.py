@@ -558,6 +558,7 @@ def test_ticks_ahead_of_the_clock(pair: Pair) -> None:
 
 def test_a_shard_that_went_past_an_id_that_led(pair: Pair) -> None:
     a, _ = pair
+    run(a, "update shardids.node set max_past = '30 minutes'")
     ahead = "((shardids.ms_of(clock_timestamp()) + 1700000) << 22) | (6 << 10)"
     run(a, f"select shardids.advance_past(1, {ahead})")
     (finding,) = examined(a).findings

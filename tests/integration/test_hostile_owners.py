@@ -1,259 +1,456 @@
-"""Code that owners of tables put where PostgreSQL runs it as whoever reads: nothing of ours runs it."""
+"""Code that others put where PostgreSQL runs it as the role that reads: it runs as a role that only reads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg import sql
 from sqlalchemy.engine import URL
 
 from shardids import doctor, lookups
+from shardids.adopt.planning import make_plan
+from shardids.catalog.nodes import administrative_engine
+from shardids.catalog.reader import (
+    Refused,
+    install_reader,
+    reading_as_reader,
+    remove_reader,
+    require_no_code_of_others,
+)
 from shardids.catalog.rows import Catalog
-from shardids.doctor.findings import Severity
+from shardids.catalog.urls import parse_url
+from shardids.dev.embedded import temporary_server
+from shardids.doctor.contents import OF_ROWS
 from shardids.doctor.samples import ShardingKey
+from shardids.errors import MissingPrivilege
+from shardids.metrics.asking import Asker
+from shardids.migrate.plan import Position
+from shardids.migrate.status import read_node
 from tests.conftest import BlankDatabases, MakeRole, dsn, found_cluster
 from tests.support.clusters import catalog_at, connected
 from tests.support.consoles import browsing, told
+from tests.support.moves import digests_at
+from tests.support.planted_code import PLANTED, REFUSED, Recorded, kinds, plant, table_of
 from tests.support.waiting import wait_for
 
-TRAPS = {
-    "by_index": "create index on {s}.by_index ((id + mal.evil(1)))",
-    "by_operator": "create index on {s}.by_operator ((id + (1 operator(mal.@@) 1)))",
-    "by_part_of_index": "create index on {s}.by_part_of_index (id) where id > mal.evil(1)",
-    "by_check": "alter table {s}.by_check add check (id > mal.evil(1))",
-    "by_statistics": "create statistics {s}.told on (id + mal.evil(1)), id from {s}.by_statistics",
-    "by_child": "create table {s}.child (check (id > mal.evil(1))) inherits ({s}.by_child)",
+READER = "shardids_reader"
+RUN_WHEN_READ = {
+    kind
+    for kind in PLANTED
+    if kind[0] not in {"pg_trigger", "pg_range", "pg_attrdef", "pg_type", "pg_policy"}
+    and kind != ("pg_rewrite", "ev_qual")
 }
-"""What mallory adds to a table of one shard, by its name."""
-HARMLESS = """
-    create function shard_0000.is_short(bigint) returns boolean language sql immutable return $1 is not null;
-    create table shard_0000.notes (id bigint primary key default shard_0000.next_id(), word text not null);
-    create index on shard_0000.notes (lower(word)) where word <> upper(word);
-    alter table shard_0000.notes add check (shard_0000.is_short(id)), add check (shardids.shard_of(id) = 0);
-    create statistics shard_0000.words on lower(word), id from shard_0000.notes"""
+"""Those that a query of a superuser runs; the others run when rows are written, or for other roles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hostile:
-    """A cluster of one node where mallory owns tables; ``proof`` is there once a superuser ran his code."""
+    """A cluster of one node where mallory planted what an ordinary role can."""
 
     url: URL
-    mallory: URL
     proof: Path
+    recorded: Recorded
     id_: int
 
-    def has_run(self) -> bool:
+    def ran(self) -> set[str]:
+        """The roles that planted functions ran as since the last call; fails if one became more."""
+        found = self.recorded.new()
         with connected(self.url) as db:
-            row = db.execute("select rolsuper from pg_roles where rolname = %s", [self.mallory.username])
-            return self.proof.exists() or row.fetchone() == (True,)
-
-    def forget(self) -> None:
-        self.proof.unlink(missing_ok=True)
-        with connected(self.url) as db:
-            db.execute(f'alter role "{self.mallory.username}" nosuperuser'.encode())
+            row = db.execute("select rolsuper from pg_roles where rolname = 'mallory'").fetchone()
+        assert row == (False,), "mallory became a superuser"
+        assert not self.proof.exists(), "mallory ran a program on the server"
+        return {role for _, role, _ in found}
 
 
 @pytest.fixture(scope="module")
-def hostile(
-    databases: BlankDatabases, tmp_path_factory: pytest.TempPathFactory, make_role: MakeRole
-) -> Iterator[Hostile]:
-    url = databases.take()
-    found_cluster(url, {"a": url}, 2)
-    role = make_role("mallory").set(database=url.database)
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hostile]:
     folder = tmp_path_factory.mktemp("owners")
     folder.chmod(0o777)
-    proof = folder / "ran"
-    with connected(url) as admin:
-        for statement in (
-            f'create schema mal authorization "{role.username}"',
-            f'grant create, usage on schema shard_0000, shard_0001 to "{role.username}"',
-            f"select shardids.grant_usage(0, '{role.username}')",
-            *HARMLESS.split(";"),
-        ):
-            admin.execute(statement.encode())
-        row = admin.execute("insert into shard_0000.notes (word) values ('Word') returning id").fetchone()
-        assert row is not None
-        (id_,) = row
-    with connected(role) as mallory:
-        for statement in (
-            f"""create function mal.act() returns void language plpgsql as $$
-                begin
-                  begin execute 'alter role "{role.username}" superuser';
-                  exception when others then null; end;
-                  begin copy (select 1) to program 'touch {proof}'; exception when others then null; end;
-                end $$""",
-            """create function mal.evil(integer) returns integer language plpgsql immutable as
-                 'begin perform mal.act(); return 0; end'""",
-            """create function mal.sum(integer, integer) returns integer language plpgsql immutable as
-                 'begin perform mal.act(); return 0; end'""",
-            "create operator mal.@@ (function = mal.sum, leftarg = integer, rightarg = integer)",
-            *(
-                f"create table shard_0000.{table} (id bigint primary key default shard_0000.next_id())"
-                for table in TRAPS
-            ),
-            *(trap.replace("{s}", "shard_0000") for trap in TRAPS.values()),
-            "create table shard_0001.alembic_version (version_num varchar(32) primary key)",
-            "create index on shard_0001.alembic_version ((mal.evil(1)))",
-            "create table shard_0000.people (email text primary key)",
-            "create table shard_0001.people (email text primary key)",
-        ):
-            mallory.execute(statement.encode())
-    with catalog_at(url) as catalog:
-        lookups.create(catalog, "people.email")
-    with connected(role) as mallory:
-        mallory.execute("create index on shard_0001.people ((email || mal.evil(1)::text))")
-    there = Hostile(url=url, mallory=role, proof=proof, id_=id_)
-    there.forget()
-    yield there
-    there.forget()
-    databases.give_back(url)
+    with temporary_server() as server:
+        url = parse_url(server.url())
+        found_cluster(url, {"a": url}, 2)
+        with connected(url) as admin:
+            for statement in (
+                "create role mallory login password 'm'",
+                "grant create on database postgres to mallory",
+                "grant create, usage on schema shard_0000, shard_0001 to mallory",
+                "select shardids.grant_usage(0, 'mallory')",
+                "create table shard_0000.notes"
+                " (id bigint primary key default shard_0000.next_id(), word text)",
+            ):
+                admin.execute(statement.encode())
+            row = admin.execute("insert into shard_0000.notes (word) values ('w') returning id").fetchone()
+            assert row is not None
+        with connected(url.set(username="mallory", password="m")) as mallory:
+            plant(mallory, "mallory", folder / "ran", "shard_0000")
+            for statement in (
+                "create table shard_0001.alembic_version (version_num varchar(32) primary key)",
+                "create index on shard_0001.alembic_version ((mal.evil('a version table')))",
+                "create table shard_0000.people (email text primary key)",
+                "create table shard_0001.people (email text primary key)",
+            ):
+                mallory.execute(statement.encode())
+        with connected(url) as admin:
+            # A table of the engine's owner, with a column of another role's type.
+            admin.execute(
+                "create table shardids_ref.lands (id bigint primary key, c mal.colour default 'red')"
+            )
+            admin.execute("insert into shardids_ref.lands values (1, 'red')")
+            admin.execute("insert into shardids_catalog.reference_writer (node) values ('a')")
+            admin.execute("insert into shardids_catalog.reference_table values ('lands', 'active')")
+        with catalog_at(url) as catalog:
+            lookups.create(catalog, "people.email")
+        with connected(url.set(username="mallory", password="m")) as mallory:
+            mallory.execute("insert into shard_0001.people values ('m@x')")
+            mallory.execute("create index on shard_0001.people ((mal.evil('a look-up')))")
+        recorded = Recorded(server.directory)
+        yield Hostile(url=url, proof=folder / "ran", recorded=recorded, id_=row[0])
 
 
-@pytest.mark.parametrize("table", TRAPS)
-def test_the_traps_work_where_nothing_guards_against_them(hostile: Hostile, table: str) -> None:
+def test_every_kind_of_object_that_can_carry_a_function_is_planted_or_refused(hostile: Hostile) -> None:
     with connected(hostile.url) as admin:
-        admin.execute("set constraint_exclusion = on")
-        admin.execute(f"select from shard_0000.{table} where id < 5".encode())
-    assert hostile.has_run()
-    hostile.forget()
+        there = kinds(admin)
+        assert there - PLANTED.keys() - REFUSED.keys() == set(), "new in this version of PostgreSQL"
+    with connected(hostile.url.set(username="mallory", password="m")) as mallory:
+        mallory.execute("create table shard_0000.plain (n bigint)")
+        try:
+            for kind in there & REFUSED.keys():
+                with pytest.raises(psycopg.Error):
+                    mallory.execute(REFUSED[kind].replace("{s}", "shard_0000").encode())
+        finally:
+            mallory.execute("drop table shard_0000.plain")
+    hostile.recorded.new()
 
 
-def test_the_doctor_leaves_tables_with_traps_out_and_says_so(hostile: Hostile) -> None:
-    keys = [ShardingKey(table_name=table, column_name="id") for table in ("notes", "by_index")]
+def test_the_plants_run_as_a_superuser_where_nothing_guards_against_them(hostile: Hostile) -> None:
+    with _rights_kept(hostile):
+        for kind in sorted(RUN_WHEN_READ):
+            with connected(hostile.url) as admin, admin.transaction():
+                admin.execute("set local constraint_exclusion = on")
+                admin.execute(
+                    f"select to_jsonb(t), t::text from shard_0000.{table_of(kind)} t"
+                    " where id <> 5 and n = 0".encode()
+                )
+                raise psycopg.Rollback
+            assert {role for _, role, _ in hostile.recorded.new()} - {"mallory"} == {"postgres"}, kind
+
+
+@contextmanager
+def _rights_kept(hostile: Hostile) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        hostile.proof.unlink(missing_ok=True)
+        with connected(hostile.url) as admin:
+            admin.execute("alter role mallory nosuperuser")
+
+
+def test_the_doctor_reads_tables_of_others_as_a_role_that_only_reads(hostile: Hostile) -> None:
+    # A view is no table of the shard's, and not read.
+    tables = {table_of(kind) for kind in PLANTED if kind != ("pg_rewrite", "ev_action")}
+    keys = [ShardingKey(table_name=table, column_name="word") for table in tables]
     for read_only in (False, True):
         with closing(Catalog(dsn(hostile.url), read_only=read_only)) as catalog:
-            report = doctor.examine(catalog, keys=keys)
-        assert not hostile.has_run()
-        unread = {found.thing: found for found in report.findings if found.check == "table-unread"}
-        assert unread.keys() == {*TRAPS, "alembic_version", "people"}
-        assert "so look-up people.email was not compared" in unread["people"].what
-        assert {found.severity for found in unread.values()} == {Severity.INFO}
-        assert "mal.evil(integer), which belongs to role" in unread["by_index"].what
-        assert "mal.sum(integer,integer)" in unread["by_operator"].what
+            report = doctor.examine(catalog, keys=keys, every_row=True)
+        assert hostile.ran() == {READER}
         assert report.skipped == (("engine-changed",) if read_only else ())
-        # A table that was not read is not taken for one that is missing, nor is its neighbour left out.
-        assert not {"revisions-apart", "node-unread"} & {found.check for found in report.findings}
         samples = [one for node in report.facts.nodes.values() for one in node.samples]
-        assert {(one.table_name, one.said_by) for one in samples} == {("notes", "id"), ("notes", "key")}
+        assert {one.table_name for one in samples if one.said_by == "key"} == tables
+        assert "notes" in {one.table_name for one in samples if one.said_by == "id"}
+        assert report.facts.nodes["a"].application_revisions[1] == ()
+        (lookup,) = report.facts.lookups
+        assert lookup.error is None
+        assert not lookup.unread
+        assert report.facts.references.readings["a"][0][0].rows == 1
 
 
-def test_the_console_leaves_tables_with_traps_out_and_says_so(hostile: Hostile) -> None:
+def test_look_ups_are_filled_and_swept_by_what_a_role_reads_that_only_reads(hostile: Hostile) -> None:
+    with catalog_at(hostile.url) as catalog:
+        assert lookups.backfill(catalog, "people.email", dry_run=True).rows == 1
+        assert lookups.sweep(catalog, "people.email", dry_run=True).claims == 0
+    assert hostile.ran() == {READER}
+
+
+def test_a_plan_of_an_adoption_reads_rows_as_a_role_that_only_reads(hostile: Hostile, tmp_path: Path) -> None:
+    source = hostile.url.set(database="source")
+    with connected(hostile.url) as admin:
+        admin.execute("create database source")
+        admin.execute("grant create on database source to mallory")
+        admin.execute("create role reading login password 'r'")
+        admin.execute("grant pg_read_all_data to reading")
+    with connected(source) as admin:
+        admin.execute("create table public.users (id bigint primary key)")
+        admin.execute("insert into public.users values (0)")
+    with connected(source.set(username="mallory", password="m")) as mallory:
+        mallory.execute("create schema shop")
+        mallory.execute(
+            "create function shop.next_id() returns bigint as 'select random() * 1e18' language sql"
+        )
+        # To be taken for the engine's owner.
+        mallory.execute("create schema shardids")
+        plant(mallory, "mallory", tmp_path / "ran", "shop")
+    with connected(source) as admin:
+        planted = (
+            "select c.relname from pg_class c where c.relnamespace = 'shop'::regnamespace"
+            " and c.relkind in ('r', 'p') and not c.relispartition and c.relname !~ '_rows$' order by 1"
+        )
+        tables = [str(row[0]) for row in admin.execute(planted.encode())]
+    hostile.recorded.new()
+    keys = [f"shop.{table}.n" for table in tables]
+    plan = make_plan(source, root="public.users", keys=keys).plan
+    assert hostile.ran() == set()
+    (skipped,) = [one for one in plan.findings if one.subject == "rows"]
+    assert 'no row was read: role "postgres" can write' in skipped.reason
+    assert "GRANT pg_read_all_data" in skipped.remedy
+    unchecked = {one.subject for one in plan.findings if "its rows were not checked" in one.reason}
+    assert unchecked == {f"shop.{table}" for table in tables}
+
+    reading = source.set(username="reading", password="r")
+    plan = make_plan(source, root="public.users", keys=keys, reader=reading).plan
+    assert hostile.ran() == {"reading"}
+    assert "reading" not in plan.source
+    # Of row security, which the role may not pass.
+    assert {one.subject for one in plan.findings if "its rows were not checked" in one.reason} == {
+        f"shop.{table_of(('pg_policy', column))}" for column in ("polqual", "polwithcheck")
+    }
+    assert not [one for one in plan.findings if one.subject == "rows"]
+
+
+def test_the_console_and_metrics_read_as_a_role_that_only_reads(hostile: Hostile) -> None:
     with browsing(hostile.url) as client:
         wait_for(lambda: told(client, "/api/nodes")[0]["up"], "node a")
         assert client.post("/api/doctor", json={}).status_code == 202
         found = client.post("/api/inspect", json={"text": str(hostile.id_), "look": True}).json()
         assert found["ids"][0]["table"] == "notes"
-        left_out = {sentence.partition(" was not looked at: ")[0] for sentence in found["unread"]}
-        assert left_out == {f"shard_0000.{table}" for table in TRAPS}
+        assert found["unread"] == []
         wait_for(lambda: told(client, "/api/map")["sizes_at"], "sizes")
-        shown = told(client, "/api/map")
-        assert min(shown["size_bytes"]) > 0
-        (sentence,) = shown["sizes_errors"]
-        assert "shard_0001.alembic_version was not looked at: index" in sentence
-        assert told(client, "/api/migrations")["errors"] == [sentence]
+        assert told(client, "/api/migrations")["errors"] == []
         wait_for(lambda: told(client, "/api/doctor")["state"] != "running", "the examination")
-        examined = told(client, "/api/doctor")
-    assert examined["state"] == "done"
-    assert examined["skipped"] == ["engine-changed"]
-    assert "table-unread" in {one["check"] for one in examined["findings"]}
-    assert not hostile.has_run()
+        assert told(client, "/api/doctor")["state"] == "done"
+    asker = Asker(hostile.url)
+    try:
+        assert asker.read().nodes["a"].error is None
+    finally:
+        asker.close()
+    assert hostile.ran() == {READER}
 
 
-def test_reading_revisions_is_refused(hostile: Hostile) -> None:
+def test_a_reader_who_is_left_something_behind_runs_none_of_it(hostile: Hostile) -> None:
+    engine = administrative_engine(hostile.url, what="node")
+    try:
+        with reading_as_reader(engine, "node") as reader:
+            assert reader.skips is None
+            table = table_of(("pg_index", "indexprs"))
+            query = f"select concat(t.id) as id from shard_0000.{table} t where n = 0"
+            first, second, path = reader.read(
+                [query, query, "select current_setting('search_path') as path, current_user::text as role"]
+            )
+            assert not isinstance(first, Refused)
+            assert first == second
+            assert path == [{"path": "pg_catalog, pg_temp", "role": READER}]
+            # In the next transaction, too.
+            assert reader.read([query]) == [first]
+            assert reader.read(["select 1 / 0 as n"]) == [
+                Refused(reason="division by zero", sqlstate="22012")
+            ]
+    finally:
+        engine.dispose()
+    assert hostile.ran() == {READER}
+
+
+def test_the_reader_reads_nothing_in_a_transaction_that_can_write(hostile: Hostile) -> None:
     with (
         connected(hostile.url) as admin,
-        pytest.raises(psycopg.errors.InsufficientPrivilege, match="was not looked at"),
+        pytest.raises(psycopg.Error, match="runs in read-only transactions only"),
     ):
-        admin.execute("select shardids.revisions()")
-    assert not hostile.has_run()
+        admin.execute("select shardids_reader.read(array['select 1'])")
 
 
-def test_what_belongs_to_those_who_are_trusted_keeps_nothing_from_being_read(hostile: Hostile) -> None:
-    with connected(hostile.url) as admin:
-        code = admin.execute("select shardids.strangers_code('shard_0000', 'notes')").fetchone()
-        assert code == (None,)
-        if admin.execute("select from pg_available_extensions where name = 'citext'").fetchone():
-            admin.execute("create extension citext schema public")
-            admin.execute("create table shard_0000.mails (id bigint primary key, mail public.citext unique)")
-            admin.execute(
-                "create index on shard_0000.mails (id) where mail operator(public.<>) 'x'::public.citext"
-            )
-            code = admin.execute("select shardids.strangers_code('shard_0000', 'mails')").fetchone()
-            assert code == (None,)
-            admin.execute("drop table shard_0000.mails")
-            admin.execute("drop extension citext")
-    with connected(hostile.mallory) as mallory:
-        # His own code is nothing that he could not run anyway.
-        code = mallory.execute("select shardids.strangers_code('shard_0000', 'by_index')").fetchone()
-        assert code == (None,)
+def test_a_version_table_of_others_is_not_read_by_a_transaction_that_writes(hostile: Hostile) -> None:
+    with (
+        connected(hostile.url) as admin,
+        pytest.raises(psycopg.errors.InsufficientPrivilege, match="belongs to role"),
+    ):
+        admin.execute("select shardids.enter_revision(1, 'alembic_version', '{}')")
+    assert hostile.ran() == set()
 
 
-def test_a_reference_table_with_a_trap_is_not_compared(hostile: Hostile) -> None:
-    with connected(hostile.url) as admin:
-        admin.execute("create table shardids_ref.lands (id bigint primary key)")
-        admin.execute(f'alter table shardids_ref.lands owner to "{hostile.mallory.username}"'.encode())
-        admin.execute(f'grant usage, create on schema shardids_ref to "{hostile.mallory.username}"'.encode())
-        with connected(hostile.mallory) as mallory:
-            mallory.execute("create index on shardids_ref.lands ((id + mal.evil(1)))")
-        hostile.forget()
-        admin.execute("insert into shardids_catalog.reference_writer (node) values ('a')")
-        admin.execute("insert into shardids_catalog.reference_table values ('lands', 'active')")
+@pytest.fixture
+def node(databases: BlankDatabases, make_role: MakeRole) -> Iterator[tuple[URL, str]]:
+    """A cluster of one node in which another role owns a table."""
+    url = databases.take()
+    found_cluster(url, {"a": url}, 2)
+    role = str(make_role("mallory").username)
+    with connected(url) as admin:
+        admin.execute("create table shard_0000.notes (id bigint primary key default shard_0000.next_id())")
+        admin.execute(sql.SQL("alter table shard_0000.notes owner to {}").format(sql.Identifier(role)))
+    yield url, role
+    databases.give_back(url)
+
+
+def _skips(url: URL) -> str | None:
+    engine = administrative_engine(url, what="node")
+    try:
+        with reading_as_reader(engine, 'node "a"') as reader:
+            return reader.skips
+    finally:
+        engine.dispose()
+
+
+def test_without_a_reader_the_doctor_lists_the_checks_that_it_skipped(node: tuple[URL, str]) -> None:
+    url, _ = node
+    with catalog_at(url) as catalog:
+        before = doctor.examine(catalog).findings
+        assert "row-in-wrong-shard" in doctor.examine(catalog).checks
+        engine = administrative_engine(url, what="node")
+        with engine.begin() as connection:
+            remove_reader(connection)
+        report = doctor.examine(catalog)
+        (found,) = [one for one in report.findings if one.check == "reader-missing"]
+        assert "can write, code of other roles would run as it" in found.what
+        assert set(report.skipped) == set(OF_ROWS)
+        assert not set(report.checks) & set(OF_ROWS)
+        with engine.begin() as connection:
+            assert install_reader(connection) is None
+        engine.dispose()
+        assert doctor.examine(catalog).findings == before
+
+
+def test_where_nobody_else_owns_anything_no_reader_is_needed(node: tuple[URL, str]) -> None:
+    url, _ = node
+    engine = administrative_engine(url, what="node")
+    with engine.begin() as connection:
+        remove_reader(connection)
+    engine.dispose()
+    assert "there is no role" in (_skips(url) or "") or "is not there" in (_skips(url) or "")
+    with connected(url) as admin:
+        admin.execute("drop table shard_0000.notes")
+    assert _skips(url) is None
+
+
+@pytest.mark.parametrize(
+    ("done", "undone", "fault"),
+    [
+        ("grant shardids_reader to {}", "revoke shardids_reader from {}", "other roles are members"),
+        ("alter role shardids_reader createrole", "alter role shardids_reader nocreaterole", "may do more"),
+        ("alter role shardids_reader login", "alter role shardids_reader nologin", "may do more"),
+        (
+            "grant pg_write_all_data to shardids_reader",
+            "revoke pg_write_all_data from shardids_reader",
+            "member",
+        ),
+        ("grant {} to shardids_reader", "revoke {} from shardids_reader", "member of other roles"),
+        ("create table public.t (); alter table public.t owner to shardids_reader", "", "owns more"),
+        ("alter function shardids_reader.read(text[]) security invoker", "", "is another than"),
+        ("alter function shardids_reader.read(text[]) owner to {}", "", "is another than"),
+        ("alter schema shardids_reader owner to {}", "", "is another than"),
+        ("alter function shardids_reader.read(text[]) reset search_path", "", "is another than"),
+    ],
+)
+def test_a_reader_that_may_do_more_or_that_others_can_change_is_not_used(
+    node: tuple[URL, str], done: str, undone: str, fault: str
+) -> None:
+    url, role = node
+    quoted = sql.Identifier(role).as_string()
+    with connected(url) as admin:
+        assert _skips(url) is None
+        admin.execute(done.replace("{}", quoted).encode())
         try:
-            with catalog_at(hostile.url) as catalog:
-                report = doctor.examine(catalog)
+            assert fault in (_skips(url) or "")
         finally:
-            admin.execute("delete from shardids_catalog.reference_table")
-            admin.execute("delete from shardids_catalog.reference_writer")
-            admin.execute("drop table shardids_ref.lands")
-    found = {one.thing: one.what for one in report.findings if one.check == "table-unread"}
-    assert "shardids_ref.lands was not looked at: index" in found["shardids_ref"]
-    assert not hostile.has_run()
+            admin.execute(undone.replace("{}", quoted).encode() or b"select 1")
 
 
-def test_partition_keys_and_what_is_no_table_are_told(hostile: Hostile) -> None:
-    with connected(hostile.mallory) as mallory:
-        mallory.execute("create table shard_0000.parted (id bigint) partition by range ((id + mal.evil(1)))")
-        mallory.execute("create view shard_0000.seen as select mal.evil(1)")
-    hostile.forget()
-    with connected(hostile.url) as admin:
-        (code,) = admin.execute("select shardids.strangers_code('shard_0000', 'parted')").fetchone() or ("",)
-        assert code.startswith("the partition key of shard_0000.parted calls mal.evil(integer)")
-        (code,) = admin.execute("select shardids.strangers_code('shard_0000', 'seen')").fetchone() or ("",)
-        assert code == "it is not a table"
-    assert not hostile.has_run()
-    with connected(hostile.mallory) as mallory:
-        mallory.execute("drop table shard_0000.parted")
-        mallory.execute("drop view shard_0000.seen")
+def test_a_role_that_can_create_roles_makes_the_reader_itself(
+    databases: BlankDatabases, make_role: MakeRole, admin: psycopg.Connection
+) -> None:
+    url = databases.take()
+    own = make_role("owner")
+    name = sql.Identifier(str(own.username))
+    admin.execute(sql.SQL("alter role {} createrole").format(name))
+    admin.execute(
+        sql.SQL("grant create on database {} to {}").format(sql.Identifier(str(url.database)), name)
+    )
+    if admin.info.server_version >= 160000:
+        admin.execute(sql.SQL("grant pg_read_all_data to {} with admin option").format(name))
+        admin.execute(
+            sql.SQL("grant shardids_reader to {} with admin option, inherit false, set false").format(name)
+        )
+    mine = own.set(database=url.database)
+    found_cluster(mine, {"a": mine}, 2)
+    stranger = make_role("mallory")
+    with connected(url) as superuser:
+        superuser.execute(
+            "create table shard_0000.notes (id bigint primary key default shard_0000.next_id())"
+        )
+        superuser.execute(
+            sql.SQL("alter table shard_0000.notes owner to {}").format(sql.Identifier(str(stranger.username)))
+        )
+    assert _skips(mine) is None
+    assert _skips(url) is None
+    with catalog_at(mine) as catalog:
+        assert "row-in-wrong-shard" in doctor.examine(catalog).checks
+    databases.give_back(url)
 
 
-def test_an_owner_adds_no_code_while_his_table_is_read(hostile: Hostile) -> None:
-    with connected(hostile.mallory) as mallory:
-        mallory.execute("create table shard_0000.late (id bigint primary key)")
-        late = [
-            "create index on shard_0000.late ((id + mal.evil(1)))",
-            "create index concurrently on shard_0000.late ((id + mal.evil(1)))",
-            "create statistics shard_0000.later on (id + mal.evil(1)), id from shard_0000.late",
-            "alter table shard_0000.late add check (id > mal.evil(1))",
-            "create table shard_0000.part_of_late () inherits (shard_0000.late)",
-        ]
-        mallory.execute("set lock_timeout = '50ms'")
-        with connected(hostile.url) as admin:
-            with admin.transaction():
-                code = admin.execute("select shardids.strangers_code('shard_0000', 'late')").fetchone()
-                assert code == (None,)
-                for statement in late:
-                    with pytest.raises(psycopg.errors.LockNotAvailable):
-                        mallory.execute(statement.encode())
-            assert admin.execute("show lock_timeout").fetchone() != ("200ms",)
-            # The other way round: what can't be locked is not read.
-            with mallory.transaction():
-                mallory.execute("lock table shard_0000.late in share mode")
-                code = admin.execute("select shardids.strangers_code('shard_0000', 'late')").fetchone()
-                assert code is not None
-                assert "can't be locked now" in code[0]
-        mallory.execute("drop index if exists shard_0000.late_expr_idx, shard_0000.late_expr_idx1")
-        mallory.execute("drop table shard_0000.late")
+def test_a_role_that_only_reads_reads_itself(node: tuple[URL, str], make_role: MakeRole) -> None:
+    url, _ = node
+    reading = make_role("reading")
+    name = sql.Identifier(str(reading.username))
+    with connected(url) as admin:
+        admin.execute(sql.SQL("grant pg_read_all_data to {}").format(name))
+        assert _skips(reading.set(database=url.database)) is None
+        admin.execute(sql.SQL("grant insert on shard_0000.notes to {}").format(name))
+        assert "can write" in (_skips(reading.set(database=url.database)) or "")
+
+
+def test_without_a_reader_migrations_read_version_tables_that_hold_no_code_of_others(
+    node: tuple[URL, str],
+) -> None:
+    url, role = node
+    engine = administrative_engine(url, what="node")
+    with engine.begin() as connection:
+        remove_reader(connection)
+    with connected(url) as admin:
+        for shard in range(2):
+            admin.execute(f"create table shard_000{shard}.alembic_version (version_num varchar(32))".encode())
+            admin.execute(f"insert into shard_000{shard}.alembic_version values ('one')".encode())
+        admin.execute(
+            sql.SQL("alter table shard_0001.alembic_version owner to {}").format(sql.Identifier(role))
+        )
+    try:
+        for one in (engine, engine.execution_options(isolation_level="AUTOCOMMIT")):
+            there = read_node("a", one, "alembic_version")
+            assert isinstance(there[0], Position)
+            assert there[0].heads == ("one",)
+            assert isinstance(there[1], MissingPrivilege)
+            assert f'belongs to role "{role}"' in there[1].message
+    finally:
+        engine.dispose()
+
+
+def test_a_move_compares_rows_as_a_role_that_only_reads(hostile: Hostile) -> None:
+    found = digests_at(hostile.url, 0)
+    assert {f"shard_0000.{table_of(kind)}" for kind in RUN_WHEN_READ - {("pg_rewrite", "ev_action")}} <= {
+        *found
+    }
+    assert hostile.ran() == {READER}
+
+
+def test_a_comparison_with_models_is_refused_where_it_would_run_code_of_others(node: tuple[URL, str]) -> None:
+    url, _ = node
+    engine = administrative_engine(url, what="node")
+    try:
+        with engine.connect() as connection, pytest.raises(MissingPrivilege, match="would run code of other"):
+            require_no_code_of_others(connection, "comparing")
+        with connected(url) as admin:
+            admin.execute("drop table shard_0000.notes")
+        with engine.connect() as connection:
+            require_no_code_of_others(connection, "comparing")
+    finally:
+        engine.dispose()

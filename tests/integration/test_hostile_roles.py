@@ -165,9 +165,7 @@ def test_reading_objects_and_revisions_runs_nothing_that_was_put_into_a_shard(
         engine.dispose()
     assert ("column", "item.id", "bigint default 1") in {(o.kind, o.name, o.definition) for o in objects}
     with connect(dsn(url)) as owner:
-        assert scalar(owner, "select rows from shardids.digest(1) where name like '%item'") == 1
-        assert scalar(owner, "select revisions from shardids.revisions() where shard = 1") == ["(x)"]
-        with refused("SI009"):
+        with refused("42501", "belongs to role"):
             owner.execute("select shardids.enter_revision(1, 'alembic_version', null)")
         owner.execute("drop table shard_0001.alembic_version")
         owner.execute(

@@ -15,10 +15,11 @@ from shardids.catalog.clock import ClockSample
 from shardids.catalog.locks import AdvisoryLock
 from shardids.catalog.notation import shown_shards
 from shardids.catalog.rows import Description
+from shardids.catalog.schemas import Stranger
 from shardids.catalog.topology import Node
 from shardids.doctor.access import schema_owner
 from shardids.doctor.cluster_facts import ClusterFacts, Move
-from shardids.doctor.facts import Draws, Installation, LocalShard, LockHolder, NodeFacts, SchemaOwner, Stray
+from shardids.doctor.facts import Draws, Installation, LocalShard, LockHolder, NodeFacts, Strangers, Stray
 from shardids.doctor.findings import Severity, call
 from shardids.doctor.generators import clocks_apart, tick_rate, ticks_ahead, years_left
 from shardids.doctor.leftovers import lock_held, slot_inactive
@@ -36,7 +37,6 @@ FACTS = ClusterFacts(
     catalog_revisions=(),
     placed={},
     moves=(),
-    views=(),
     nodes={},
 )
 INSTALLATION = Installation(
@@ -50,6 +50,8 @@ INSTALLATION = Installation(
     on_copy="refuse",
     max_ahead_ms=3_600_000,
     safety_margin_ms=10_000,
+    max_step_ms=365 * 86_400_000,
+    clock_confirmed_ms=None,
     revisions=[],
     server_version=180000,
     is_standby=False,
@@ -67,6 +69,7 @@ SHARD = LocalShard(
     has_schema=True,
     has_sequences=True,
     next_id_is_ours=True,
+    is_slow=False,
     next_ids_body="",
     own_tables=[],
 )
@@ -199,11 +202,9 @@ def test_a_lock_that_is_in_use_is_no_finding(facts: ClusterFacts) -> None:
 
 
 def test_foreign_owners_of_schemas_are_named_by_role() -> None:
-    def owned(shard: int | None, schema: str, role: str) -> SchemaOwner:
-        return SchemaOwner(shard=shard, schema=schema, role=role, owner="Dba")
-
-    owners = [owned(None, "shardids", "x"), owned(5, "shard_0005", "x"), owned(6, "shard_0006", "y")]
-    node = NodeFacts(node=Node(name="a", url=""), schema_owners=owners)
+    owners = [stranger("shardids", "x"), stranger("shard_0005", "x"), stranger("shard_0006", "y")]
+    strangers = Strangers(owner="Dba", found=owners, shards={"shard_0005": 5, "shard_0006": 6})
+    node = NodeFacts(node=Node(name="a", url=""), strangers=strangers)
     first, second = schema_owner.findings(replace(FACTS, nodes={"a": node}))
     assert first.what.startswith('schema shardids and the schema of shard 5 on node "a": owned by role "x"')
     assert [command.text for command in first.commands] == [
@@ -212,6 +213,31 @@ def test_foreign_owners_of_schemas_are_named_by_role() -> None:
     ]
     assert (first.shards, second.shards, second.thing) == ((5,), (6,), "y")
     assert not list(schema_owner.findings(FACTS))
+
+
+def test_objects_of_others_and_the_right_to_create_are_named_by_role() -> None:
+    found = [
+        stranger("shardids_local", "public", kind="create"),
+        stranger("shardids_query", "x", kind="object", thing="function shardids_query.f()"),
+        stranger("shardids_foreign", "x", kind="server", thing="foreign server shardids_b"),
+    ]
+    facts = replace(FACTS, catalog_strangers=Strangers(owner="Dba", found=found))
+    creates, owns = schema_owner.findings(facts)
+    assert creates.what == (
+        'role "public" may create objects in schema shardids_local in the catalog\'s database'
+    )
+    assert [one.text for one in creates.commands] == ['revoke create on schema "shardids_local" from public;']
+    assert owns.what.startswith(
+        'role "x" owns function shardids_query.f(), foreign server shardids_b in the catalog\'s database;'
+    )
+    # To give an object back as it is would run its code with more rights.
+    assert owns.commands == ()
+
+
+def stranger(schema: str, role: str, kind: str = "schema", thing: str = "") -> Stranger:
+    return Stranger(
+        schema=schema, kind=kind, object=thing or f"schema {schema}", role=role, message="", fix=""
+    )
 
 
 def test_words() -> None:

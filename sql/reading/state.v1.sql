@@ -1,0 +1,76 @@
+-- Purpose:    how a session may read tables of other roles here: what speaks against the reader (null: nothing), whether
+--             anybody else owns objects in this database, and whether the session's own role can write.
+-- Settings:   shardids.read_body: the body of shardids_reader.read, as this shardids installs it; shardids.is_node: whether
+--             schema shardids is the engine's, so that its owner is trusted
+-- Locks:      none.
+-- Privileges: none.
+
+with reader as (
+  select r.oid, r.rolsuper or r.rolcreaterole or r.rolcreatedb or r.rolreplication or r.rolcanlogin as may_more
+  from pg_roles r where r.rolname = 'shardids_reader'),
+engine as (
+  select n.nspowner as owner from pg_namespace n
+  where n.nspname = 'shardids' and current_setting('shardids.is_node')::boolean),
+here as (
+  select d.oid from pg_database d where d.datname = current_database()),
+self as (
+  select r.oid, r.rolsuper or r.rolcreaterole or r.rolcreatedb or r.rolreplication as may_more
+  from pg_roles r where r.rolname = current_user),
+-- Superusers, and roles that can act as the engine's owner anyway.
+trusted as materialized (
+  select r.oid from pg_roles r
+  where r.rolsuper or exists (select from engine e where pg_has_role(r.oid, e.owner, 'member'))),
+functions as (
+  select p.oid, p.proowner, p.prosecdef, p.prosrc, p.proconfig, p.prokind, n.nspowner, n.oid as namespace
+  from pg_namespace n left join pg_proc p on p.pronamespace = n.oid
+  where n.nspname = 'shardids_reader')
+select case
+         when not exists (select from reader) then 'there is no role shardids_reader'
+         when (select r.may_more from reader r) then 'role shardids_reader may do more than read'
+         when not exists (select from pg_auth_members m join reader r on m.member = r.oid
+                          where m.roleid = 'pg_read_all_data'::regrole)
+           then 'role shardids_reader is not a member of pg_read_all_data'
+         when exists (select from pg_auth_members m join reader r on m.member = r.oid
+                      where m.roleid <> 'pg_read_all_data'::regrole)
+           then 'role shardids_reader is a member of other roles than pg_read_all_data'
+         when exists (select from pg_auth_members m join reader r on m.roleid = r.oid
+                      where m.member not in (select t.oid from trusted t))
+           then 'other roles are members of role shardids_reader'
+         when exists (select from pg_shdepend d join reader r on d.refobjid = r.oid
+                      where d.refclassid = 'pg_authid'::regclass and d.dbid in (select h.oid from here h)
+                        and d.deptype = 'o'
+                        and not (d.classid = 'pg_namespace'::regclass and d.objid in (select f.namespace from functions f)
+                                 or d.classid = 'pg_proc'::regclass and d.objid in (select f.oid from functions f)))
+           then 'role shardids_reader owns more than its schema and function'
+         when (select count(*) from functions f where f.proowner is not null) <> 1
+           then 'function shardids_reader.read is not there'
+         when not exists (select from functions f join reader r on r.oid = f.proowner and r.oid = f.nspowner
+                          where f.prosecdef and f.prosrc = current_setting('shardids.read_body')
+                            and f.proconfig @> array['search_path=pg_catalog, pg_temp', 'row_security=off'])
+           then 'function shardids_reader.read is another than this shardids installs'
+         when not (select has_schema_privilege(f.namespace, 'usage') and has_function_privilege(f.oid, 'execute')
+                     from functions f)
+           then format('role "%s" may not use it', current_user)
+       end as fault,
+       not exists (
+         select from pg_shdepend d
+         where d.dbid in (select h.oid from here h) and d.refclassid = 'pg_authid'::regclass and d.deptype = 'o'
+           and d.refobjid not in (select t.oid from trusted t)
+           and not exists (select from self where self.oid = d.refobjid)
+           and not exists (select from reader r where r.oid = d.refobjid)) as is_alone,
+       not (select self.may_more from self)
+       and not exists (
+         select from pg_auth_members m join self on self.oid = m.member
+         where m.roleid not in (select r.oid from pg_roles r
+                                where r.rolname in ('pg_read_all_data', 'pg_monitor', 'pg_read_all_settings',
+                                                    'pg_read_all_stats', 'pg_stat_scan_tables')))
+       and not exists (
+         select from pg_shdepend d join self on self.oid = d.refobjid
+         where d.refclassid = 'pg_authid'::regclass and d.deptype = 'o')
+       and not exists (
+         select from pg_class c join pg_namespace n on n.oid = c.relnamespace
+         where c.relkind in ('r', 'p', 'v', 'f', 'm') and n.nspname not in ('pg_catalog', 'information_schema')
+           and not starts_with(n.nspname, 'pg_temp_') and not starts_with(n.nspname, 'pg_toast')
+           and (has_any_column_privilege(c.oid, 'insert, update') or has_table_privilege(c.oid, 'delete, truncate, trigger')))
+         as only_reads,
+       current_user as role;
