@@ -19,7 +19,7 @@ from alembic.script.revision import RevisionError, RevisionMap
 from alembic.util import CommandError, to_tuple
 from sqlalchemy import Connection
 
-from shardids.catalog.node_heads import NODE_VERSION_TABLE, SHARED_SCHEMA
+from shardids.catalog.revisions import NODE_VERSION_TABLE, SHARED_SCHEMA
 from shardids.errors import BadArgument, ShardidsError
 from shardids.migrate.hashes import hash_of_file
 from shardids.migrate.plan import Heads, Route, Start, shown_heads

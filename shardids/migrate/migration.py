@@ -13,6 +13,7 @@ from sqlalchemy import Engine
 from shardids.catalog.nodes import Answers, Nodes
 from shardids.catalog.notation import named_shards
 from shardids.catalog.references import references_of
+from shardids.catalog.revisions import read_node_heads
 from shardids.catalog.rows import Catalog, unknown_node
 from shardids.catalog.topology import Placement, lost_shard
 from shardids.errors import BadArgument, ClusterConflict, ShardidsError, StatementFailed
@@ -22,7 +23,7 @@ from shardids.migrate.hashes import Recorded, read_recorded
 from shardids.migrate.lint import require_own_schema
 from shardids.migrate.logged import RunLog
 from shardids.migrate.models import OWN_VERSION_TABLE
-from shardids.migrate.node_revisions import migrate_node, pending_on_node, read_node_heads
+from shardids.migrate.node_revisions import migrate_node, pending_on_node
 from shardids.migrate.plan import (
     Heads,
     MigrationPlan,
@@ -187,7 +188,7 @@ class Migration:
 
     def node_heads(self, names: Collection[str]) -> Answers[Heads]:
         """Reads which node revisions the nodes are at."""
-        return self.nodes.each(lambda _name, engine: read_node_heads(engine), names)
+        return self.nodes.each(lambda name, engine: read_node_heads(engine, f'node "{name}"'), names)
 
     def _pending_on_nodes(self, names: Collection[str]) -> dict[str, tuple[str, ...]]:
         if self.node_environment is None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 
 from shardids.catalog.rows import Catalog
+from shardids.errors import ShardidsError
 from shardids.migrate.compiled import Compiler
 from shardids.migrate.environment import Environment
 from shardids.migrate.lint import require_own_schema
@@ -43,11 +44,14 @@ def migrator_of_new_shards(catalog: Catalog, environment: Environment) -> Iterat
             player_of_node = Player(engine, environment.version_table, Limits(), environment)
             with closing(player_of_node) as player:
                 for shard in shards:
-                    route = environment.route(positions[shard].heads, target, "up")
+                    position = positions[shard]
+                    if isinstance(position, ShardidsError):
+                        raise position
+                    route = environment.route(position.heads, target, "up")
                     if not route.is_empty:
                         compiled = compiler.compile(route)
                         require_own_schema(environment, [compiled])
-                        player.play(positions[shard], compiled)
+                        player.play(position, compiled)
 
         yield migrate
 

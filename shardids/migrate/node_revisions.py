@@ -15,7 +15,7 @@ from psycopg import sql
 from sqlalchemy import Connection, Engine, text
 
 from shardids.catalog.locks import AdvisoryLock
-from shardids.catalog.node_heads import SHARED_SCHEMA, node_heads_in
+from shardids.catalog.revisions import SHARED_SCHEMA, read_node_heads
 from shardids.errors import ClusterConflict, ShardBusy, ShardidsError, StatementFailed
 from shardids.migrate.environment import Environment
 from shardids.migrate.plan import Heads, NodeOutcome
@@ -23,12 +23,6 @@ from shardids.migrate.player import Limits, require_own_session
 
 _NO_SHARD: Final = -1
 """Stands for the node in the locks of migrations, whose second part is a shard."""
-
-
-def read_node_heads(engine: Engine) -> Heads:
-    """Returns the node revisions that a database is at, none before the first."""
-    with engine.connect() as connection:
-        return node_heads_in(connection)
 
 
 def pending_on_node(environment: Environment, heads: Heads) -> list[str]:
@@ -49,7 +43,7 @@ def migrate_node(environment: Environment, name: str, engine: Engine, limits: Li
         ConnectionFailed: the node is down.
         ShardBusy: another session runs revisions on the node.
     """
-    start = read_node_heads(engine)
+    start = read_node_heads(engine, f'node "{name}"')
     if not pending_on_node(environment, start):
         return NodeOutcome(node=name, start=start, end=start, status="done")
     try:
@@ -62,7 +56,9 @@ def migrate_node(environment: Environment, name: str, engine: Engine, limits: Li
         message = f'node "{name}": {type(error).__name__}: {error}'
     else:
         return NodeOutcome(node=name, start=start, end=environment.heads, status="done")
-    return NodeOutcome(node=name, start=start, end=read_node_heads(engine), status="failed", error=message)
+    return NodeOutcome(
+        node=name, start=start, end=read_node_heads(engine, f'node "{name}"'), status="failed", error=message
+    )
 
 
 def _run(environment: Environment, name: str, engine: Engine, limits: Limits) -> None:

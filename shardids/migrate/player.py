@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from alembic.runtime.migration import RevisionStep
 from psycopg import sql
@@ -102,6 +102,15 @@ def require_own_session(connection: Connection, node: str) -> None:
         )
 
 
+_REREAD: Final = text("""
+    select case when c.oid is not null then shardids.revisions_in(s.schema, c.relname) end as revisions,
+           substring(obj_description(c.oid, 'pg_class') from '^shardids: (.*)$') as unfinished
+    from shardids.shard s
+    join pg_namespace n on n.nspname = s.schema
+    left join pg_class c on c.relnamespace = n.oid and c.relname = :table and c.relkind = 'r'
+    where s.state <> 'moved' and s.id = :shard""")
+
+
 class Player:
     """Plays routes on the shards of one node. Threads must not share one.
 
@@ -153,10 +162,11 @@ class Player:
         Raises:
             UnknownShard: the shard was moved to another node.
         """
-        row = self._connection().execute(
-            text("select revisions, unfinished from shardids.revisions(:table) where shard = :shard"),
-            {"table": self._version_table, "shard": position.shard},
-        ).one_or_none()  # fmt: skip
+        row = (
+            self._connection()
+            .execute(_REREAD, {"table": self._version_table, "shard": position.shard})
+            .one_or_none()
+        )
         if row is None:
             raise UnknownShard(
                 f'shard {position.shard} is no longer on node "{position.node}"',

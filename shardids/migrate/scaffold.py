@@ -23,6 +23,7 @@ from alembic.util import CommandError
 from sqlalchemy import Connection, MetaData, text
 
 from shardids.catalog.nodes import Nodes
+from shardids.catalog.reader import require_no_code_of_others
 from shardids.errors import BadArgument, ClusterConflict
 from shardids.migrate.environment import NODE_BRANCH, Environment
 from shardids.migrate.migration import APPLICATION_NAME, Migration
@@ -200,6 +201,7 @@ def autogenerate(migration: Migration, message: str, reference: int) -> Path:
 
     Raises:
         ClusterConflict: the shard is not at the newest revision.
+        MissingPrivilege: code of other roles would run.
         BadArgument: there are several heads.
     """
     environment = migration.environment
@@ -233,6 +235,7 @@ def drift(migration: Migration, reference: int) -> list[str]:
 
     Raises:
         ClusterConflict: the shard is not at the newest revision.
+        MissingPrivilege: code of other roles would run.
     """
     found: list[Any] = []
 
@@ -271,6 +274,7 @@ def _reference(migration: Migration, shard: int) -> Iterator[Connection]:
         Nodes(migration.placement.nodes, migration.catalog.url, application_name=APPLICATION_NAME) as nodes,
         nodes[position.node].connect() as connection,
     ):
+        require_no_code_of_others(connection, f"comparing shard {shard} with the models")
         schema = connection.scalar(
             text("""select shardids.schema_of(:shard)
                     from set_config('search_path', shardids.revision_path(:shard), false)"""),

@@ -14,13 +14,24 @@ from sqlalchemy import Connection, Engine, text
 
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.objects import SchemaObject, by_shard, differences, odd_shards, read_objects
+from shardids.catalog.reader import HINT, Refused
+from shardids.catalog.revisions import revisions_on
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Placement
-from shardids.errors import ConnectionFailed, ShardBusy, ShardidsError, StatementFailed, UnknownShard
+from shardids.errors import (
+    ConnectionFailed,
+    MissingPrivilege,
+    ShardBusy,
+    ShardidsError,
+    StatementFailed,
+    UnknownShard,
+)
 from shardids.migrate.environment import Environment
 from shardids.migrate.hashes import Recorded
 from shardids.migrate.plan import Heads, Position, Start
 
+_DROPPED: Final = ("42P01", "3F000")
+"""SQLSTATEs of a table or schema that was dropped meanwhile, as the old copy of a moved shard is."""
 _OPEN_MOVES_S: Final = 1.0
 """How long the open moves that were read count as current."""
 
@@ -53,24 +64,24 @@ def read_state(nodes: Nodes, placement: Placement, shards: Collection[int], vers
     positions: dict[int, Position] = {}
     unread: dict[int, ShardidsError] = {}
     for name, there in answers.results.items():
-        positions |= {shard: there[shard] for shard in wanted[name] if shard in there}
-        unread |= {shard: _missing(shard, name) for shard in wanted[name] if shard not in there}
+        for shard in wanted[name]:
+            found = there.get(shard, _missing(shard, name))
+            if isinstance(found, Position):
+                positions[shard] = found
+            else:
+                unread[shard] = found
     return State(positions=positions, down=answers.failures, unread=unread)
 
 
-def read_node(name: str, engine: Engine, version_table: str) -> dict[int, Position]:
-    """Asks a node for the revisions of all its shards.
+def read_node(name: str, engine: Engine, version_table: str) -> dict[int, Position | ShardidsError]:
+    """Asks a node for the revisions of all its shards; of one whose version table can't be read, why.
 
     Raises:
         ConnectionFailed: the node is down.
         StatementFailed: its engine is older than migrations.
     """
     try:
-        with engine.connect() as connection:
-            rows = connection.execute(
-                text("select shard, revisions, unfinished from shardids.revisions(:table)"),
-                {"table": version_table},
-            ).all()
+        there = revisions_on(engine, f'node "{name}"', version_table)
     except StatementFailed as error:
         if error.sqlstate == "42883":
             raise StatementFailed(
@@ -78,15 +89,16 @@ def read_node(name: str, engine: Engine, version_table: str) -> dict[int, Positi
                 hint="To bring shardids' own objects up to date: shardids upgrade",
             ) from error
         raise
-    return {
-        row.shard: Position(
-            shard=row.shard,
-            node=name,
-            heads=None if row.revisions is None else tuple(row.revisions),
-            unfinished=row.unfinished,
-        )
-        for row in rows
-    }
+    found: dict[int, Position | ShardidsError] = {}
+    for shard, (revisions, unfinished) in there.items():
+        if not isinstance(revisions, Refused):
+            found[shard] = Position(shard=shard, node=name, heads=revisions, unfinished=unfinished)
+        elif revisions.sqlstate not in _DROPPED:
+            found[shard] = MissingPrivilege(
+                f'the revisions of shard {shard} can\'t be read: {revisions.reason} [node "{name}"]',
+                hint=HINT if revisions.is_skipped else "",
+            )
+    return found
 
 
 class OpenMoves:

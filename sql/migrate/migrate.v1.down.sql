@@ -2,6 +2,6 @@
 -- Locks:      none beyond those of DROP.
 -- Privileges: ownership of schema shardids.
 
-drop function shardids.revisions(name), shardids.revisions_in(name, name),
+drop function shardids.revisions_in(name, name),
   shardids.enter_revision(integer, name, text[]), shardids.revision_path(integer),
   shardids.strangers_in_shared_schema(), shardids.record_hashes(regclass, text[], jsonb);

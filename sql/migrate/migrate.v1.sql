@@ -1,75 +1,45 @@
--- Purpose:    what migrations of many shards need on a node: at which revision each shard is, the start of a
---             shard's transaction, and what each revision was when it ran.
--- Locks:      revisions: those of strangers_code on one version table at a time. enter_revision: advisory locks
+-- Purpose:    what migrations of many shards need on a node: the revisions of a shard, the start of a shard's
+--             transaction, and what each revision was when it ran.
+-- Locks:      revisions_in: ACCESS SHARE on the version table until commit. enter_revision: advisory locks
 --             (1936220530, shard) and (1936220517, shard) until commit.
 -- Privileges: CREATE on schema shardids.
 
--- A version table is the application's: only tables are read, for a view would run its functions as the caller;
--- values are written by format(), for the owner of their type may have made a cast to text; and a table whose owner's code
--- would run, as that of a policy or in an index, is an error.
-
+-- In a transaction that is to change the shard, as the role that changes it. Only the owner of a table adds policies,
+-- indexes, statistics and parts to it, which run when it is read; and only a type of others has casts of theirs.
 create function shardids.revisions_in(schema name, version_table name) returns text[]
 language plpgsql volatile set search_path = pg_catalog, pg_temp set row_security = off as $$
 declare
   found_there text[];
-  -- It locks the table: nothing else can take its name then.
-  code constant text := shardids.strangers_code(schema, version_table);
+  this record;
 begin
-  if (select c.relkind from pg_class c where c.oid = to_regclass(format('%I.%I', schema, version_table))) <> 'r' then
+  -- Nothing else can take its name then.
+  execute format('lock table only %I.%I in access share mode', schema, version_table);
+  select c.relkind = 'r' as is_table, pg_get_userbyid(c.relowner) as owner,
+         pg_has_role(c.relowner, current_user, 'member') or pg_has_role(c.relowner, engine.nspowner, 'member') as is_trusted,
+         exists (select from pg_attribute a join pg_type t on t.oid = a.atttypid
+                 where a.attrelid = c.oid and a.attnum > 0 and t.typnamespace <> 'pg_catalog'::regnamespace) as has_types
+  into this
+  from pg_class c, pg_namespace engine
+  where c.oid = to_regclass(format('%I.%I', schema, version_table)) and engine.nspname = 'shardids';
+  if not this.is_table then
     raise wrong_object_type using message = format('%I.%I is not a table', schema, version_table);
-  elsif code is not null then
+  elsif not this.is_trusted then
     raise insufficient_privilege using
-      message = format('%I.%I was not looked at: %s', schema, version_table, code),
+      message = format('%I.%I belongs to role "%s", whose code would run as role "%s"', schema, version_table, this.owner, current_user),
       hint = 'Connect as a role that has no more rights than its owner, or let the owner of schema shardids own it.';
+  elsif this.has_types then
+    raise insufficient_privilege using
+      message = format('%I.%I has columns of types that are not PostgreSQL''s own, whose code would run as role "%s"',
+                       schema, version_table, current_user),
+      hint = 'Its column version_num is a varchar(32) as Alembic makes it.';
   end if;
-  execute format('select array_agg(revision order by revision collate "C")'
-                 ' from (select format(''%%s'', v.version_num) as revision from %I.%I v) versions',
-                 schema, version_table) into found_there;
+  execute format('select array_agg(v.version_num::text order by v.version_num::text collate "C") from only %I.%I v', schema, version_table)
+  into found_there;
   return coalesce(found_there, '{}');
 end
 $$;
 
 comment on function shardids.revisions_in(name, name) is 'The revisions in a version table';
-
--- A statement that read some thousand tables would hold a lock on each until it ends, more than the server's
--- lock table has room for; a subtransaction that is rolled back gives its locks back at once.
-create function shardids.revisions(
-  version_table name default 'alembic_version',
-  out shard integer, out revisions text[], out unfinished text) returns setof record
-language plpgsql volatile set search_path = pg_catalog, pg_temp set row_security = off as $$
-declare
-  this record;
-begin
-  for this in
-    select s.id, s.schema, c.oid, obj_description(c.oid, 'pg_class') as comment
-    from shardids.shard s
-    join pg_namespace n on n.nspname = s.schema
-    left join pg_class c on c.relnamespace = n.oid and c.relname = version_table and c.relkind = 'r'
-    where s.state <> 'moved'
-    order by s.id
-  loop
-    shard := this.id;
-    revisions := null;
-    unfinished := substring(this.comment from '^shardids: (.*)$');
-    if this.oid is not null then
-      begin
-        revisions := shardids.revisions_in(this.schema, version_table);
-        raise exception using errcode = 'SI099';
-      exception
-        when sqlstate 'SI099' then
-          null;
-        when invalid_schema_name or undefined_table then
-          -- Dropped since the loop began, as the old copy of a shard that moves back is.
-          continue;
-      end;
-    end if;
-    return next;
-  end loop;
-end
-$$;
-
-comment on function shardids.revisions(name) is
-  'The revisions in the version table of every shard of this node: null without a table, empty at base';
 
 -- What each revision was when it ran, a hash by revision, is the comment of the version table's column: it goes where
 -- the shard goes, and plain Alembic does not touch it. To be called in the transaction that runs the revisions.
@@ -152,7 +122,7 @@ $$;
 comment on function shardids.revision_path(integer) is 'The search_path of a shard''s revisions';
 
 revoke execute on function
-  shardids.revisions_in(name, name), shardids.revisions(name), shardids.enter_revision(integer, name, text[]),
+  shardids.revisions_in(name, name), shardids.enter_revision(integer, name, text[]),
   shardids.strangers_in_shared_schema(), shardids.revision_path(integer),
   shardids.record_hashes(regclass, text[], jsonb)
   from public;

@@ -1,4 +1,4 @@
-"""The cluster, its nodes, the placement of its shards, and views over them."""
+"""The cluster, its nodes, the placement of its shards, and the query node."""
 
 from shardids.install.trees import run_sql
 
@@ -15,7 +15,6 @@ def upgrade() -> None:
         "catalog/lookups.v1.sql",
         "catalog/adoption.v1.sql",
         "catalog/references.v1.sql",
-        "views/view.v1.sql",
         "views/query_node.v1.sql",
     )
 

@@ -11,6 +11,7 @@ depends_on = None
 def upgrade() -> None:
     run_sql(
         "engine/layout.v1.sql",
+        "engine/schemas.v1.sql",
         "engine/decode.v1.sql",
         "engine/node.v1.sql",
         "engine/identity.v1.sql",
@@ -22,7 +23,7 @@ def upgrade() -> None:
         "adopt/back.v1.sql",
         "counters/counters.v1.sql",
         "reference/reference.v1.sql",
-        "lookups/strict.v1.sql",
+        "lookups/node.v1.sql",
     )
 
 
