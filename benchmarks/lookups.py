@@ -46,15 +46,7 @@ class _Claimed(_Base):
     email: Mapped[str] = lookup_key(unique=True)
 
 
-class _Strict(_Base):
-    __tablename__ = "strict"
-
-    id: Mapped[int] = primary_key()
-    name: Mapped[str] = sharding_key()
-    email: Mapped[str] = lookup_key(unique=True)
-
-
-_MODELS: Final = {"unique within the shard": _Alone, "look-up key": _Claimed, "strict look-up key": _Strict}
+_MODELS: Final = {"unique within the shard": _Alone, "look-up key": _Claimed}
 
 _cluster: Cluster
 
@@ -95,8 +87,7 @@ def run(rounds: int) -> Section:
     return Section(
         title="A value that is unique over all shards",
         conditions=f"PostgreSQL {version}, two servers of this machine, {SHARDS} shards, fsync on; each row"
-        f" in another shard with its COMMIT, by processes with cluster.session(key=…); {rounds} rounds."
-        " Strict: triggers claim.",
+        f" in another shard with its COMMIT, by processes with cluster.session(key=…); {rounds} rounds.",
         measures=(*m.values(), *found.values()),
         ratios=(
             *(
@@ -124,9 +115,8 @@ def _clients() -> Iterator[tuple[Cluster, dict[int, ProcessPoolExecutor]]]:
                 _Base.metadata.create_all(connection)
         catalog = Catalog(url)
         stack.callback(catalog.close)
-        for name in ("claimed.email", "strict.email"):
-            lookups.create(catalog, name, strict=name == "strict.email", store_password=True)
-            lookups.backfill(catalog, name)
+        lookups.create(catalog, "claimed.email")
+        lookups.backfill(catalog, "claimed.email")
         cluster.refresh()
         context = multiprocessing.get_context("spawn")
         pools = {

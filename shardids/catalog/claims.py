@@ -15,6 +15,9 @@ from psycopg import sql
 SQL_TYPES: Final = {"int": "bigint", "str": "text", "bytes": "bytea", "UUID": "uuid", "date": "date"}
 """The type by which values are sent, by the name of their kind in Python."""
 
+MARK: Final = "/* shardids claims */ "
+"""How a statement begins whose writes of look-up keys are claimed: ``lookups/guard.v1.sql`` lets it pass."""
+
 # A claim must be on disk before the row is, whatever the server's default is.
 _DURABLE: Final = sql.SQL(
     "case when pg_catalog.current_setting('synchronous_commit') in ('off', 'local')"
@@ -28,7 +31,11 @@ def claim(schema: str, claims: str, type_: str) -> str:
 
     Parameters: the values, their shards.
     """
-    return _text(_claim(schema, claims, type_))
+    return _text(
+        sql.SQL("select c, {durable} from {claim}(%s::{type}[], %s::integer[]) c").format(
+            claim=_named(schema, claims), type=sql.SQL(type_), durable=_DURABLE
+        )
+    )
 
 
 def claim_in(schemas: Collection[str], claims: str, type_: str) -> str:
@@ -36,25 +43,7 @@ def claim_in(schemas: Collection[str], claims: str, type_: str) -> str:
     if len(schemas) == 1:
         return claim(next(iter(schemas)), claims, type_)
     # Of texts that are kept: to compose 32 of them takes a millisecond.
-    parts = ", ".join(f"c{n} as ({claim(schema, claims, type_)})" for n, schema in enumerate(schemas))
-    return f"with {parts} {_values_of(len(schemas))}"
-
-
-@lru_cache(1_000)
-def _values_of(count: int) -> str:
-    each = [sql.SQL("select value from c{}").format(sql.Literal(n)) for n in range(count)]
-    return _text(sql.SQL(" union all ").join(each))
-
-
-def _claim(schema: str, claims: str, type_: str) -> sql.Composed:
-    # In one order, so that two who claim the same values don't wait for each other.
-    return sql.SQL(
-        "insert into {claims} as c (value, shard)"
-        " select g.value, g.shard"
-        " from unnest(%s::{type}[], %s::integer[]) g (value, shard) order by 1"
-        " on conflict (value) do update set stamp = default where c.shard = excluded.shard"
-        " returning value, {durable}"
-    ).format(claims=_named(schema, claims), type=sql.SQL(type_), durable=_DURABLE)
+    return " union all ".join(claim(schema, claims, type_) for schema in schemas)
 
 
 def find_in(schemas: Collection[str], claims: str, type_: str) -> str:
@@ -71,27 +60,12 @@ def find_in(schemas: Collection[str], claims: str, type_: str) -> str:
 def take(schema: str, claims: str, type_: str) -> str:
     """Takes claims from shards that have no row, if nobody has claimed since they were read.
 
-    Parameters: the values, the stamps that were read, the shards that they are for.
+    Parameters: the values, the stamps that were read, the shards that they are for; NULL gives them up.
     """
     return _text(
-        sql.SQL(
-            "update {claims} c set shard = g.shard, stamp = default"
-            " from unnest(%s::{type}[], %s::uuid[], %s::integer[]) g (value, stamp, shard)"
-            " where c.value = g.value and c.stamp = g.stamp returning c.value, {durable}"
-        ).format(claims=_named(schema, claims), type=sql.SQL(type_), durable=_DURABLE)
-    )
-
-
-def give_up(schema: str, claims: str, type_: str) -> str:
-    """Deletes claims of shards that have no row, if nobody has claimed since they were read.
-
-    Parameters: the values, the stamps that were read.
-    """
-    return _text(
-        sql.SQL(
-            "delete from {claims} c using unnest(%s::{type}[], %s::uuid[]) g (value, stamp)"
-            " where c.value = g.value and c.stamp = g.stamp returning c.value"
-        ).format(claims=_named(schema, claims), type=sql.SQL(type_))
+        sql.SQL("select c, {durable} from {take}(%s::{type}[], %s::uuid[], %s::integer[]) c").format(
+            take=_named(schema, claims), type=sql.SQL(type_), durable=_DURABLE
+        )
     )
 
 
@@ -103,10 +77,10 @@ def wait_for_writers(schema: str, table: str, column: str, *, lock_ms: int) -> s
     there = _named(schema, table)
     return _text(
         sql.SQL(
-            "begin isolation level read committed; set local row_security = off;"
+            "{mark}begin isolation level read committed; set local row_security = off;"
             " set local lock_timeout = {lock_ms};"
             " lock table {there} in share mode; update {there} set {column} = {column} where false"
-        ).format(lock_ms=sql.Literal(f"{lock_ms}ms"), there=there, column=_named(column))
+        ).format(mark=sql.SQL(MARK), lock_ms=sql.Literal(f"{lock_ms}ms"), there=there, column=_named(column))
     )
 
 

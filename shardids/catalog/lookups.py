@@ -34,19 +34,17 @@ def shard_of_claim(value: Value, shard_count: int) -> int:
 
 
 def write_lookup(connection: Connection, lookup: RegisteredLookup) -> None:
-    """Enters a look-up, or whether it is ready and strict."""
+    """Enters a look-up, or whether it is ready."""
     connection.execute(
         text("""
-            insert into shardids_catalog.lookup (table_name, column_name, claims, is_ready, is_strict)
-            values (:table, :column, :claims, :is_ready, :is_strict)
-            on conflict (table_name, column_name)
-            do update set is_ready = excluded.is_ready, is_strict = excluded.is_strict"""),
+            insert into shardids_catalog.lookup (table_name, column_name, claims, is_ready)
+            values (:table, :column, :claims, :is_ready)
+            on conflict (table_name, column_name) do update set is_ready = excluded.is_ready"""),
         {
             "table": lookup.table,
             "column": lookup.column,
             "claims": lookup.claims,
             "is_ready": lookup.is_ready,
-            "is_strict": lookup.is_strict,
         },
     )
 

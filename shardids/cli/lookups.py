@@ -17,51 +17,16 @@ app = typer.Typer(
 NameArgument = Annotated[str, typer.Argument(metavar="TABLE.COLUMN", help="The column, as in every shard.")]
 
 
-StorePasswordOption = Annotated[
-    bool,
-    typer.Option(
-        "--store-password",
-        help="Store the nodes' passwords in the user mappings of the triggers; needed unless the owner of"
-        " schema shardids is a superuser.",
-    ),
-]
-
-
 @app.command()
-def create(
-    name: NameArgument,
-    catalog: CatalogOption,
-    strict: Annotated[
-        bool | None,
-        typer.Option(
-            "--strict/--no-strict",
-            help="Whether triggers claim what any SQL writes, by dblink; default: as it is.",
-        ),
-    ] = None,
-    store_password: StorePasswordOption = False,
-    dry_run: DryRunOption = False,
-) -> None:
+def create(name: NameArgument, catalog: CatalogOption, dry_run: DryRunOption = False) -> None:
     """Make the place where a column's values are claimed. Idempotent; grants follow those of the table."""
     with opened(catalog) as there:
-        made = lookups.create(there, name, strict=strict, store_password=store_password, dry_run=dry_run)
+        made = lookups.create(there, name, dry_run=dry_run)
     out.print(f"{name}: claims {'would be' if dry_run else 'are'} made in {len(made)} shards", markup=False)
-    when = "To claim what is there" if strict else "When all applications have the model with lookup_key()"
-    out.print(f"{when}: shardids lookup backfill {name}", markup=False)
-
-
-@app.command()
-def refresh(
-    catalog: CatalogOption, store_password: StorePasswordOption = False, dry_run: DryRunOption = False
-) -> None:
-    """Tell every node where each shard is, as triggers of strict look-ups need it. Moves do that, too."""
-    with opened(catalog) as there:
-        failed = lookups.refresh(there, store_password=store_password, dry_run=dry_run)
-        nodes = there.nodes()
-    for node in nodes:
-        if node not in failed:
-            out.print(f"{node}: {'would be' if dry_run else 'was'} told", markup=False)
-    for error in failed.values():
-        raise error
+    out.print(
+        f"When all applications have the model with lookup_key(): shardids lookup backfill {name}",
+        markup=False,
+    )
 
 
 @app.command("list")
@@ -74,7 +39,7 @@ def list_lookups(catalog: CatalogOption, as_json: JsonOption = False) -> None:
 
 @app.command()
 def backfill(name: NameArgument, catalog: CatalogOption, dry_run: DryRunOption = False) -> None:
-    """Claim the values of rows without a claim, while applications write; rows can then be looked up."""
+    """Claim the values of rows without a claim; from then on, statements that claim nothing are refused."""
     with opened(catalog) as there:
         done = lookups.backfill(there, name, dry_run=dry_run)
     said = "have no claim" if dry_run else "were claimed"

@@ -19,7 +19,7 @@ from shardids.client.routing import After, Key
 from shardids.client.routing.claiming import shown as shown_value
 from shardids.client.routing.models import ShardFinder, Tells
 from shardids.client.routing.stored import claimed_value
-from shardids.errors import BadArgument, UnknownValue
+from shardids.errors import BadArgument, UnknownId, UnknownValue
 from shardids.ids import DecodedId, Layout
 from shardids.ids.text import as_integer, checked_integer, shown
 from shardids.models.lookups import lookup_of
@@ -98,10 +98,10 @@ class ShardsOfCluster:
         Raises:
             BadArgument: it is not an ID of this cluster, or an old one of a table that is not named or was
                 not adopted.
-            UnknownId: an old ID that no row had.
+            UnknownId: an ID of no shard of this cluster, or an old one that no row had.
         """
         if self._followed.old_ids is None and (of is None or type(of) is str):
-            return self._checked(self.layout.shard_of(id_))  # type: ignore[arg-type]  # refuses what is no integer
+            return self._origin(id_)  # type: ignore[arg-type]  # refuses what is not an integer
         told = how_ids_tell(of)
         if isinstance(told, Tells):
             if told.kind is not None:
@@ -109,7 +109,16 @@ class ShardsOfCluster:
             told = told.table
         if self._followed.old_ids is not None and self._old_ids.has(id_):  # type: ignore[arg-type]  # see above
             return self._old_ids.shard_of(id_, told)  # type: ignore[arg-type]  # see above
-        return self._checked(self.layout.shard_of(id_))  # type: ignore[arg-type]  # see above
+        return self._origin(id_)  # type: ignore[arg-type]  # see above
+
+    def _origin(self, id_: int) -> int:
+        if type(id_) is int:
+            try:
+                return self._checked(self.layout.shard_of(id_))
+            except BadArgument as error:
+                # An integer that is not an ID of a shard is a value that no row has, not a wrong type.
+                raise UnknownId(error.message, hint=error.hint) from None
+        return self._checked(self.layout.shard_of(id_))
 
     def node_of(self, shard: int) -> Node:
         """Returns the node that holds a shard now.

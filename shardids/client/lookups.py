@@ -103,16 +103,13 @@ class Claims:
             return None
         wanted = list(values)
         return self._asked(
-            lookup, lambda: {v: shard for v, (shard, _) in self._find(lookup, registered, wanted).items()}
+            lookup,
+            lambda: {
+                v: shard
+                for v, (shard, _) in self._find(lookup, registered, wanted).items()
+                if self._exists(shard)
+            },
         )
-
-    def mark_of(self, lookup: Lookup, shard: int) -> str | None:
-        """Returns what triggers have written to setting ``shardids.claimed`` of a transaction that claimed.
-
-        ``None`` if, as far as is known, none claim.
-        """
-        registered = self._registered(lookup)
-        return f"{self._schema_of(shard)}.{registered.claims}" if registered.is_strict else None
 
     def give_up(self, lookup: Lookup, found: Mapping[Value, Stamped]) -> list[Value]:
         """Deletes claims for rows that are not there and won't be, as they were read; returns their values.
@@ -123,12 +120,17 @@ class Claims:
         by_shard: dict[int, list[Value]] = defaultdict(list)
         for value, (shard, _) in found.items():
             by_shard[shard].append(value)
-        rows = {v for shard, values in by_shard.items() for v in self._with_rows(lookup, shard, values)}
+        rows = {
+            v
+            for shard, values in by_shard.items()
+            if self._exists(shard)
+            for v in self._with_rows(lookup, shard, values)
+        }
         registered, type_ = self._registered(lookup), SQL_TYPES[lookup.kind.__name__]
         given_up: list[Value] = []
         for shard, values in self._by_claims(found.keys() - rows).items():
-            statement = claims.give_up(self._schema_of(shard), registered.claims, type_)
-            gone = self.ask(shard, statement, values, [found[value][1] for value in values])
+            statement = claims.take(self._schema_of(shard), registered.claims, type_)
+            gone = self.ask(shard, statement, values, [found[value][1] for value in values], None)
             given_up += [row[0] for row in gone]
         return given_up
 
@@ -210,7 +212,11 @@ class Claims:
                 return
             # Read before the rows are looked for: whoever claims after this gives a claim another stamp.
             found = self._find(lookup, registered, list(left))
-            free = {v: s for v, s in left.items() if v not in found or found[v][0] == s}
+            free = {
+                v: s
+                for v, s in left.items()
+                if v not in found or found[v][0] == s or not self._exists(found[v][0])
+            }
             done = self._claim_free(lookup, registered, free) if free else set()
             claimed: dict[int, list[Value]] = defaultdict(list)
             for value in left.keys() - free.keys():
@@ -309,6 +315,10 @@ class Claims:
             hint="Run it again when they have. If it is this transaction itself: a value leaves its shard in"
             " one, and is written in another shard in the next.",
         )
+
+    def _exists(self, shard: int) -> bool:
+        """Returns whether the cluster has such a shard: a claim for another one is free."""
+        return 0 <= shard < self._shard_count
 
     def _by_claims(self, values: Iterable[Value]) -> dict[int, list[Value]]:
         by_shard: dict[int, list[Value]] = defaultdict(list)

@@ -2,7 +2,7 @@
 
 ``lifecycle`` creates, lists and drops them; ``filling`` claims the values of rows that are there,
 ``sweeping`` gives up claims of rows that are gone, ``comparing`` looks for both. Sessions claim what they
-write: :mod:`shardids.client.lookups`. ``places`` is what the triggers of strict look-ups need on each node.
+write: :mod:`shardids.client.lookups`.
 """
 
 from typing import TYPE_CHECKING
@@ -12,7 +12,6 @@ from shardids._lazy import lazy_names
 if TYPE_CHECKING:
     from shardids.lookups.filling import Filled, backfill
     from shardids.lookups.lifecycle import create, drop, listed
-    from shardids.lookups.places import follow_placement, refresh
     from shardids.lookups.sweeping import Swept, sweep
 
 __all__ = [
@@ -21,9 +20,7 @@ __all__ = [
     "backfill",
     "create",
     "drop",
-    "follow_placement",
     "listed",
-    "refresh",
     "sweep",
 ]
 
@@ -35,9 +32,7 @@ __getattr__, __dir__ = lazy_names(
         "backfill": "shardids.lookups.filling",
         "create": "shardids.lookups.lifecycle",
         "drop": "shardids.lookups.lifecycle",
-        "follow_placement": "shardids.lookups.places",
         "listed": "shardids.lookups.lifecycle",
-        "refresh": "shardids.lookups.places",
         "sweep": "shardids.lookups.sweeping",
     },
 )

@@ -43,16 +43,10 @@ class ShardColumn:
     claims_fit: bool
     is_row_secured: bool
     has_column_grants: bool
-    has_parts: bool
-    triggers: int
-    claims_follow: bool
+    writers: list[str]
+    is_guarded: bool
     planted: str | None
-    strangers: str | None
-
-    @property
-    def is_strict(self) -> bool:
-        """Returns whether triggers claim what SQL writes."""
-        return self.triggers == 2
+    changed: str | None
 
     def fault(self) -> tuple[str, str] | None:
         """Returns why its values can't be claimed, and what helps; ``None`` if they can."""
@@ -121,12 +115,17 @@ def _read(connection: Connection, lookup: RegisteredLookup) -> list[ShardColumn]
 
 
 def check_claims(columns: dict[int, ShardColumn], lookup: RegisteredLookup) -> None:
-    """Refuses claims of another type than the column, which was altered.
+    """Refuses claims that others may change, or of another type than the column, which was altered.
 
     Raises:
         ClusterConflict: there are some.
     """
     for shard, column in sorted(columns.items()):
+        if column.changed:
+            raise ClusterConflict(
+                f"claims of {lookup} in shard {shard}: {column.changed}",
+                hint=f"shardids lookup create {lookup}",
+            )
         if column.has_claims and not column.claims_fit:
             raise ClusterConflict(
                 f"{lookup} in shard {shard} is now {column.type}, and its claims are of another type or"
@@ -136,7 +135,7 @@ def check_claims(columns: dict[int, ShardColumn], lookup: RegisteredLookup) -> N
 
 
 def check_owners(columns: dict[int, ShardColumn], lookup: RegisteredLookup) -> None:
-    """Refuses claims that a role owns whom others don't trust: its defaults and triggers run when they claim.
+    """Refuses claims of other roles than the engine's owner, and triggers on claims: they decide what runs.
 
     Raises:
         ClusterConflict: there are some.
@@ -144,10 +143,9 @@ def check_owners(columns: dict[int, ShardColumn], lookup: RegisteredLookup) -> N
     for shard, column in sorted(columns.items()):
         if column.planted:
             raise ClusterConflict(
-                f"claims of {lookup} in shard {shard}: {column.planted}, which decides what runs when others"
+                f"claims of {lookup} in shard {shard}: {column.planted}, and decides what runs when others"
                 " claim",
-                hint="DROP it and create the look-up again; or, when you have seen that it has no defaults,"
-                " constraints, rules or triggers of others: ALTER TABLE … OWNER TO the table's owner.",
+                hint=f"DROP it; then: shardids lookup create {lookup}",
             )
 
 
@@ -173,62 +171,18 @@ def check_columns(columns: dict[int, ShardColumn], placement: Placement, lookup:
         )
 
 
-def check_strict(columns: dict[int, ShardColumn], lookup: RegisteredLookup) -> None:
-    """Refuses a strict look-up whose triggers are missing or disabled in a shard, or not to be trusted.
+def check_guards(columns: dict[int, ShardColumn], lookup: RegisteredLookup) -> None:
+    """Refuses a look-up whose triggers are missing or disabled in a shard.
 
     Raises:
-        BadArgument: the table is partitioned or inherited.
-        ClusterConflict: triggers are missing, or others can have triggers there.
-    """
-    if not lookup.is_strict:
-        return
-    check_parts(columns, lookup)
-    check_trust(columns, lookup)
-    for shard, column in sorted(columns.items()):
-        if not column.is_strict:
-            raise ClusterConflict(
-                f"{lookup} is strict, and in shard {shard} triggers that claim are missing or disabled: what"
-                " SQL writes is not claimed",
-                hint=f"shardids lookup create {lookup} --strict, then: shardids lookup backfill {lookup}",
-            )
-        if not column.claims_follow:
-            raise ClusterConflict(
-                f"{lookup} is strict, and in shard {shard} its claims have another owner than its table",
-                hint=f"shardids lookup create {lookup} --strict",
-            )
-
-
-def check_trust(columns: dict[int, ShardColumn], lookup: RegisteredLookup) -> None:
-    """Refuses a table on which others than the engine's owner and superusers can have triggers.
-
-    The triggers of a strict look-up write it, and its claims, as the user of the node's URL.
-
-    Raises:
-        ClusterConflict: it is one.
+        ClusterConflict: they are.
     """
     for shard, column in sorted(columns.items()):
-        if column.strangers:
+        if lookup.is_ready and not column.is_guarded:
             raise ClusterConflict(
-                f"{lookup} can't be strict in shard {shard}: {column.strangers}; their triggers would run as"
-                " the user of the node's URL",
-                hint="Let the owner of schema shardids own the table, its schema and the functions of its"
-                " triggers; REVOKE TRIGGER, and REFERENCES on claims; DROP what is on claims. Or without:"
-                " --no-strict",
-            )
-
-
-def check_parts(columns: dict[int, ShardColumn], lookup: RegisteredLookup) -> None:
-    """Refuses a partitioned or inherited table, whose parts are written without triggers of the whole.
-
-    Raises:
-        BadArgument: it is one.
-    """
-    for shard, column in sorted(columns.items()):
-        if column.has_parts:
-            raise BadArgument(
-                f"{lookup} can't be strict in shard {shard}: {lookup.table} is partitioned or inherited, and"
-                " who writes to a part does not fire the triggers of the table",
-                hint="Sessions claim without: shardids lookup create, without --strict.",
+                f"{lookup} in shard {shard}: the trigger that refuses statements without a claim is missing"
+                " or disabled",
+                hint=f"shardids lookup backfill {lookup}",
             )
 
 

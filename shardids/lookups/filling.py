@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from shardids.catalog.lookups import write_lookup
 from shardids.catalog.rows import Catalog
 from shardids.errors import ClusterConflict
+from shardids.lookups.lifecycle import guard
 from shardids.lookups.pages import Opened, opened
+from shardids.lookups.reading import LookupReader, required_reader
 
 _SHOWN = 10
 """How many values that two rows have are named."""
@@ -40,18 +42,22 @@ def backfill(
 ) -> Filled:
     """Claims the values of all rows without a claim, while applications write; then the look-up is ready.
 
-    Whoever writes meanwhile has to claim: the model with ``lookup_key()`` is deployed before. Interrupted, it
-    is begun again. ``on_progress`` is called after each shard.
+    From its beginning, triggers refuse statements that write the column and claim nothing: the model with
+    ``lookup_key()`` is deployed before. Interrupted, it is begun again. ``on_progress`` is called after each
+    shard.
 
     Raises:
         ClusterConflict: rows of two shards have one value: the look-up is not made ready; or there is none.
         BadArgument: values of the column can't be claimed.
+        MissingPrivilege: code of other roles would run as one that can write.
         LookupBusy: transactions that have written to the table don't end.
     """
     done = Filled()
-    with opened(catalog, name) as one:
+    with opened(catalog, name) as one, required_reader(one) as reader:
+        if not dry_run:
+            guard(catalog, one.nodes, one.columns, one.registered)
         for shard in one.shards:
-            _fill(one, shard, done, dry_run=dry_run)
+            _fill(one, reader, shard, done, dry_run=dry_run)
             done.shards += 1
             on_progress(done)
         if done.taken:
@@ -66,12 +72,12 @@ def backfill(
     return done
 
 
-def _fill(one: Opened, shard: int, done: Filled, *, dry_run: bool) -> None:
+def _fill(one: Opened, reader: LookupReader, shard: int, done: Filled, *, dry_run: bool) -> None:
     if not dry_run:
         # Who wrote before the model had the look-up key, and has not committed yet, does not claim.
         one.claims.after_writers(one.lookup, shard)
-    for values in one.rows(shard):
-        missing = one.without_claims(shard, values)
+    for values in reader.rows(shard):
+        missing = reader.without_claims(shard, values)
         done.rows += len(values)
         done.claimed += len(missing)
         if not dry_run:

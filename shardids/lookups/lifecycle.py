@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
-from psycopg import sql
 from sqlalchemy import Connection, Engine, text
 
 from shardids.catalog.lookups import claims_name, delete_lookup, write_lookup
@@ -15,123 +14,123 @@ from shardids.catalog.queries import prepare
 from shardids.catalog.rows import Catalog
 from shardids.catalog.sqlfiles import read_sql
 from shardids.catalog.topology import Placement, RegisteredLookup
-from shardids.errors import BadArgument, ClusterConflict, ShardidsError
-from shardids.lookups import places
-from shardids.lookups.columns import (
-    ShardColumn,
-    check_columns,
-    check_owners,
-    check_parts,
-    check_trust,
-    shard_columns,
-)
-from shardids.views.database import run
+from shardids.errors import BadArgument, ClusterConflict
+from shardids.lookups.columns import ShardColumn, check_columns, check_owners, shard_columns
 
 
-def create(
-    catalog: Catalog,
-    name: str,
-    *,
-    strict: bool | None = None,
-    store_password: bool = False,
-    dry_run: bool = False,
-) -> list[int]:
-    """Makes a table for claims in every shard, and enters the look-up. Calls are idempotent.
+def create(catalog: Catalog, name: str, *, dry_run: bool = False) -> list[int]:
+    """Makes a table for claims and what changes them in every shard, and enters the look-up. Idempotent.
 
     It is not ready before the rows that are there are claimed: :func:`shardids.lookups.backfill`. Roles that
-    may read or write the table may read or write claims; to let those of later, call it again.
+    may write the table in a shard may claim for it; to let those of later, call it again.
 
     Args:
         catalog: the cluster's catalog.
         name: ``table.column``, as in every shard.
-        strict: whether triggers claim what any SQL writes; ``None``: as it is.
-        store_password: store the nodes' passwords in the user mappings of the triggers.
-        dry_run: look at all shards, and make nothing.
+        dry_run: do all of it, and roll back.
 
     Returns:
-        The shards in which a table or triggers were made.
+        The shards in which a table was made.
 
     Raises:
         BadArgument: values of the column can't be claimed in some shard; nothing was made.
-        ClusterConflict: shards are missing, or being moved; or triggers can't claim from a node; or what
-            has the name of claims belongs to a role that others don't trust.
-        MissingPrivilege: the role lacks a privilege, or the triggers need stored passwords.
+        ClusterConflict: shards are missing, or being moved; or what has the name of claims is not of the
+            engine's owner.
+        MissingPrivilege: the role lacks a privilege.
     """
-    lookup, there = parsed(name), _entered(catalog, name)
-    lookup = replace(there or lookup, is_strict=bool(there and there.is_strict) if strict is None else strict)
+    wanted = parsed(name)
+    lookup = catalog.lookups().get((wanted.table, wanted.column), wanted)
     placement = catalog.placement()
     _require_all(catalog, placement)
     with Nodes(placement.nodes, catalog.url, application_name="shardids lookup") as nodes:
         columns = shard_columns(nodes, placement, lookup)
         check_columns(columns, placement, lookup)
         check_owners(columns, lookup)
-        if lookup.is_strict:
-            check_parts(columns, lookup)
-            check_trust(columns, lookup)
-        made = [
-            shard
-            for shard, column in sorted(columns.items())
-            if not column.has_claims or (lookup.is_strict and not column.is_strict)
-        ]
-        if dry_run:
-            return made
+        made = [shard for shard, column in sorted(columns.items()) if not column.has_claims]
+        rights = json.dumps(_rights(columns))
+
+        def make(connection: Connection, column: ShardColumn) -> None:
+            _run(connection, column, lookup, "lookups/claims.v1", rights=rights, shard_count=len(columns))
+            if lookup.is_ready:
+                _run(connection, column, lookup, "lookups/guard.v1")
+
         with _no_moves(catalog):
-
-            def make(name: str, engine: Engine) -> None:
-                for shard in placement.by_node()[name]:
-                    with engine.begin() as connection:
-                        _make(connection, columns[shard].schema, lookup)
-
-            nodes.each(make, placement.by_node()).all()
-            with catalog.engine.begin() as connection:
-                write_lookup(connection, lookup)
-            # Triggers come after what they need, and go before it.
-            if lookup.is_strict:
-                _require_told(places.refresh(catalog, store_password=store_password))
-            _set_triggers(nodes, placement, columns, lookup)
-            if there and there.is_strict and not lookup.is_strict:
-                _require_told(places.refresh(catalog))
+            # First everywhere with ROLLBACK: where one shard refuses, nothing is left in the others.
+            for commits in (False,) if dry_run else (False, True):
+                _in_shards(nodes, placement, columns, make, commits=commits)
+                with catalog.engine.connect() as connection, connection.begin() as transaction:
+                    write_lookup(connection, lookup)
+                    if not commits:
+                        transaction.rollback()
     return made
 
 
-def _entered(catalog: Catalog, name: str) -> RegisteredLookup | None:
-    wanted = parsed(name)
-    return catalog.lookups().get((wanted.table, wanted.column))
-
-
-def _require_told(failed: Mapping[str, ShardidsError]) -> None:
-    for error in failed.values():
-        raise error
-
-
-def _set_triggers(
-    nodes: Nodes, placement: Placement, columns: Mapping[int, ShardColumn], lookup: RegisteredLookup
+def guard(
+    catalog: Catalog, nodes: Nodes, columns: Mapping[int, ShardColumn], lookup: RegisteredLookup
 ) -> None:
-    """Makes the triggers of a strict look-up in every shard, or drops those of another."""
-    add = sql.SQL("select shardids.add_claiming({table}, {key}, {claims}, {kind}, {count})")
-    remove = sql.SQL("select shardids.drop_claiming({table}, {claims})")
+    """Makes the triggers that refuse statements without a claim, where they are missing.
 
-    def change(name: str, engine: Engine) -> None:
-        for shard in placement.by_node()[name]:
-            column = columns[shard]
-            if not (lookup.is_strict or column.triggers):
-                continue
-            statement = (add if lookup.is_strict else remove).format(
-                table=sql.Literal(sql.Identifier(column.schema, lookup.table).as_string()),
-                key=sql.Literal(lookup.column),
-                claims=sql.Literal(lookup.claims),
-                kind=sql.Literal(column.kind),
-                count=sql.Literal(len(columns)),
+    Raises:
+        ClusterConflict: shards are being moved.
+    """
+    missing = {shard: column for shard, column in columns.items() if not column.is_guarded}
+    if missing:
+        with _no_moves(catalog):
+            _in_shards(
+                nodes,
+                catalog.placement(),
+                missing,
+                lambda connection, column: _run(connection, column, lookup, "lookups/guard.v1"),
             )
-            with engine.begin() as connection:
-                prepare(connection)
-                run(connection, [statement])
 
-    nodes.each(change, placement.by_node()).all()
+
+def _rights(columns: Mapping[int, ShardColumn]) -> dict[str, str]:
+    """Returns the shards in which each role may write, as PostgreSQL's multiranges of integers."""
+    shards: dict[str, list[int]] = {}
+    for shard, column in sorted(columns.items()):
+        for role in column.writers:
+            shards.setdefault(role, []).append(shard)
+    return {role: "{" + ",".join(f"[{one},{one}]" for one in some) + "}" for role, some in shards.items()}
+
+
+def _in_shards(
+    nodes: Nodes,
+    placement: Placement,
+    columns: Mapping[int, ShardColumn],
+    change: Callable[[Connection, ShardColumn], object],
+    *,
+    commits: bool = True,
+) -> None:
+    """Change each shard in its own transaction, which is rolled back unless it ``commits``."""
+
+    def on_node(name: str, engine: Engine) -> None:
+        for shard in placement.by_node()[name]:
+            if shard in columns:
+                with engine.connect() as connection, connection.begin() as transaction:
+                    change(connection, columns[shard])
+                    if not commits:
+                        transaction.rollback()
+
+    nodes.each(on_node, placement.by_node()).all()
+
+
+def _run(
+    connection: Connection, column: ShardColumn, lookup: RegisteredLookup, file: str, **settings: object
+) -> None:
+    prepare(
+        connection,
+        schema=column.schema,
+        table=lookup.table,
+        column=lookup.column,
+        claims=lookup.claims,
+        kind=column.kind,
+        **settings,
+    )
+    connection.execution_options(no_parameters=True).exec_driver_sql(read_sql(file))
 
 
 def drop(catalog: Catalog, name: str, *, dry_run: bool = False) -> list[int]:
-    """Forgets a look-up and drops its claims and triggers in every shard; returns the shards that had some.
+    """Forgets a look-up, and drops its claims and triggers; returns the shards that had claims.
 
     Raises:
         ClusterConflict: there is no such look-up, or shards are being moved.
@@ -144,29 +143,21 @@ def drop(catalog: Catalog, name: str, *, dry_run: bool = False) -> list[int]:
         if dry_run:
             return there
         with _no_moves(catalog):
-            _set_triggers(nodes, placement, columns, replace(lookup, is_strict=False))
             with catalog.engine.begin() as connection:
                 delete_lookup(connection, lookup)
-            if lookup.is_strict:
-                _require_told(places.refresh(catalog))
-
-            def remove(name: str, engine: Engine) -> None:
-                for shard in placement.by_node()[name]:
-                    with engine.begin() as connection:
-                        prepare(connection)
-                        table = sql.Identifier(columns[shard].schema, lookup.claims)
-                        connection.execution_options(no_parameters=True).exec_driver_sql(
-                            sql.SQL("drop table if exists {}").format(table).as_string()
-                        )
-
-            nodes.each(remove, placement.by_node()).all()
+            _in_shards(
+                nodes,
+                placement,
+                columns,
+                lambda connection, column: _run(connection, column, lookup, "lookups/drop.v1"),
+            )
     return there
 
 
 def listed(catalog: Catalog) -> list[dict[str, object]]:
     """Returns the look-ups, ready to be shown."""
     return [
-        {"lookup": str(one), "ready": one.is_ready, "strict": one.is_strict, "claims": one.claims}
+        {"lookup": str(one), "ready": one.is_ready, "claims": one.claims}
         for one in catalog.lookups().values()
     ]
 
@@ -198,11 +189,6 @@ def known(catalog: Catalog, name: str) -> RegisteredLookup:
             hint=f"Look-ups: {there}. To create it: shardids lookup create {name}",
         )
     return found
-
-
-def _make(connection: Connection, schema: str, lookup: RegisteredLookup) -> None:
-    prepare(connection, schema=schema, table=lookup.table, column=lookup.column, claims=lookup.claims)
-    connection.execution_options(no_parameters=True).exec_driver_sql(read_sql("lookups/claims.v1"))
 
 
 def _require_all(catalog: Catalog, placement: Placement) -> None:

@@ -11,6 +11,7 @@ from shardids.catalog.claims import Stamped
 from shardids.catalog.rows import Catalog
 from shardids.errors import LookupBusy
 from shardids.lookups.pages import Opened, opened
+from shardids.lookups.reading import required_reader
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,13 +43,14 @@ def sweep(
     Raises:
         ClusterConflict: there is no such look-up.
         BadArgument: values of the column can't be claimed.
+        MissingPrivilege: code of other roles would run as one that can write.
     """
     done = Swept()
-    with opened(catalog, name) as one:
+    with opened(catalog, name) as one, required_reader(one) as reader:
         for shard in one.shards:
-            for page in one.claimed(shard):
+            for page in reader.claimed(shard):
                 done.claims += len(page)
-                without = one.without_rows(page)
+                without = reader.without_rows(page)
                 if dry_run:
                     done.given_up += len(without)
                 else:

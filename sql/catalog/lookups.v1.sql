@@ -8,7 +8,6 @@ create table shardids_catalog.lookup (
   column_name text        not null,
   claims      text        not null constraint lookup_claims unique,
   is_ready    boolean     not null default false,
-  is_strict   boolean     not null default false,
   created_at  timestamptz not null default now(),
   primary key (table_name, column_name)
 );
@@ -17,7 +16,6 @@ comment on table shardids_catalog.lookup is 'Columns whose values are unique ove
 comment on column shardids_catalog.lookup.table_name is 'The table, as it is named in every shard';
 comment on column shardids_catalog.lookup.claims is 'The table with the claims, as it is named in every shard';
 comment on column shardids_catalog.lookup.is_ready is 'Every row has a claim, so a value without a claim has no row';
-comment on column shardids_catalog.lookup.is_strict is 'Triggers claim what SQL writes (lookups/strict.v1.sql)';
 
 create trigger changed after insert or update or delete on shardids_catalog.lookup
 for each statement execute function shardids_catalog.changed();

@@ -3,10 +3,6 @@
 -- Locks:      none beyond those of reading the server's catalogs.
 -- Privileges: USAGE on schema shardids, SELECT on its tables.
 
--- Who owns claims decides what runs when others claim. Who puts a trigger on a table that the triggers of a strict look-up write over dblink acts as the node URL's user.
-with trusted as (
-  select r.oid from pg_roles r
-  where r.rolsuper or r.oid = (select e.nspowner from pg_namespace e where e.nspname = 'shardids'))
 select s.id as shard, s.schema,
        c.oid is not null as has_table,
        format_type(a.atttypid, a.atttypmod) as type,
@@ -27,40 +23,41 @@ select s.id as shard, s.schema,
        coalesce((v.atttypid, v.atttypmod, v.attcollation) = (a.atttypid, a.atttypmod, a.attcollation), false) as claims_fit,
        coalesce(c.relrowsecurity, false) as is_row_secured,
        exists (select from pg_attribute g where g.attrelid = c.oid and g.attacl is not null and not g.attisdropped) as has_column_grants,
-       c.relkind = 'p' or exists (select from pg_inherits h where c.oid in (h.inhrelid, h.inhparent)) as has_parts,
-       (select count(*) from pg_trigger g join pg_proc p on p.oid = g.tgfoid
-        where g.tgrelid = c.oid and g.tgenabled in ('O', 'A') and p.pronamespace = 'shardids'::regnamespace and p.proname = 'claim_rows'
-          and g.tgname in (current_setting('shardids.claims') || '_ins', current_setting('shardids.claims') || '_upd')) as triggers,
-       coalesce(claims.relowner = c.relowner, true) as claims_follow,
-       case when claims.relkind <> 'r' then format('%I is no table', claims.relname)
-            when claims.relowner <> c.relowner and claims.relowner not in (select r.oid from trusted r)
-            then format('%I is owned by role %I', claims.relname, pg_get_userbyid(claims.relowner)) end as planted,
+       -- '' stands for PUBLIC.
+       array(select distinct case a.grantee when 0 then '' else pg_get_userbyid(a.grantee) end
+             from aclexplode(coalesce(c.relacl, acldefault('r', c.relowner))) a
+             where a.privilege_type in ('INSERT', 'UPDATE') or a.grantee = c.relowner order by 1) as writers,
+       not exists (
+         with recursive tree (id) as (select c.oid union select h.inhrelid from pg_inherits h join tree t on t.id = h.inhparent)
+         select from tree t join pg_class p on p.oid = t.id and p.relkind in ('r', 'p')
+         where not exists (
+           select from pg_trigger g
+           where g.tgrelid = t.id and g.tgname = current_setting('shardids.claims') and g.tgenabled in ('O', 'A')
+             and g.tgfoid = 'shardids.refuse_unclaimed'::regproc)) as is_guarded,
        (select string_agg(distinct w.what, '; ' order by w.what)
         from (
-          select format('role %I owns %I', pg_get_userbyid(o.role), o.name)
-          from (values (c.relname, c.relowner), (n.nspname, case pg_get_userbyid(n.nspowner) when 'pg_database_owner' then
-                  (select d.datdba from pg_database d where d.datname = current_database()) else n.nspowner end)) o (name, role)
-          where o.role not in (select r.oid from trusted r)
+          select format('role "%s" owns %I', pg_get_userbyid(o.role), current_setting('shardids.claims'))
+          from (select claims.relowner union all
+                select p.proowner from pg_proc p where p.pronamespace = n.oid and p.proname = current_setting('shardids.claims')) o (role)
+          where o.role <> e.nspowner
           union all
-          select format('%s may %s %I', case a.grantee when 0 then 'public' else format('role %I', pg_get_userbyid(a.grantee)) end,
-                        case a.privilege_type when 'TRIGGER' then 'make triggers on' else 'refer to' end, r.relname)
-          from pg_class r, aclexplode(r.relacl) a
-          where r.oid in (c.oid, claims.oid) and a.grantee <> r.relowner
-            -- Before PostgreSQL 18, what a deletion cascades to fires triggers there as the role that deletes.
-            and (a.privilege_type = 'TRIGGER' or a.privilege_type = 'REFERENCES' and r.oid = claims.oid)
-            and a.grantee not in (select r.oid from trusted r)
-          union all
-          select format('trigger %I on %I calls a function of role %I', g.tgname, c.relname, pg_get_userbyid(p.proowner))
-          from pg_trigger g join pg_proc p on p.oid = g.tgfoid
-          where g.tgrelid = c.oid and not g.tgisinternal and p.proowner not in (select r.oid from trusted r)
+          select format('%I is no table', claims.relname) where claims.relkind <> 'r'
           union all
           select format('trigger %I is on %I', g.tgname, claims.relname)
           from pg_trigger g where g.tgrelid = claims.oid and not g.tgisinternal
-            and g.tgfoid not in (select p.oid from pg_proc p where p.pronamespace = 'shardids'::regnamespace)
+            and g.tgfoid not in (select p.oid from pg_proc p where p.pronamespace = e.oid)) w (what)) as planted,
+       (select string_agg(distinct w.what, '; ' order by w.what)
+        from (
+          select format('%s has %s on %I', case a.grantee when 0 then 'PUBLIC' else format('role "%s"', pg_get_userbyid(a.grantee)) end,
+                        a.privilege_type, claims.relname)
+          from aclexplode(claims.relacl) a
+          where a.grantee <> claims.relowner and a.privilege_type <> 'SELECT'
           union all
-          select format('%s refers to %I', k.conrelid::regclass, claims.relname)
-          from pg_constraint k where k.confrelid = claims.oid and k.contype = 'f') w (what)) as strangers
+          select format('there are %s functions %I, not two', count(*), claims.relname) from pg_proc p
+          where p.pronamespace = n.oid and p.proname = current_setting('shardids.claims')
+          having claims.oid is not null and count(*) <> 2) w (what)) as changed
 from shardids.shard s
+join pg_namespace e on e.nspname = 'shardids'
 join pg_namespace n on n.nspname = s.schema
 left join pg_class c on c.relnamespace = n.oid and c.relname = current_setting('shardids.table') and c.relkind in ('r', 'p')
 left join pg_attribute a on a.attrelid = c.oid and a.attname = current_setting('shardids.column') and not a.attisdropped

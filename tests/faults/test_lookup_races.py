@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event, Thread
 
-import pytest
-
 from shardids import Cluster, lookups
 from shardids.catalog.urls import parse_url
 from shardids.dev.embedded import EmbeddedServer, temporary_servers
@@ -35,22 +33,17 @@ OTHERS = (
 )
 
 
-@pytest.mark.parametrize("strict", [False, True])
 def test_racing_inserts_of_clashing_values_leave_each_once(
-    tmp_path: Path, report: Callable[[str], None], *, strict: bool
+    tmp_path: Path, report: Callable[[str], None]
 ) -> None:
-    """Strict: half of them are plain SQL, which triggers claim."""
     tmp_path.chmod(0o755)
     race = Race(tmp_path)
     with temporary_servers(2, settings={"fsync": "on", "synchronous_commit": "on"}) as servers:
         urls = [parse_url(server.url()) for server in servers]
         open_signups(urls[0], dict(zip("ab", urls, strict=True)), SHARDS)
-        if strict:
-            with catalog_at(urls[0]) as catalog:
-                lookups.create(catalog, EMAIL, strict=True, store_password=True)
         with _Crashing(servers) as crashing:
             kills = kill_clients(
-                f"racing.race({dsn(urls[0])!r}, Path({str(tmp_path)!r}), by_sql={strict})",
+                f"racing.race({dsn(urls[0])!r}, Path({str(tmp_path)!r}))",
                 until=lambda: race.tried >= INSERTS and crashing.crashes >= CRASHES,
             )
         for server in servers:
@@ -68,7 +61,7 @@ def test_racing_inserts_of_clashing_values_leave_each_once(
             assert (swept.given_up, swept.busy) == (len(claimed) - len(there), 0)
             assert claims(cluster) == there
     report(
-        f"{race.tried:,} racing inserts{' by sessions and SQL' * strict}, {kills} clients killed,"
+        f"{race.tried:,} racing inserts, {kills} clients killed,"
         f" {crashing.crashes} crashes of nodes:"
         f" {len(there):,} values, each once, {len(acknowledged):,} of them acknowledged and all there;"
         f" {swept.given_up:,} claims without a row swept, 0 rows without a claim"

@@ -6,12 +6,9 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
-import psycopg
 from sqlalchemy import delete, insert, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session, configure_mappers
@@ -84,20 +81,25 @@ Way = Callable[[Cluster, Mapping[int, str], Rows], bool]
 """Writes rows, with the name of each one's shard; returns whether they are there to stay."""
 
 
-def race(url: str, folder: Path, *, by_sql: bool) -> None:
+def race(url: str, folder: Path) -> None:
     """Inserts addresses that others insert at the same time, until it is killed, or its parent is.
 
-    One row or many: by objects of some shards, by a statement for one and, with ``by_sql`` as often, by an
-    INSERT and a COPY that know nothing of look-ups. Some of it is rolled back, some is deleted again.
+    One row or many: by objects of some shards, or by a statement for one. Some of it is rolled back, some is
+    deleted again.
     """
     so_far, parent = Race(folder), os.getppid()
-    ways: list[Way] = [_flush, _insert, _run_sql, _copy] if by_sql else [_flush, _insert]
     while os.getppid() == parent:
         try:
             with Cluster.connect(url, listen=False) as cluster:
                 names = {shard: named(cluster, shard) for shard in range(cluster.shard_count)}
                 while os.getppid() == parent:
-                    _try(cluster, so_far, names, random.choice(ways), random.choice((1, 1, 1, MANY)))
+                    _try(
+                        cluster,
+                        so_far,
+                        names,
+                        random.choice((_flush, _insert)),
+                        random.choice((1, 1, 1, MANY)),
+                    )
         except (ShardidsError, DBAPIError):
             # The catalog's server has crashed, and is there again soon.
             continue
@@ -114,9 +116,9 @@ def _try(cluster: Cluster, so_far: Race, names: Mapping[int, str], way: Way, cou
             rows = {email: random.choice(shards) for email in emails}
             if rows and way(cluster, names, rows):
                 so_far.was_told(rows)
-        except (IntegrityError, psycopg.errors.UniqueViolation):
+        except IntegrityError:
             so_far.has_tried(len(emails))
-        except (ShardidsError, DBAPIError, psycopg.Error):
+        except (ShardidsError, DBAPIError):
             # Busy, or a server is down: nobody knows that it was tried.
             time.sleep(0.05)
             return
@@ -157,40 +159,3 @@ def _stays(session: Session, rows: Rows) -> bool:
         session.execute(delete(User).where(User.email.in_(list(rows))))
         session.commit()
     return chance <= 0.9
-
-
-def _run_sql(cluster: Cluster, names: Mapping[int, str], rows: Rows) -> bool:
-    (shard,) = set(rows.values())
-    with _connection(cluster, shard) as connection:
-        connection.execute(
-            f"insert into shard_{shard:04}.users (name, email)"
-            " select %s, e from unnest(%s::text[]) e".encode(),
-            (names[shard], list(rows)),
-        )
-        return _stays_there(connection)
-
-
-def _copy(cluster: Cluster, names: Mapping[int, str], rows: Rows) -> bool:
-    (shard,) = set(rows.values())
-    with _connection(cluster, shard) as connection:
-        statement = f"copy shard_{shard:04}.users (name, email) from stdin".encode()
-        with connection.cursor().copy(statement) as copy:
-            for email in rows:
-                copy.write_row((names[shard], email))
-        return _stays_there(connection)
-
-
-def _stays_there(connection: psycopg.Connection[Any]) -> bool:
-    if random.random() < 0.1:
-        return False
-    connection.commit()
-    return True
-
-
-@contextmanager
-def _connection(cluster: Cluster, shard: int) -> Iterator[psycopg.Connection[Any]]:
-    """A connection of the driver; what was not committed is rolled back."""
-    with cluster.connection(shard) as connection:
-        driver = connection.connection.driver_connection
-        assert isinstance(driver, psycopg.Connection)
-        yield driver
