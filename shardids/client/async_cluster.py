@@ -25,7 +25,7 @@ from shardids.client.copying.from_asyncio import copied_in_thread
 from shardids.client.options import AsyncSessionOptions
 from shardids.client.references import ReferenceSession
 from shardids.client.retries import PATIENCE_S, Attempts
-from shardids.client.routing import After, EngineChoice, FanOut, Key, session_class
+from shardids.client.routing import After, FanOut, Key, session_class
 from shardids.errors import ShardidsError
 
 T = TypeVar("T")
@@ -141,8 +141,7 @@ class AsyncCluster(AsyncShardsOfCluster):
     def sharded_session(
         self,
         *,
-        fan_out: FanOut = "allow",
-        engine: EngineChoice = "merge",
+        fan_out: FanOut = "all",
         **options: Unpack[AsyncSessionOptions],
     ) -> AsyncSession: ...
     @overload
@@ -150,14 +149,11 @@ class AsyncCluster(AsyncShardsOfCluster):
         self,
         *,
         class_: type[Theirs],
-        fan_out: FanOut = "allow",
-        engine: EngineChoice = "merge",
+        fan_out: FanOut = "all",
         **options: Any,
     ) -> Theirs: ...
 
-    def sharded_session(
-        self, *, fan_out: FanOut = "allow", engine: EngineChoice = "merge", **options: Any
-    ) -> AsyncSession:
+    def sharded_session(self, *, fan_out: FanOut = "all", **options: Any) -> AsyncSession:
         """Returns an ``AsyncSession`` over all shards; see :meth:`shardids.Cluster.sharded_session`.
 
         ``options`` go to :class:`sqlalchemy.ext.asyncio.AsyncSession`.
@@ -167,7 +163,6 @@ class AsyncCluster(AsyncShardsOfCluster):
             options,
             shards=self.sync_cluster,
             fan_out=fan_out,
-            engine=engine,
             **self.sync_cluster._kinds.options,
         )
 

@@ -22,7 +22,7 @@ from shardids.client.old_ids import KnownOldIds
 from shardids.client.options import SessionOptions
 from shardids.client.references import WritesReferences
 from shardids.client.retries import PATIENCE_S, Attempts
-from shardids.client.routing import After, EngineChoice, FanOut, Key, RoutedSession, session_class
+from shardids.client.routing import After, FanOut, Key, RoutedSession, session_class
 from shardids.client.routing.twophase import Decisions
 from shardids.errors import ShardidsError
 
@@ -189,41 +189,39 @@ class Cluster(WritesReferences):
             UnknownValue: no row has the value of a look-up key.
             UnknownId: an old ID that no row had.
             UnknownShard: no node holds the shard.
-            TooFarAhead: by the first statement, if ``after`` leads the node's clock by over ``max_ahead``.
+            TooFarAhead: by the first statement, if ``after`` leads the node's clock by over ``max_past``.
         """
         number = self._pick(key, id, shard, of, lookup=lookup, region=region)
         return self._session(number, self.node_of(number), self._latest(after), options)
 
     @overload
     def sharded_session(
-        self, *, fan_out: FanOut = "allow", engine: EngineChoice = "merge", **options: Unpack[SessionOptions]
+        self, *, fan_out: FanOut = "all", **options: Unpack[SessionOptions]
     ) -> RoutedSession: ...
     @overload
     def sharded_session(
         self,
         *,
         class_: type[Theirs],
-        fan_out: FanOut = "allow",
-        engine: EngineChoice = "merge",
+        fan_out: FanOut = "all",
         **options: Any,
     ) -> Theirs: ...
 
-    def sharded_session(
-        self, *, fan_out: FanOut = "allow", engine: EngineChoice = "merge", **options: Any
-    ) -> Session:
+    def sharded_session(self, *, fan_out: FanOut = "all", **options: Any) -> Session:
         """Returns a SQLAlchemy session over all shards, with one connection and one transaction a node.
 
         Objects are written where their sharding key, their ID or their parents say. Statements go to the
         shards that their criteria name, as ``User.id == …`` and ``User.name.in_([…])`` do; those that name
-        none ask all shards, or are refused with ``fan_out="error"``.
+        none go to all shards. The rows of several shards are merged; what PostgreSQL has to compute over
+        them, the query node computes. It sees what is committed, so it is not asked about tables that the
+        session has written to.
 
-        ``engine`` says what becomes of a statement over several shards. ``"merge"``: the shards' answers are
-        combined if that is known to be right; what is not is refused. ``"views"``: a SELECT that would be
-        refused is executed on the query node instead, which sees what is committed; it is refused while
-        the session has written something that is not. ``"refuse"``: SELECT, UPDATE and DELETE over several
-        shards are refused. ``options`` go to
-        :class:`sqlalchemy.orm.Session`, or to ``class_``, a class of yours derived from it. COMMIT is
-        one node after another: a transaction that writes to two is not atomic unless ``twophase=True``.
+        ``fan_out`` says which statements may concern several shards: ``"all"``, those whose criteria name
+        the shards (``"named"``), or none (``"never"``); others are refused. ``options`` go to
+        :class:`sqlalchemy.orm.Session`, or to ``class_``, a class of yours derived from it.
+
+        A statement that fails in one shard fails the transaction on all nodes. COMMIT is one node after
+        another: a transaction that writes to two is not atomic unless ``twophase=True``.
 
         With ``twophase=True`` what is written to several nodes is committed on all of them or on none. All
         nodes but one prepare it; that one commits together with a row that decides for the others. ``shardids
@@ -235,7 +233,7 @@ class Cluster(WritesReferences):
             MissingPrivilege: ``twophase=True``, and the role may not decide on a node.
         """
         made: Any = session_class(self._kinds.routed, options.pop("class_", None))
-        session: RoutedSession = made(self, fan_out=fan_out, engine=engine, **self._kinds.options, **options)
+        session: RoutedSession = made(self, fan_out=fan_out, **self._kinds.options, **options)
         if session.twophase:
             self.decisions.require_all_fit(self.placement.nodes.values(), self.engine)
         return session

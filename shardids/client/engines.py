@@ -13,6 +13,8 @@ from shardids.catalog.connections import CONNECT_TIMEOUT_S, open_engine
 from shardids.catalog.forks import in_child
 from shardids.catalog.topology import Node
 from shardids.catalog.urls import parse_url, with_login_of
+from shardids.client.reflection import ShardInspector
+from shardids.client.routing.marks import mark_writes
 from shardids.client.routing.replay import heed_stand_ins
 
 
@@ -46,6 +48,9 @@ class NodeEngines:
                 url = with_login_of(parse_url(node.url), self._login)
                 engine = open_engine(url, what=f'node "{node.name}"', **self._options)
                 heed_stand_ins(engine)
+                mark_writes(engine)
+                dialect: Any = engine.dialect
+                dialect.inspector = ShardInspector
                 if self._on_made is not None:
                     self._on_made(node, engine)
                 self._of_nodes[node] = engine

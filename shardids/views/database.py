@@ -1,9 +1,10 @@
-"""The database that contains a view: its servers, its user mappings, and the parts of the view it has."""
+"""The query node's database: its servers, and its user mappings."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Final
 
 import psycopg
@@ -16,11 +17,11 @@ from shardids.catalog.nodes import Nodes, administrative_engine
 from shardids.catalog.query_node import QueryNode
 from shardids.catalog.regions import Region
 from shardids.catalog.rows import Catalog
+from shardids.catalog.schemas import Stranger, engine_owner, own_schema, strangers_in
 from shardids.catalog.topology import Node, Placement
 from shardids.catalog.urls import parse_url, role_of, with_password_of
 from shardids.errors import BadArgument, ClusterConflict, ConnectionFailed, MissingPrivilege, StatementFailed
 from shardids.views import statements
-from shardids.views.state import View
 from shardids.views.statements import ForeignServer
 
 _HIDDEN: Final = "…"
@@ -30,12 +31,12 @@ _LOCK_NOT_AVAILABLE: Final = "55P03"
 
 
 @contextmanager
-def connection_to(catalog: Catalog, view: View | QueryNode, url: str | None = None) -> Iterator[Connection]:
-    """Connects to the database that contains the view, or will; ``url`` may bring its password."""
-    if view.node is not None:
-        address, what = catalog.existing_node(view.node).url, f'node "{view.node}"'
+def connection_to(catalog: Catalog, there: QueryNode, url: str | None = None) -> Iterator[Connection]:
+    """Connects to the query node; ``url`` may bring its password."""
+    if there.node is not None:
+        address, what = catalog.existing_node(there.node).url, f'node "{there.node}"'
     else:
-        address, what = url or str(view.url), "the database of the view"
+        address, what = url or str(there.url), "the query node"
     engine = administrative_engine(with_password_of(parse_url(address), catalog.url), what=what)
     try:
         with engine.connect() as connection:
@@ -44,10 +45,38 @@ def connection_to(catalog: Catalog, view: View | QueryNode, url: str | None = No
         engine.dispose()
 
 
+def own(database: Connection, there: QueryNode) -> None:
+    """Make or check the schemas of the query node; act as their owner to the end of the transaction.
+
+    Raises:
+        MissingPrivilege: a schema, an object in it, or a server of shardids belongs to another role.
+    """
+    owner = engine_owner(database) if there.node is not None else ""
+    for schema in statements.ON_QUERY_NODE:
+        own_schema(database, schema, owner=owner)
+        owner = owner or str(database.scalar(text("select current_user")))
+
+
+def strangers_on(database: Connection, there: QueryNode) -> list[Stranger]:
+    """Return the objects of other roles in the schemas of the query node.
+
+    Their owner is the engine's on a node. Elsewhere it is that of schema ``shardids_query``, which a
+    superuser trusts only if it is one as well.
+    """
+    owner = engine_owner(database) if there.node is not None else None
+    owner = owner or database.scalar(
+        text("""select case when o.rolsuper or not r.rolsuper then o.rolname else r.rolname end
+                from pg_roles r left join pg_namespace n on n.nspname = :schema
+                left join pg_roles o on o.oid = n.nspowner where r.rolname = current_user"""),
+        {"schema": statements.QUERY},
+    )
+    return strangers_in(database, statements.ON_QUERY_NODE, str(owner))
+
+
 def correct_regions(database: Connection, regions: Sequence[Region]) -> list[str]:
-    """Makes ``shardids_views.region_of`` tell these regions; returns the statements that were run."""
+    """Makes ``shardids_nodes.region_of`` tell these regions; returns the statements that were run."""
     shown = database.scalar(
-        text("select obj_description(to_regprocedure('shardids_views.region_of(integer)'), 'pg_proc')")
+        text("select obj_description(to_regprocedure('shardids_nodes.region_of(integer)'), 'pg_proc')")
     )
     if shown == statements.shown_regions(regions) or not (shown or regions):
         return []
@@ -55,7 +84,7 @@ def correct_regions(database: Connection, regions: Sequence[Region]) -> list[str
 
 
 def lock(database: Connection, where: str) -> None:
-    """Takes the lock under which views are changed, until the end of the transaction.
+    """Takes the lock for changes of the query node, until the end of the transaction.
 
     Raises:
         ClusterConflict: another process has held it for a minute.
@@ -70,15 +99,15 @@ def lock(database: Connection, where: str) -> None:
         if error.sqlstate != _LOCK_NOT_AVAILABLE:
             raise
         raise ClusterConflict(
-            f"another process has been changing views on {where} for {_LOCK_PATIENCE_S:g} s",
+            f"another process has been changing the query node, {where}, for {_LOCK_PATIENCE_S:g} s",
             hint="Wait for it, or see in pg_stat_activity there what it does.",
         ) from error
 
 
 def wanted_servers(
-    database: Connection, nodes: Nodes, used: Collection[str], placement: Placement, *, store_password: bool
+    database: Connection, nodes: Nodes, placement: Placement, *, store_password: bool
 ) -> list[ForeignServer]:
-    """Returns the nodes whose servers will be read.
+    """Returns the nodes as servers.
 
     If the other nodes' passwords are stored, a new node's password, if any, is stored as well.
 
@@ -89,8 +118,6 @@ def wanted_servers(
     servers = []
     for node in placement.nodes.values():
         name = statements.server_name(node.name)
-        if name not in used:
-            continue
         password = None
         if store_password or (any(there.values()) and name not in there):
             password = password_of(nodes, node, must_have=store_password)
@@ -107,7 +134,7 @@ def wanted_servers(
 
 
 def password_of(nodes: Nodes, node: Node, *, must_have: bool) -> str | None:
-    """Returns the password with which this machine logs in to a node."""
+    """Returns the password that this machine logs in to a node with."""
     with nodes[node.name].connect() as connection:
         driver = connection.connection.driver_connection
         password = driver.info.password if isinstance(driver, psycopg.Connection) else ""
@@ -131,12 +158,17 @@ def _logins(database: Connection) -> dict[str, bool]:
 
 
 def correct_servers(database: Connection, servers: Sequence[ForeignServer]) -> list[str]:
-    """Creates missing servers and user mappings, and corrects the options of the others.
+    """Create missing servers and user mappings, and correct the options of the others.
+
+    :func:`own` has refused servers of another role, which would get the passwords.
 
     Raises:
         MissingPrivilege: a mapping needs a password, because its owner is not a superuser.
     """
-    is_superuser = bool(database.scalar(text("select rolsuper from pg_roles where rolname = current_user")))
+    is_superuser, can_pass_on = database.execute(
+        text("""select rolsuper, current_setting('server_version_num')::integer >= 180000
+                from pg_roles where rolname = current_user""")
+    ).one()
     rows = database.execute(
         text("""select s.srvname, s.srvoptions, exists (
                   select from pg_user_mappings m where m.srvid = s.oid and m.usename = current_user
@@ -147,20 +179,49 @@ def correct_servers(database: Connection, servers: Sequence[ForeignServer]) -> l
     mapped = {row.srvname for row in rows if row.is_mapped}
     done = []
     for server in servers:
-        if not is_superuser and server.password is None and server.name not in mapped:
+        there = present.get(server.name)
+        is_new = server.password is None and server.name not in mapped
+        if not is_superuser and is_new and not can_pass_on:
             raise MissingPrivilege(
                 f"{server.name}: postgres_fdw lets only superusers log in to other servers without a stored"
                 " password",
-                hint="Add --store-password, or create the mapping yourself: CREATE USER MAPPING FOR"
-                f' CURRENT_USER SERVER "{server.name}" OPTIONS (user …, password …)',
+                hint="To store those of the nodes: shardids query-node refresh --store-password",
             )
-        done += run(database, statements.server(server, present.get(server.name)), server.password)
+        passes_on = server.password is None and _PASSED.items() <= (there or {}).items()
+        if passes_on or (is_new and not is_superuser):
+            server = replace(server, options={**server.options, **_PASSED})  # noqa: PLW2901 -- as it will be
+        done += run(database, statements.server(server, there), server.password)
         if server.password is not None or server.name not in mapped:
             if server.password is not None:
                 keep_out_of_logs(database)
-            login = statements.user_mapping(server, is_mapped=server.name in mapped)
+            login = statements.user_mapping(
+                server, is_mapped=server.name in mapped, is_superuser=is_superuser
+            )
             done += run(database, login, server.password)
     return done
+
+
+_PASSED: Final = {"use_scram_passthrough": "true"}
+
+
+def passing_on(database: Connection, servers: Sequence[ForeignServer]) -> list[sql.Composable]:
+    """Returns statements that let the nodes take the login of the session at the query node; since 18.
+
+    It needs no stored password, and works for the role of the nodes' URLs, where its password's hash is
+    the same on all servers.
+    """
+    can_pass_on = database.scalar(text("select current_setting('server_version_num')::integer >= 180000"))
+    if not can_pass_on or any(server.password is not None for server in servers):
+        return []
+    present = database.execute(text("select srvname, srvoptions from pg_foreign_server")).all()
+    options = {row.srvname: dict(one.split("=", 1) for one in row.srvoptions or ()) for row in present}
+    return [
+        statement
+        for server in servers
+        for statement in statements.server(
+            replace(server, options={**server.options, **_PASSED}), options.get(server.name)
+        )
+    ]
 
 
 def try_servers(database: Connection, trials: Iterable[tuple[str, sql.Composable]], where: str) -> None:
@@ -179,23 +240,9 @@ def try_servers(database: Connection, trials: Iterable[tuple[str, sql.Composable
             reason = getattr(detail, "message_detail", None) or error.message
             raise StatementFailed(
                 f"{where} can't read from {server}: {reason}",
-                hint="The address in the node's URL must work from there too. Where a password is asked for,"
-                " or the view's owner is no superuser, it has to be stored: --store-password.",
+                hint="The address in the node's URL must also work from there. To store the password that the"
+                " node asks for: shardids query-node refresh --store-password",
             ) from error
-
-
-def present_columns(database: Connection, name: str) -> list[tuple[str, str]] | None:
-    """Returns names and types of a view's columns except the shard; ``None`` if there is no such view."""
-    rows = database.execute(
-        text("""
-            select a.attname, format_type(a.atttypid, a.atttypmod)
-            from pg_class c
-            join pg_namespace n on n.oid = c.relnamespace and n.nspname = :schema
-            join pg_attribute a on a.attrelid = c.oid and a.attnum > 1 and not a.attisdropped
-            where c.relname = :name and c.relkind = 'v' order by a.attnum"""),
-        {"schema": statements.SCHEMA, "name": name},
-    ).all()
-    return [(row[0], row[1]) for row in rows] or None
 
 
 def unused_servers(database: Connection) -> Iterator[sql.Composable]:
@@ -204,10 +251,26 @@ def unused_servers(database: Connection) -> Iterator[sql.Composable]:
         text("""
             select s.srvname from pg_foreign_server s
             where starts_with(s.srvname, 'shardids_')
+              and s.srvowner = current_user::regrole
               and not exists (select from pg_foreign_table f where f.ftserver = s.oid)""")
     ).all()
     for name in names:
         yield sql.SQL("drop server {} cascade").format(sql.Identifier(name))
+
+
+def extension_removal(database: Connection) -> Iterator[sql.Composable]:
+    """Takes the foreign data wrapper out of the query node's schema, or drops it if nobody uses it."""
+    is_used = database.scalar(
+        text("""
+            select exists (select from pg_foreign_server s where s.srvfdw = w.oid)
+            from pg_extension e join pg_foreign_data_wrapper w on w.fdwname = e.extname
+            where e.extname = 'postgres_fdw' and e.extnamespace = to_regnamespace(:schema)"""),
+        {"schema": statements.FOREIGN},
+    )
+    if is_used is not None:
+        yield sql.SQL(
+            "alter extension postgres_fdw set schema public" if is_used else "drop extension postgres_fdw"
+        )
 
 
 def run(connection: Connection, queries: Iterable[sql.Composable], password: str | None = None) -> list[str]:

@@ -1,87 +1,99 @@
-"""The views that the catalog records, where each reads the shards, and whether that fits the placement."""
+"""Looks for faults of the query node, and changes nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from sqlalchemy import Connection, text
 
-from shardids.catalog.queries import read
+from shardids.catalog.nodes import Nodes
+from shardids.catalog.queries import prepare
+from shardids.catalog.query_node import QueryNode, query_node_of
+from shardids.catalog.references import references_of
 from shardids.catalog.rows import Catalog
-from shardids.catalog.topology import Node
-from shardids.catalog.urls import parse_url
-from shardids.views.statements import server_name, server_options
+from shardids.catalog.topology import Placement
+from shardids.errors import ShardidsError
+from shardids.views.database import connection_to, strangers_on
+from shardids.views.refresh import Shown, digest_in, shown_tables, try_nodes, unlike_tables
+from shardids.views.statements import FOREIGN
+
+REFRESH: Final = "shardids query-node refresh"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
-    """A view as the catalog records it, on a node or in the database at ``url``."""
+class Fault:
+    """Something wrong with the query node. ``is_passing``: a move or a migration may repair it by itself."""
 
-    name: str
-    table_name: str
-    id_column: str
-    node: str | None
-    url: str | None
-
-    @property
-    def where(self) -> str:
-        """Returns the place in words."""
-        return f'node "{self.node}"' if self.node else str(self.url)
+    what: str
+    to_do: str
+    commands: str = REFRESH
+    is_passing: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ViewSource:
-    """Where a view reads one shard: a row of ``views/state.v1.sql``. No server means its own database."""
+class State:
+    """The query node: its place, the number of its tables, and its faults."""
 
-    view_name: str
-    shard: int
-    server: str | None
-    server_options: list[str] | None
-
-    @property
-    def options(self) -> dict[str, str]:
-        """Returns the options of the server."""
-        return dict(option.split("=", 1) for option in self.server_options or ())
+    there: QueryNode
+    tables: int | None
+    faults: tuple[Fault, ...]
 
 
-def views_in(connection: Connection) -> list[View]:
-    """Returns the views that the catalog records, by name; none if the catalog is older than views."""
-    if connection.scalar(text("select to_regclass('shardids_catalog.view') is null")):
-        return []
-    found = connection.execute(
-        text("select name, table_name, id_column, node, url from shardids_catalog.view order by name")
-    )
-    return [View(**row._mapping) for row in found]
+def state_of(catalog: Catalog) -> State | None:
+    """Returns the state of the cluster's query node; ``None`` if it has none. Nothing is changed."""
+    there = query_node_of(catalog)
+    if there is None:
+        return None
+    placement = catalog.placement()
+    shown: Shown | None = None
+    faults: list[Fault] = []
+    try:
+        with connection_to(catalog, there) as database, database.begin():
+            prepare(database)
+            shown = shown_tables(database)
+            faults += _faults(catalog, there, database, shown, placement)
+    except ShardidsError as error:
+        faults.append(Fault(what=error.message, to_do=error.hint or "Repair it", commands=""))
+    return State(there=there, tables=None if shown is None else len(shown.tables), faults=tuple(faults))
 
 
-def views_of(catalog: Catalog) -> list[View]:
-    """Returns the same as :func:`views_in`, in a transaction of its own."""
-    with catalog.engine.connect() as connection:
-        return views_in(connection)
-
-
-def read_sources(connection: Connection, schema_prefix: str) -> list[ViewSource]:
-    """Returns where the views of a database read each shard."""
-    return read(connection, "views/state.v1", ViewSource, schema_prefix=schema_prefix)
-
-
-def stale_shards(
-    view: View, sources: Iterable[ViewSource], node_of: Mapping[int, str], nodes: Mapping[str, Node]
-) -> list[int]:
-    """Returns the shards that a view does not read from their owner, or that no longer exist."""
-    addresses = {name: _address(server_options(parse_url(node.url))) for name, node in nodes.items()}
-    wanted = {
-        shard: (None, None) if name == view.node else (server_name(name), addresses[name])
-        for shard, name in node_of.items()
-    }
-    there = {
-        source.shard: (source.server, _address(source.options) if source.server else None)
-        for source in sources
-        if source.view_name == view.name
-    }
-    return sorted(shard for shard in wanted.keys() | there.keys() if wanted.get(shard) != there.get(shard))
-
-
-def _address(options: Mapping[str, str]) -> tuple[str | None, ...]:
-    return tuple(options.get(name) for name in ("host", "port", "dbname"))
+def _faults(
+    catalog: Catalog, there: QueryNode, database: Connection, shown: Shown, placement: Placement
+) -> Iterator[Fault]:
+    if strangers := strangers_on(database, there):
+        # A table of another role is not read.
+        yield from (Fault(what=one.message, to_do=one.fix, commands="") for one in strangers)
+        return
+    if not shown.has_schemas:
+        yield Fault(
+            what="it has not been made",
+            to_do="Make it; where the nodes ask it for a password: --store-password",
+        )
+        return
+    if digest_in(database) != placement.digest():
+        yield Fault(
+            what="it does not read every shard from its owner, and sessions are refused there",
+            to_do="Refresh it",
+            is_passing=True,
+        )
+    # Other roles than its owner may read the views, but not the foreign tables.
+    if database.scalar(
+        text("select pg_has_role(nspowner, 'usage') from pg_namespace where nspname = :schema"),
+        {"schema": FOREIGN},
+    ):
+        try:
+            try_nodes(database, placement, shown, there.where)
+        except ShardidsError as error:
+            yield Fault(
+                what=error.message, to_do=error.hint or "Repair it", commands=f"{REFRESH} --store-password"
+            )
+    with Nodes(placement.nodes, catalog.url, read_only=catalog.read_only) as nodes:
+        names = unlike_tables(nodes, placement, there, shown, references_of(catalog))
+    if names:
+        yield Fault(
+            what=f"tables have changed since it was refreshed: {', '.join(names)}",
+            to_do="Refresh it",
+            is_passing=True,
+        )

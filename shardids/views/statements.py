@@ -1,19 +1,40 @@
-"""The SQL that creates a view over a table of all shards, or brings it up to date."""
+"""The SQL of a query node: on each node a view over its shards, on the query node one foreign table for it.
+
+On a node, schema ``shardids_local`` has for each table a view over a function whose body is text. The planner
+inlines the function, and nothing depends on the shards' tables: they can be altered and dropped as if it were
+not there. Its name has a hash of the body, so another set of shards or columns is another view.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
 from typing import Final
+from uuid import UUID
 
 from psycopg import sql
 from sqlalchemy.engine import URL
 
 from shardids.catalog.regions import Region
-from shardids.errors import ClusterConflict
-from shardids.ids.layout import Layout
+from shardids.views.tables import NODE_COLUMN, SHARD_COLUMN, QueryColumn, QueryTable
 
-SCHEMA: Final = "shardids_views"
+LOCAL: Final = "shardids_local"
+"""The schema, on each node, of the views over its shards."""
+FOREIGN: Final = "shardids_foreign"
+"""The schema, on the query node, of the tables whose partitions are the nodes."""
+NODES: Final = "shardids_nodes"
+"""The schema, on the query node, of the tables with the node and the shard of each row before its columns."""
+QUERY: Final = "shardids_query"
+"""The schema, on the query node, of the tables as they are in a shard."""
+ON_QUERY_NODE: Final = (QUERY, NODES, FOREIGN)
+"""The schemas of the query node."""
+PLACEMENT: Final = "shardids_placement"
+"""The function, in schema ``shardids_query``, that returns a digest of the placement it reads from."""
+_LONGEST_NAME: Final = 63
+
+
 _PASSED_ON: Final = (
     *("hostaddr", "sslmode", "sslrootcert", "sslcrl"),
     *("channel_binding", "gssencmode", "krbsrvname"),
@@ -28,15 +49,6 @@ _SERVER_OPTIONS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ViewColumn:
-    """A column of the table; ``is_cast`` if its type is in the shard's schema, so that it is read as text."""
-
-    name: str
-    type: str
-    is_cast: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignServer:
     """Another node as a server of ``postgres_fdw``."""
 
@@ -46,29 +58,222 @@ class ForeignServer:
     password: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardSource:
-    """Where a view reads a shard: a server, or, without one, its schema in the same database."""
+@dataclass(frozen=True, kw_only=True)
+class LocalView:
+    """A node's view over its shards of one table.
 
-    shard: int
-    schema: str
-    server: str | None
+    ``schemas`` has those of the shards; for a reference table that of such tables, under ``None``.
+    """
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ViewPlan:
-    """What a view will read: its table, its columns, and a source for every shard."""
-
-    name: str
-    table_name: str
-    id_column: str
-    columns: Sequence[ViewColumn]
-    sources: Sequence[ShardSource]
+    node: str
+    table: QueryTable
+    schemas: Mapping[int | None, str]
 
     @property
-    def shard_column(self) -> str:
-        """Returns the name of the view's shard column, which the table does not have."""
-        return "shardids_shard" if any(column.name == "shard" for column in self.columns) else "shard"
+    def _row(self) -> sql.Composable:
+        columns = [
+            sql.SQL("{} text, {} integer").format(sql.Identifier(NODE_COLUMN), sql.Identifier(SHARD_COLUMN)),
+            *(_defined(column, column.type) for column in self.table.columns),
+        ]
+        return sql.SQL(", ").join(columns)
+
+    @cached_property
+    def _body(self) -> str:
+        columns = (
+            sql.SQL(", ")
+            .join(
+                sql.SQL("t.{}::{}" if column.is_cast else "t.{}").format(
+                    sql.Identifier(column.name), sql.SQL(column.type)
+                )
+                for column in self.table.columns
+            )
+            .as_string()
+        )
+        node, name = sql.Literal(self.node).as_string(), sql.Identifier(self.table.name).as_string()
+        return "\nunion all ".join(
+            f"select {node}::text, {'null' if shard is None else shard}::integer, {columns}"  # noqa: S608 -- quoted
+            f" from {sql.Identifier(schema).as_string()}.{name} t"
+            for shard, schema in self.schemas.items()
+        )
+
+    @cached_property
+    def name(self) -> str:
+        """Returns its name, which tells it from every other."""
+        text = f"{self._row.as_string()}\n{self._body}"
+        return f"v_{sha256(text.encode()).hexdigest()[:20]}"
+
+    def creation(self) -> Iterator[sql.Composable]:
+        """Creates it."""
+        name = self.name
+        row, function = sql.Identifier(LOCAL, f"r{name[1:]}"), sql.Identifier(LOCAL, f"f{name[1:]}")
+        yield sql.SQL("create type {} as ({})").format(row, self._row)
+        # Text, not a parsed body, which would depend on the tables. Not strict, not volatile: it is inlined.
+        yield sql.SQL("create function {}() returns setof {} language sql stable parallel safe as {}").format(
+            function, row, sql.Literal(self._body)
+        )
+        yield sql.SQL("create view {} as select * from {}()").format(sql.Identifier(LOCAL, name), function)
+        yield sql.SQL("comment on view {} is {}").format(
+            sql.Identifier(LOCAL, name),
+            sql.Literal(f'table "{self.table.name}" of {len(self.schemas)} shards'),
+        )
+
+
+def local_removal(name: str) -> Iterator[sql.Composable]:
+    """Drops a node's view over its shards."""
+    yield sql.SQL("drop view if exists {}").format(sql.Identifier(LOCAL, name))
+    yield sql.SQL("drop function if exists {}()").format(sql.Identifier(LOCAL, f"f{name[1:]}"))
+    yield sql.SQL("drop type if exists {}").format(sql.Identifier(LOCAL, f"r{name[1:]}"))
+
+
+def local_schema_removal() -> sql.Composable:
+    """Drops all of a node's views over its shards."""
+    return sql.SQL("drop schema if exists {} cascade").format(sql.Identifier(LOCAL))
+
+
+def signature(table: QueryTable) -> str:
+    """Returns a hash that differs when a table of the query node has to be created again."""
+    return sha256(repr(table).encode()).hexdigest()[:20]
+
+
+def enum_types(wanted: Mapping[str, Iterable[str]]) -> Iterator[sql.Composable]:
+    """Creates the enum types of all tables."""
+    for name, labels in wanted.items():
+        yield sql.SQL("create type {} as enum ({})").format(
+            sql.Identifier(QUERY, name), sql.SQL(", ").join(map(sql.Literal, labels))
+        )
+
+
+def table_creation(table: QueryTable, readers: Mapping[str, Iterable[str]]) -> Iterator[sql.Composable]:
+    """Creates a table of the query node, without partitions, and the views that show it.
+
+    ``readers`` has, for the schema of each view, the roles that may read it, as SQL.
+    """
+    parent = sql.Identifier(FOREIGN, table.name)
+    columns = sql.SQL(", ").join(_defined(column, _shown_type(column)) for column in table.columns)
+    yield sql.SQL("create table {} ({} text, {} integer, {}) partition by list ({})").format(
+        parent,
+        sql.Identifier(NODE_COLUMN),
+        sql.Identifier(SHARD_COLUMN),
+        columns,
+        sql.Identifier(NODE_COLUMN),
+    )
+    yield sql.SQL("comment on table {} is {}").format(parent, sql.Literal(signature(table)))
+    names = [one.name for one in table.columns]
+    for schema, shown in ((QUERY, names), (NODES, [NODE_COLUMN, SHARD_COLUMN, *names])):
+        view = sql.Identifier(schema, table.name)
+        selected = sql.SQL(", ").join(sql.SQL("t.{}").format(sql.Identifier(name)) for name in shown)
+        yield sql.SQL("create view {} as select {} from {} t").format(view, selected, parent)
+        for reader in readers.get(schema, ()):
+            yield sql.SQL("grant select on {} to {}").format(view, sql.SQL(reader))
+
+
+def reading(role: str) -> Iterator[sql.Composable]:
+    """Lets a role read the views that there are, and those that come."""
+    schemas, reader = sql.SQL(", ").join(map(sql.Identifier, (QUERY, NODES))), sql.Identifier(role)
+    yield sql.SQL("grant usage on schema {} to {}").format(schemas, reader)
+    yield sql.SQL("grant select on all tables in schema {} to {}").format(schemas, reader)
+    yield sql.SQL("alter default privileges in schema {} grant select on tables to {}").format(
+        schemas, reader
+    )
+
+
+def table_removal(name: str) -> Iterator[sql.Composable]:
+    """Drops a table of the query node. Fails where other objects use it."""
+    for schema in (QUERY, NODES):
+        yield sql.SQL("drop view if exists {}").format(sql.Identifier(schema, name))
+    yield sql.SQL("drop table if exists {}").format(sql.Identifier(FOREIGN, name))
+
+
+def foundation() -> Iterator[sql.Composable]:
+    """Create the foreign data wrapper, in a schema that :func:`shardids.views.database.own` has made."""
+    yield sql.SQL("create extension if not exists postgres_fdw schema {}").format(sql.Identifier(FOREIGN))
+
+
+def query_removal(enums: Iterable[str]) -> Iterator[sql.Composable]:
+    """Drops the rest of a query node. Fails where other objects are in its schemas."""
+    for name in enums:
+        yield sql.SQL("drop type {}").format(sql.Identifier(QUERY, name))
+    yield sql.SQL("drop function if exists {}()").format(sql.Identifier(QUERY, PLACEMENT))
+    yield sql.SQL("drop function if exists {}(integer)").format(sql.Identifier(NODES, "region_of"))
+    for schema in ON_QUERY_NODE:
+        yield sql.SQL("drop schema if exists {}").format(sql.Identifier(schema))
+
+
+def parts(
+    table: QueryTable, wanted: Mapping[str, LocalView], present: Mapping[str, str]
+) -> Iterator[sql.Composable]:
+    """Makes a table read each node's view over its shards.
+
+    ``wanted`` has the views by the name of their server; ``present`` has the names of those it reads now.
+    """
+    for server in present.keys() - wanted.keys():
+        yield sql.SQL("drop foreign table {}").format(_part(table.name, server))
+    for server, view in wanted.items():
+        if server not in present:
+            yield sql.SQL(
+                "create foreign table {} partition of {} for values in ({}) server {}"
+                " options (schema_name {}, table_name {})"
+            ).format(
+                _part(table.name, server),
+                sql.Identifier(FOREIGN, table.name),
+                sql.Literal(view.node),
+                sql.Identifier(server),
+                sql.Literal(LOCAL),
+                sql.Literal(view.name),
+            )
+        elif present[server] != view.name:
+            yield sql.SQL("alter foreign table {} options (set table_name {})").format(
+                _part(table.name, server), sql.Literal(view.name)
+            )
+
+
+def probe(server: str) -> Iterator[sql.Composable]:
+    """Creates the table that asks a node for its name, to see whether it can be read at all."""
+    yield sql.SQL(
+        "create foreign table {} (name text) server {} options (schema_name 'shardids', table_name 'node')"
+    ).format(_probe(server), sql.Identifier(server))
+
+
+def probe_removal(server: str) -> sql.Composable:
+    """Drops that table."""
+    return sql.SQL("drop foreign table if exists {}").format(_probe(server))
+
+
+def probing(server: str) -> sql.Composable:
+    """Asks a node for its name."""
+    return sql.SQL("select name from {}").format(_probe(server))
+
+
+def _probe(server: str) -> sql.Identifier:
+    return _part("", server)
+
+
+def placement_function(digest: str, cluster: UUID) -> Iterator[sql.Composable]:
+    """Creates the function that returns the placement's digest, for applications to compare."""
+    name = sql.Identifier(QUERY, PLACEMENT)
+    yield sql.SQL(
+        "create or replace function {}() returns text language sql stable parallel safe as {}"
+    ).format(name, sql.Literal(f"select '{digest}'::text"))
+    yield sql.SQL("comment on function {}() is {}").format(name, sql.Literal(str(cluster)))
+
+
+def _part(table: str, server: str) -> sql.Identifier:
+    name = f"{table}@{server}"
+    if len(name.encode()) > _LONGEST_NAME:
+        name = f"@{sha256(name.encode()).hexdigest()[:20]}"
+    return sql.Identifier(FOREIGN, name)
+
+
+def _shown_type(column: QueryColumn) -> str:
+    if column.enum is None:
+        return column.type
+    return sql.Identifier(QUERY, column.enum).as_string() + ("[]" if column.is_array else "")
+
+
+def _defined(column: QueryColumn, type_: str) -> sql.Composable:
+    # The server wrote type and collation (format_type, %I), so they are SQL already.
+    collation = f" collate {column.collation}" if column.collation is not None else ""
+    return sql.SQL("{} {}{}").format(sql.Identifier(column.name), sql.SQL(type_), sql.SQL(collation))
 
 
 def server_name(node: str) -> str:
@@ -92,44 +297,6 @@ def address_options(url: URL) -> dict[str, str]:
     if "host" in url.query:
         options["host"] = str(url.query["host"])
     return options
-
-
-def foundation(layout: Layout) -> Iterator[sql.Composable]:
-    """Creates what all views of a database share."""
-    yield from extension()
-    # It is inlined, so it can be the partition key. It needs no engine: the database may not be a node.
-    yield sql.SQL(
-        "create or replace function {}(id bigint) returns integer language sql immutable parallel safe"
-        " return ((id >> {}) & {}::bigint)::integer"
-    ).format(_in_schema("shard_of"), sql.Literal(layout.sequence_bits), sql.Literal(layout.shard_limit - 1))
-
-
-def shown_regions(regions: Iterable[Region]) -> str:
-    """Returns the regions as the comment of ``region_of`` names them: ``eu 0-1023, us 1024-2047``."""
-    return ", ".join(f"{region.name} {region}" for region in regions) or "none"
-
-
-def region_function(regions: Sequence[Region]) -> Iterator[sql.Composable]:
-    """Creates, or replaces, the function that tells the region of a shard."""
-    branches = [
-        sql.SQL(" when shard between {} and {} then {}").format(
-            sql.Literal(region.first_shard), sql.Literal(region.last_shard), sql.Literal(region.name)
-        )
-        for region in regions
-    ]
-    told = sql.SQL("case{} end").format(sql.Composed(branches)) if branches else sql.SQL("null::text")
-    function = sql.SQL("{}(shard integer)").format(_in_schema("region_of"))
-    yield sql.SQL(
-        "create or replace function {} returns text language sql stable parallel safe return {}"
-    ).format(function, told)
-    yield sql.SQL("comment on function {} is {}").format(function, sql.Literal(shown_regions(regions)))
-
-
-def extension() -> Iterator[sql.Composable]:
-    """Creates the foreign data wrapper, and a schema for it."""
-    schema = sql.Identifier(SCHEMA)
-    yield sql.SQL("create schema if not exists {}").format(schema)
-    yield sql.SQL("create extension if not exists postgres_fdw schema {}").format(schema)
 
 
 def server(wanted: ForeignServer, present: Mapping[str, str] | None) -> Iterator[sql.Composable]:
@@ -158,146 +325,17 @@ def changed_options(wanted: Mapping[str, str], present: Mapping[str, str]) -> sq
     return sql.SQL(", ").join(changes) if changes else None
 
 
-def user_mapping(wanted: ForeignServer, *, is_mapped: bool) -> Iterator[sql.Composable]:
-    """Creates or replaces the owner's user mapping. Without a password only a superuser can use it."""
+def user_mapping(wanted: ForeignServer, *, is_mapped: bool, is_superuser: bool) -> Iterator[sql.Composable]:
+    """Creates or replaces the owner's user mapping."""
     name = sql.Identifier(wanted.name)
     if is_mapped:
         yield sql.SQL("drop user mapping for current_user server {}").format(name)
-    login = {"password_required": "false"} if wanted.password is None else {"password": wanted.password}
+    login = {} if wanted.password is None else {"password": wanted.password}
+    if is_superuser and wanted.password is None:
+        login = {"password_required": "false"}
     yield sql.SQL("create user mapping for current_user server {} options ({})").format(
         name, options_of({"user": wanted.user} | login)
     )
-
-
-def view(
-    plan: ViewPlan, present: Mapping[int, str | None], present_columns: Sequence[tuple[str, str]] | None
-) -> Iterator[sql.Composable]:
-    """Creates a view, or changes what differs from the plan.
-
-    ``present`` says where the view reads each shard now; ``present_columns`` holds its columns' names and
-    types, or is ``None`` if there is no view.
-
-    Raises:
-        ClusterConflict: columns were dropped or changed, which CREATE OR REPLACE VIEW cannot follow.
-    """
-    yield from _parent(plan, present_columns)
-    yield from _parts(plan, present)
-    wanted = {source.shard: source.server for source in plan.sources}
-    if present_columns is None or present != wanted or len(plan.columns) > len(present_columns):
-        yield _view(plan)
-        yield _by_id(plan)
-
-
-def _parent(plan: ViewPlan, present_columns: Sequence[tuple[str, str]] | None) -> Iterator[sql.Composable]:
-    """Creates or alters the partitioned table over the foreign tables."""
-    parent = _in_schema(f"{plan.name}_foreign")
-    columns = [(column.name, column.type) for column in plan.columns]
-    if present_columns is None:
-        yield sql.SQL("create table {} ({}) partition by list ({}({}))").format(
-            parent,
-            sql.SQL(", ").join(_defined(name, type_) for name, type_ in columns),
-            _in_schema("shard_of"),
-            sql.Identifier(plan.id_column),
-        )
-    elif columns[: len(present_columns)] != list(present_columns):
-        raise ClusterConflict(
-            f'view "{plan.name}" has columns that table "{plan.table_name}" no longer has, or has with'
-            " another type",
-            hint=f"Run shardids view drop {plan.name}, and create it again; its grants are lost.",
-        )
-    else:
-        for name, type_ in columns[len(present_columns) :]:
-            yield sql.SQL("alter table {} add column {}").format(parent, _defined(name, type_))
-
-
-def _parts(plan: ViewPlan, present: Mapping[int, str | None]) -> Iterator[sql.Composable]:
-    """Creates or replaces the foreign tables, one for each shard on another server."""
-    wanted = {source.shard: source.server for source in plan.sources}
-    for shard, server_there in present.items():
-        if server_there is not None and wanted.get(shard) != server_there:
-            yield sql.SQL("drop foreign table {}").format(_part(plan, shard))
-    for source in plan.sources:
-        if source.server is not None and present.get(source.shard) != source.server:
-            yield sql.SQL(
-                "create foreign table {} partition of {} for values in ({}) server {}"
-                " options (schema_name {}, table_name {})"
-            ).format(
-                _part(plan, source.shard),
-                _in_schema(f"{plan.name}_foreign"),
-                sql.Literal(source.shard),
-                sql.Identifier(source.server),
-                sql.Literal(source.schema),
-                sql.Literal(plan.table_name),
-            )
-
-
-def _view(plan: ViewPlan) -> sql.Composable:
-    """Creates the view over all shards: those of this database, one by one, and the foreign ones."""
-    parent = _in_schema(f"{plan.name}_foreign")
-    columns = sql.SQL(", ").join(
-        sql.SQL("t.{}").format(sql.Identifier(column.name)) for column in plan.columns
-    )
-    cast = sql.SQL(", ").join(
-        sql.SQL("t.{0}::{1} as {0}" if column.is_cast else "t.{0}").format(
-            sql.Identifier(column.name), sql.SQL(column.type)
-        )
-        for column in plan.columns
-    )
-    shard = sql.Identifier(plan.shard_column)
-    selects = [
-        # The shard is a constant here: given a condition on it, the planner drops the other branches.
-        sql.SQL("select {} as {}, {} from {} t").format(
-            sql.Literal(source.shard), shard, cast, sql.Identifier(source.schema, plan.table_name)
-        )
-        for source in plan.sources
-        if source.server is None
-    ]
-    selects.append(
-        sql.SQL("select {}(t.{}) as {}, {} from {} t").format(
-            _in_schema("shard_of"), sql.Identifier(plan.id_column), shard, columns, parent
-        )
-    )
-    return sql.SQL("create or replace view {} as\n{}").format(
-        _in_schema(plan.name), sql.SQL("\nunion all ").join(selects)
-    )
-
-
-def _by_id(plan: ViewPlan) -> sql.Composable:
-    # The body is text: a parsed body would keep CREATE OR REPLACE VIEW from adding columns.
-    name, id_column = _in_schema(plan.name), sql.Identifier(plan.id_column)
-    body = sql.SQL("select * from {} v where v.{} = $1 and v.{} = {}($1)").format(
-        name, id_column, sql.Identifier(plan.shard_column), _in_schema("shard_of")
-    )
-    return sql.SQL(
-        "create or replace function {}(id bigint) returns setof {} language sql stable as {}"
-    ).format(_in_schema(f"{plan.name}_by_id"), name, sql.Literal(body.as_string()))
-
-
-def removal(name: str) -> Iterator[sql.Composable]:
-    """Drops a view and what belongs to it. Fails where other objects use it."""
-    yield sql.SQL("drop function if exists {}(bigint)").format(_in_schema(f"{name}_by_id"))
-    yield sql.SQL("drop view if exists {}").format(_in_schema(name))
-    yield sql.SQL("drop table if exists {}").format(_in_schema(f"{name}_foreign"))
-
-
-def trials(plan: ViewPlan) -> Iterator[tuple[str, sql.Composable]]:
-    """Yields for every server a query that reads a row of one of its shards."""
-    first = {source.server: source.shard for source in reversed(plan.sources) if source.server is not None}
-    for name, shard in first.items():
-        yield name, sql.SQL("select count(*) from (select from {} limit 1) one").format(_part(plan, shard))
-
-
-def _in_schema(name: str) -> sql.Identifier:
-    return sql.Identifier(SCHEMA, name)
-
-
-def _part(plan: ViewPlan, shard: int) -> sql.Identifier:
-    return _in_schema(f"{plan.name}_{shard:04}")
-
-
-def _defined(name: str, type_: str) -> sql.Composable:
-    # The server wrote the type (format_type), so it is SQL already.
-    return sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(type_))
 
 
 def options_of(options: Mapping[str, str]) -> sql.Composable:
@@ -305,3 +343,24 @@ def options_of(options: Mapping[str, str]) -> sql.Composable:
     return sql.SQL(", ").join(
         sql.SQL("{} {}").format(sql.Identifier(name), sql.Literal(value)) for name, value in options.items()
     )
+
+
+def shown_regions(regions: Iterable[Region]) -> str:
+    """Returns the regions as the comment of ``region_of`` names them: ``eu 0-1023, us 1024-2047``."""
+    return ", ".join(f"{region.name} {region}" for region in regions) or "none"
+
+
+def region_function(regions: Sequence[Region]) -> Iterator[sql.Composable]:
+    """Creates, or replaces, the function that tells the region of a shard."""
+    branches = [
+        sql.SQL(" when shard between {} and {} then {}").format(
+            sql.Literal(region.first_shard), sql.Literal(region.last_shard), sql.Literal(region.name)
+        )
+        for region in regions
+    ]
+    told = sql.SQL("case{} end").format(sql.Composed(branches)) if branches else sql.SQL("null::text")
+    function = sql.SQL("{}(shard integer)").format(sql.Identifier(NODES, "region_of"))
+    yield sql.SQL(
+        "create or replace function {} returns text language sql stable parallel safe return {}"
+    ).format(function, told)
+    yield sql.SQL("comment on function {} is {}").format(function, sql.Literal(shown_regions(regions)))

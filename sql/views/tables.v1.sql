@@ -1,5 +1,5 @@
 -- Purpose:    the tables of every shard of a node, for the query node: one row for each table and way it is defined, with
---             the shards in which it is so. Old copies are among them, for a shard that is just being moved is placed
+--             the shards in which it is so, null for reference tables. Old copies are among them, for a shard that is just being moved is placed
 --             where it has stopped already. Nothing is installed.
 -- Settings:   none
 -- Locks:      none beyond those of reading the server's catalogs.
@@ -8,13 +8,21 @@
 with shard as (
   select s.id, n.oid as namespace
   from shardids.shard s
-  join pg_namespace n on n.nspname = s.schema),
+  join pg_namespace n on n.nspname = s.schema
+  union all
+  select null, n.oid from pg_namespace n where n.nspname = 'shardids_ref'),
 "table" as (
   select s.id as shard, s.namespace, c.oid, c.relname::text as name
   from shard s
   join pg_class c on c.relnamespace = s.namespace and c.relkind in ('r', 'p') and not c.relispartition
   where not exists (
     select from pg_depend d where d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype = 'e')),
+-- Columns that a shard's generator fills. Read once: for each column by itself it takes seconds.
+generated as materialized (
+  select f.adrelid as "table", f.adnum as number, p.pronamespace as namespace
+  from pg_attrdef f
+  join pg_depend d on d.classid = 'pg_attrdef'::regclass and d.objid = f.oid and d.refclassid = 'pg_proc'::regclass
+  join pg_proc p on p.oid = d.refobjid and p.proname = 'next_id'),
 "column" as (
   select t.oid, a.attnum,
          jsonb_build_object(
@@ -38,12 +46,7 @@ with shard as (
                             then format('%I.%I', l_schema.nspname, l.collname)
                         end,
            'is_own', coalesce(l.collnamespace = t.namespace, false)) as definition,
-         -- Filled by the shard's generator: its rows have IDs.
-         exists (
-           select from pg_attrdef f
-           join pg_depend d on d.classid = 'pg_attrdef'::regclass and d.objid = f.oid and d.refclassid = 'pg_proc'::regclass
-           join pg_proc p on p.oid = d.refobjid and p.pronamespace = t.namespace and p.proname = 'next_id'
-           where f.adrelid = t.oid and f.adnum = a.attnum) as is_id
+         (t.oid, a.attnum, t.namespace) in (select g."table", g.number, g.namespace from generated g) as is_id
   from "table" t
   join pg_attribute a on a.attrelid = t.oid and a.attnum > 0 and not a.attisdropped
   join pg_type declared on declared.oid = a.atttypid

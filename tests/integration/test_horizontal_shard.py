@@ -528,7 +528,7 @@ def test_one_shard_is_asked_for_what_is_loaded_again(
 ) -> None:
     """RefreshDeferExpireTest.test_refresh, test_deferred, test_unexpire"""
     name = name_in(cluster, 3)
-    with cluster.sharded_session(fan_out="error") as session:
+    with cluster.sharded_session(fan_out="named") as session:
         query: Any = session.query(City).filter_by(name=name)
         city = query.set_shard(3).one()
         with statements(cluster) as sent:

@@ -88,7 +88,7 @@ def test_sessions_statements_refusals_and_fan_outs(url: URL, telemetry: Telemetr
                 session.execute(text("select nonesuch"))
         with cluster.sharded_session() as session:
             assert len(session.scalars(select(User)).all()) == 1
-        with cluster.sharded_session(fan_out="error") as session, pytest.raises(FanOutRefused):
+        with cluster.sharded_session(fan_out="named") as session, pytest.raises(FanOutRefused):
             session.scalars(select(User))
     told = telemetry.told()
     assert told["shardids.client.sessions", "shard"] == 1

@@ -71,7 +71,7 @@ class Traffic:
         while not self._stop.is_set():
             before = set(self.written)
             try:
-                with self.cluster.sharded_session(engine="views") as session:
+                with self.cluster.sharded_session() as session:
                     found = Counter(session.scalars(RANKED))
             except Exception as error:  # noqa: BLE001 -- whatever a thread meets fails the test
                 self.wrong.append(repr(error))
@@ -104,6 +104,6 @@ def test_a_shard_that_moves_under_load_is_read_once(nodes: TwoNodes) -> None:
         reads = traffic.reads
         wait_for(lambda: traffic.reads > reads + 2 or traffic.wrong, "no read")
     assert traffic.wrong == []
-    with cluster.sharded_session(engine="views") as session:
+    with cluster.sharded_session() as session:
         assert sorted(session.scalars(RANKED)) == sorted(traffic.written)
     cluster.close()

@@ -10,12 +10,13 @@ import pytest
 from psycopg import sql
 from sqlalchemy.engine import URL
 
-from shardids import views
+from shardids import doctor, views
 from shardids.catalog.query_node import query_node_of
 from shardids.catalog.rows import Catalog
-from shardids.errors import BadArgument, ClusterConflict, StatementFailed
+from shardids.catalog.urls import shown_url
+from shardids.errors import BadArgument, ClusterConflict, MissingPrivilege, StatementFailed
 from shardids.install import provision
-from shardids.views import query_refresh
+from shardids.views import refresh
 from tests.conftest import MakeRole, dsn, found_cluster
 from tests.support.clusters import catalog_at, connected, objects
 
@@ -130,8 +131,6 @@ def test_what_nobody_can_say_of_a_table_is_left_out(pair: Pair) -> None:
             with pytest.raises(error, match=why):
                 make(catalog, **wrong)
         make(catalog)
-        with pytest.raises(ClusterConflict, match='the query node is node "a" already'):
-            make(catalog, node="b")
         with pytest.raises(ClusterConflict, match='node "a" holds 2 shards'):
             provision.remove_node(catalog, "a")
 
@@ -161,7 +160,14 @@ def test_tables_change_without_regard_to_the_views(pair: Pair, make_role: MakeRo
                 # Halfway through a migration a view shows what all shards have, and no wrong rows.
                 with pytest.raises(psycopg.Error, match=r"column t\.name does not exist"):
                     rows(a, "select name from shardids_query.users")
+        # The doctor compares what is shown with what the shards have.
+        found = [one for one in doctor.examine(catalog).findings if one.check == "query-node"]
+        assert [one.what for one in found] == [
+            'the query node, node "a": tables have changed since it was refreshed:'
+            " likes, notes, photos, users"
+        ]
         views.refresh_query_node(catalog)
+        assert not [one for one in doctor.examine(catalog).findings if one.check == "query-node"]
         assert views.refresh_query_node(catalog, dry_run=True) == views.Refreshed(
             statements=[], left_out=make(catalog).left_out
         )
@@ -184,10 +190,10 @@ def test_tables_change_without_regard_to_the_views(pair: Pair, make_role: MakeRo
             run(url, f"alter table shard_{shard:04}.users add x integer")
         with pytest.raises(StatementFailed, match="other objects depend on it"):
             views.refresh_query_node(catalog)
-        (complaint,) = views.follow_tables(catalog)
-        assert complaint.startswith("the query node still shows shards and tables as they were")
+        (complaint,) = views.follow(catalog)
+        assert complaint.startswith("the query node does not show today's shards and tables")
         run(a, "drop view public.mine", f'drop owned by "{reader.username}"')
-        assert views.follow_tables(catalog) == ()
+        assert views.follow(catalog) == ()
 
 
 def test_a_shard_without_its_tables_keeps_the_query_node_as_it_is(pair: Pair) -> None:
@@ -210,8 +216,12 @@ def test_dropping_the_query_node_leaves_nothing(pair: Pair, blank_database: Blan
         make(catalog, node=None, url=dsn(own))
         assert rows(own, TOTAL) == [(12, 12)]
         assert [objects(url) for url in (a, b)] != before
-        (row,) = views.listed(catalog)
-        assert (row["table"], row["on"], row["stale"]) == ("all (3)", query_node_of(catalog).url, 0)  # type: ignore[union-attr]  # it is there
+        assert views.query_node_row(catalog) == {
+            "node": None,
+            "url": shown_url(own),
+            "tables": 3,
+            "faults": [],
+        }
         assert views.drop_query_node(catalog, dry_run=True)
         assert rows(own, TOTAL) == [(12, 12)]
         run(own, "create view shardids_query.mine as select 1")
@@ -221,9 +231,7 @@ def test_dropping_the_query_node_leaves_nothing(pair: Pair, blank_database: Blan
         run(own, "drop view shardids_query.mine")
         views.drop_query_node(catalog)
         assert [objects(url) for url in (a, b)] == before
-        assert rows(own, "select nspname from pg_namespace where starts_with(nspname, 'shardids')") == [
-            ("shardids_views",)
-        ]
+        assert rows(own, "select nspname from pg_namespace where starts_with(nspname, 'shardids')") == []
         with pytest.raises(ClusterConflict, match="the cluster has no query node"):
             views.drop_query_node(catalog)
 
@@ -246,7 +254,7 @@ def test_a_long_query_keeps_others_waiting_for_moments_only(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = pair
-    monkeypatch.setattr(query_refresh, "_PATIENCE_S", 1.0)
+    monkeypatch.setattr(refresh, "_PATIENCE_S", 1.0)
     with catalog_at(a) as catalog:
         make(catalog)
         for url, shard in ((a, 0), (a, 1), (b, 2), (b, 3)):
@@ -259,3 +267,167 @@ def test_a_long_query_keeps_others_waiting_for_moments_only(
                 views.refresh_query_node(catalog)
         views.refresh_query_node(catalog)
     assert rows(a, "select count(x) from shardids_query.users") == [(0,)]
+
+
+def test_another_database_becomes_the_query_node(pair: Pair, blank_database: Blank) -> None:
+    a, b = pair
+    own = blank_database()
+    with catalog_at(a) as catalog:
+        before = objects(a)
+        make(catalog, reference=["countries"])
+        assert make(catalog, node=None, url=dsn(own), sharded=["settings"]).left_out == (
+            'column "pair" of table "photos" is left out: not all shards have it alike',
+        )
+        there = query_node_of(catalog)
+        assert there is not None
+        assert (there.node, there.sharded, there.reference) == (None, ("settings",), ("countries",))
+        assert rows(own, "select count(*) from shardids_query.settings") == [(4,)]
+        # Only the views over the shards of node a are there still.
+        assert {name for kind, name, _ in objects(a) if kind == "schema"} - {
+            name for kind, name, _ in before if kind == "schema"
+        } == {"shardids_local"}
+        # A table that is sharded after all, and one that is gone since.
+        make(catalog, node=None, url=dsn(own), sharded=["countries"])
+        for url, shard in ((a, 0), (a, 1), (b, 2), (b, 3)):
+            run(url, f"drop table shard_{shard:04}.settings")
+        assert rows(own, "select count(*) from shardids_query.countries") == [(8,)]
+        views.refresh_query_node(catalog)
+        assert rows(own, "select to_regclass('shardids_query.settings')") == [(None,)]
+        run(own, "create view public.mine as select id from shardids_query.users")
+        (left,) = make(catalog, node="b", reference=["countries"]).left_out[1:]
+        assert left.startswith("the views of the former query node stay on postgresql://")
+        assert rows(b, TOTAL) == [(12, 12)]
+
+
+def test_a_database_that_would_be_copied_or_is_taken_is_refused(
+    pair: Pair, blank_database: Blank, admin: psycopg.Connection[Any]
+) -> None:
+    a, _ = pair
+    own, other = blank_database(), blank_database()
+    template = sql.SQL("alter database {} is_template {}")
+    with catalog_at(a) as catalog:
+        admin.execute(template.format(sql.Identifier(str(own.database)), True))
+        try:
+            with pytest.raises(ClusterConflict, match="is a template: every database made from it"):
+                make(catalog, node=None, url=dsn(own))
+        finally:
+            admin.execute(template.format(sql.Identifier(str(own.database)), False))
+        make(catalog, node=None, url=dsn(own))
+        found_cluster(other, {"a": other}, 1)
+        with (
+            catalog_at(other) as another,
+            pytest.raises(ClusterConflict, match="is the query node of another cluster"),
+        ):
+            make(another, node=None, url=dsn(own))
+        assert rows(own, TOTAL) == [(12, 12)]
+
+
+def test_a_server_of_another_role_gets_no_password(pair: Pair, make_role: MakeRole) -> None:
+    a, _ = pair
+    mallory = make_role("mallory")
+    run(
+        a,
+        "create extension postgres_fdw",
+        f'grant usage on foreign data wrapper postgres_fdw to "{mallory.username}"',
+        "create server shardids_b foreign data wrapper postgres_fdw options (host 'evil')",
+        f'alter server shardids_b owner to "{mallory.username}"',
+    )
+    with catalog_at(a) as catalog:
+        with pytest.raises(MissingPrivilege, match="server shardids_b belongs to role "):
+            make(catalog)
+        run(a, f'drop owned by "{mallory.username}"')
+        make(catalog)
+
+
+def test_a_role_that_is_no_superuser_needs_a_stored_password_or_passes_its_login_on(
+    blank_database: Blank, make_role: MakeRole, admin: psycopg.Connection[Any]
+) -> None:
+    owner, reader = make_role("owner"), make_role("reader")
+    databases = blank_database(), blank_database()
+    for url in databases:
+        run(
+            url,
+            f'grant create on database "{url.database}" to "{owner.username}"',
+            "create extension postgres_fdw",
+            f'grant usage on foreign data wrapper postgres_fdw to "{owner.username}"',
+        )
+    a, b = (url.set(username=owner.username, password=str(owner.password)) for url in databases)
+    found_cluster(a, {"a": a, "b": b}, 4)
+    for url, shards in ((a, (0, 1)), (b, (2, 3))):
+        run(url, *(TABLES.format(s=f"shard_{shard:04}") for shard in shards))
+    stored = "select umoptions::text from pg_user_mappings where srvname like 'shardids%'"
+    with catalog_at(a) as catalog:
+        if admin.info.server_version < 180000:
+            with pytest.raises(MissingPrivilege, match="lets only superusers log in to other servers"):
+                make(catalog, store_password=False)
+            (line,) = views.found_query_node(catalog, node="a")
+            assert line.endswith("shardids query-node refresh --store-password")
+            row = views.query_node_row(catalog)
+            assert row is not None
+            assert row["faults"] == [
+                "it has not been made. Make it; where the nodes ask it for a password: --store-password."
+            ]
+        else:
+            make(catalog, store_password=False)
+            assert make(catalog, store_password=False).statements == []
+            assert rows(a, TOTAL) == [(12, 12)]
+            assert str(owner.password) not in str(rows(a, stored))
+            views.grant(catalog, str(reader.username))
+            other = a.set(username=reader.username, password=str(reader.password))
+            with pytest.raises(psycopg.errors.SqlclientUnableToEstablishSqlconnection):
+                rows(other, TOTAL)
+        make(catalog)
+        assert str(owner.password) in str(rows(a, stored))
+        assert rows(a, TOTAL) == [(12, 12)]
+        run(a, "alter user mapping for current_user server shardids_b options (set password 'other')")
+        row = views.query_node_row(catalog)
+        assert row is not None
+        (fault,) = row["faults"]  # type: ignore[misc]  # a list
+        assert fault.startswith('node "a" can\'t read from shardids_b: ')
+        found = [one for one in doctor.examine(catalog).findings if one.check == "query-node"]
+        assert [one.commands[0].text for one in found] == ["shardids query-node refresh --store-password"]
+        views.drop_query_node(catalog)
+    for url in databases:
+        run(url, f'drop owned by "{owner.username}" cascade')
+
+
+def test_reference_tables_are_shown_as_their_writer_has_them(pair: Pair) -> None:
+    a, b = pair
+    run(b, "create table shardids_ref.currencies (code text primary key)")
+    run(b, "insert into shardids_ref.currencies values ('EUR'), ('NOK')")
+    with catalog_at(a) as catalog:
+        run(
+            a,
+            "insert into shardids_catalog.reference_writer (node) values ('b')",
+            "insert into shardids_catalog.reference_table (name, state) values ('currencies', 'active')",
+        )
+        make(catalog)
+        assert rows(
+            a, "select code, shardids_node, shardids_shard from shardids_nodes.currencies order by code"
+        ) == [("EUR", "b", None), ("NOK", "b", None)]
+        run(a, "update shardids_catalog.reference_table set state = 'dropping'")
+        views.refresh_query_node(catalog)
+        assert rows(a, "select to_regclass('shardids_query.currencies')") == [(None,)]
+
+
+def test_a_role_may_be_let_read_all_tables(pair: Pair, make_role: MakeRole) -> None:
+    a, b = pair
+    reader = make_role("reader")
+    with catalog_at(a) as catalog:
+        with pytest.raises(ClusterConflict, match="the cluster has no query node"):
+            views.grant(catalog, "reader")
+        make(catalog)
+        with pytest.raises(ClusterConflict, match='the query node has no role "no one"'):
+            views.grant(catalog, "no one")
+        assert views.grant(catalog, str(reader.username), dry_run=True)
+        own = a.set(username=reader.username, password=str(reader.password))
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            rows(own, TOTAL)
+        views.grant(catalog, str(reader.username))
+        for url, shard in ((a, 0), (a, 1), (b, 2), (b, 3)):
+            schema = f"shard_{shard:04}"
+            run(url, f"create table {schema}.notes (id bigint primary key default {schema}.next_id())")
+        views.refresh_query_node(catalog)
+        assert rows(own, "select count(*) from shardids_query.notes") == [(0,)]
+        assert rows(own, "select count(*) from shardids_nodes.users") == [(12,)]
+        run(a, f'drop owned by "{reader.username}"')

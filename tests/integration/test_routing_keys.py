@@ -46,6 +46,16 @@ class Lower(TypeDecorator[str]):
         return None if value is None else value.lower()
 
 
+class Trimmed(TypeDecorator[str]):
+    """Text that the database changes: what is hashed is not what is stored."""
+
+    impl = String
+    cache_ok = True
+
+    def bind_expression(self, bindparam: Any) -> Any:
+        return func.lower(func.trim(bindparam))
+
+
 class Named(Base):
     __tablename__ = "named"
 
@@ -100,7 +110,7 @@ def test_keys_that_are_stored_alike_are_in_one_shard(cluster: Cluster) -> None:
     for model, attribute, one, other in ((Named, "name", "Ann", "ANN"), (Token, "token", text, text.upper())):
         with cluster.sharded_session() as session, session.begin():
             session.add(model(**{attribute: one}))
-        with cluster.sharded_session(fan_out="error") as session:
+        with cluster.sharded_session(fan_out="named") as session:
             query = select(model).where(getattr(model, attribute) == other)
             assert len(session.scalars(query).all()) == 1
             query = select(model).where(getattr(model, attribute).in_([one, other]))
@@ -134,7 +144,7 @@ def test_values_of_another_kind_than_the_column_are_refused(cluster: Cluster) ->
                 session.rollback()
 
 
-@pytest.mark.parametrize("type_", [CITEXT(), CHAR(3), Numeric(), String(collation="no_accents")])
+@pytest.mark.parametrize("type_", [CITEXT(), CHAR(3), Numeric(), String(collation="no_accents"), Trimmed()])
 def test_types_whose_equality_is_not_that_of_their_text_are_refused(type_: Any) -> None:
     with pytest.raises(UnsupportedKey, match=r"t\.x of type"):
         kind_of_key(type_, "t.x")

@@ -417,7 +417,13 @@ def test_a_client_that_wakes_up_late_cannot_commit_any_more(bank: Bank) -> None:
     with bank.session() as session:
         transfer(session, bank.a, bank.b, "t")
         session.prepare()
-        assert results(bank, older_than_s=0) == ["rolled back"]
+        with catalog_at(bank.catalog_url) as catalog:
+            (outcome,) = resolve(catalog, older_than_s=0).outcomes
+        assert outcome.result == "rolled back"
+        # The rows that the client wrote on the node that decides are locked as long as it lives.
+        pid = session.begun[0].connection.driver_connection.info.backend_pid  # type: ignore[attr-defined]  # psycopg's
+        assert outcome.reason.endswith(f"select pg_terminate_backend({pid})")
+        assert f"process {pid} on node" in outcome.reason
         # While the client's transaction lives, the refusal is kept.
         assert results(bank) == []
         assert bank.decisions("a") + bank.decisions("b") == [False]

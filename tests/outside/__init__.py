@@ -1,1 +1,1 @@
-"""Other people's code on shards, fetched from PyPI: `make test-django`."""
+"""Other people's code on shards, fetched from PyPI: `make test-django test-sqlalchemy`."""

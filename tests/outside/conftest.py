@@ -9,6 +9,7 @@ from pathlib import Path
 
 import django
 import pytest
+import sqlalchemy
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +23,19 @@ def django_tests(tmp_path_factory: pytest.TempPathFactory) -> Path:
         opened.extractall(folder, filter="data")
     (tests,) = folder.glob("*/tests")
     return tests
+
+
+@pytest.fixture(scope="session")
+def sqlalchemy_tests(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the SQLAlchemy that is installed, from its source distribution."""
+    folder = tmp_path_factory.mktemp("sqlalchemy")
+    version = sqlalchemy.__version__
+    pip(folder, "download", "--no-deps", "--no-binary", "SQLAlchemy", "--dest", ".", f"SQLAlchemy=={version}")
+    (archive,) = folder.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        opened.extractall(folder, filter="data")
+    (tests,) = folder.glob("*/test")
+    return tests.parent
 
 
 @pytest.fixture(scope="session")

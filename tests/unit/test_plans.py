@@ -13,6 +13,7 @@ from sqlalchemy import (
     JSON,
     BigInteger,
     Boolean,
+    Column,
     Date,
     DateTime,
     Enum,
@@ -20,20 +21,22 @@ from sqlalchemy import (
     Integer,
     Interval,
     LargeBinary,
+    MetaData,
     Numeric,
     String,
+    Table,
     Time,
     TypeDecorator,
     Uuid,
     column,
     select,
     table,
+    type_coerce,
 )
 from sqlalchemy.types import TypeEngine
 
-from shardids.client.routing.fanout import Question, combined, node_statement
-from shardids.client.routing.order import OrderKey
-from shardids.client.routing.plans import MergePlan, plan
+from shardids.client.routing.fanout import Question, node_statement
+from shardids.client.routing.merging import MergePlan, OrderKey, plan
 from shardids.client.routing.replay import Capture
 from shardids.errors import CannotCombine
 
@@ -46,7 +49,8 @@ class Doubled(TypeDecorator[int]):
 
 
 def key(*, descending: bool = False, nulls_first: bool = False) -> OrderKey:
-    return OrderKey(expression=column("x"), descending=descending, nulls_first=nulls_first)
+    expression = Column("x", String(collation="C"))
+    return OrderKey(expression=expression, descending=descending, nulls_first=nulls_first)
 
 
 def plan_of(*keys: OrderKey, limit: int | None = None, offset: int = 0) -> MergePlan:
@@ -58,7 +62,7 @@ def sorted_by(one: OrderKey, values: list[Any]) -> list[Any]:
     answers = [[[value] for value in values[::2]], [[value] for value in values[1::2]]]
     for answer in answers:
         one.sort(answer, 0)
-    return [value for (value,) in combined(plan_of(one), answers, [0])]
+    return [value for (value,) in plan_of(one).merged(answers, [0])]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +103,7 @@ def test_several_keys_and_a_part_of_the_rows() -> None:
     answers = [[[2, 1, "a"], [2, 5, "b"], [1, 1, "c"]], [[2, 3, "d"], [1, 0, "e"], [1, 9, "f"]]]
     order = "adbecf"
     for limit, offset in ((None, 0), (2, 0), (2, 3), (9, 5), (0, 0), (None, 4)):
-        rows = combined(plan_of(*keys, limit=limit, offset=offset), answers, [0, 1])
+        rows = plan_of(*keys, limit=limit, offset=offset).merged(answers, [0, 1])
         assert "".join(row[2] for row in rows) == order[offset:][:limit]
 
 
@@ -108,8 +112,8 @@ def test_several_keys_and_a_part_of_the_rows() -> None:
 )
 @pytest.mark.parametrize("other", [LargeBinary(), String(collation="C"), Uuid(as_uuid=False)])
 def test_types_that_python_sorts(type_: TypeEngine[Any], other: TypeEngine[Any]) -> None:
-    query = select(table("t", column("x", type_), column("y", other))).order_by("x", "y")
-    assert len(plan(query, None, in_python=True).keys) == 2
+    query = select(Table("t", MetaData(), Column("x", type_), Column("y", other))).order_by("x", "y")
+    assert len(plan(query, None).keys) == 2
 
 
 @pytest.mark.parametrize(
@@ -124,10 +128,16 @@ def test_types_that_python_sorts(type_: TypeEngine[Any], other: TypeEngine[Any])
     ],
 )
 def test_types_that_python_does_not_sort_alike(type_: TypeEngine[Any]) -> None:
-    query = select(table("t", column("x", type_))).order_by("x")
+    query = select(Table("t", MetaData(), Column("x", type_))).order_by("x")
     with pytest.raises(CannotCombine, match="ORDER BY"):
-        plan(query, None, in_python=True)
-    assert plan(query, None, in_python=False).keys
+        plan(query, None)
+
+
+def test_text_that_the_model_takes_for_a_number_is_not_sorted() -> None:
+    query = select(type_coerce(column("x"), Integer).label("x")).order_by("x")
+    (one,) = plan(query, None).keys
+    with pytest.raises(CannotCombine, match="language's rules"):
+        one.sort([["b"], ["a"]], 0)
 
 
 def asked(sql: str, **parameters: Any) -> Capture:

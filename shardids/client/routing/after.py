@@ -24,7 +24,7 @@ def advance_past(connection: Connection, shard: int, id_: int) -> None:
 
     Raises:
         BadArgument: the shard is not past it, and the transaction is read-only.
-        TooFarAhead: the ID leads by more than ``max_ahead``.
+        TooFarAhead: the ID leads by more than ``max_past``.
         UnknownShard, ShardFenced, ShardMoved, CopyNotActivated: the shard issues no IDs here.
     """
     try:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Final
+from contextlib import contextmanager, nullcontext
+from typing import Any, Final, Protocol
 
 import psycopg
 from sqlalchemy import AliasedReturnsRows, BindParameter, Connection, Insert, Update, inspect, text
@@ -16,16 +16,31 @@ from sqlalchemy.sql import visitors
 from sqlalchemy.util import LRUCache
 
 from shardids.client.routing.inserts import rows_in_values
-from shardids.client.routing.models import Claimant, Claimed
+from shardids.client.routing.marks import writing
+from shardids.client.routing.models import Claimant, Claimed, mapper_written
 from shardids.client.routing.stored import claimed_value
 from shardids.errors import BadArgument
 from shardids.models.lookups import Lookup, lookups_are_defined, lookups_of, lookups_of_mapper
 
 
+class ClaimingOverNodes(Protocol):
+    """A session over all shards, as its claims see it."""
+
+    @property
+    def claims(self) -> Claimant:
+        """The cluster."""
+
+    @property
+    def begun(self) -> list[Connection]:
+        """The connections that the session's transaction uses."""
+
+    def _autoflush(self) -> None: ...
+
+
 class Flushed:
     """The claims as criteria of a session's statements see them: with those of what it has yet to flush."""
 
-    def __init__(self, session: Claiming) -> None:
+    def __init__(self, session: ClaimingOverNodes) -> None:
         self._session = session
         self._isolations: dict[object, str] = {}
 
@@ -52,16 +67,11 @@ class Flushed:
         self._isolations = isolations
         return any(isolation != "read committed" for isolation in isolations.values())
 
-    def mark_of(self, lookup: Lookup, shard: int) -> str | None:
-        """See :class:`Claimant`."""
-        return self._session.claims.mark_of(lookup, shard)
-
 
 class Claiming(Session):
     """A session that claims the values of look-up keys that it writes."""
 
     claims: Claimant
-    begun: list[Connection]
     _sent_to: int | None = None
 
     def connection_to(self, shard: int) -> Connection:
@@ -80,7 +90,8 @@ class Claiming(Session):
         # Executing one statement can execute others: what an autoflush calls, relationships that load.
         outer, self._sent_to = self._sent_to, None
         try:
-            result = super()._execute_internal(statement, params, **options)
+            with writing() if written else nullcontext():
+                result = super()._execute_internal(statement, params, **options)
             shard = self._shard_written()
         finally:
             self._sent_to = outer
@@ -88,6 +99,15 @@ class Claiming(Session):
             with self._lost_if_it_fails():
                 self._claim((lookup, value, shard) for lookup, value in written)
         return result
+
+    def flush(self, objects: Any = None) -> None:
+        """Writes objects, as :meth:`sqlalchemy.orm.Session.flush` does, and claims their look-up keys."""
+        with writing():
+            super().flush(objects)
+
+    def _bulk_save_mappings(self, *arguments: Any, **options: Any) -> None:
+        with writing():
+            super()._bulk_save_mappings(*arguments, **options)
 
     @contextmanager
     def _lost_if_it_fails(self) -> Iterator[None]:
@@ -131,33 +151,14 @@ class Claiming(Session):
             value, rows = claimed_value(lookup, given), wanted.setdefault(lookup, {})
             if rows.setdefault(value, shard) != shard:
                 raise taken(lookup, value)
-        connections = {
-            shard: self.connection_to(shard) for rows in wanted.values() for shard in set(rows.values())
-        }
-        if any(connection.connection.autocommit for connection in connections.values()):
+        connections = map(self.connection_to, {shard for rows in wanted.values() for shard in rows.values()})
+        if any(connection.connection.autocommit for connection in connections):
             raise BadArgument(
                 f"the rows of {next(iter(wanted)).table} are written in AUTOCOMMIT: each is committed",
                 hint="Values of look-up keys are claimed between the write and COMMIT.",
             )
         for lookup in sorted(wanted, key=str):
-            rows = self._unclaimed(lookup, wanted[lookup], connections)
-            if rows:
-                self.claims.claim(lookup, rows)
-
-    def _unclaimed(
-        self, lookup: Lookup, rows: dict[Any, int], connections: Mapping[int, Connection]
-    ) -> dict[Any, int]:
-        """Returns the values that triggers have not claimed, in whatever state the look-up is known to be."""
-        marks = {shard: self.claims.mark_of(lookup, shard) for shard in set(rows.values())}
-        there: dict[int, list[str]] = {}
-        for connection in {connections[shard] for shard, mark in marks.items() if mark is not None}:
-            said = connection.exec_driver_sql("select current_setting('shardids.claimed', true)").scalar()
-            there[id(connection)] = (said or "").split(" ")
-        return {
-            value: shard
-            for value, shard in rows.items()
-            if marks[shard] is None or marks[shard] not in there[id(connections[shard])]
-        }
+            self.claims.claim(lookup, wanted[lookup])
 
 
 _UNKNOWN: Final = text("DEFAULT")
@@ -258,9 +259,8 @@ def _written(statement: Any, given: Any, lookups: Sequence[Lookup]) -> Iterator[
 
 def _names(statement: Any, lookups: Sequence[Lookup]) -> dict[Lookup, tuple[str, ...]]:
     """Returns what the rows of a statement can call each look-up key: the attribute or the column."""
-    entity = inspect(statement.entity_description.get("entity"), raiseerr=False)
-    mapper = getattr(entity, "mapper", None)
-    attributes = lookups_of_mapper(mapper) if isinstance(mapper, Mapper) else {}
+    mapper = mapper_written(statement)
+    attributes = {} if mapper is None else lookups_of_mapper(mapper)
     return {
         lookup: (*(key for key, there in attributes.items() if there == lookup), lookup.key, lookup.column)
         for lookup in lookups

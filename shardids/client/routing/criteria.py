@@ -92,10 +92,12 @@ class Reader:
 
     Attributes:
         binds: the literals and parameters; what is read names them by their number.
+        reused: the keys of those that stand in several places: no shard gets only its part of their values.
     """
 
     def __init__(self, binds: Sequence[BindParameter[Any]] = ()) -> None:
         self.binds = list(binds)
+        self.reused: Collection[str] = ()
         self._slots = {id(bind): slot for slot, bind in enumerate(self.binds)}
 
     def where(self, where: ColumnElement[bool] | None) -> Criteria:
@@ -161,7 +163,7 @@ class Reader:
             return None
         if tells is None:
             return _looked_up(column, slot, _listed_values)
-        is_split = isinstance(element.right, BindParameter)
+        is_split = isinstance(element.right, BindParameter) and element.right.key not in self.reused
 
         def read(values: Values) -> Choice:
             given = values.value(slot)

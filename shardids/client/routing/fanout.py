@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache, partial
-from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
+import psycopg
 from sqlalchemy import ARRAY, Connection, Enum, TypeDecorator
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from shardids.client.routing.plans import KEY_NAME, MergePlan
+from shardids.client.routing.merging import MergePlan
 from shardids.client.routing.replay import STAND_IN, Capture, Replay, Row
 
 ANY_SHARD = "shardids_any_shard"
 """The schema that a statement is compiled with, to be replaced by each shard's."""
 
-_PARAMETER = re.compile(r"%%|%\((\w+)\)s")
+_PARAMETER = re.compile(r"%%|%\(([^)]+)\)s")
 """A parameter, its name the group, or a percent sign that stands for itself."""
 _MOST_THREADS = 32
 
@@ -49,20 +51,28 @@ def gather(plan: MergePlan, asked: Mapping[Connection, Sequence[Question]]) -> R
         plan: how to combine the shards' rows.
         asked: the questions, by the session's connection to the node that holds the shards.
     """
-
     parts = [
         partial(fetched, connection, *node_statement(plan, questions))
         for connection, questions in asked.items()
     ]
-    answers = _awaited(parts) if next(iter(asked)).dialect.is_async else together(parts)
-    description = answers[0][1]
-    places = {column[0]: place for place, column in enumerate(description)}
-    keys = [places[KEY_NAME.format(n)] for n in range(len(plan.keys))]
-    kept = [place for place in range(len(description)) if place not in keys]
-    rows = combined(plan, [rows for rows, _ in answers], keys)
-    if keys:
+    if plan.locks:
+        # In one order, as others do: two that lock on all nodes at once would wait for each other for ever.
+        answers = [part() for part in parts]
+    else:
+        answers = _awaited(parts) if next(iter(asked)).dialect.is_async else together(parts)
+    places, kept, description = split_columns(plan, answers[0][1])
+    rows = plan.merged([rows for rows, _ in answers], places)
+    if places:
         rows = [[row[place] for place in kept] for row in rows]
-    return Replay.of(rows, [description[place] for place in kept])
+    return Replay.of(rows, description)
+
+
+def split_columns(plan: MergePlan, description: Sequence[Any]) -> tuple[list[int], list[int], list[Any]]:
+    """Returns the places of the plan's keys, those of all else, and the description of that."""
+    found = {column[0]: place for place, column in enumerate(description)}
+    keys = [found[name] for name in plan.key_names]
+    kept = [place for place in range(len(description)) if place not in keys]
+    return keys, kept, [description[place] for place in kept]
 
 
 def node_statement(plan: MergePlan, questions: Sequence[Question]) -> tuple[str, dict[str, Any]]:
@@ -73,19 +83,22 @@ def node_statement(plan: MergePlan, questions: Sequence[Question]) -> tuple[str,
     if len(branches) == 1:
         return branches[0], parameters
     columns = questions[0].compiled.columns
-    sql = "\nUNION ALL ".join(_with_types_in_common(branch, columns) for branch in branches)
+    # PostgreSQL locks rows in a part of FROM, not in a part of UNION.
+    sql = "\nUNION ALL ".join(
+        _with_types_in_common(branch, columns, always=plan.locks) for branch in branches
+    )
     if plan.keys:
-        names = (key.sql(KEY_NAME.format(number)) for number, key in enumerate(plan.keys))
+        names = (key.sql(name) for key, name in zip(plan.keys, plan.key_names, strict=True))
         sql += f"\nORDER BY {', '.join(names)}"
     if plan.limit is not None and not plan.folds:
         sql += f"\nLIMIT {plan.limit + plan.offset:d}"
     return sql, parameters
 
 
-def _with_types_in_common(branch: str, columns: Sequence[tuple[str, Any]]) -> str:
+def _with_types_in_common(branch: str, columns: Sequence[tuple[str, Any]], *, always: bool) -> str:
     """Casts what each shard has a type of its own for: PostgreSQL takes no union of two shards' enums."""
     casts = [_cast(type_) for _, type_ in columns]
-    if not any(casts):
+    if not (always or any(casts)):
         return branch
     names = ['"{}"'.format(name.replace('"', '""').replace("%", "%%")) for name, _ in columns]
     selected = ", ".join(
@@ -131,26 +144,6 @@ def _without_integers(compiled: Capture) -> tuple[str, dict[str, Any]]:
     return sql, {name: value for name, value in compiled.parameters.items() if name not in integers}
 
 
-def combined(plan: MergePlan, answers: Sequence[Sequence[Row]], keys: Sequence[int]) -> list[Row]:
-    """Returns the rows of several answers, each in the plan's order, as one.
-
-    Args:
-        plan: says by what to merge and how many rows to keep.
-        answers: of the nodes, or of the shards.
-        keys: where in a row the plan's keys are.
-    """
-    if plan.folds:
-        columns = zip(*chain.from_iterable(answers), strict=True)
-        rows: list[Row] = [[_folded(fold, values) for fold, values in zip(plan.folds, columns, strict=True)]]
-    else:
-        rows = list(chain.from_iterable(answers))
-    if len(answers) > 1 and not plan.folds:
-        # To sort what is made of sorted runs is to merge them.
-        for key, place in reversed(list(zip(plan.keys, keys, strict=True))):
-            key.sort(rows, place)
-    return rows[plan.offset : None if plan.limit is None else plan.offset + plan.limit]
-
-
 def together(parts: Sequence[Callable[[], T]]) -> list[T]:
     """Does the parts at once, each in a thread, and returns what they do when the last is done.
 
@@ -183,6 +176,10 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="shardids")
 
 
+# The threads are the parent's: in the child of a fork nobody would do what they are given.
+os.register_at_fork(after_in_child=_threads.cache_clear)
+
+
 def sent_to(connection: Connection, sql: str, parameters: dict[str, Any], **options: Any) -> Any:
     """Executes a node's statement; ``options`` are execution options."""
     if parameters:
@@ -197,10 +194,10 @@ def fetched(connection: Connection, sql: str, parameters: dict[str, Any]) -> tup
     cursor: Any = result.cursor
     try:
         return cursor.fetchall(), cursor.description
+    except psycopg.Error as error:
+        # A value that Python does not have, such as a date that is 'infinity'.
+        raise DBAPIError.instance(
+            sql, parameters, error, psycopg.Error, dialect=connection.dialect
+        ) from error
     finally:
         result.close()
-
-
-def _folded(fold: Callable[[list[Any]], Any], values: Iterable[Any]) -> Any:
-    known = [value for value in values if value is not None]
-    return fold(known) if known else None

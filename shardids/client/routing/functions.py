@@ -1,4 +1,4 @@
-"""Which SQL functions compute one value of one row, and which are aggregates: by name or ``pg_proc``."""
+"""Which SQL functions compute one value of one row, and which are aggregates: as ``pg_proc`` says."""
 
 from __future__ import annotations
 
@@ -39,71 +39,36 @@ STABLE: Final = frozenset(
 )
 """Functions that depend on settings or the clock besides their arguments, and on nothing else."""
 
-_SCALARS: Final = frozenset(
-    (
-        *("abs", "ceil", "ceiling", "floor", "round", "trunc", "sign", "mod", "power", "sqrt", "exp", "ln"),
-        *("lower", "upper", "initcap", "char_length", "octet_length", "left", "right", "reverse"),
-        *("substr", "substring", "replace", "btrim", "ltrim", "rtrim", "lpad", "rpad", "repeat", "strpos"),
-        *("split_part", "md5", "sha256", "encode", "decode", "starts_with", "make_date", "cardinality"),
-        *("array_length", "array_position", "jsonb_array_length", "jsonb_typeof"),
-    )
-)
-_AGGREGATES: Final = frozenset(
-    (
-        *("count", "sum", "min", "max", "avg", "array_agg", "string_agg", "bool_and", "bool_or", "every"),
-        *("bit_and", "bit_or", "json_agg", "jsonb_agg", "json_object_agg", "jsonb_object_agg"),
-        *("stddev", "stddev_pop", "stddev_samp", "variance", "var_pop", "var_samp", "corr"),
-        *("mode", "percentile_cont", "percentile_disc"),
-    )
-)
-_WINDOWS: Final = frozenset(
-    (
-        *("row_number", "rank", "dense_rank", "percent_rank", "cume_dist", "ntile", "lag", "lead"),
-        *("first_value", "last_value", "nth_value"),
-    )
-)
-LISTED: Final = {
-    **dict.fromkeys(SYNTAX | STABLE | _SCALARS, Kind.SCALAR),
-    **dict.fromkeys(_AGGREGATES, Kind.AGGREGATE),
-    **dict.fromkeys(_WINDOWS, Kind.WINDOW),
-}
-"""Functions that need no look at the server."""
-
 KindOf = Callable[[str], Kind]
 
 _asked: WeakKeyDictionary[Engine, dict[str, Kind]] = WeakKeyDictionary()
 
 
 def kinds_on(connection: Connection) -> KindOf:
-    """Returns the kinds of functions as the connection's server knows them; asked once a name and engine.
+    """Returns the kinds of functions as the connection's server knows them; asked once per name and engine.
 
     A name that is not listed is a scalar function if every function of this name is immutable and returns one
-    value, and an aggregate if every one is.
+    value, and an aggregate or a window function if every one is.
     """
     known = _asked.setdefault(connection.engine, {})
 
     def kind_of(name: str) -> Kind:
-        kind = listed(name)
-        if kind is Kind.UNKNOWN and name not in known:
+        if name in SYNTAX or name in STABLE:
+            return Kind.SCALAR
+        if name not in known:
             known[name] = _ask(connection, name)
-        return known.get(name, kind)
+        return known[name]
 
     return kind_of
 
 
-def listed(name: str) -> Kind:
-    """Returns the kind of a listed function."""
-    return LISTED.get(name, Kind.UNKNOWN)
-
-
 def _ask(connection: Connection, name: str) -> Kind:
     found = connection.execute(
-        text("""select prokind = 'f' and provolatile = 'i' and not proretset, prokind = 'a'
+        text("""select distinct case when prokind = 'f' and provolatile = 'i' and not proretset then 'scalar'
+                                     when prokind = 'a' then 'aggregate'
+                                     when prokind = 'w' then 'window' else 'unknown' end
                 from pg_catalog.pg_proc where proname = :name"""),
         {"name": name},
-    ).all()
-    if found and all(is_scalar for is_scalar, _ in found):
-        return Kind.SCALAR
-    if found and all(is_aggregate for _, is_aggregate in found):
-        return Kind.AGGREGATE
-    return Kind.UNKNOWN
+    ).scalars()
+    kinds = set(found)
+    return Kind(kinds.pop()) if len(kinds) == 1 else Kind.UNKNOWN

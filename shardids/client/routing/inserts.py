@@ -12,7 +12,7 @@ from sqlalchemy.orm import Mapper, ORMExecuteState
 from shardids.client.routing.models import ModelFacts, ShardFinder, Tells, facts_of
 from shardids.client.routing.placing import shown_value
 from shardids.client.routing.readings import Read, Reading
-from shardids.client.routing.statements import Router
+from shardids.client.routing.statements import Router, asked, check_of
 from shardids.client.routing.stored import default_key
 from shardids.errors import BadArgument, ShardidsError, WrongShard
 
@@ -28,23 +28,89 @@ def insert(router: Router, context: ORMExecuteState, only: int | None) -> Result
         BadArgument: nothing tells a row's shard, or an ID is of no shard of this cluster.
         UnsupportedKey: a sharding key that has no hash.
     """
+    if only is None and context.statement.select is not None:  # type: ignore[attr-defined]  # of an INSERT
+        return _insert_selected(router, context)
     statement, given = _one_row_a_time(context)
     by_shard: dict[int, list[int]] = defaultdict(list)
     read = Read(statement, given, router.shards)
     given = _with_default_keys(context, given)
     for number, row in enumerate(rows_of(statement, read, given)):
         by_shard[shard_of_row(row, read.reading, router.shards, only)].append(number)
-    results = []
-    for shard, numbers in by_shard.items():
-        mine = [given[n] for n in numbers] if isinstance(given, Sequence) else given
+
+    def into(shard: int) -> Result[Any]:
+        mine = [given[n] for n in by_shard[shard]] if isinstance(given, Sequence) else given
         with router.inserting(shard):
             options = context.local_execution_options
-            results.append(context.session.execute(statement, mine, execution_options=options))
-    if len(results) == 1:
-        return results[0]
-    if len(context.statement.exported_columns):  # type: ignore[attr-defined]  # of an INSERT: RETURNING
+            return context.session.execute(statement, mine, execution_options=options)
+
+    results = router.in_each(by_shard, into)
+    if len(results) > 1 and len(context.statement.exported_columns):  # type: ignore[attr-defined]  # RETURNING
         return _in_order_of(list(by_shard.values()), results)
-    return results[0].merge(*results[1:]) if isinstance(results[0], CursorResult) else results[0]
+    return _merged(results)
+
+
+def _insert_selected(router: Router, context: ORMExecuteState) -> Result[Any]:
+    """INSERT … SELECT in each shard, of rows that are of that shard.
+
+    Raises:
+        BadArgument: nothing shows that the rows are of the shards that they are read in.
+        CannotCombine: the SELECT reads rows of several shards for one row, or computes over them.
+    """
+    statement: Any = context.statement
+    telling = Read(statement, None, router.shards).reading.telling
+    check = check_of(router, statement.select)
+    check.select()
+    found = []
+    for name, column in zip(statement._select_names, statement.select.selected_columns, strict=True):
+        if name in telling:
+            source, trait = check.top.trait(column) or (None, None)
+            if not (source and trait and trait.required and trait.tells and source.located) or not (
+                trait.tells.alike(telling[name], by_table=router.shards.old_ids is not None)
+            ):
+                raise BadArgument(
+                    f"INSERT … SELECT over several shards: nothing says that {name} of {statement.table.name}"
+                    " is of the shard of the row that is read",
+                    hint="Select an ID or a sharding key for it; or select the rows, and insert them.",
+                )
+            found.append(name)
+    if not found:
+        raise BadArgument(
+            f"nothing names the shard of a row of {statement.table.name} in INSERT … SELECT",
+            hint=f'Select one of {", ".join(telling)}, or name the shard: bind_arguments={{"shard_id": n}}.',
+        )
+    shards = asked(router, context, Read(statement.select, context.parameters, router.shards).named())
+
+    def into(shard: int) -> Result[Any]:
+        with router.inserting(shard):
+            options = {**context.local_execution_options, "preserve_rowcount": True}
+            return context.session.execute(statement, context.parameters, execution_options=options)
+
+    return _merged(router.in_each(shards, into))
+
+
+def update_by_key(router: Router, context: ORMExecuteState) -> Result[Any]:
+    """UPDATE of rows that are given by their primary keys, each in its shard. Raises as :func:`insert`."""
+    given: Any = context.parameters
+    read = Read(context.statement, None, router.shards)
+    by_shard: dict[int, list[Any]] = defaultdict(list)
+    for row in given:
+        by_shard[shard_of_row(row, read.reading, router.shards, None)].append(row)
+
+    def into(shard: int) -> Result[Any]:
+        with router.writing_to(shard):
+            return context.session.execute(
+                context.statement,
+                by_shard[shard],
+                execution_options=context.local_execution_options,
+                bind_arguments={"shard_id": shard},
+            )
+
+    return _merged(router.in_each(by_shard, into))
+
+
+def _merged(results: list[Result[Any]]) -> Result[Any]:
+    several = len(results) > 1 and isinstance(results[0], CursorResult)
+    return results[0].merge(*results[1:]) if several else results[0]
 
 
 def _with_default_keys(context: ORMExecuteState, given: Any) -> Any:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import BigInteger, Column, DefaultClause, Integer, Table
+from sqlalchemy import BigInteger, Column, DefaultClause, Integer, Table, inspect
 from sqlalchemy.orm import InstanceState, Mapper, RelationshipProperty, Session
 from sqlalchemy.types import TypeEngine
 
 from shardids.client.routing.stored import kind_of_key, stored_value
-from shardids.errors import BadArgument
+from shardids.errors import BadArgument, UnknownId
 from shardids.ids.layout import Layout
 from shardids.models.columns import REGION_OF_KEY, SHARDING_KEY, RegionOfKey, next_id
 from shardids.models.lookups import Lookup
@@ -68,9 +69,6 @@ class Claimant(Protocol):
     def shards_of(self, lookup: Lookup, values: Iterable[Any]) -> Claimed | None:
         """Returns the shards whose rows can have the values; ``None`` if they are not known."""
 
-    def mark_of(self, lookup: Lookup, shard: int) -> str | None:
-        """Returns how a transaction is marked in which triggers claim for the shard; ``None`` if none do."""
-
 
 _PLAIN = {BigInteger, Integer}
 """Types of IDs that do nothing to a value."""
@@ -107,9 +105,8 @@ class Tells:
         """Returns the shard that a value tells; ``type_`` is that of the parameter, if not the column's.
 
         Raises:
-            BadArgument: an ID of no shard of this cluster, a value that is not of the column's kind, or a key
-                of a region that there is not.
-            UnknownId: an old ID that no row had.
+            BadArgument: a value that is not of the column's kind, or a key of a region that there is not.
+            UnknownId: an ID of no shard of this cluster, or an old one that no row had.
         """
         type_ = self.type_ if type_ is None else type_
         if type(value) is int and type(type_) in _PLAIN and self.kind is None:
@@ -122,21 +119,26 @@ class Tells:
     def shards(
         self, values: Iterable[Any], finder: ShardFinder, type_: TypeEngine[Any] | None = None
     ) -> list[tuple[Any, int]]:
-        """Returns values with their shards, without old IDs that no row had; it asks for all of them at once.
+        """Returns values with their shards, without IDs that no row can have; it asks for all at once.
 
         Raises:
             BadArgument: as :meth:`shard` does.
         """
         old = finder.old_ids if self.kind is None else None
         if old is None:
-            return [(value, self.shard(value, finder, type_)) for value in values]
+            return list(self._told(values, finder, type_))
         stored = [(value, stored_value(type_ or self.type_, value, None)) for value in values]
         found = old.shards_of([id_ for _, id_ in stored if old.has(id_)], self.table)
-        return [
-            (value, found[id_] if id_ in found else finder.shard_of(id_, of=self.table))
-            for value, id_ in stored
-            if id_ in found or not old.has(id_)
-        ]
+        known = [(value, found[id_]) for value, id_ in stored if id_ in found]
+        new = (value for value, id_ in stored if id_ not in found and not old.has(id_))
+        return [*known, *self._told(new, finder, type_)]
+
+    def _told(
+        self, values: Iterable[Any], finder: ShardFinder, type_: TypeEngine[Any] | None
+    ) -> Iterator[tuple[Any, int]]:
+        for value in values:
+            with suppress(UnknownId):
+                yield value, self.shard(value, finder, type_)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +183,17 @@ class ModelFacts:
             if tells is not None and value is not None:
                 return tells.shard(value, finder)
         return None
+
+
+def mapper_written(statement: Any) -> Mapper[Any] | None:
+    """Returns the mapped class that an INSERT, UPDATE or DELETE is of; ``None`` if it is of a table."""
+    try:
+        entity = statement.entity_description.get("entity")
+    except KeyError:
+        # Of a table, with criteria that name a class: SQLAlchemy takes it for one of the class.
+        return None
+    mapper = getattr(inspect(entity, raiseerr=False), "mapper", None)
+    return mapper if isinstance(mapper, Mapper) else None
 
 
 def require_located(mapper: Mapper[Any]) -> None:

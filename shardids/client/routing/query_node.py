@@ -7,35 +7,31 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from logging import INFO
-from typing import Any, Final, Literal, Protocol
-from weakref import WeakKeyDictionary
+from typing import Any, Final, Protocol
 
 import psycopg.errors
 from sqlalchemy import Connection, Engine, Result, Table, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import ORMExecuteState
 from sqlalchemy.sql import visitors
+from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.util import await_only
 
+from shardids.catalog.references import REFERENCE_SCHEMA
 from shardids.catalog.statement_log import shown_statement
 from shardids.catalog.topology import Node, Placement
+from shardids.client.routing.aggregates import in_two_steps
 from shardids.client.routing.fanout import ANY_SHARD, compiled, fetched
-from shardids.client.routing.functions import kinds_on
+from shardids.client.routing.functions import Kind, kinds_on
 from shardids.client.routing.replay import STAND_IN, Replay
 from shardids.client.routing.sent import as_sent
-from shardids.client.routing.two_steps import in_two_steps
 from shardids.errors import (
-    BadArgument,
     CannotCombine,
     ClusterConflict,
     ConnectionFailed,
     MissingPrivilege,
 )
 from shardids.logs import logger
-
-EngineChoice = Literal["merge", "views", "refuse"]
-"""What becomes of a statement over several shards: what is known to be right is merged, and the rest refused;
-or the query node has the rest; or all are refused."""
 
 ENGINE: Final = "shardids_engine"
 """The execution option that says which way a statement went: ``shard``, ``merge`` or ``views``."""
@@ -47,7 +43,9 @@ _PARTITIONED: Final = "shardids_nodes"
 _PATIENCE_S: Final = 5.0
 """How long to wait for a query node that does not read by this process's placement."""
 _PAUSE_S: Final = 0.1
-_HINT: Final = "If tables have changed: shardids view refresh. Or select the rows and compute it in Python."
+_HINT: Final = (
+    "If tables have changed: shardids query-node refresh. Or select the rows and compute it in Python."
+)
 
 _log = logger("client")
 
@@ -86,6 +84,9 @@ class Shards(Protocol):
     def engine(self, node: Node) -> Engine:
         """Returns the engine of a database."""
 
+    def schema_of(self, shard: int) -> str:
+        """Returns the schema of a shard."""
+
 
 class Router(Protocol):
     """What is asked of the session over all shards."""
@@ -98,16 +99,22 @@ class Router(Protocol):
     def begun(self) -> list[Connection]:
         """The connections that the session's transaction uses."""
 
+    def node_connection(self, shard: int) -> Connection:
+        """Returns the session's connection to the node that holds a shard, in its transaction."""
+
     def options_of(self, shard: int) -> dict[str, Any]:
         """Returns the execution options that send a statement into a shard."""
 
 
-def by_views(router: Router, context: ORMExecuteState, refused: CannotCombine, shard: int) -> Result[Any]:
+def by_views(
+    router: Router, context: ORMExecuteState, statement: Any, refused: CannotCombine, shard: int
+) -> Result[Any]:
     """Executes a SELECT on the query node, in a transaction of its own that only reads.
 
     Args:
         router: the session.
-        context: the statement.
+        context: what the session executes.
+        statement: the SELECT.
         refused: why the shards' answers can't be combined.
         shard: any that the statement concerns.
 
@@ -117,16 +124,21 @@ def by_views(router: Router, context: ORMExecuteState, refused: CannotCombine, s
         ClusterConflict: the query node does not read the shards where they are.
         MissingPrivilege: the role may not read the views.
     """
+    if getattr(statement, "_for_update_arg", None) is not None:
+        raise CannotCombine(
+            f"{refused.message}; and the query node locks no rows",
+            hint="Select the primary keys first, and lock the rows by them.",
+        ) from refused
     node = router.shards.query_node()
     if node is None:
         raise CannotCombine(
-            refused.message,
-            hint=f"{refused.hint} A query node could: shardids view create --all".strip(),
+            f"{refused.message}; and the cluster has no query node",
+            hint=f"{refused.hint} A query node could: shardids query-node create".strip(),
         ) from refused
-    _require_same_view(router, refused)
+    role = _require_same_view(router, statement, refused, shard)
     engine = router.shards.engine(node)
     try:
-        rows, description = _answer(router, engine, context)
+        rows, description = _answer(router, engine, statement, context.parameters, role)
     except DBAPIError as error:
         explained = _explained(error, refused)
         if explained is None:
@@ -135,28 +147,31 @@ def by_views(router: Router, context: ORMExecuteState, refused: CannotCombine, s
         raise explained from error
     # The shard's node is not asked: the statement is loaded from the rows that are there.
     if _log.isEnabledFor(INFO):
-        _log.info("views: %s rows of the query node: %s", len(rows), shown_statement(str(context.statement)))
+        _log.info("views: %s rows of the query node: %s", len(rows), shown_statement(str(statement)))
     replay = Replay.of(rows, description)
     return context.invoke_statement(
+        statement,
         bind_arguments={"shard_id": shard},
         execution_options={STAND_IN: replay, ENGINE: "views", **router.options_of(shard)},
     )
 
 
-def _answer(router: Router, engine: Engine, context: ORMExecuteState) -> tuple[list[Any], Any]:
+def _answer(
+    router: Router, engine: Engine, statement: Any, parameters: Any, role: str
+) -> tuple[list[Any], Any]:
     """Asks the nodes all at once; and one after another where postgres_fdw can't.
 
     It uses one connection a node, also for a subquery while an asynchronous scan waits there for rows.
     """
     try:
-        with _reading(router, engine) as connection:
-            return _asked(connection, context)
+        with _reading(router, engine, role) as connection:
+            return _asked(connection, statement, parameters)
     except ConnectionFailed as error:
         if not _is_said_by_server(error):
             raise
-    with _reading(router, engine) as connection:
+    with _reading(router, engine, role) as connection:
         connection.execute(_ONE_AFTER_ANOTHER)
-        return _asked(connection, context)
+        return _asked(connection, statement, parameters)
 
 
 _ONE_AFTER_ANOTHER: Final = text("select pg_catalog.set_config('enable_async_append', 'off', true)")
@@ -170,33 +185,82 @@ def _is_said_by_server(error: ConnectionFailed) -> bool:
     return isinstance(cause, psycopg.errors.ConnectionFailure) and cause.diag.sqlstate is not None
 
 
-def _require_same_view(router: Router, refused: CannotCombine) -> None:
+def _require_same_view(router: Router, statement: Any, refused: CannotCombine, shard: int) -> str:
     """Refuses where the session's transaction would see something else than the query node's.
 
     The server is asked, for it alone knows what triggers and cascades have written.
+
+    Returns:
+        the role that the session has.
     """
-    for connection in router.begun:
-        has_written, isolation = connection.execute(_SEEN).one()
-        if has_written or isolation != "read committed":
-            what = (
-                "the session has written what is not committed yet, which the query node does not see"
-                if has_written
-                else f"the session's transaction is {isolation}, and the query node sees a later moment"
-            )
-            raise CannotCombine(
-                f"{refused.message}; and {what}",
-                hint="Commit first, or ask in another session." if has_written else refused.hint,
-            ) from refused
+    connection = router.node_connection(shard)
+    tables, functions = _named_in(statement, connection)
+    kind_of = kinds_on(connection)
+    role = ""
+    for one in {connection: None, **dict.fromkeys(router.begun)}:
+        seen = one.execute(_SEEN, {"schema": router.shards.schema_of(shard), "tables": tables}).one()
+        reason, hint = "", refused.hint
+        if seen.isolation != "read committed":
+            reason = f"the session's transaction is {seen.isolation}, and the query node sees a later moment"
+        elif seen.guarded is not None:
+            reason = f"row security hides rows of {seen.guarded} from this role, and not on the query node"
+        elif seen.written:
+            unseen = next((name for name in tables if name in seen.written), None)
+            unknown = next((name for name in functions if kind_of(name) is Kind.UNKNOWN), None)
+            if unseen is not None or unknown is not None:
+                what = unseen or f"tables, and {unknown}() may read them"
+                reason = f"the session has written to {what}, which the query node does not see before COMMIT"
+                hint = "Commit first, or ask in another session."
+        if reason:
+            raise CannotCombine(f"{refused.message}; and {reason}", hint=hint) from refused
+        role = seen.role or role
+    return role
 
 
-_SEEN: Final = text(
-    "select pg_catalog.pg_current_xact_id_if_assigned() is not null,"
-    " pg_catalog.current_setting('transaction_isolation')"
-)
+_SEEN: Final = text("""
+    with recursive written(id) as (
+      select l.relation from pg_catalog.pg_locks l
+      where l.pid = pg_catalog.pg_backend_pid() and l.granted
+        and pg_catalog.pg_current_xact_id_if_assigned() is not null
+        and l.mode in ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+      union
+      select i.inhparent from written w join pg_catalog.pg_inherits i on i.inhrelid = w.id)
+    select pg_catalog.current_setting('transaction_isolation') as isolation,
+           nullif(current_user, session_user) as role,
+           (select pg_catalog.array_agg(c.relname::text)
+            from written w join pg_catalog.pg_class c on c.oid = w.id and c.relkind in ('r', 'p')) as written,
+           (select min(c.relname::text) from pg_catalog.pg_class c
+            where c.relnamespace = pg_catalog.to_regnamespace(pg_catalog.quote_ident(:schema))
+              and c.relname = any (:tables)
+              and pg_catalog.row_security_active(c.oid)) as guarded""")
+"""What only the server knows: a table that the transaction writes to is locked, also by triggers."""
+
+
+def _named_in(statement: Any, connection: Connection) -> tuple[list[str], list[str]]:
+    """Returns the names of the tables and of the functions in a statement.
+
+    Raises:
+        CannotCombine: a table has a schema: it is on the nodes, and another may be on the query node.
+    """
+    parts = as_sent(statement, connection.dialect).parts.values()
+    sources = [source for _, _, froms in parts for source in froms]
+    tables: dict[str, None] = {}
+    functions: dict[str, None] = {}
+    for element in (part for one in (statement, *sources) for part in visitors.iterate(one)):
+        if isinstance(element, FunctionElement):
+            functions[str(getattr(element, "name", "")).lower()] = None
+        if isinstance(element, Table):
+            tables[element.name] = None
+            if element.schema not in (None, REFERENCE_SCHEMA):
+                raise CannotCombine(
+                    f"{element.fullname} is in a schema of the nodes, which the query node does not show",
+                    hint="Execute one select() a table, or name the shard.",
+                )
+    return list(tables), list(functions)
 
 
 @contextmanager
-def _reading(router: Router, engine: Engine) -> Iterator[Connection]:
+def _reading(router: Router, engine: Engine, role: str) -> Iterator[Connection]:
     """Opens a transaction on a query node that reads every shard from its owner.
 
     Each statement has its own: on the nodes, postgres_fdw keeps the snapshots of the first, and a shard that
@@ -204,12 +268,18 @@ def _reading(router: Router, engine: Engine) -> Iterator[Connection]:
 
     Raises:
         ClusterConflict: it does not.
+        CannotCombine: the session has another role than it would have there.
     """
     deadline = time.monotonic() + _PATIENCE_S
     reading = engine.execution_options(isolation_level="READ COMMITTED", postgresql_readonly=True)
     with reading.connect() as connection:
         while True:
-            digest = connection.scalar(_BEGIN)
+            digest, role_there = connection.execute(_BEGIN).one()[:2]
+            if role and role_there != role:
+                raise CannotCombine(
+                    f'the session has taken role "{role}", and would have "{role_there}" on the query node',
+                    hint="Execute one select() a table, or open the cluster as that role.",
+                )
             if digest != _digest(router.shards.placement):
                 router.shards.refresh()
             if digest == _digest(router.shards.placement):
@@ -218,7 +288,7 @@ def _reading(router: Router, engine: Engine) -> Iterator[Connection]:
             if time.monotonic() > deadline:
                 raise ClusterConflict(
                     "the query node does not read every shard from its owner",
-                    hint="Refresh it: shardids view refresh",
+                    hint="Refresh it: shardids query-node refresh",
                 )
             _pause(connection)
         yield connection
@@ -226,7 +296,7 @@ def _reading(router: Router, engine: Engine) -> Iterator[Connection]:
 
 
 _BEGIN: Final = text("""
-    select shardids_query.shardids_placement(),
+    select shardids_query.shardids_placement(), current_user::text,
            pg_catalog.set_config('enable_partitionwise_join', 'on', true),
            pg_catalog.set_config('enable_partitionwise_aggregate', 'on', true),
            pg_catalog.set_config('search_path', pg_catalog.concat_ws(
@@ -251,33 +321,12 @@ def _digest(placement: Placement) -> str:
     return known[1]
 
 
-_CHECKED: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
-"""What was compiled and reads no table but those of shards."""
-
-
-def _asked(connection: Connection, context: ORMExecuteState) -> tuple[list[Any], Any]:
-    capture = compiled(connection, context.statement, context.parameters)
-    if capture.compiled not in _CHECKED:
-        _refuse_fixed_schemas(context.statement, connection)
-        _CHECKED[capture.compiled] = True
-    steps = in_two_steps(context.statement, connection.dialect, kinds_on(connection))
-    schema = _VIEWS
-    if steps is not None:
-        # Compiled again: a cached one would have another statement's values.
-        schema, capture = _PARTITIONED, compiled(connection, steps, context.parameters)
-    return fetched(connection, capture.sql.replace(f"{ANY_SHARD}.", f"{schema}."), capture.parameters)
-
-
-def _refuse_fixed_schemas(statement: Any, connection: Connection) -> None:
-    """Refuses a table with a schema: it is on the nodes, and another may be on the query node."""
-    parts = as_sent(statement, connection.dialect).parts.values()
-    sources = [source for _, _, froms in parts for source in froms]
-    for element in (part for one in (statement, *sources) for part in visitors.iterate(one)):
-        if isinstance(element, Table) and element.schema is not None:
-            raise CannotCombine(
-                f"{element.fullname} is in a schema of the nodes, and the query node shows those of shards",
-                hint="Execute one select() a table, or name the shard.",
-            )
+def _asked(connection: Connection, statement: Any, parameters: Any) -> tuple[list[Any], Any]:
+    steps = in_two_steps(statement, connection.dialect, kinds_on(connection))
+    schema = _VIEWS if steps is None else _PARTITIONED
+    capture = compiled(connection, statement if steps is None else steps, parameters)
+    sql = capture.sql.replace(f"{ANY_SHARD}.", f"{schema}.").replace(f"{REFERENCE_SCHEMA}.", f"{_VIEWS}.")
+    return fetched(connection, sql, capture.parameters)
 
 
 def _explained(error: DBAPIError, refused: CannotCombine) -> Exception | None:
@@ -287,17 +336,8 @@ def _explained(error: DBAPIError, refused: CannotCombine) -> Exception | None:
     if isinstance(found, psycopg.errors.InsufficientPrivilege):
         return MissingPrivilege(
             f"the query node: {said}",
-            hint=f"GRANT USAGE ON SCHEMA {_VIEWS}, {_PARTITIONED} and"
-            f" GRANT SELECT ON ALL TABLES IN SCHEMA {_VIEWS}, {_PARTITIONED} there.",
+            hint="To let the role read all tables there: shardids query-node grant ROLE",
         )
     if isinstance(found, _NOT_THERE):
         return CannotCombine(f"{refused.message}; and the query node says: {said}", hint=_HINT)
     return None
-
-
-def validated(engine: str) -> EngineChoice:
-    """Returns the engine's name. Raises BadArgument if there is no such engine."""
-    for known in ("merge", "views", "refuse"):
-        if engine == known:
-            return known
-    raise BadArgument(f"engine={engine!r} is not known", hint='It is "merge", "views" or "refuse".')

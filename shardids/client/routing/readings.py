@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import BindParameter, Insert, Update, inspect
+from sqlalchemy import BindParameter, Insert, Update
 from sqlalchemy.engine import Dialect
-from sqlalchemy.orm import Mapper
+from sqlalchemy.sql import visitors
 from sqlalchemy.util import LRUCache
 
 from shardids.client.routing.criteria import Criteria, Named, Reader
-from shardids.client.routing.models import Claimant, ShardFinder, Tells, facts_of, how_it_tells
-from shardids.client.routing.shapes import check_in_one_shard, reads_references
+from shardids.client.routing.models import (
+    Claimant,
+    ShardFinder,
+    Tells,
+    facts_of,
+    how_it_tells,
+    mapper_written,
+)
+from shardids.client.routing.shapes import Check, reads_references
 from shardids.client.routing.values import Values
 
 
@@ -76,7 +84,7 @@ class Read:
         known = None if self._key is None else (self._key.key, by_table)
         if known is not None and _STAYS.get(known):
             return
-        check_in_one_shard(statement, dialect(), by_table=by_table)
+        Check(statement, dialect(), by_table=by_table).in_one_shard()
         if known is not None:
             _STAYS[known] = True
 
@@ -103,6 +111,8 @@ _OF_REFERENCES: Final[LRUCache[Any, bool]] = LRUCache(500)
 
 
 def _read(statement: Any, reader: Reader) -> Reading:
+    places = Counter(one.key for one in visitors.iterate(statement) if isinstance(one, BindParameter))
+    reader.reused = {key for key, count in places.items() if count > 1}
     criteria = reader.where(getattr(statement, "whereclause", None))
     if not isinstance(statement, Insert | Update):
         return Reading(criteria=criteria, telling={}, written={})
@@ -121,9 +131,8 @@ def _what_tells(statement: Any) -> tuple[dict[str, Tells], str]:
     """Returns what in a row tells its shard, by attribute and column, and the name of the model or table."""
     table = statement.table
     telling = {column.key: tells for column in table.columns if (tells := how_it_tells(column)) is not None}
-    entity = inspect(statement.entity_description.get("entity"), raiseerr=False)
-    mapper = getattr(entity, "mapper", None)
-    if not isinstance(mapper, Mapper):
+    mapper = mapper_written(statement)
+    if mapper is None:
         return telling, str(table.name)
     facts = facts_of(mapper)
     return telling | dict(facts.telling), facts.name

@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from random import choice
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Engine, Result, event, inspect
 from sqlalchemy.engine import Dialect
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.horizontal_shard import ShardedQuery, ShardedSession, set_shard_id
 from sqlalchemy.orm import Mapper, ORMExecuteState, Session
 
+from shardids.client.routing.atomic import Atomic
 from shardids.client.routing.claiming import Flushed, refuse_many
 from shardids.client.routing.connection import ShardConnection
 from shardids.client.routing.criteria import Named
 from shardids.client.routing.guards import Guarded, guard
-from shardids.client.routing.inserts import insert
+from shardids.client.routing.inserts import insert, update_by_key
 from shardids.client.routing.models import facts_of, refuse_reference_write
 from shardids.client.routing.one_shard import loads_more
 from shardids.client.routing.placing import State, place, shard_of_identity
-from shardids.client.routing.query_node import ENGINE, EngineChoice, by_views, validated
+from shardids.client.routing.query_node import ENGINE, by_views
 from shardids.client.routing.readings import Read
-from shardids.client.routing.statements import FanOut, Shards, check_assignments, execute, named_beside
+from shardids.client.routing.statements import (
+    FanOut,
+    Shards,
+    check_assignments,
+    execute,
+    named_beside,
+    validated,
+)
 from shardids.client.routing.twophase import Part, Whole
 from shardids.client.routing.writes import AssociationConnection, BulkWrites
-from shardids.errors import BadArgument, CannotCombine, UnknownId
+from shardids.errors import BadArgument, CannotCombine, ConnectionFailed, UnknownId
 
 Entity = TypeVar("Entity")
 
 
-class RoutedSession(BulkWrites, ShardedSession, Guarded):
+class RoutedSession(BulkWrites, Atomic, ShardedSession, Guarded):
     """A session over all shards; see :meth:`shardids.Cluster.sharded_session`.
 
     It has one connection and one transaction a node, whatever the number of shards that it uses there.
@@ -40,8 +49,7 @@ class RoutedSession(BulkWrites, ShardedSession, Guarded):
         self,
         shards: Shards,
         *,
-        fan_out: FanOut = "allow",
-        engine: EngineChoice = "merge",
+        fan_out: FanOut = "all",
         **options: Any,
     ) -> None:
         # Not ShardedSession's own, which binds each shard and listens again for each session.
@@ -49,13 +57,13 @@ class RoutedSession(BulkWrites, ShardedSession, Guarded):
         self.shards = shards
         self.claims = shards.claims
         self._flushed = Flushed(self)
-        self.fan_out = fan_out
-        self.engine = validated(engine)
-        self.begun: list[Connection] = []
+        self.fan_out = validated(fan_out)
+        self._levels = {}
         self.identity_chooser = lambda *_, **__: [None]
         self._placed: dict[State, int] | None = None
         self._whole: tuple[object, Whole] | None = None
         self._at_hand: int | None = None
+        self._wanted = ""
 
     # IDs tell rows of different shards apart, so there is one identity, not one for each shard to look up.
     _identity_lookup = Session._identity_lookup  # type: ignore[assignment]  # it takes no further arguments
@@ -98,6 +106,7 @@ class RoutedSession(BulkWrites, ShardedSession, Guarded):
                 hint='Name the shard: bind_arguments={"shard_id": number}',
             )
         node = self.shards.node_of(shard_id)
+        self._wanted = node.name
         engine = self.shards.engine(node)
         return self.shards.decisions.engine(engine, node) if self.twophase else engine
 
@@ -133,12 +142,25 @@ class RoutedSession(BulkWrites, ShardedSession, Guarded):
     def connection(self, bind_arguments: Any = None, execution_options: Any = None) -> Any:
         """Returns a node's connection as seen from the shard in ``bind_arguments={"shard_id": …}``."""
         shard = (bind_arguments or {}).get("shard_id")
+        self.fail_together()
         connection = super().connection(dict(bind_arguments or {}), execution_options)
         return connection if shard is None else ShardConnection(connection, self.options_of(shard))
 
     def node_connection(self, shard: int) -> Connection:
         """Returns the session's connection to the node that holds a shard, in its transaction."""
-        return super().connection(bind_arguments={"bind": self.get_bind(shard_id=shard)})
+        try:
+            return super().connection(bind_arguments={"bind": self.get_bind(shard_id=shard)})
+        except PoolTimeout as error:
+            raise self._no_connection() from error
+
+    def _no_connection(self) -> ConnectionFailed:
+        return ConnectionFailed(
+            f'no connection of the pool to node "{self._wanted}" became free; this session holds those to'
+            f" {len(self.begun)} nodes meanwhile",
+            hint="A session over all shards holds a connection per node to the end of its transaction, so"
+            " sessions can wait for each other: give Cluster.connect() a pool_size of at least the number of"
+            " sessions at a time, or end sessions sooner.",
+        )
 
     connection_to = node_connection
 
@@ -197,11 +219,12 @@ class RoutedSession(BulkWrites, ShardedSession, Guarded):
     def _execute_internal(self, statement: Any, params: Any = None, **options: Any) -> Any:
         if options.get("_parent_execute_state") is not None:
             return super()._execute_internal(statement, params, **options)
+        self.fail_together()
         shard = None if self.dispatch.do_orm_execute else self._only_shard(statement, params, options)
         if shard is None:
             # After all listeners of the application, which may change the statement.
             options["_add_event"] = self._routing_before(options.get("_add_event"))
-            return super()._execute_internal(statement, params, **options)
+            return self._execute_with(statement, params, options)
         options["bind_arguments"] = {**(options.get("bind_arguments") or {}), "shard_id": shard}
         given = options.get("execution_options") or {}
         options["execution_options"] = {
@@ -210,7 +233,13 @@ class RoutedSession(BulkWrites, ShardedSession, Guarded):
             ENGINE: "shard",
             **self.options_of(shard),
         }
-        return super()._execute_internal(statement, params, **options)
+        return self._execute_with(statement, params, options)
+
+    def _execute_with(self, statement: Any, params: Any, options: dict[str, Any]) -> Any:
+        try:
+            return super()._execute_internal(statement, params, **options)
+        except PoolTimeout as error:
+            raise self._no_connection() from error
 
     def _only_shard(self, statement: Any, params: Any, options: dict[str, Any]) -> int | None:
         """Returns the only shard of a SELECT, if that is plain to see: the quick way, and the usual one.
@@ -285,7 +314,7 @@ class RoutedSession(BulkWrites, ShardedSession, Guarded):
                 if not loads_more(context.statement):
                     read.in_one_shard(context.statement, partial(self._dialect_of, only))
             except CannotCombine as error:
-                if self.engine != "views" or not context.is_select:
+                if self.fan_out != "all" or not context.is_select:
                     raise
                 refused = error
             else:
@@ -293,14 +322,16 @@ class RoutedSession(BulkWrites, ShardedSession, Guarded):
                 return None
             if self._autoflushes(context):
                 self.flush()
-            return by_views(self, context, refused, only)
+            return by_views(self, context, context.statement, refused, only)
         if self._autoflushes(context):
             self.flush()
-        if context.is_update:
-            refuse_many(context.statement, context.parameters)
         return self._ask_several(context, named)
 
     def _ask_several(self, context: ORMExecuteState, named: Named) -> Result[Any]:
+        if context.is_update:
+            if isinstance(context.parameters, Sequence):
+                return update_by_key(self, context)
+            refuse_many(context.statement, context.parameters)
         return execute(self, context, named)
 
     def _shard_at_hand(self, statement: Any, read: Read) -> int | None:
@@ -322,8 +353,6 @@ _EMPTY: Final[dict[str, Any]] = {}
 @event.listens_for(RoutedSession, "after_begin")
 def _join(session: Any, _transaction: object, connection: Connection) -> None:
     session.join(connection)
-    if connection not in session.begun:
-        session.begun.append(connection)
 
 
 @event.listens_for(RoutedSession, "before_flush")
@@ -337,9 +366,3 @@ def _forget(session: Any, *_: object) -> None:
         session.claim_flushed(session._shard_of)
     finally:
         session.forget()
-
-
-@event.listens_for(RoutedSession, "after_transaction_end")
-def _forget_all(session: Any, transaction: Any) -> None:
-    if transaction.parent is None:
-        session.begun.clear()

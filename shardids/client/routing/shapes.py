@@ -1,77 +1,330 @@
-"""Which statements are right when each shard executes them on its own rows: a list, and nothing else.
+"""Which statements shards answer from their own rows: every table and subquery is bound to one shard's rows.
 
-The check walks the statement as it is sent, with all that SQLAlchemy added to it. What is not on the list is
-refused by name, so that a kind of element that nobody thought of gives an error, not a wrong answer.
+The check walks the statement as it is sent, with all that SQLAlchemy added to it. Where the rows are all in
+one shard, PostgreSQL computes anything of them. Over several shards each row is computed by itself, from a
+list of elements; what is not on the list is refused by name, and is for the query node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any, NoReturn
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final, NoReturn
 
-from sqlalchemy import Table
+from sqlalchemy import Select, Table
 from sqlalchemy.engine import Dialect
-from sqlalchemy.sql.elements import FunctionFilter
-from sqlalchemy.sql.selectable import ScalarSelect
+from sqlalchemy.sql import operators, visitors
+from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.sql.selectable import ScalarSelect, SelectStatementGrouping
 
-from shardids.client.routing.expressions import IN_PYTHON, Around, ExpressionCheck, arguments, refuse
-from shardids.client.routing.folds import without_not, without_zero
 from shardids.client.routing.functions import Kind, KindOf
 from shardids.client.routing.models import how_it_tells
 from shardids.client.routing.sent import Sent, as_sent
-from shardids.client.routing.sources import Scope, Source, Trait, unlocated
+from shardids.client.routing.sources import Scope, Source, Trait, plain, unlocated
 from shardids.errors import CannotCombine
 from shardids.models.references import is_reference
 
+_IN_PYTHON: Final = (
+    'Select the rows and compute it in Python, or name the shard: bind_arguments={"shard_id": number}.'
+)
+_CONSTANT: Final = re.compile(r"\s*(\*|-?\d+(\.\d+)?|'[^'\\]*'|null|true|false)\s*", re.IGNORECASE)
+_OPERATOR: Final = re.compile(r"[-+*/<>=~!@#%^&|`?]+")
+"""What PostgreSQL takes for an operator; anything else could hold a subquery."""
 
-def check_select(statement: Any, dialect: Dialect, *, folded: bool, kind_of: KindOf, by_table: bool) -> bool:
-    """Refuses a SELECT whose answers from the shards do not make the answer of one database.
+_LISTED: Final = frozenset(
+    (
+        *("bindparam", "null", "true", "false", "collation", "typeclause", "table", "column", "cast"),
+        *("case", "extract", "unary", "binary", "slice", "tuple", "array", "grouping", "clauselist"),
+        *("expression_clauselist", "type_coerce", "label", "label_reference", "textual_label_reference"),
+    )
+)
+"""Elements that compute one value of one row, if their parts do."""
+
+_COMPUTING: Final = frozenset(("over", "funcfilter", "withingroup", "aggregate_order_by"))
+"""Elements that compute one value of several rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Around:
+    """Where an expression stands.
+
+    Attributes:
+        scope: whose columns it may use.
+        computes: whether all rows of its SELECT are in one shard, so that it may compute over them.
+        filters: whether it is a condition that discards rows, for which NULL is as good as false.
+    """
+
+    scope: Scope | None
+    computes: bool
+    filters: bool = False
+
+
+class Check:
+    """A check of one statement.
 
     Args:
-        statement: what each shard is asked.
+        statement: as the application, or SQLAlchemy, made it.
         dialect: of the server.
-        folded: whether all its columns are aggregates of which :mod:`folds` makes one row.
-        kind_of: what a function computes.
         by_table: whether two tables may have rows of the same ID in different shards.
+        kind_of: what a function computes; ``None`` if all rows are in one shard.
 
-    Returns:
-        whether it reads a table at all.
-
-    Raises:
-        CannotCombine: it has an element that is not on the list.
+    Attributes:
+        top: the sources of a SELECT that was checked.
     """
-    check = _Check(as_sent(statement, dialect), kind_of, by_table=by_table)
-    scope, _ = check.read(statement, Around(), top=True, folded=folded)
-    if scope.sources and not scope.located:
-        raise unlocated(next(iter(scope.sources.values())))
-    return bool(scope.sources) or folded
 
+    top: Scope
 
-def check_change(statement: Any, dialect: Dialect, kind_of: KindOf, *, by_table: bool) -> None:
-    """Refuses an UPDATE or DELETE that would change other rows, or in another way, than in one database.
+    def __init__(
+        self, statement: Any, dialect: Dialect, *, by_table: bool, kind_of: KindOf | None = None
+    ) -> None:
+        self._given = statement
+        self._sent: Sent = as_sent(statement, dialect)
+        self._by_table = by_table
+        self._kind_of = kind_of
+        self._derived: dict[Any, Scope] = {}
 
-    Raises:
-        CannotCombine: it has an element that is not on the list.
-    """
-    _Check(as_sent(statement, dialect), kind_of, by_table=by_table).change()
+    def select(self, folded: Callable[[Any], Iterable[Any]] | None = None) -> bool:
+        """Checks a SELECT; ``folded`` gives what each shard computes an aggregate's column of.
 
+        Returns:
+            whether it reads a table at all.
 
-def check_in_one_shard(statement: Any, dialect: Dialect, *, by_table: bool) -> None:
-    """Refuses a statement whose criteria name one shard, but which also reads rows of others.
+        Raises:
+            CannotCombine: its rows are not each of one shard, or are not computed one by one.
+        """
+        scope, _ = self._read(self._given, None, top=True, folded=folded)
+        self.top = scope
+        if scope.sources and not scope.located:
+            raise unlocated(next(iter(scope.sources.values())))
+        return bool(scope.sources) or folded is not None
 
-    Only what it reads from is looked at: of rows that are all in one shard PostgreSQL computes anything.
+    def in_one_shard(self) -> None:
+        """Checks a statement whose criteria name one shard: does it also read rows of others?
 
-    Raises:
-        CannotCombine: a table or a subquery in it is not bound to the rows that the criteria are about.
-    """
-    sent = as_sent(statement, dialect)
-    check = _OneShardCheck(sent, lambda _: Kind.SCALAR, by_table=by_table)
-    if getattr(statement, "is_select", False):
-        if id(statement) in sent.parts:
-            check.read(statement, Around(), top=True)
-    else:
-        check.change()
+        Raises:
+            CannotCombine: a table or a subquery in it is not bound to the rows that the criteria are about.
+        """
+        if not getattr(self._given, "is_select", False):
+            self.change()
+        elif id(self._given) in self._sent.parts:
+            self._read(self._given, None, top=True)
+
+    def change(self) -> None:
+        """Checks an UPDATE or DELETE.
+
+        Raises:
+            CannotCombine: it would change other rows, or in another way, than in one database.
+        """
+        statement = self._sent.statement
+        if self._kind_of and (statement._prefixes or statement._hints or statement._independent_ctes):
+            raise CannotCombine("a prefix, hint or CTE of an UPDATE or DELETE", hint=_IN_PYTHON)
+        conditions = [] if statement.whereclause is None else [statement.whereclause]
+        values = list(_assigned(statement))
+        scope = Scope(outer=None, by_table=self._by_table)
+        target = statement.table
+        for source in dict.fromkeys(
+            [target, *(s for one in (*conditions, *values) for s in one._from_objects)]
+        ):
+            if source not in scope.sources:
+                self._source(source, scope, optional=False)
+        scope.bind(conditions)
+        scope.check()
+        if not scope.sources[target].located:
+            raise unlocated(target)
+        within = _Around(scope=scope, computes=self._kind_of is None)
+        self._all(conditions, replace(within, filters=True))
+        self._all((*values, *statement._returning), within)
+
+    # SELECT.
+
+    def _read(
+        self,
+        select: Any,
+        outer: Scope | None,
+        *,
+        tested: Any = None,
+        must_be_bound: bool = False,
+        top: bool = False,
+        folded: Callable[[Any], Iterable[Any]] | None = None,
+    ) -> tuple[Scope, bool]:
+        """Checks a SELECT; ``tested`` is a condition that the statement around sets its rows.
+
+        A SELECT that is bound to the row around it sees all the rows that it would see in one database, so it
+        may compute over them. Any other has to give its rows one by one.
+        """
+        _, core, froms = self._sent.parts.get(id(select), (None, None, []))
+        if core is None:
+            _refuse(select)
+        scope = Scope(outer=outer, by_table=self._by_table)
+        for source in froms:
+            self._source(source, scope, optional=False)
+        conditions = [] if core.whereclause is None else [core.whereclause]
+        scope.bind(conditions)
+        bound = scope.is_bound or (top and self._kind_of is None)
+        scope.bind([] if tested is None else [tested])
+        if must_be_bound and not scope.is_bound:
+            _refuse_subquery(scope)
+        scope.check()
+        if not bound:
+            self._require_rows(core, scope, top=top)
+        self._clauses(core, _Around(scope=scope, computes=bound or self._kind_of is None), folded)
+        return scope, bound
+
+    def _clauses(
+        self, core: Any, within: _Around, folded: Callable[[Any], Iterable[Any]] | None = None
+    ) -> None:
+        scope: Any = within.scope
+        self._all([] if core.whereclause is None else [core.whereclause], replace(within, filters=True))
+        for condition, filters in scope.conditions:
+            self._check(condition, replace(within, filters=filters))
+        # Each group is of one shard.
+        grouped = replace(within, computes=within.computes or bool(core._group_by_clauses))
+        for column in core.inner_columns:
+            self._all([column] if folded is None else folded(column), grouped)
+        for rest in (core._having_criteria, core._order_by_clauses):
+            self._all(rest, grouped)
+        numbers = [one for one in (core._limit_clause, core._offset_clause) if one is not None]
+        for rest in (core._group_by_clauses, core._distinct_on, numbers):
+            self._all(rest, within)
+
+    def _require_rows(self, core: Any, scope: Scope, *, top: bool) -> None:
+        """Refuses what is computed over more rows than those of one shard."""
+        if not top and (core._limit_clause is not None or core._offset_clause is not None):
+            _refuse_subquery(scope)
+        distinct = list(core._distinct_on) or (list(core.inner_columns) if core._distinct else [])
+        for keys, what in ((core._group_by_clauses, "GROUP BY"), (distinct, "DISTINCT")):
+            if keys and not scope.tells_shard(keys):
+                raise CannotCombine(f"{what} over several shards sees one shard at a time", hint=_IN_PYTHON)
+        if core._having_criteria and not core._group_by_clauses:
+            raise CannotCombine("HAVING over several shards sees one shard at a time", hint=_IN_PYTHON)
+        if self._kind_of is None:
+            return
+        for name in ("_prefixes", "_suffixes", "_hints", "_statement_hints", "_independent_ctes"):
+            if getattr(core, name, None):
+                raise CannotCombine(
+                    f"{name.strip('_').replace('_', ' ')} of a SELECT over several shards", hint=_IN_PYTHON
+                )
+
+    # Expressions.
+
+    def _all(self, elements: Iterable[Any], around: _Around) -> None:
+        for element in elements:
+            if isinstance(element, Select):
+                # Of EXISTS, which each shard is asked: any of them has such rows.
+                if not self._read(element, None)[0].located:
+                    raise unlocated(element)
+            else:
+                self._check(element, around)
+
+    def _check(self, element: Any, around: _Around) -> None:
+        """Refuses an expression with an element that is not on the list, or a SELECT that is not bound."""
+        kind = element.__visit_name__
+        # The latter is EXISTS of SQLAlchemy 2.0.
+        if isinstance(element, ScalarSelect | SelectStatementGrouping):
+            self._read(element.element, around.scope, must_be_bound=True)
+            return
+        if self._kind_of is not None:
+            self._require_listed(element, around)
+        if kind == "column":
+            return
+        operator = getattr(element, "operator", None)
+        if operator in (operators.in_op, operators.not_in_op):
+            select = plain(element.right)
+            select = select.element if isinstance(select, ScalarSelect) else select
+            if isinstance(select, Select):
+                self._member(element, select, around)
+                return
+        keeps = operator in (operators.and_, operators.or_) or kind == "grouping"
+        self._all(element.get_children(), around if keeps else replace(around, filters=False))
+
+    def _member(self, element: Any, select: Any, around: _Around) -> None:
+        """``x IN (SELECT y …)``: right if equal values are in one shard, and NULL makes no difference."""
+        self._check(element.left, replace(around, filters=False))
+        columns = list(select.selected_columns)
+        tested = element.left == columns[0] if len(columns) == 1 else None
+        scope, bound = self._read(select, around.scope, tested=tested, must_be_bound=True)
+        if bound or (around.filters and element.operator is operators.in_op):
+            return
+        given, found = around.scope and around.scope.trait(element.left), scope.trait(columns[0])
+        if not (given and given[1].required and found and found[1].required):
+            raise CannotCombine(
+                f"{element.left} IN (SELECT …) over several shards is only right in WHERE: it may be NULL",
+                hint="Use it in where(), joined with and_() or or_(), or exists() with both tables.",
+            )
+
+    def _require_listed(self, element: Any, around: _Around) -> None:
+        kind = element.__visit_name__
+        operator = getattr(element, "operator", None) or getattr(element, "modifier", None)
+        written = getattr(operator, "opstring", None)
+        if isinstance(element, FunctionElement):
+            self._require_known(element, around)
+        elif kind in _COMPUTING:
+            if not around.computes:
+                raise CannotCombine("a window over several shards would see one shard", hint=_IN_PYTHON)
+        elif kind not in _LISTED or (kind == "column" and not _is_known(element)):
+            _refuse(element)
+        elif written is not None and not _OPERATOR.fullmatch(written):
+            raise CannotCombine(f"the operator {written} over several shards is not known", hint=_IN_PYTHON)
+
+    def _require_known(self, function: Any, around: _Around) -> None:
+        name = str(getattr(function, "name", "")).lower()
+        kind = self._kind_of(name) if self._kind_of else Kind.SCALAR
+        if kind is Kind.UNKNOWN:
+            raise CannotCombine(
+                f"{name}() over several shards is not known to depend on its arguments only",
+                hint=f"Declare it IMMUTABLE on the nodes if it is. {_IN_PYTHON}",
+            )
+        if kind is Kind.SCALAR:
+            return
+        columns = [one for one in visitors.iterate(function) if one.__visit_name__ == "column"]
+        mine = around.scope.sources if around.scope is not None else {}
+        # PostgreSQL computes an aggregate of the columns of a SELECT around it over the rows of that.
+        is_own = any(getattr(one, "table", None) in mine for one in columns)
+        if not around.computes or not (is_own or all(getattr(one, "table", None) is None for one in columns)):
+            raise CannotCombine(
+                f"{name}() over several shards can't be made of the shards' own", hint=_IN_PYTHON
+            )
+
+    # FROM.
+
+    def _source(self, element: Any, scope: Scope, *, optional: bool) -> list[Source]:
+        kind = element.__visit_name__
+        if kind == "join":
+            left = self._source(element.left, scope, optional=optional or element.full)
+            either = optional or element.isouter or element.full
+            return scope.join(element, left, self._source(element.right, scope, optional=either))
+        if kind == "grouping":
+            return self._source(element.element, scope, optional=optional)
+        inner = element
+        while inner.__visit_name__ == "alias":
+            inner = inner.element
+        if isinstance(inner, Table):
+            located = inner.schema is None and any(how_it_tells(column) for column in inner.columns)
+            everywhere = is_reference(inner)
+            return scope.add(
+                element, Source(name=inner.name, located=located, optional=optional, everywhere=everywhere)
+            )
+        if inner.__visit_name__ not in ("subquery", "cte") or getattr(inner, "recursive", False):
+            _refuse(inner)
+        return scope.add(element, self._subquery_source(element, inner, optional=optional))
+
+    def _subquery_source(self, element: Any, inner: Any, *, optional: bool) -> Source:
+        if inner not in self._derived:
+            self._derived[inner], _ = self._read(inner.element, None)
+        there = self._derived[inner]
+        columns, given = list(element.c), list(inner.element.selected_columns)
+        traits: dict[Any, Trait] = {}
+        if len(columns) == len(given):
+            found = ((column, there.trait(one)) for column, one in zip(columns, given, strict=True))
+            traits = {column: one[1] for column, one in found if one is not None}
+        return Source(
+            name="a subquery",
+            located=bool(there.located),
+            traits=traits,
+            optional=optional,
+            everywhere=bool(there.sources) and all(one.everywhere for one in there.sources.values()),
+        )
 
 
 def reads_references(statement: Any, dialect: Dialect) -> bool:
@@ -94,164 +347,10 @@ def _tables(source: Any) -> Iterator[Any]:
         yield source
 
 
-class _Check(ExpressionCheck):
-    in_one_shard = False
-
-    def __init__(self, sent: Sent, kind_of: KindOf, *, by_table: bool) -> None:
-        super().__init__(kind_of)
-        self._sent = sent
-        self._by_table = by_table
-        self._derived: dict[Any, Scope] = {}
-
-    def subquery(self, select: Any, around: Around, equal: tuple[Any, Any] | None) -> tuple[Scope, bool]:
-        """Checks a SELECT in an expression, which has to be bound to the row around it."""
-        tested = None if equal is None else equal[0] == equal[1]
-        return self.read(select, around, tested=tested, must_be_bound=True)
-
-    def read(
-        self,
-        select: Any,
-        around: Around,
-        *,
-        tested: Any = None,
-        must_be_bound: bool = False,
-        top: bool = False,
-        folded: bool = False,
-    ) -> tuple[Scope, bool]:
-        """Checks a SELECT; ``tested`` is a condition that the statement around sets its rows.
-
-        A SELECT that is bound to the row around it sees all the rows that it would see in one database, so it
-        may compute over them. Any other has to give its rows one by one.
-        """
-        _, core, froms = self._sent.parts.get(id(select), (None, None, []))
-        if core is None:
-            refuse(select)
-        if not self.in_one_shard:
-            _check_clauses(core)
-        scope = Scope(outer=around.scope, by_table=self._by_table)
-        for source in froms:
-            self._source(source, scope, optional=False)
-        scope.bind(core._where_criteria)
-        bound = scope.is_bound or (top and self.in_one_shard)
-        scope.bind([] if tested is None else [tested])
-        if must_be_bound and not scope.is_bound:
-            _refuse_subquery(scope)
-        scope.check()
-        if not bound:
-            _check_rows(core, scope, top=top)
-        self._clauses(core, Around(scope=scope, bound=bound), folded=folded)
-        return scope, bound
-
-    def _clauses(self, core: Any, within: Around, *, folded: bool) -> None:
-        scope: Any = within.scope
-        self.check_all(core._where_criteria, replace(within, filters=True))
-        for condition, filters in scope.conditions:
-            self.check(condition, replace(within, filters=filters))
-        grouped = replace(within, grouped=bool(core._group_by_clauses))
-        for column in core.inner_columns:
-            if folded:
-                self._folded(column, within)
-            else:
-                self.check(column, grouped)
-        self.check_all(core._having_criteria, grouped)
-        self.check_all(core._order_by_clauses, grouped)
-        for rest in (core._group_by_clauses, core._distinct_on):
-            self.check_all(rest, within)
-        for number in (core._limit_clause, core._offset_clause):
-            if number is not None:
-                self.check(number, within)
-
-    def _folded(self, column: Any, within: Around) -> None:
-        element = without_zero(column)
-        if isinstance(element, FunctionFilter):
-            self.check(element.criterion, within)
-            element = element.func
-        exists = without_not(element)[0]
-        if exists is not None:
-            if not self.read(exists, Around(scope=Scope(outer=None, by_table=self._by_table)))[0].located:
-                raise unlocated(exists)
-            return
-        self.check_all(arguments(element), within)
-
-    def change(self) -> None:
-        """Checks an UPDATE or DELETE."""
-        statement = self._sent.statement
-        if not self.in_one_shard and (statement._prefixes or statement._hints or statement._independent_ctes):
-            raise CannotCombine("a prefix, hint or CTE of an UPDATE or DELETE", hint=IN_PYTHON)
-        conditions = [] if statement.whereclause is None else [statement.whereclause]
-        values = list(_assigned(statement))
-        scope = Scope(outer=None, by_table=self._by_table)
-        target = statement.table
-        for source in dict.fromkeys(
-            [target, *(s for one in (*conditions, *values) for s in one._from_objects)]
-        ):
-            if source not in scope.sources:
-                self._source(source, scope, optional=False)
-        scope.bind(conditions)
-        scope.check()
-        if not scope.sources[target].located:
-            raise unlocated(target)
-        within = Around(scope=scope, bound=self.in_one_shard)
-        self.check_all(conditions, replace(within, filters=True))
-        self.check_all((*values, *statement._returning), within)
-
-    # FROM.
-
-    def _source(self, element: Any, scope: Scope, *, optional: bool) -> list[Source]:
-        kind = element.__visit_name__
-        if kind == "join":
-            left = self._source(element.left, scope, optional=optional or element.full)
-            either = optional or element.isouter or element.full
-            return scope.join(element, left, self._source(element.right, scope, optional=either))
-        if kind == "grouping":
-            return self._source(element.element, scope, optional=optional)
-        inner = element
-        while inner.__visit_name__ == "alias":
-            inner = inner.element
-        if isinstance(inner, Table):
-            located = inner.schema is None and any(how_it_tells(column) for column in inner.columns)
-            everywhere = is_reference(inner)
-            return scope.add(
-                element, Source(name=inner.name, located=located, optional=optional, everywhere=everywhere)
-            )
-        if inner.__visit_name__ in ("subquery", "cte") and not getattr(inner, "recursive", False):
-            return scope.add(element, self._subquery_source(element, inner, optional=optional))
-        refuse(inner)
-        return []
-
-    def _subquery_source(self, element: Any, inner: Any, *, optional: bool) -> Source:
-        if inner not in self._derived:
-            self._derived[inner], _ = self.read(inner.element, Around())
-        there = self._derived[inner]
-        columns, given = list(element.c), list(inner.element.selected_columns)
-        traits: dict[Any, Trait] = {}
-        if len(columns) == len(given):
-            found = ((column, there.trait(one)) for column, one in zip(columns, given, strict=True))
-            traits = {column: one[1] for column, one in found if one is not None}
-        return Source(
-            name="a subquery",
-            located=bool(there.located),
-            traits=traits,
-            optional=optional,
-            everywhere=bool(there.sources) and all(one.everywhere for one in there.sources.values()),
-        )
-
-
-class _OneShardCheck(_Check):
-    in_one_shard = True
-
-    def check(self, element: Any, around: Around) -> None:
-        """Looks for SELECTs in an expression, whatever else it is made of."""
-        if isinstance(element, ScalarSelect):
-            self.subquery(element.element, around, None)
-        elif element.__visit_name__ in ("binary", "unary"):
-            self.check_parts(element, around)
-        elif element.__visit_name__ != "column":
-            self.check_all(element.get_children(), replace(around, filters=False))
-
-    def knows(self, _operator: Any) -> bool:
-        """Returns true: PostgreSQL computes it, of rows that are all in one shard."""
-        return True
+def _is_known(column: Any) -> bool:
+    if getattr(column, "is_literal", False):
+        return _CONSTANT.fullmatch(column.name) is not None
+    return column.table is not None
 
 
 def _assigned(statement: Any) -> Iterator[Any]:
@@ -264,36 +363,14 @@ def _assigned(statement: Any) -> Iterator[Any]:
             yield element
 
 
-def _check_clauses(core: Any) -> None:
-    if core._fetch_clause is not None:
-        raise CannotCombine("FETCH over several shards is not supported", hint="Use limit().")
-    for name in ("_prefixes", "_suffixes", "_hints", "_statement_hints", "_independent_ctes"):
-        if getattr(core, name, None):
-            raise CannotCombine(
-                f"{name.strip('_').replace('_', ' ')} of a SELECT over several shards", hint=IN_PYTHON
-            )
-
-
-def _check_rows(core: Any, scope: Scope, *, top: bool) -> None:
-    """Refuses what is computed over more rows than those of one shard."""
-    if not top and (core._limit_clause is not None or core._offset_clause is not None):
-        _refuse_subquery(scope)
-    if core._group_by_clauses:
-        if not scope.tells_shard(core._group_by_clauses):
-            raise CannotCombine(
-                "GROUP BY over several shards would give a group for each shard",
-                hint="Group by the sharding key or an ID that is never NULL, or add the groups up in Python.",
-            )
-    elif core._having_criteria:
-        raise CannotCombine(
-            "HAVING over several shards would see one shard at a time", hint="Group by an ID."
-        )
-    distinct = list(core._distinct_on) or (list(core.inner_columns) if core._distinct else [])
-    if distinct and not scope.tells_shard(distinct):
-        raise CannotCombine(
-            "DISTINCT over several shards would be distinct within each shard",
-            hint="Select the sharding key or an ID that is never NULL too, or make a set() of the rows.",
-        )
+def _refuse(element: Any) -> NoReturn:
+    named = type(element).__name__.removeprefix("Annotated")
+    written = f" {str(element)!r}" if element.__visit_name__ in ("textclause", "column") else ""
+    raise CannotCombine(
+        f"{named}{written} over several shards is not known to be right",
+        hint="Write it with SQLAlchemy's expressions over mapped columns, or name the shard:"
+        ' bind_arguments={"shard_id": number}.',
+    )
 
 
 def _refuse_subquery(scope: Scope) -> NoReturn:

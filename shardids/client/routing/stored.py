@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ClauseElement, Column, Enum, String, TypeDecorator, Uuid
+from sqlalchemy import BindParameter, ClauseElement, Column, Enum, String, TypeDecorator, Uuid
 from sqlalchemy.types import TypeEngine
 
 from shardids.errors import BadArgument, UnsupportedKey
@@ -22,6 +22,9 @@ def kind_of_key(type_: TypeEngine[Any], what: str) -> type:
         UnsupportedKey: values of this type can be equal and differ as text, or have no stable hash.
     """
     kind = kind_of(type_)
+    if variant(type_).bind_expression(BindParameter("key", type_=type_)) is not None:
+        # An SQL expression around the parameter makes in the database what is not hashed here.
+        kind = None
     if kind is not None and kind in _HASHED:
         return kind
     raise UnsupportedKey(

@@ -11,8 +11,8 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.engine.cursor import CursorFetchStrategy
 
-from shardids.client.routing.fanout import Question, node_statement, sent_to
-from shardids.client.routing.plans import KEY_NAME, MergePlan
+from shardids.client.routing.fanout import Question, node_statement, sent_to, split_columns
+from shardids.client.routing.merging import MergePlan
 from shardids.client.routing.replay import Replay, Row
 
 
@@ -25,14 +25,11 @@ def stream(plan: MergePlan, asked: Mapping[Connection, Sequence[Question]], chun
         chunk: how many rows to fetch from a node at once.
     """
     nodes = [_Node(connection, *node_statement(plan, questions)) for connection, questions in asked.items()]
-    description = nodes[0].cursor.description
-    places = {column[0]: place for place, column in enumerate(description)}
-    keys = [places[KEY_NAME.format(n)] for n in range(len(plan.keys))]
-    kept = [place for place in range(len(description)) if place not in keys]
+    keys, kept, description = split_columns(plan, nodes[0].cursor.description)
     rows = _in_order(plan, nodes, keys, chunk)
     if keys:
         rows = ([row[place] for place in kept] for row in rows)
-    return Replay(_Streamed(rows, nodes, [description[place] for place in kept]))
+    return Replay(_Streamed(rows, nodes, description))
 
 
 class _Node:

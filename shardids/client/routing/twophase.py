@@ -19,7 +19,7 @@ import psycopg
 from sqlalchemy import Connection, Engine, RootTransaction
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from shardids.catalog.gids import Gid, transaction_of
+from shardids.catalog.gids import Gid, lock_of, transaction_of
 from shardids.catalog.topology import Node
 from shardids.errors import (
     BadArgument,
@@ -212,6 +212,10 @@ class Whole:
 
     def _prepare(self, parts: list[Part], decider: str) -> None:
         name = transaction_of(self._secret)
+        # For whoever looks for this session while it is stopped: no other transaction takes this lock.
+        parts[0].connection.exec_driver_sql(
+            "select pg_catalog.pg_advisory_xact_lock_shared(%s)", (lock_of(name),)
+        )
         for number, part in enumerate(parts[1:], 2):
             gid = Gid(
                 cluster=self._decisions.cluster,

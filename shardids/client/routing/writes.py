@@ -94,26 +94,27 @@ class BulkWrites(Claiming):
     def bulk_save_objects(self, objects: Any, *arguments: Any, **options: Any) -> None:
         """As :meth:`sqlalchemy.orm.Session.bulk_save_objects`, each object into its shard."""
         for shard, some in objects_by_shard(objects, self.shards).items():
-            with self._writing_to(shard):
+            with self.writing_to(shard):
                 super().bulk_save_objects(some, *arguments, **options)
             self.claim_objects(some, shard)
 
     def bulk_insert_mappings(self, mapper: Any, mappings: Any, *arguments: Any, **options: Any) -> None:
         """As :meth:`sqlalchemy.orm.Session.bulk_insert_mappings`, each row into its shard."""
         for shard, some in mappings_by_shard(inspect(mapper).mapper, mappings, self.shards).items():
-            with self._writing_to(shard):
+            with self.writing_to(shard):
                 super().bulk_insert_mappings(mapper, some, *arguments, **options)
             self.claim_rows(inspect(mapper).mapper, some, shard, are_new=True)
 
     def bulk_update_mappings(self, mapper: Any, mappings: Any) -> None:
         """As :meth:`sqlalchemy.orm.Session.bulk_update_mappings`, each row in its shard."""
         for shard, some in mappings_by_shard(inspect(mapper).mapper, mappings, self.shards).items():
-            with self._writing_to(shard):
+            with self.writing_to(shard):
                 super().bulk_update_mappings(mapper, some)
             self.claim_rows(inspect(mapper).mapper, some, shard, are_new=False)
 
     @contextmanager
-    def _writing_to(self, shard: int) -> Iterator[None]:
+    def writing_to(self, shard: int) -> Iterator[None]:
+        """While SQLAlchemy writes rows of one shard by their keys."""
         self._writing = shard
         try:
             yield

@@ -1,12 +1,13 @@
-"""Brings a query node up to date: first each node's views over its shards, then what reads them."""
+"""Brings a query node up to date: first each node's views over its shards, then their readers."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
+from uuid import UUID
 
 from psycopg import sql
 from sqlalchemy import Connection, Engine, text
@@ -14,22 +15,27 @@ from sqlalchemy import Connection, Engine, text
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.queries import prepare, rows
 from shardids.catalog.query_node import QueryNode
+from shardids.catalog.references import REFERENCE_SCHEMA, References, references_of
 from shardids.catalog.rows import Catalog
+from shardids.catalog.schemas import engine_owner, own_schema
 from shardids.catalog.sqlfiles import read_sql
 from shardids.catalog.topology import Placement, schema_name
-from shardids.errors import ClusterConflict, ShardidsError, StatementFailed
-from shardids.views import query_statements, statements
+from shardids.errors import ClusterConflict, StatementFailed
+from shardids.views import statements
 from shardids.views.database import (
     connection_to,
+    correct_regions,
     correct_servers,
     lock,
+    own,
+    passing_on,
     run,
     try_servers,
     unused_servers,
     wanted_servers,
 )
-from shardids.views.query_statements import LOCAL, NODES, PLACEMENT, QUERY, LocalView
-from shardids.views.query_tables import QueryTable, choose_tables
+from shardids.views.statements import FOREIGN, LOCAL, NODES, PLACEMENT, QUERY, ForeignServer, LocalView
+from shardids.views.tables import Choice, QueryTable, choose_tables
 
 _PATIENCE_S: Final = 60.0
 """How long to try to lock the tables. Queries that read them are waited for; new ones wait at most…"""
@@ -50,7 +56,7 @@ class ShownTable:
 
     Attributes:
         name: its name.
-        signature: of the columns with which it was created.
+        signature: of the columns that it was created from.
         parts: the name of the node's view that each server is read by.
         readers: for the schema of each of its views, the roles that may read it, as SQL.
     """
@@ -63,43 +69,84 @@ class ShownTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """What the query node has: its tables, and the names of its enum types."""
+    """The objects of the query node.
 
+    Attributes:
+        has_schemas: whether it has been made at all.
+        tables: its tables.
+        enums: the names of its enum types.
+        probed: the servers that have a table to ask their node for its name.
+    """
+
+    has_schemas: bool
     tables: tuple[ShownTable, ...]
     enums: tuple[str, ...]
+    probed: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refreshed:
-    """What was done: the statements, without passwords, and a line about each table that is left out."""
+    """The statements that were run, without passwords, and a line about each table that is left out."""
 
     statements: list[str]
     left_out: tuple[str, ...]
 
 
 def shown_tables(database: Connection) -> Shown:
-    """Returns what the query node has, in the open transaction."""
+    """Returns the objects of the query node, in the open transaction."""
     enums = database.scalars(
         text("""select t.typname from pg_type t join pg_namespace n on n.oid = t.typnamespace
                 where n.nspname = :schema and t.typtype = 'e' order by 1"""),
         {"schema": QUERY},
     )
+    probed = database.scalars(
+        text("""select s.srvname from pg_foreign_table f
+                join pg_foreign_server s on s.oid = f.ftserver
+                join pg_class c on c.oid = f.ftrelid
+                where c.relnamespace = to_regnamespace(:schema) and not c.relispartition"""),
+        {"schema": FOREIGN},
+    )
     return Shown(
-        tables=tuple(rows(database, read_sql("views/query_state.v1"), ShownTable)), enums=tuple(enums)
+        has_schemas=bool(
+            database.scalar(
+                text(
+                    f"select to_regnamespace('{QUERY}') is not null"  # noqa: S608 -- a constant
+                    " and exists (select from pg_extension where extname = 'postgres_fdw')"
+                )
+            )
+        ),
+        tables=tuple(rows(database, read_sql("views/query_state.v1"), ShownTable)),
+        enums=tuple(enums),
+        probed=frozenset(probed),
     )
 
 
 def digest_in(database: Connection) -> str | None:
-    """Returns the digest of the placement by which the query node reads; ``None`` if it has no views."""
-    if database.scalar(text(f"select to_regproc('{QUERY}.{PLACEMENT}') is null")):
-        return None
-    return str(database.scalar(text(f"select {QUERY}.{PLACEMENT}()")))
+    """Return the digest of the placement that the query node reads from; ``None`` if it has no views.
+
+    It is read from the function's text: another role's function would run with this session's rights.
+    """
+    found: str | None = database.scalar(
+        text("""select substring(p.prosrc from '[0-9a-f]{32}') from pg_proc p
+                join pg_namespace n on n.oid = p.pronamespace and n.nspname = :schema
+                where p.proname = :name and p.pronargs = 0"""),
+        {"schema": QUERY, "name": PLACEMENT},
+    )
+    return found
 
 
 def bring_up_to_date(
-    catalog: Catalog, there: QueryNode, *, url: str | None, store_password: bool, dry_run: bool
+    catalog: Catalog,
+    there: QueryNode,
+    *,
+    url: str | None = None,
+    store_password: bool = False,
+    dry_run: bool = False,
+    named: Collection[str] = (),
 ) -> Refreshed:
     """Makes the query node show the shards' tables as they are, each from its owner.
+
+    ``named`` are tables that have to be there.
 
     With ``dry_run`` all is rolled back, and the nodes are not asked for their rows.
 
@@ -107,58 +154,106 @@ def bring_up_to_date(
         BadArgument, ClusterConflict, MissingPrivilege, StatementFailed: see
             :func:`shardids.views.create_query_node`.
     """
-    prefix = catalog.describe().schema_prefix
+    description = catalog.describe()
     with connection_to(catalog, there, url) as database, database.begin() as transaction:
         lock(database, there.where)
+        _require_free(database, there, description.cluster)
         # Reads the placement under the lock, so that the second of two callers has the newer one.
         placement = catalog.placement()
+        # Rows of a lost shard would be missing without a word.
+        placement.all_shards()
+        references = references_of(catalog)
         shown = shown_tables(database)
+        own(database, there)
         with Nodes(placement.nodes, catalog.url) as nodes:
-            choice = choose_tables(
-                nodes,
-                placement,
-                sharded=there.sharded,
-                reference=there.reference,
-                shown=[table.name for table in shown.tables],
-            )
-            views = _local_views(choice.tables, placement, prefix)
+            choice = _choice(nodes, placement, there, shown, references, named=named)
+            views = _local_views(choice.tables, placement, description.schema_prefix)
             _require_alike(database, nodes, placement)
             if not dry_run:
                 _create_local(nodes, views)
-            used = {server for by_server in views.values() for server in by_server}
-            servers = wanted_servers(database, nodes, used, placement, store_password=store_password)
-            done = (
-                run(database, [*statements.extension(), *query_statements.foundation()])
-                if not shown.tables
-                else []
-            )
+            servers = wanted_servers(database, nodes, placement, store_password=store_password)
+            done = run(database, statements.foundation()) if not shown.has_schemas else []
+            done += correct_regions(database, list(placement.regions.values()))
             done += correct_servers(database, servers)
+            done += _correct_probes(database, {server.name for server in servers}, shown)
             done += _change(database, there, choice.tables, views, shown)
             if digest_in(database) != placement.digest():
-                done += run(database, [query_statements.placement_function(placement.digest())])
+                done += run(database, statements.placement_function(placement.digest(), description.cluster))
             done += run(database, unused_servers(database))
             if dry_run:
                 transaction.rollback()
                 return Refreshed(statements=done, left_out=choice.left_out)
-            try_servers(database, _trials(views), there.where)
+            done += _tried(database, servers, placement, shown, there.where)
             transaction.commit()
             _drop_unused_local(nodes, views, shown)
     return Refreshed(statements=done, left_out=choice.left_out)
 
 
+def _require_free(database: Connection, there: QueryNode, cluster: UUID) -> None:
+    """Refuses a database whose copies would hold stored passwords, and that of another cluster."""
+    is_template, claim = database.execute(
+        text("""select datistemplate, obj_description(to_regprocedure(:function), 'pg_proc')
+                from pg_database where datname = current_database()"""),
+        {"function": f"{QUERY}.{PLACEMENT}()"},
+    ).one()
+    if is_template:
+        raise ClusterConflict(
+            f"{there.where} is a template: every database made from it would have the query node's logins",
+            hint="Use another database.",
+        )
+    if claim not in (None, str(cluster)):
+        raise ClusterConflict(
+            f"{there.where} is the query node of another cluster ({claim})", hint="Use another database."
+        )
+
+
+def _choice(
+    nodes: Nodes,
+    placement: Placement,
+    there: QueryNode,
+    shown: Shown,
+    references: References,
+    *,
+    named: Collection[str] = (),
+) -> Choice:
+    return choose_tables(
+        nodes,
+        placement,
+        references,
+        sharded=there.sharded,
+        reference=there.reference,
+        shown=[table.name for table in shown.tables],
+        named=named,
+    )
+
+
+def unlike_tables(
+    nodes: Nodes, placement: Placement, there: QueryNode, shown: Shown, references: References
+) -> list[str]:
+    """Returns the tables that a refresh would show, change or take away."""
+    choice = _choice(nodes, placement, there, shown, references)
+    wanted = {table.name: table for table in choice.tables}
+    present = {table.name: table for table in shown.tables}
+    unlike = {name for name, table in wanted.items() if not _is_same(table, present.get(name))}
+    return sorted(unlike | (present.keys() - wanted.keys()))
+
+
 def _local_views(tables: Iterable[QueryTable], placement: Placement, prefix: str) -> _Views:
-    by_node = placement.by_node()
-    lowest = min(placement.node_of)
+    of_shards: dict[str, dict[int | None, str]] = {
+        node: {shard: schema_name(prefix, shard) for shard in shards}
+        for node, shards in placement.by_node().items()
+    }
     views: dict[str, dict[str, LocalView]] = {}
     for table in tables:
-        wanted = {placement.node_of[lowest]: [lowest]} if table.is_reference else by_node
+        schemas = of_shards
+        if table.writer is not None:
+            schemas = {table.writer: {None: REFERENCE_SCHEMA}}
+        elif table.is_reference:
+            lowest = min(placement.node_of)
+            schemas = {placement.node_of[lowest]: {lowest: schema_name(prefix, lowest)}}
         views[table.name] = {
-            statements.server_name(node): LocalView(
-                node=node,
-                table=table,
-                schemas={shard: schema_name(prefix, shard) for shard in shards},
-            )
-            for node, shards in wanted.items()
+            statements.server_name(node): LocalView(node=node, table=table, schemas=there)
+            for node, there in schemas.items()
         }
     return views
 
@@ -203,27 +298,11 @@ def _create_local(nodes: Nodes, views: _Views) -> None:
             prepare(connection)
             there = set(_local_names(connection))
             missing = [view for key, view in wanted.items() if key not in there]
-            if missing:
-                run(connection, [sql.SQL("create schema if not exists {}").format(sql.Identifier(LOCAL))])
-                _require_own(connection, name)
+            own_schema(connection, LOCAL, owner=engine_owner(connection))
             for view in missing:
                 run(connection, view.creation())
 
     nodes.each(lambda name, _: create(name), {v.node for by in views.values() for v in by.values()}).all()
-
-
-def _require_own(connection: Connection, node: str) -> None:
-    """Refuses a schema that another role made: what is in it could be anything."""
-    owner = connection.scalar(
-        text("""select pg_get_userbyid(nspowner) from pg_namespace
-                where nspname = :schema and not pg_has_role(current_user, nspowner, 'member')"""),
-        {"schema": LOCAL},
-    )
-    if owner is not None:
-        raise ClusterConflict(
-            f'schema {LOCAL} on node "{node}" belongs to role "{owner}"',
-            hint="Drop it, or run the command as that role.",
-        )
 
 
 def _local_names(connection: Connection) -> list[str]:
@@ -245,12 +324,10 @@ def _drop_unused_local(nodes: Nodes, views: _Views, before: Shown) -> None:
             prepare(connection)
             for old in _local_names(connection):
                 if old not in wanted:
-                    run(connection, query_statements.local_removal(old))
+                    run(connection, statements.local_removal(old))
 
-    for name in nodes:
-        # What is left now goes with the next refresh.
-        with suppress(ShardidsError):
-            drop(name)
+    # A view that is left now goes with the next refresh.
+    nodes.each(lambda name, _: drop(name))
 
 
 def _change(
@@ -262,23 +339,21 @@ def _change(
     unlike = [name for name, table in wanted.items() if not _is_same(table, present.get(name))]
     gone = [name for name in present if name not in wanted or name in unlike]
     changes = {
-        name: list(
-            query_statements.parts(table, views[name], present[name].parts if name not in unlike else {})
-        )
+        name: list(statements.parts(table, views[name], present[name].parts if name not in unlike else {}))
         for name, table in wanted.items()
     }
     changed = sorted({*gone, *(name for name, steps in changes.items() if steps)} & present.keys())
     _lock_tables(database, there, changed)
-    done = run(database, (step for name in gone for step in query_statements.table_removal(name)))
+    done = run(database, (step for name in gone for step in statements.table_removal(name)))
     done += run(database, _types(wanted.values(), shown, kept=wanted.keys() - set(unlike)))
     for name in unlike:
         readers = present[name].readers if name in present else {}
-        done += run(database, query_statements.table_creation(wanted[name], readers))
+        done += run(database, statements.table_creation(wanted[name], readers))
     return done + run(database, (step for steps in changes.values() for step in steps))
 
 
 def _is_same(table: QueryTable, shown: ShownTable | None) -> bool:
-    return shown is not None and shown.signature == query_statements.signature(table)
+    return shown is not None and shown.signature == statements.signature(table)
 
 
 def _types(tables: Iterable[QueryTable], shown: Shown, *, kept: Collection[str]) -> Iterator[sql.Composable]:
@@ -288,7 +363,7 @@ def _types(tables: Iterable[QueryTable], shown: Shown, *, kept: Collection[str])
     for name in shown.enums:
         if name not in in_use:
             yield sql.SQL("drop type {}").format(sql.Identifier(QUERY, name))
-    yield from query_statements.enum_types(wanted)
+    yield from statements.enum_types(wanted)
 
 
 def _lock_tables(database: Connection, there: QueryNode, names: Collection[str]) -> None:
@@ -319,10 +394,52 @@ def _lock_tables(database: Connection, there: QueryNode, names: Collection[str])
         time.sleep(_PAUSE_S)
 
 
-def _trials(views: _Views) -> Iterator[tuple[str, sql.Composable]]:
-    """Yields for every server a query that reads a row of one table."""
-    tried: set[str] = set()
-    for table, by_server in views.items():
-        for server in by_server.keys() - tried:
-            tried.add(server)
-            yield server, query_statements.trial(table, server)
+def _correct_probes(database: Connection, servers: Collection[str], shown: Shown) -> list[str]:
+    done = run(database, (statements.probe_removal(name) for name in shown.probed - set(servers)))
+    return done + run(
+        database, (step for name in servers if name not in shown.probed for step in statements.probe(name))
+    )
+
+
+def _tried(
+    database: Connection, servers: Sequence[ForeignServer], placement: Placement, shown: Shown, where: str
+) -> list[str]:
+    """Tries the nodes; if one can't be read, again with the login of this session, where servers can do that.
+
+    Returns the statements that this takes. Raises as :func:`try_nodes` does.
+    """
+    try:
+        with database.begin_nested():
+            try_nodes(database, placement, shown, where)
+    except StatementFailed:
+        statements_ = passing_on(database, servers)
+        if not statements_:
+            raise
+        with suppress(StatementFailed), database.begin_nested():
+            done = run(database, statements_)
+            try_nodes(database, placement, shown, where)
+            return done
+        raise
+    return []
+
+
+def try_nodes(database: Connection, placement: Placement, shown: Shown, where: str) -> None:
+    """Asks the nodes that have shards, and new ones, for their names.
+
+    Raises:
+        ClusterConflict: another node is at the address.
+        StatementFailed: a node can't be read.
+    """
+    owners = set(placement.node_of.values())
+    servers = {statements.server_name(name): name for name in placement.nodes}
+    for server, node in servers.items():
+        if node in owners or server not in shown.probed:
+            ask = statements.probing(server)
+            try_servers(database, [(server, ask)], where)
+            found = database.scalar(text(ask.as_string()))
+            if found != node:
+                raise ClusterConflict(
+                    f'from {where} the URL of node "{node}" leads to '
+                    + (f'node "{found}"' if found else "a database that is no node"),
+                    hint="See: shardids node list",
+                )

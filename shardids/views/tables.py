@@ -1,9 +1,9 @@
-"""Which tables a query node shows, and with which columns."""
+"""Chooses the tables and columns that a query node shows."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sqlalchemy import Engine
@@ -12,6 +12,7 @@ from shardids.catalog.counters import COUNTER_TABLES
 from shardids.catalog.lookups import PREFIX
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.queries import read
+from shardids.catalog.references import References
 from shardids.catalog.topology import Placement
 from shardids.errors import BadArgument, ClusterConflict
 
@@ -31,7 +32,7 @@ class QueryColumn:
         type: its type on the nodes, as SQL.
         is_cast: whether it has to be cast to that, since its own type is another in each shard.
         collation: its collation as SQL, if it is not the type's.
-        enum: the name of its enum type, which the query node has, too.
+        enum: the name of its enum type, which the query node also has.
         labels: the labels of that, in order.
         is_array: whether it is an array of that.
     """
@@ -47,11 +48,19 @@ class QueryColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryTable:
-    """A table that the query node shows; a reference table is read from one shard."""
+    """A table that the query node shows.
+
+    Attributes:
+        name: its name.
+        columns: its columns.
+        is_reference: whether all shards have the same rows, so that one is read.
+        writer: of a table of the cluster's reference tables, the node that they are written to on.
+    """
 
     name: str
     columns: tuple[QueryColumn, ...]
     is_reference: bool
+    writer: str | None = None
 
     @property
     def enums(self) -> dict[str, tuple[str, ...]]:
@@ -61,13 +70,16 @@ class QueryTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundTable:
-    """A table as some shards of a node define it: a row of ``views/tables.v1.sql``."""
+    """A table as some shards of a node define it: a row of ``views/tables.v1.sql``.
+
+    ``shards`` is ``[None]`` for a reference table.
+    """
 
     name: str
     columns: list[dict[str, Any]]
     has_ids: bool
     refers: list[str]
-    shards: list[int]
+    shards: list[int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,28 +93,30 @@ class Choice:
 def choose_tables(
     nodes: Nodes,
     placement: Placement,
+    references: References,
     *,
     sharded: Collection[str],
     reference: Collection[str],
     shown: Collection[str],
+    named: Collection[str] = (),
 ) -> Choice:
     """Returns the tables whose rows can be told apart by shard, with the columns that all shards have.
 
     Args:
         nodes: the nodes.
         placement: of the shards.
+        references: the cluster's reference tables.
         sharded: tables whose rows are each in one shard, though no ID in them says so.
         reference: tables that have the same rows in every shard.
         shown: tables that the query node shows now.
+        named: tables that some shard must have.
 
     Raises:
         BadArgument: no shard has a table of that name.
-        ClusterConflict: there is no shard, or one lacks a table that is shown.
+        ClusterConflict: a shard lacks a table that is shown.
     """
-    if not placement.node_of:
-        raise ClusterConflict("the cluster has no shards yet", hint="To create them: shardids shard create")
-    by_name = _found(nodes, placement)
-    for name in (*sharded, *reference):
+    by_name, of_writer = _found(nodes, placement, references.writer)
+    for name in named:
         if name not in by_name:
             raise BadArgument(
                 f'no shard has a table "{name}"', hint=f"Tables: {', '.join(by_name) or 'none'}."
@@ -117,7 +131,7 @@ def choose_tables(
             raise ClusterConflict(
                 f'{len(missing)} shards have no table "{name}", for example shard {shard} on node'
                 f' "{placement.node_of[shard]}"',
-                hint="Bring all shards to one revision, then: shardids view refresh",
+                hint="Bring all shards to one revision, then: shardids query-node refresh",
             )
         if name in _OURS or name.startswith(PREFIX):
             continue
@@ -134,27 +148,38 @@ def choose_tables(
                 if column not in shown_names
             ]
             tables.append(QueryTable(name=name, columns=columns, is_reference=name in reference))
+    for one in of_writer:
+        if one.name in by_name:
+            left_out.append(f'reference table "{one.name}" is left out: shards have a table of that name')
+        elif references.states.get(one.name) == "active":
+            columns = _common_columns([one])
+            tables.append(
+                QueryTable(name=one.name, columns=columns, is_reference=True, writer=references.writer)
+            )
     return Choice(tables=tuple(tables), left_out=tuple(left_out))
 
 
-def _found(nodes: Nodes, placement: Placement) -> dict[str, list[FoundTable]]:
-    """Returns the tables of the shards, of each from its owner."""
+def _found(
+    nodes: Nodes, placement: Placement, writer: str | None
+) -> tuple[dict[str, list[FoundTable]], list[FoundTable]]:
+    """Returns the tables of the shards, of each from its owner, and the reference tables of their writer."""
 
     def ask(_name: str, engine: Engine) -> list[FoundTable]:
         with engine.connect() as connection:
             return read(connection, "views/tables.v1", FoundTable)
 
-    owners = set(placement.node_of.values())
+    asked = {*placement.node_of.values(), *([writer] if writer is not None else ())}
+    of_writer: list[FoundTable] = []
     found: dict[str, list[FoundTable]] = {}
-    for node, tables in sorted(nodes.each(ask, owners).all().items()):
+    for node, tables in sorted(nodes.each(ask, asked).all().items()):
         for one in tables:
-            shards = [shard for shard in one.shards if placement.node_of.get(shard) == node]
+            if None in one.shards:
+                of_writer += [one] if node == writer else []
+                continue
+            shards = [s for s in one.shards if s is not None and placement.node_of.get(s) == node]
             if shards:
-                mine = FoundTable(
-                    name=one.name, columns=one.columns, has_ids=one.has_ids, refers=one.refers, shards=shards
-                )
-                found.setdefault(one.name, []).append(mine)
-    return dict(sorted(found.items()))
+                found.setdefault(one.name, []).append(replace(one, shards=list(shards)))
+    return dict(sorted(found.items())), of_writer
 
 
 def _located(by_name: Mapping[str, Sequence[FoundTable]], sharded: Iterable[str]) -> set[str]:

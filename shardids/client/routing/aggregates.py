@@ -1,0 +1,327 @@
+"""Aggregates that each node computes for its rows: the one list of those whose parts make the whole.
+
+The query node combines the parts by SQL: ``postgres_fdw`` sends an aggregate to a node only if the groups are
+the node's own, so the inner SELECT groups by the node, too. A session combines them in Python where one row
+is asked for, and only numbers that Python adds and compares exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence, Sized
+from decimal import Context, localcontext
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import (
+    BigInteger,
+    BindParameter,
+    Enum,
+    Integer,
+    Numeric,
+    Select,
+    Table,
+    cast,
+    column,
+    func,
+    select,
+)
+from sqlalchemy.engine import Dialect
+from sqlalchemy.sql import operators, visitors
+from sqlalchemy.sql.elements import FunctionFilter, UnaryExpression
+from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.sql.selectable import Exists
+from sqlalchemy.types import Date, DateTime, Float, SmallInteger, String, TypeDecorator
+
+from shardids.client.routing.functions import Kind, KindOf
+from shardids.client.routing.models import how_it_tells
+from shardids.client.routing.sent import as_sent
+from shardids.client.routing.sources import plain
+
+NODE_COLUMN: Final = "shardids_node"
+"""The column that names a row's node: the tables in schema ``shardids_nodes`` are partitioned by it."""
+
+BYTE_ORDER: Final = ("C", "POSIX", "ucs_basic")
+"""Collations that sort text by its code points, as Python does."""
+
+_EXACT: Final = Context(prec=1000, traps=[])
+
+Fold = Callable[[list[Any]], Any]
+"""Makes one value of those of all shards; NULLs are left out, and of none it makes NULL."""
+
+
+class Parts(NamedTuple):
+    """What is computed where for an aggregate.
+
+    Attributes:
+        on_nodes: what each node computes.
+        combined: makes the SQL that combines the nodes' columns.
+        fold: combines the nodes' values in Python; ``None`` where that is not known to be the same.
+    """
+
+    on_nodes: list[Any]
+    combined: Callable[..., Any]
+    fold: Fold | None
+
+
+def parts_of(aggregate: Any) -> Parts | None:  # noqa: PLR0911 -- one per aggregate
+    """Returns what is computed where for an aggregate; ``None`` if it is not known how to combine."""
+    function = aggregate.func if isinstance(aggregate, FunctionFilter) else aggregate
+    if not isinstance(function, FunctionElement):
+        return None
+    arguments = list(function.clauses)
+    name, type_ = _name(function), getattr(arguments[0], "type", None) if arguments else None
+    if any(getattr(one, "operator", None) is operators.distinct_op for one in arguments):
+        # Equal values that tell the shard are all in one.
+        if name == "count" and len(arguments) == 1 and _tells_shard(arguments[0].element):
+            return Parts([aggregate], _total, sum)
+        return None
+    is_small = isinstance(type_, Integer | SmallInteger) and not isinstance(type_, BigInteger)
+    is_exact = isinstance(type_, Integer) or (isinstance(type_, Numeric) and not isinstance(type_, Float))
+    if name == "count":
+        return Parts([aggregate], _total, sum)
+    if name in ("min", "max") and len(arguments) == 1:
+        compares = isinstance(type_, Integer | Date | DateTime) or (
+            isinstance(type_, String) and not isinstance(type_, Enum) and type_.collation in BYTE_ORDER
+        )
+        return Parts([aggregate], getattr(func, name), {"min": min, "max": max}[name] if compares else None)
+    if name == "sum" and is_exact:
+        # The sum of integers is a bigint, and the sum of those a numeric.
+        def total(part: Any) -> Any:
+            return cast(func.sum(part), BigInteger) if is_small else func.sum(part)
+
+        return Parts([aggregate], total, _added if isinstance(type_, Integer) else None)
+    if name == "avg" and is_exact:
+        both: list[Any] = [func.sum(arguments[0]), func.count(arguments[0])]
+        if isinstance(aggregate, FunctionFilter):
+            criterion: Any = aggregate.criterion
+            both = [one.filter(criterion) for one in both]
+        return Parts(both, _average, None)
+    return None
+
+
+def _added(values: list[Any]) -> Any:
+    # The sums of bigints are numerics, of more digits than Python's decimals keep by default.
+    with localcontext(_EXACT):
+        return sum(values[1:], values[0])
+
+
+def _total(part: Any) -> Any:
+    return func.coalesce(cast(func.sum(part), BigInteger), 0)
+
+
+def _average(total: Any, number: Any) -> Any:
+    """Divides as avg() itself does: numeric by numeric."""
+    return cast(func.sum(total), Numeric).op("/")(cast(func.nullif(func.sum(number), 0), Numeric))
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "name", "")).lower()
+
+
+def _tells_shard(element: Any) -> bool:
+    bases = list(plain(element).base_columns)
+    return len(bases) == 1 and how_it_tells(bases[0]) is not None
+
+
+# In Python.
+
+
+def folds_of(statement: Any) -> tuple[Fold, ...]:
+    """Returns how the columns of a SELECT of nothing but aggregates fold; empty if they don't."""
+    if not isinstance(statement, Select) or statement._group_by_clauses or statement._distinct:
+        return ()
+    folds: list[Fold] = []
+    for one in statement.inner_columns:
+        found, is_negated = _found(one)
+        if found is not None:
+            folds.append(all if is_negated else any)
+            continue
+        parts = parts_of(_without_zero(one))
+        column: Any = one
+        if parts is None or parts.fold is None or column.type.column_expression(column) is not None:
+            return ()
+        folds.append(parts.fold)
+    return tuple(folds)
+
+
+def folded(column: Any) -> Iterator[Any]:
+    """Yields what each shard computes an aggregate's column from: expressions, or the SELECT of EXISTS."""
+    found, _ = _found(column)
+    if found is not None:
+        yield found
+        return
+    element = _without_zero(column)
+    if isinstance(element, FunctionFilter):
+        yield element.criterion
+        element = element.func
+    for one in element.clauses:
+        if not (getattr(one, "is_literal", False) and one.name == "*"):
+            yield one.element if getattr(one, "operator", None) is operators.distinct_op else one
+
+
+def _found(element: Any) -> tuple[Any, bool]:
+    """Returns the SELECT of EXISTS, and whether it is under NOT; ``None`` if it is something else."""
+    element, is_negated = plain(element), False
+    while isinstance(element, UnaryExpression) and element.operator is operators.inv:
+        element, is_negated = plain(element.element), not is_negated
+    if not isinstance(element, Exists):
+        return None, False
+    inside: Any = plain(element.element)
+    return getattr(inside, "element", inside), is_negated
+
+
+def _without_zero(column: Any) -> Any:
+    """Returns what is in ``coalesce(…, 0)`` of a column: for a sum and a count, 0 and none are alike."""
+    element = plain(column)
+    if not (isinstance(element, FunctionElement) and _name(element) == "coalesce"):
+        return element
+    parts = list(element.clauses)
+    inside = plain(parts[0])
+    adds = _name(inside.func if isinstance(inside, FunctionFilter) else inside) in ("sum", "count")
+    is_zero = len(parts) == 2 and isinstance(parts[1], BindParameter) and parts[1].effective_value == 0
+    return inside if adds and is_zero else element
+
+
+# On the query node.
+
+_ELEMENTS: Final = frozenset(
+    (
+        *("column", "bindparam", "null", "true", "false", "binary", "unary", "clauselist", "label"),
+        *("grouping", "label_reference", "expression_clauselist", "cast", "typeclause", "case", "extract"),
+        *("type_coerce", "funcfilter", "tuple"),
+    )
+)
+"""What may be around an aggregate, a key or in a condition; functions are looked up."""
+
+
+def in_two_steps(statement: Any, dialect: Dialect, kind_of: KindOf) -> Select[Any] | None:
+    """Returns a SELECT with the same answer, of the same columns in their order; ``None`` if none is known.
+
+    It is for tables that have the column ``shardids_node``.
+    """
+    sent = as_sent(statement, dialect)
+    _, core, sources = sent.parts.get(id(statement), (None, None, []))
+    if core is None or len(sent.parts) != 1 or len(sources) != 1 or not _is_plain(core):
+        return None
+    table: Any = sources[0]
+    while table.__visit_name__ == "alias":
+        table = table.element
+    if not isinstance(table, Table) or table.schema is not None:
+        return None
+    expressions = [*core.inner_columns, *core._having_criteria, *core._order_by_clauses]
+    keys = list(core._group_by_clauses)
+    where = [] if core.whereclause is None else [core.whereclause]
+    if not all(map(_Known(kind_of, table), (*expressions, *keys, *where))):
+        return None
+    return _Steps(core, sources[0], keys, kind_of).made(expressions)
+
+
+def _is_plain(core: Any) -> bool:
+    clauses = (
+        *("_distinct", "_distinct_on", "_for_update_arg", "_fetch_clause", "_prefixes", "_suffixes"),
+        *("_hints", "_statement_hints", "_independent_ctes"),
+    )
+    given = (getattr(core, name, None) for name in clauses)
+    # What is a clause has no truth value.
+    return all(one is None or one is False or (isinstance(one, Sized) and not len(one)) for one in given)
+
+
+class _Known:
+    """Whether an expression holds nothing but what is known."""
+
+    def __init__(self, kind_of: KindOf, table: Table) -> None:
+        self._kind_of = kind_of
+        self._table = table
+
+    def __call__(self, expression: Any) -> bool:
+        return all(map(self._is_known, visitors.iterate(expression)))
+
+    def _is_known(self, element: Any) -> bool:
+        type_ = getattr(element, "type", None)
+        while isinstance(type_, TypeDecorator):
+            type_ = type_.impl_instance
+        type_ = getattr(type_, "item_type", type_)
+        if isinstance(type_, Enum) and type_.native_enum:
+            # Its name would be looked up beside the tables.
+            return False
+        if isinstance(element, FunctionElement):
+            return self._kind_of(_name(element)) in (Kind.SCALAR, Kind.AGGREGATE)
+        if element.__visit_name__ == "column":
+            return getattr(element, "table", None) is not None or element.name == "*"
+        return element.__visit_name__ in _ELEMENTS
+
+
+class _Steps:
+    """One statement in the making: what is computed on the nodes gets a name, and is found again by it."""
+
+    def __init__(self, core: Any, source: Any, keys: Sequence[Any], kind_of: KindOf) -> None:
+        self._core = core
+        self._source = source
+        self._keys = keys
+        self._kind_of = kind_of
+        self._partials: list[tuple[Any, Parts]] = []
+
+    def made(self, expressions: Sequence[Any]) -> Select[Any] | None:
+        for expression in expressions:
+            for aggregate in self._aggregates(expression):
+                parts = parts_of(aggregate)
+                if parts is None:
+                    return None
+                self._partials.append((aggregate, parts))
+        if not (self._keys or self._partials):
+            return None
+        inner = self._inner()
+        core = self._core
+        if not all(self._is_combined(self._combined(one, inner), inner) for one in expressions):
+            return None
+        outer = select(*(self._combined(one, inner) for one in core.inner_columns)).select_from(inner)
+        outer = outer.group_by(*(inner.c[f"k{n}"] for n in range(len(self._keys))))
+        outer = outer.having(*(self._combined(one, inner) for one in core._having_criteria))
+        outer = outer.order_by(*(self._combined(one, inner) for one in core._order_by_clauses))
+        return outer.limit(core._limit_clause).offset(core._offset_clause)
+
+    def _is_combined(self, expression: Any, inner: Any) -> bool:
+        """Returns whether it reads nothing but what the nodes have computed."""
+        columns = (part for part in visitors.iterate(expression) if part.__visit_name__ == "column")
+        return all(getattr(part, "table", None) is inner for part in columns)
+
+    def _inner(self) -> Any:
+        node: Any = column(NODE_COLUMN, _selectable=self._source)
+        keys = [key.label(f"k{n}") for n, key in enumerate(self._keys)]
+        parts = [
+            part.label(f"a{n}_{place}")
+            for n, (_, parts) in enumerate(self._partials)
+            for place, part in enumerate(parts.on_nodes)
+        ]
+        inner = select(node, *keys, *parts).select_from(self._source)
+        if self._core.whereclause is not None:
+            inner = inner.where(self._core.whereclause)
+        return inner.group_by(node, *self._keys).subquery()
+
+    def _aggregates(self, expression: Any) -> Iterator[Any]:
+        if self._is_key(expression) is not None:
+            return
+        if self._is_aggregate(expression):
+            yield expression
+            return
+        for child in expression.get_children():
+            yield from self._aggregates(child)
+
+    def _is_aggregate(self, element: Any) -> bool:
+        function = element.func if isinstance(element, FunctionFilter) else element
+        return isinstance(function, FunctionElement) and self._kind_of(_name(function)) is Kind.AGGREGATE
+
+    def _is_key(self, element: Any) -> int | None:
+        return next((n for n, key in enumerate(self._keys) if element is key or element.compare(key)), None)
+
+    def _combined(self, expression: Any, inner: Any) -> Any:
+        def replace(element: Any, **_: Any) -> Any:
+            key = self._is_key(element)
+            if key is not None:
+                return inner.c[f"k{key}"]
+            for n, (aggregate, parts) in enumerate(self._partials):
+                if element is aggregate or (self._is_aggregate(element) and element.compare(aggregate)):
+                    columns = (inner.c[f"a{n}_{place}"] for place in range(len(parts.on_nodes)))
+                    return parts.combined(*columns)
+            return None
+
+        return visitors.replacement_traverse(expression, {}, replace)
