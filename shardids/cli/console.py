@@ -14,7 +14,7 @@ from shardids.cli.output import err, print_warnings
 from shardids.errors import BadArgument
 
 if TYPE_CHECKING:
-    from shardids.metrics.addresses import Address
+    from shardids.serving.addresses import Address
 
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
@@ -70,9 +70,9 @@ def console(
     from shardids.console.app import Console
     from shardids.console.guard import Access
     from shardids.console.prometheus import Prometheus
-    from shardids.console.serving import serve
     from shardids.console.settings import Settings
-    from shardids.metrics.addresses import Address
+    from shardids.serving.addresses import Address
+    from shardids.serving.server import serve
 
     address = Address.parse(listen)
     if report is not None and not report.is_file():
@@ -102,9 +102,9 @@ def console(
                 [f"other machines may reach {at}; without TLS in front, the network sees the token"]
             )
 
-    left = serve(served, address, on_start=tell)
-    if left is not None:
-        print_warnings([left])
+    serve(served.app(), address, on_start=tell, before_end=served.end)
+    if served.left is not None:
+        print_warnings([served.left])
         raise typer.Exit(1)
 
 

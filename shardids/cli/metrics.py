@@ -25,6 +25,12 @@ def serve(
             help="Where to listen. Whoever reaches it can read node names, shard numbers and rates.",
         ),
     ] = "127.0.0.1:9187",
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="A name that Prometheus asks it by, besides addresses; repeatable."
+        ),
+    ] = None,
     once: Annotated[
         bool, typer.Option("--once", help="Print the metrics once, in Prometheus' text format, and end.")
     ] = False,
@@ -48,7 +54,7 @@ def serve(
     # The first of these says which extra is missing.
     from shardids.metrics import ClusterCollector  # isort: skip
     from shardids.metrics import serving
-    from shardids.metrics.addresses import Address
+    from shardids.serving.addresses import Address
 
     address = Address.parse(listen)
     collector = ClusterCollector(catalog, top=top, timeout_s=timeout, totals=not once)
@@ -63,6 +69,7 @@ def serve(
             serving.serve(
                 collector,
                 address,
+                names=host or (),
                 on_start=lambda at: err.print(f"Serving http://{at}/metrics", markup=False),
             )
     finally:

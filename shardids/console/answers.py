@@ -92,3 +92,10 @@ async def failed(request: Request, error: Exception) -> Response:
     """Returns that the console itself failed; what failed is in its log alone."""
     log.error("%s failed: %s", request.url.path, shown_error(error))
     return refusal(500, "the console failed to answer this", "Its log says more.")
+
+
+async def too_many(_request: Request | None, _error: Exception) -> Response:
+    """Returns the answer to a token that was not looked at, since as many as may be wait to be judged."""
+    refused = refusal(429, "too many tokens from here wait to be judged", "Try again in a second.")
+    refused.headers["Retry-After"] = "1"
+    return refused

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
@@ -21,9 +22,9 @@ from shardids.console import answers, changes, figures
 from shardids.console.acting import Actions
 from shardids.console.answers import answer, json_of, refusal
 from shardids.console.databases import Databases
-from shardids.console.events import Broadcast
+from shardids.console.events import Broadcast, EventStream
 from shardids.console.examining import Examiner
-from shardids.console.guard import Guard, TooLong
+from shardids.console.guard import Guard, TooLong, TooManyAttempts
 from shardids.console.inspector import inspect
 from shardids.console.login import Login
 from shardids.console.placement_map import columns, slow_columns
@@ -43,7 +44,13 @@ _REPORT_POLICY: Final = (
 
 
 class Console:
-    """The application of one cluster; see :class:`Settings`."""
+    """The application of one cluster; see :class:`Settings`.
+
+    Attributes:
+        left: how to resume the action that the console's end interrupted; ``None`` if there was none.
+    """
+
+    left: str | None = None
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -86,12 +93,19 @@ class Console:
                 ShardidsError: answers.refused,
                 HTTPException: answers.no_such,
                 TooLong: answers.too_long,
+                TooManyAttempts: answers.too_many,
                 ClientDisconnect: answers.gone,
                 Exception: answers.failed,
             },
             lifespan=self._lifespan,
         )
         return Guard(inner, access=self._settings.access)
+
+    async def end(self) -> None:
+        """Ends the streams and the action, which would keep the server from ending; call it in the loop."""
+        self.broadcast.end()
+        # Not among the threads that answer, which may all wait for a server.
+        self.left = await asyncio.to_thread(self.actions.stop)
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
@@ -207,9 +221,8 @@ class Console:
     async def _events(self, _request: Request) -> Response:
         if self.broadcast.is_full:
             return refusal(503, "too many pages are open", "Close some of them: each is sent what changes.")
-        # A proxy that collects answers would keep the events.
-        headers = {"X-Accel-Buffering": "no"}
-        return StreamingResponse(self.broadcast.stream(), media_type="text/event-stream", headers=headers)
+        # Nothing is awaited between this look and the stream's beginning, which counts it.
+        return EventStream(self.broadcast)
 
     def _tell(self, seen: Seen) -> None:
         self.broadcast.tell(

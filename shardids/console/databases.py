@@ -21,7 +21,8 @@ from shardids.logs import logger
 
 ANSWER_S: Final = 4.0
 """How long an answer of a server is waited for."""
-_STATEMENT: Final = "2s"
+STATEMENT: Final = "2s"
+"""How long a statement may take."""
 _AT_ONCE: Final = 2
 _NAME: Final = "shardids console"
 
@@ -152,7 +153,7 @@ class _Server:
         try:
             with self._connected() as connection, connection.begin():
                 prepare(connection)
-                connection.exec_driver_sql(f"set local statement_timeout = '{_STATEMENT}'")
+                connection.exec_driver_sql(f"set local statement_timeout = '{STATEMENT}'")
                 found = question(connection)
         except ShardidsError as error:
             found = error
@@ -182,7 +183,8 @@ class _Server:
                     self._url,
                     what=self.what,
                     application_name=_NAME,
-                    connections=_AT_ONCE,
+                    # A question may have one of its own beside it, for what others own.
+                    connections=2 * _AT_ONCE,
                     connect_timeout_s=3,
                 )
                 self._engine = engine.execution_options(postgresql_readonly=True)

@@ -6,7 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
 from shardids.console.answers import as_json
+from shardids.serving.server import STREAM
 
 MOST_STREAMS: Final = 100
 """How many streams there are at most."""
@@ -21,7 +25,7 @@ class Broadcast:
         self._told = 0
         self._changed = asyncio.Event()
         self._is_closed = False
-        self._streams = 0
+        self.streams = 0
 
     def begin(self) -> None:
         """Belongs to the running loop from now on."""
@@ -36,7 +40,7 @@ class Broadcast:
     @property
     def is_full(self) -> bool:
         """Returns whether there are as many streams as there may be."""
-        return self._streams >= MOST_STREAMS
+        return self.streams >= MOST_STREAMS
 
     def end(self) -> None:
         """Ends all streams; call it in the loop."""
@@ -54,18 +58,33 @@ class Broadcast:
 
     async def stream(self) -> AsyncIterator[bytes]:
         """Yields the newest events, then those that are newer by the time that they can be sent."""
-        self._streams += 1
+        # The page tries again after this many milliseconds.
+        yield b"retry: 2000\n\n"
+        seen = 0
+        while not self._is_closed:
+            changed = self._changed
+            newer = sorted(one for one in self._newest.values() if one[0] > seen)
+            for number, sent in newer:
+                seen = number
+                yield sent
+            if not newer:
+                await changed.wait()
+
+
+class EventStream(StreamingResponse):
+    """A stream to one viewer. It counts from its admission, before a byte of it is sent."""
+
+    def __init__(self, broadcast: Broadcast) -> None:
+        # A proxy that collects answers would keep the events.
+        headers = {"X-Accel-Buffering": "no"}
+        super().__init__(broadcast.stream(), media_type="text/event-stream", headers=headers)
+        self._broadcast = broadcast
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends events until the viewer goes or the console ends."""
+        scope["state"][STREAM] = True
+        self._broadcast.streams += 1
         try:
-            # The page tries again after this many milliseconds.
-            yield b"retry: 2000\n\n"
-            seen = 0
-            while not self._is_closed:
-                changed = self._changed
-                newer = sorted(one for one in self._newest.values() if one[0] > seen)
-                for number, sent in newer:
-                    seen = number
-                    yield sent
-                if not newer:
-                    await changed.wait()
+            await super().__call__(scope, receive, send)
         finally:
-            self._streams -= 1
+            self._broadcast.streams -= 1

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from sqlalchemy import Connection, text
 
-from shardids.catalog.nodes import Nodes
 from shardids.catalog.queries import read
 from shardids.catalog.rows import Catalog
+from shardids.catalog.skipped import bring, skipped_ranges
 from shardids.errors import ClusterConflict, UnknownShard
 from shardids.metrics.facts import Shard
-from shardids.mover.journal import Journal
+from shardids.mover.alone import alone
 
 
 def require_state(catalog: Catalog, shard: int, state: str) -> str:
@@ -21,7 +18,7 @@ def require_state(catalog: Catalog, shard: int, state: str) -> str:
     Raises:
         ClusterConflict: it is in another state, or a move of it or an adoption is not over.
     """
-    with _alone(catalog, shard) as (node, connection):
+    with alone(catalog, shard) as (node, connection):
         _require(connection, node, shard, state)
     return node
 
@@ -32,7 +29,7 @@ def fence(catalog: Catalog, shard: int) -> str:
     Raises:
         ClusterConflict: it is not active, or a move of it or an adoption is not over.
     """
-    with _alone(catalog, shard) as (node, connection):
+    with alone(catalog, shard) as (node, connection):
         _require(connection, node, shard, "active")
         with connection.begin():
             connection.execute(text("select shardids.fence(:shard)"), {"shard": shard})
@@ -45,35 +42,12 @@ def activate(catalog: Catalog, shard: int) -> str:
     Raises:
         ClusterConflict: it is not fenced, or a move of it or an adoption is not over.
     """
-    with _alone(catalog, shard) as (node, connection):
+    with alone(catalog, shard) as (node, connection):
         _require(connection, node, shard, "fenced")
         with connection.begin():
+            bring(connection, skipped_ranges(catalog, [shard]))
             connection.execute(text("select shardids.activate(:shard)"), {"shard": shard})
     return f'Shard {shard} on node "{node}" is active'
-
-
-@contextmanager
-def _alone(catalog: Catalog, shard: int) -> Iterator[tuple[str, Connection]]:
-    """Yields the owner node of a shard and a connection there; nobody can move the shard meanwhile."""
-    with Journal.opened(catalog, shard) as journal:
-        journal.refuse_open()
-        _refuse_adoption(catalog)
-        node = catalog.node_of(shard)
-        with (
-            Nodes({node.name: node}, catalog.url, durable=True) as nodes,
-            nodes[node.name].connect() as connection,
-        ):
-            yield node.name, connection
-
-
-def _refuse_adoption(catalog: Catalog) -> None:
-    """An adoption fences shards and activates them itself."""
-    with catalog.engine.connect() as connection:
-        is_open = connection.scalar(
-            text("select exists (select from shardids_catalog.adoption where ended_at is null)")
-        )
-    if is_open:
-        raise ClusterConflict("an adoption is not over", hint="To see how far it is: shardids adopt status")
 
 
 def _require(connection: Connection, node: str, shard: int, state: str) -> None:

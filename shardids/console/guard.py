@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shardids.console.answers import refusal
+from shardids.console.answers import refusal, too_many
+from shardids.console.attempts import Attempts
+from shardids.serving.addresses import serves
 
 _COOKIE: Final = "shardids_console"
 LEAST_TOKEN: Final = 16
@@ -46,25 +47,41 @@ class Access:
             only a name can be made to lead here by somebody else.
         token: what has to be known; ``None`` if whoever reaches the console may use it.
         session: what a browser is given for the token; another one each time that the console starts.
+        attempts: who gave wrong tokens.
     """
 
     names: Collection[str] = ()
     token: str | None = field(default=None, repr=False)
     session: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    attempts: Attempts = field(default_factory=Attempts, repr=False)
 
-    def knows(self, token: str) -> bool:
-        """Returns whether this is the token."""
+    async def knows(self, token: str, client: str) -> bool:
+        """Returns whether this is the token; a client whose network gave wrong ones waits for the answer.
+
+        Raises:
+            TooManyAttempts: others from there wait already, and the token was not looked at.
+        """
+        if not await self.attempts.wait(client):
+            raise TooManyAttempts
         # JSON can hold half a character.
         given = token.encode("utf-8", "surrogatepass")
-        return self.token is not None and secrets.compare_digest(given, self.token.encode())
+        if self.token is not None and secrets.compare_digest(given, self.token.encode()):
+            return True
+        self.attempts.failed(client)
+        return False
 
-    def lets_in(self, headers: Headers, cookie_name: str) -> bool:
-        """Returns whether a request has the cookie, or ``Authorization: Bearer`` with the token."""
-        if self.token is None:
+    async def lets_in(self, headers: Headers, cookie_name: str, client: str) -> bool:
+        """Returns whether a request has the cookie, or ``Authorization: Bearer`` with the token.
+
+        Raises:
+            TooManyAttempts: as :meth:`knows` does.
+        """
+        if self.token is None or self._has_entered(headers, cookie_name):
             return True
         kind, _, given = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and self.knows(given.strip()):
-            return True
+        return kind.lower() == "bearer" and await self.knows(given.strip(), client)
+
+    def _has_entered(self, headers: Headers, cookie_name: str) -> bool:
         try:
             cookie = SimpleCookie(headers.get("cookie", "")).get(cookie_name)
         except CookieError:
@@ -73,20 +90,23 @@ class Access:
 
     def serves(self, host: str) -> bool:
         """Returns whether the console may be asked for by this ``Host``."""
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            return False
-        try:
-            return bool(ipaddress.ip_address(name))
-        except ValueError:
-            return name == "localhost" or name in {known.lower() for known in self.names}
+        return serves(host, self.names)
 
 
 def cookie_of(scope: Scope) -> str:
     """The name of the cookie of a request's console: browsers keep one for all ports of a host."""
     server = scope.get("server")
     return f"{_COOKIE}_{server[1]}" if server else _COOKIE
+
+
+def client_of(scope: Scope) -> str:
+    """Returns the address that a request comes from."""
+    client = scope.get("client")
+    return str(client[0]) if client else ""
+
+
+class TooManyAttempts(Exception):
+    """So many tokens wait to be judged that no other one may."""
 
 
 class Guard:
@@ -111,13 +131,16 @@ class Guard:
                 sent["Cache-Control"] = "no-cache" if _is_open_file(path) else "no-store"
             await send(message)
 
-        refused = self._refusal(scope, headers, path)
+        try:
+            refused = await self._refusal(scope, headers, path)
+        except TooManyAttempts as error:
+            refused = await too_many(None, error)
         if refused is None:
             await self._app(scope, _bounded(receive), with_headers)
         else:
             await refused(scope, receive, with_headers)
 
-    def _refusal(self, scope: Scope, headers: Headers, path: str) -> Response | None:
+    async def _refusal(self, scope: Scope, headers: Headers, path: str) -> Response | None:
         access = self._access
         if not access.serves(headers.get("host", "")):
             return refusal(
@@ -128,7 +151,8 @@ class Guard:
         is_of_all = scope["method"] in ("GET", "HEAD") and not path.startswith("/api/")
         if not is_of_all and not _is_of_the_page(headers):
             return refusal(403, "the request comes from another page", "Use the console's own page.")
-        if path in _OPEN or _is_open_file(path) or access.lets_in(headers, cookie_of(scope)):
+        is_open = path in _OPEN or _is_open_file(path)
+        if is_open or await access.lets_in(headers, cookie_of(scope), client_of(scope)):
             return None
         if path.startswith("/api/"):
             return refusal(

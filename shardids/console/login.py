@@ -11,7 +11,7 @@ from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from shardids.console.answers import refusal
-from shardids.console.guard import Access, cookie_of
+from shardids.console.guard import Access, client_of, cookie_of
 from shardids.logs import logger
 
 log = logger("console")
@@ -41,7 +41,7 @@ class Login:
         return FileResponse(self._page) if self._access.token is not None else RedirectResponse("/", 303)
 
     async def _enter(self, request: Request) -> Response:
-        if not self._access.knows(await _token_in(request)):
+        if not await self._access.knows(await _token_in(request), client_of(request.scope)):
             log.warning("a wrong token was given")
             return refusal(401, "this is not the token", "The console told it when it was started.")
         entered = RedirectResponse("/", 303)

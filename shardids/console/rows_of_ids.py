@@ -10,8 +10,8 @@ from typing import Final
 from psycopg import sql
 from sqlalchemy import Connection, text
 
-from shardids.catalog.strangers import strangers_code
-from shardids.console.databases import Databases
+from shardids.catalog.reader import Refused, reading_as_reader
+from shardids.console.databases import STATEMENT, Databases
 from shardids.console.figures import owner_of, told
 from shardids.console.watching import Seen
 from shardids.errors import ShardidsError
@@ -40,8 +40,7 @@ class Looked:
 
 # Tables whose primary key is one bigint; parts of a partitioned table are read through it.
 _KEYS: Final = text("""
-    select s.id as shard, n.nspname as schema, c.relname as table_name, a.attname as column_name,
-           has_schema_privilege(n.oid, 'usage') and has_table_privilege(c.oid, 'select') as may_read
+    select s.id as shard, n.nspname as schema, c.relname as table_name, a.attname as column_name
     from shardids.shard s
     join pg_namespace n on n.nspname = s.schema
     join pg_class c on c.relnamespace = n.oid and c.relkind in ('r', 'p') and not c.relispartition
@@ -72,7 +71,7 @@ def look(
             )
             continue
         per_node[node][shard] = mine
-    answers = databases.of_nodes({name: _Question(shards) for name, shards in per_node.items()})
+    answers = databases.of_nodes({name: _Question(name, shards) for name, shards in per_node.items()})
     for name, answer in answers.items():
         if isinstance(answer, ShardidsError):
             unread.append(str(told(answer)))
@@ -87,32 +86,35 @@ def look(
 class _Question:
     """Asks a node for the rows of IDs, by shard: three statements, whatever the number of tables."""
 
-    def __init__(self, wanted: Mapping[int, Sequence[int]]) -> None:
+    def __init__(self, node: str, wanted: Mapping[int, Sequence[int]]) -> None:
+        self._what = f'node "{node}"'
         self._wanted = wanted
 
     def __call__(self, connection: Connection) -> Looked:
         keys = connection.execute(_KEYS, {"shards": list(self._wanted)}).all()
-        allowed = [key for key in keys if key.may_read]
-        # In this transaction: the tables stay as they were looked at.
-        code = strangers_code(connection, [(key.schema, key.table_name) for key in allowed])
-        readable = [key for key in allowed if (key.schema, key.table_name) not in code]
-        forbidden = sorted({f"{key.schema}.{key.table_name}" for key in keys if not key.may_read})
-        hidden = {key.shard for key in keys if key not in readable}
-        rows: defaultdict[int, list[str]] = defaultdict(list)
-        if readable:
-            query = sql.SQL(" union all ").join(
-                sql.SQL("select {}::text, {} from {} where {} = any({}::bigint[])").format(
-                    sql.Literal(key.table_name),
-                    sql.Identifier(key.column_name),
-                    sql.Identifier(key.schema, key.table_name),
-                    sql.Identifier(key.column_name),
-                    sql.Literal(list(self._wanted[key.shard])),
-                )
-                for key in readable
+        query = sql.SQL("select {column} as id from {table} where {column} = any({ids}::bigint[])")
+        with reading_as_reader(connection.engine, self._what) as reader:
+            answers = reader.read(
+                [
+                    query.format(
+                        column=sql.Identifier(key.column_name),
+                        table=sql.Identifier(key.schema, key.table_name),
+                        ids=sql.Literal(list(self._wanted[key.shard])),
+                    ).as_string()
+                    for key in keys
+                ],
+                statement_timeout=STATEMENT,
             )
-            raw = connection.execution_options(no_parameters=True)
-            for table, id_ in raw.exec_driver_sql(query.as_string()):
-                rows[id_].append(table)
+        rows: defaultdict[int, list[str]] = defaultdict(list)
+        hidden: set[int] = set()
+        unread: list[str] = []
+        for key, answer in zip(keys, answers, strict=True):
+            if isinstance(answer, Refused):
+                hidden.add(key.shard)
+                unread.append(f"{key.schema}.{key.table_name} was not looked at: {answer.reason}")
+                continue
+            for row in answer:
+                rows[row["id"]].append(key.table_name)
         found = {}
         for shard, ids in self._wanted.items():
             for id_ in ids:
@@ -120,6 +122,4 @@ class _Question:
                     found[id_] = Found(there=True, table=", ".join(sorted(rows[id_])))
                 else:
                     found[id_] = Found(there=None if shard in hidden else False)
-        unread = [f"the role may not read {table}" for table in forbidden]
-        unread += [f"{schema}.{table} was not looked at: {why}" for (schema, table), why in code.items()]
         return Looked(found=found, unread=unread)

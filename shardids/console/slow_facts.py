@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock, Thread
 from typing import Final
 
 from sqlalchemy import Connection, text
 
+from shardids.catalog.reader import Refused
+from shardids.catalog.revisions import revisions_of_shards
 from shardids.console.databases import Databases
 from shardids.console.figures import told
 from shardids.console.watching import Seen
-from shardids.errors import ConnectionFailed, ShardidsError
+from shardids.errors import ConnectionFailed, MissingPrivilege, ShardidsError
 from shardids.logs import logger
 from shardids.migrate.environment import VERSION_TABLE
 
@@ -23,6 +26,7 @@ _AGAIN_S: Final = 60.0
 """The same after a reading that did not get all."""
 _SOONEST_S: Final = 5.0
 _PATIENCE_S: Final = 30.0
+_STATEMENT: Final = "25s"
 
 log = logger("console")
 
@@ -52,7 +56,7 @@ class SlowFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """What a node says; without ``revisions`` the ``error`` says why."""
+    """What a node says; where ``revisions`` lacks a shard, the ``error`` says why."""
 
     sizes: Mapping[int, int]
     revisions: Mapping[int, str | None]
@@ -99,7 +103,9 @@ class SlowReader:
     def _read(self, seen: Seen) -> SlowFacts:
         before = self._facts
         sizes, revisions = dict(before.sizes), dict(before.revisions)
-        answers = self._databases.of_nodes(dict.fromkeys(seen.nodes, self._ask), seconds=_PATIENCE_S)
+        answers = self._databases.of_nodes(
+            {name: partial(self._ask, name) for name in seen.nodes}, seconds=_PATIENCE_S
+        )
         errors: dict[str, ShardidsError] = {}
         now = time.time()
         # Where a node does not answer, what was known of its shards stays.
@@ -114,26 +120,30 @@ class SlowReader:
         at = now if any(isinstance(answer, _Answer) for answer in answers.values()) else before.at
         return SlowFacts(at=at, tried_at=now, sizes=sizes, revisions=revisions, errors=errors)
 
-    def _ask(self, connection: Connection) -> _Answer:
-        connection.exec_driver_sql("set local statement_timeout = '25s'")
+    def _ask(self, node: str, connection: Connection) -> _Answer:
+        connection.exec_driver_sql(f"set local statement_timeout = '{_STATEMENT}'")
         sizes = {row.id: row.size_bytes for row in connection.execute(_SIZES)}
         revisions: dict[int, str | None] = {}
-        error = None
+        error: ShardidsError | None = None
         try:
-            # What is said of sizes stays, whoever may not read a version table.
-            with connection.begin_nested():
-                revisions |= {
-                    row.shard: _shown(row.revisions, row.unfinished)
-                    for row in connection.execute(_REVISIONS, {"table": self._version_table})
-                }
+            there = revisions_of_shards(
+                connection, f'node "{node}"', self._version_table, statement_timeout=_STATEMENT
+            )
         except ConnectionFailed:
             raise
         except ShardidsError as raised:
-            error = raised
+            return _Answer(sizes=sizes, revisions={}, error=raised)
+        for shard, (found, unfinished) in there.items():
+            if not isinstance(found, Refused):
+                revisions[shard] = _shown(found, unfinished)
+            elif error is None:
+                error = MissingPrivilege(
+                    f"{self._version_table} of shard {shard} was not looked at: {found.reason}"
+                )
         return _Answer(sizes=sizes, revisions=revisions, error=error)
 
 
-def _shown(revisions: list[str] | None, unfinished: str | None) -> str | None:
+def _shown(revisions: Sequence[str] | None, unfinished: str | None) -> str | None:
     if not revisions and unfinished is None:
         return None
     return ", ".join(sorted(revisions or [])) + (f" +{unfinished}" if unfinished else "")
@@ -143,7 +153,6 @@ def _owned(seen: Seen, node: str) -> frozenset[int]:
     return seen.known.placed.get((node, "active"), frozenset()) if seen.known else frozenset()
 
 
-_REVISIONS: Final = text("select shard, revisions, unfinished from shardids.revisions(:table)")
 _SIZES: Final = text("""
     select s.id, coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint as size_bytes
     from shardids.shard s

@@ -2,38 +2,90 @@
 
 from __future__ import annotations
 
-import signal
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Coroutine
 from pathlib import Path
-from threading import Event
+from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest, start_http_server, write_to_textfile
+from prometheus_client import CollectorRegistry, generate_latest, make_asgi_app, write_to_textfile
 
 from shardids.errors import BadArgument, ShardidsError
-from shardids.metrics.addresses import Address
 from shardids.metrics.collector import ClusterCollector
 from shardids.metrics.rates import INTERVAL_S
+from shardids.serving import server
+from shardids.serving.addresses import Address, serves
 
 
-def serve(collector: ClusterCollector, address: Address, *, on_start: Callable[[Address], object]) -> None:
-    """Serves ``/metrics`` until SIGTERM; ``on_start`` is called with the address once it listens.
+def serve(
+    collector: ClusterCollector,
+    address: Address,
+    *,
+    names: Collection[str] = (),
+    on_start: Callable[[Address], object],
+) -> None:
+    """Serves ``/metrics`` until SIGINT or SIGTERM.
+
+    Args:
+        collector: gives the metrics.
+        address: where to listen.
+        names: names of hosts that clients may ask for, besides the address's own.
+        on_start: called with the address once the server listens.
 
     Raises:
-        ShardidsError: it can't listen there.
+        ShardidsError: the system refuses the address.
     """
-    stop = Event()
-    # The first process of a container has no default action for it.
-    signal.signal(signal.SIGTERM, lambda _number, _frame: stop.set())
-    with address.binding():
-        server, thread = start_http_server(address.port, address.host, registry=_registry(collector))
-    try:
-        on_start(Address(host=address.host, port=server.server_port))
-        stop.wait()
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    server.serve(_Metrics(_registry(collector), [*names, address.host]), address, on_start=on_start)
+
+
+class _Metrics:
+    """Return the application; ``names`` are the hosts that it answers for."""
+
+    def __init__(self, registry: CollectorRegistry, names: Collection[str]) -> None:
+        self._names = names
+        self._of_prometheus: Callable[..., Coroutine[None, None, None]] = make_asgi_app(registry)
+
+    async def __call__(
+        self, scope: dict[str, Any], _receive: object, send: Callable[[_Message], Any]
+    ) -> None:
+        """Answers a request."""
+        if scope["type"] != "http":
+            raise NotImplementedError
+        for message in await self._answer(scope):
+            await send(message)
+
+    async def _answer(self, scope: dict[str, Any]) -> list[_Message]:
+        host = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "")
+        if not serves(host, self._names):
+            return _said(
+                403,
+                "The metrics are not served under this name. Ask by address, or start: shardids metrics serve"
+                " --host NAME",
+            )
+        if scope["path"] not in ("/metrics", "/"):
+            return _said(404, "The metrics are at /metrics.")
+        answer: list[_Message] = []
+
+        async def request() -> _Message:
+            return {"type": "http.request"}
+
+        async def keep(message: _Message) -> None:
+            answer.append(message)
+
+        # In a thread: a reading takes seconds, in which others are answered.
+        await asyncio.to_thread(lambda: asyncio.run(self._of_prometheus(scope, request, keep)))
+        return answer
+
+
+_Message = dict[str, Any]
+
+
+def _said(status: int, text: str) -> list[_Message]:
+    headers = [(b"content-type", b"text/plain; charset=utf-8")]
+    return [
+        {"type": "http.response.start", "status": status, "headers": headers},
+        {"type": "http.response.body", "body": f"{text}\n".encode()},
+    ]
 
 
 def text(collector: ClusterCollector) -> str:

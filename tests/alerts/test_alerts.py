@@ -282,6 +282,7 @@ def test_a_catalog_that_is_down(servers: list[EmbeddedServer], tmp_path: Path) -
         # As if the catalog had a server of its own.
         run(
             servers[0].url(),
+            "delete from shardids_catalog.query_node",
             "delete from shardids_catalog.placement where node = 'a'",
             "delete from shardids_catalog.node where name = 'a'",
         )

@@ -6,7 +6,11 @@ import json
 import re
 import subprocess
 import sys
+import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,7 @@ from typer.main import get_command
 
 from shardids.cli import app
 from shardids.console.answers import as_json
+from shardids.console.attempts import MOST_WAITING, WAIT_S, Attempts
 from shardids.console.guard import Access
 from tests.support.clusters import COMMAND, command_here, environment
 from tests.support.consoles import HERE, TOKEN, browsing, ended, process
@@ -36,7 +41,8 @@ def open_console() -> Iterator[TestClient]:
 @pytest.fixture
 def closed_console() -> Iterator[TestClient]:
     """With a token, under one name."""
-    with browsing(NOBODY, access=Access(names=["Console.Example"], token=TOKEN), interval_s=60.0) as client:
+    access = Access(names=["Console.Example"], token=TOKEN, attempts=Attempts(wait_s=0))
+    with browsing(NOBODY, access=access, interval_s=60.0) as client:
         yield client
 
 
@@ -165,6 +171,47 @@ def test_the_token_is_exchanged_for_a_cookie(closed_console: TestClient) -> None
     assert client.post("/logout").headers["location"] == "/login"
     assert client.get("/api/job").status_code == 401
     assert client.get("/api/job", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+
+
+def test_a_wrong_token_slows_down_the_next_ones_from_its_network(tmp_path: Path) -> None:
+    (file := tmp_path / "token").write_text(TOKEN)
+    right, wrong = ({"Authorization": f"Bearer {token}"} for token in (TOKEN, TOKEN[:-1] + "x"))
+    with process(NOBODY, "--token-file", str(file)) as (_, address), ExitStack() as kept:
+
+        def asked(headers: dict[str, str], *, of: str = "203.0.113.5") -> tuple[int, float]:
+            begun = time.monotonic()
+            # A proxy on loopback says who asks.
+            answer = httpx.get(f"{address}/api/job", headers=headers | {"X-Forwarded-For": of}, timeout=30)
+            return answer.status_code, time.monotonic() - begun
+
+        def is_quick(answer: tuple[int, float], status: int) -> bool:
+            return answer[0] == status and answer[1] < WAIT_S
+
+        browser = kept.enter_context(httpx.Client(headers={"X-Forwarded-For": "203.0.113.5"}))
+        assert browser.post(f"{address}/login", data={"token": TOKEN}).status_code == 303
+        assert is_quick(asked(right), 200)
+        assert is_quick(asked(wrong), 401)
+        pool = kept.enter_context(ThreadPoolExecutor(2 * MOST_WAITING))
+        many = [pool.submit(asked, wrong) for _ in range(2 * MOST_WAITING)]
+        statuses = Counter(one.result()[0] for one in many)
+        assert statuses[401] >= MOST_WAITING
+        assert statuses[429] == 2 * MOST_WAITING - statuses[401] > 0
+        assert all(one.result()[1] >= WAIT_S for one in many if one.result()[0] == 401)
+        status, seconds = asked(right)
+        assert (status, WAIT_S <= seconds < WAIT_S + 5) == (200, True)
+        for token, expected in ((TOKEN, 303), ("x", 401)):
+            begun = time.monotonic()
+            entered = browser.post(f"{address}/login", data={"token": token})
+            assert entered.status_code == expected
+            assert time.monotonic() - begun >= WAIT_S
+        # Who has entered, and others, wait for nobody.
+        begun = time.monotonic()
+        assert browser.get(f"{address}/api/job", headers=wrong).status_code == 200
+        assert time.monotonic() - begun < WAIT_S
+        assert is_quick(asked(right, of="203.0.113.6"), 200)
+        assert is_quick(asked(wrong, of="2001:db8::1"), 401)
+        assert asked(right, of="2001:db8::2")[1] >= WAIT_S
+        assert is_quick(asked(right, of="2001:db8:0:1::2"), 200)
 
 
 def test_consoles_on_two_ports_of_a_host_keep_their_cookies(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -32,20 +33,22 @@ from shardids.console.figures import rates
 from shardids.console.guard import Access
 from shardids.console.history import rate_of
 from shardids.console.prometheus import STEP_S, Prometheus
-from shardids.console.serving import MOST_CONNECTIONS
 from shardids.console.watching import Watcher
 from shardids.dev import devcluster
 from shardids.dev.embedded import EmbeddedServer, temporary_servers
 from shardids.ids.layout import DEFAULT
 from shardids.install import provision
 from shardids.metrics.rates import INTERVAL_S
+from shardids.serving.server import MOST_CONNECTIONS, REQUEST_S
 from tests.support.clusters import catalog_at, sessions
 from tests.support.consoles import TOKEN, browsing, ended, get, process, told
+from tests.support.series import served
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.long
 
 SHARDS = 6
+NOBODY = "postgresql://nobody@127.0.0.1:1/none"
 PAGES = ("cluster", "nodes", "rates", "map", "shards/0", "shards/5", "moves", "migrations", "doctor")
 
 
@@ -390,7 +393,7 @@ def test_who_goes_before_a_request_is_whole_leaves_no_trace(servers: list[Embedd
 
 
 def test_who_is_silent_locks_nobody_out_and_fills_no_log() -> None:
-    with process("postgresql://nobody@127.0.0.1:1/none") as (running, address), ExitStack() as kept:
+    with process(NOBODY) as (running, address), ExitStack() as kept:
         streams = [kept.enter_context(opened(address, "/api/events")) for _ in range(MOST_STREAMS - 1)]
         assert {stream.status for stream in streams} == {200}
         with opened(address, "/api/events") as last, opened(address, "/api/events") as one_too_many:
@@ -408,6 +411,101 @@ def test_who_is_silent_locks_nobody_out_and_fills_no_log() -> None:
         assert all(stream.readline() == b"retry: 2000\n" for stream in streams)
         _, said = ended(running)
         assert said == ""
+
+
+@contextmanager
+def sent(address: str, text: str) -> Iterator[socket.socket]:
+    """A connection on which a request was sent, as it is."""
+    with socket.create_connection((urlsplit(address).hostname, urlsplit(address).port), 30) as client:
+        client.sendall(text.encode())
+        yield client
+
+
+def status_on(client: socket.socket) -> int:
+    """The status of the answer on a connection; 0 if it was closed without one."""
+    with suppress(ConnectionResetError):
+        return int((client.recv(4096).split() or [b"", b"0"])[1])
+    return 0
+
+
+def test_streams_that_come_at_once_leave_connections_for_requests() -> None:
+    ask = "GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    with process(NOBODY) as (running, address), ExitStack() as kept:
+        clients = [kept.enter_context(sent(address, "")) for _ in range(MOST_CONNECTIONS)]
+        for client in clients:
+            client.sendall(ask.encode())
+        statuses = Counter(map(status_on, clients))
+        assert statuses == {200: MOST_STREAMS, 503: MOST_CONNECTIONS - MOST_STREAMS}
+        for page in ("/healthz", "/api/cluster", "/"):
+            assert status_of(address, page) == 200
+        for _ in range(MOST_CONNECTIONS):
+            client = kept.enter_context(sent(address, ask))
+            assert status_on(client) == 503
+            assert status_of(address, "/healthz") == 200
+        assert ended(running)[1] == ""
+
+
+def test_streams_are_closed_before_requests(tmp_path: Path) -> None:
+    (file := tmp_path / "token").write_text(TOKEN)
+    stream = f"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+    wrong = "GET /api/job HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer x\r\n"
+    slow = "from shardids.console.attempts import Attempts; Attempts.__init__.__kwdefaults__['wait_s'] = 5"
+    with (
+        process(NOBODY, "--token-file", str(file), before=slow) as (_, address),
+        ExitStack() as kept,
+    ):
+        more = MOST_CONNECTIONS - MOST_STREAMS + 20
+        networks = [f"198.51.{number}.1" for number in range(more)]
+        for network in networks:
+            with sent(address, f"{wrong}X-Forwarded-For: {network}\r\n\r\n") as client:
+                assert status_on(client) == 401
+        streams = [kept.enter_context(sent(address, stream)) for _ in range(MOST_STREAMS)]
+        assert {status_on(client) for client in streams} == {200}
+        # A second wrong token is answered after 5 s, so all of these are open at once.
+        waiting = []
+        for network in networks:
+            waiting.append(kept.enter_context(sent(address, f"{wrong}X-Forwarded-For: {network}\r\n\r\n")))
+            time.sleep(
+                0.003
+            )  # the system keeps 32 until they are accepted, and lets others wait for a second
+        assert [status_on(client) for client in waiting] == [401] * more
+        for client in streams:
+            client.setblocking(False)
+        assert sum(_is_closed(client) for client in streams) >= 20
+
+
+def _is_closed(client: socket.socket) -> bool:
+    try:
+        while client.recv(65536):
+            pass
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        pass
+    return True
+
+
+@pytest.mark.parametrize("command", ["console", "metrics"])
+@pytest.mark.parametrize(
+    "begun",
+    [
+        "",
+        "GET /metrics HTTP/1.1\r\nHost: ",
+        "POST /login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n",
+        "GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+    ],
+    ids=["silent", "half a head", "half a body", "after an answer"],
+)
+def test_connections_without_a_request_are_closed(
+    servers: list[EmbeddedServer], command: str, begun: str
+) -> None:
+    at = process(NOBODY) if command == "console" else served(make_url(servers[0].url()))
+    with at as (_, address, *_more), sent(address, begun) as client:
+        started = time.monotonic()
+        with suppress(ConnectionResetError):
+            while client.recv(65536):
+                pass
+        assert time.monotonic() - started < REQUEST_S + 5
 
 
 class _Prometheus(BaseHTTPRequestHandler):

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from uuid import uuid4
 
+import httpx
 import psycopg
 import pytest
 from markdown_it import MarkdownIt
@@ -469,6 +470,24 @@ def test_serve_until_sigterm(pair: Pair) -> None:
 def test_another_address_than_loopback_is_warned_of(pair: Pair) -> None:
     with served(pair[0], listen="0.0.0.0:0") as (_, _, said):
         assert "Warning: other machines may reach 0.0.0.0:0; nothing asks who they are" in said
+
+
+def test_names_that_others_could_make_lead_here_are_refused(pair: Pair) -> None:
+    with served(pair[0], "--host", "Metrics.Internal") as (_, address, _):
+        for host, page, status in (
+            ("127.0.0.1:9187", "metrics", 200),
+            ("localhost", "metrics", 200),
+            ("[::1]:9187", "", 200),
+            ("metrics.internal:9187", "metrics", 200),
+            ("evil.example", "metrics", 403),
+            ("127.0.0.1.evil.example:9187", "metrics", 403),
+            ("", "metrics", 403),
+            ("127.0.0.1", "other", 404),
+        ):
+            answer = httpx.get(f"{address.removesuffix('metrics')}{page}", headers={"Host": host}, timeout=60)
+            assert answer.status_code == status, host
+            assert ("shardids_node_up" in answer.text) == (status == 200)
+            assert status != 403 or "--host NAME" in answer.text
 
 
 def test_once_prints_or_writes_a_file(pair: Pair, tmp_path: Path) -> None:

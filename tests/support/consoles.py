@@ -63,10 +63,12 @@ def ended_job(client: TestClient) -> Any:
 
 
 @contextmanager
-def process(url: URL | str, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """``shardids console`` as a process of its own, and its address."""
+def process(
+    url: URL | str, *options: str, before: str = "pass"
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """``shardids console`` as a process of its own, which runs a statement first, and its address."""
     catalog_url = url if isinstance(url, str) else dsn(url)
-    words = [sys.executable, "-c", COMMAND, "console", "--listen", "127.0.0.1:0", *options]
+    words = [sys.executable, "-c", f"{before}; {COMMAND}", "console", "--listen", "127.0.0.1:0", *options]
     with subprocess.Popen(
         words,
         stdout=subprocess.PIPE,

@@ -12,7 +12,8 @@ STATIC = Path(__file__).parents[2] / "shardids/console/static"
 OWN = sorted(path for path in STATIC.iterdir() if path.is_file())
 MODULES = [path for path in OWN if path.suffix == ".js"]
 UPLOT = "5dd9b3281aa64b461b42d9945f6adb2649d346502b12281a9ae0d46599a80eba"
-"""uPlot 1.6.32, as npm has it: dist/uPlot.esm.js."""
+"""uPlot as npm has it: dist/uPlot.esm.js."""
+UPLOT_VERSION = "1.6.32"
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: path.name)
@@ -51,6 +52,8 @@ def test_modules_are_small_and_import_what_is_there(module: Path) -> None:
         assert (STATIC / name).is_file(), name
 
 
-def test_what_is_not_ours_is_as_it_was_published() -> None:
+def test_what_is_not_ours_is_of_the_version_that_is_recorded() -> None:
+    assert [one.name for one in (STATIC / "vendor").iterdir()] == ["uplot"]
+    assert f"uPlot (v{UPLOT_VERSION})" in (STATIC / "vendor/uplot/uPlot.esm.js").read_text("utf-8")
     assert sha256((STATIC / "vendor/uplot/uPlot.esm.js").read_bytes()).hexdigest() == UPLOT
     assert "MIT License" in (STATIC / "vendor/uplot/LICENSE").read_text("utf-8")

@@ -12,10 +12,10 @@ import yaml
 import shardids.metrics
 from shardids.errors import BadArgument
 from shardids.ids.layout import DEFAULT
-from shardids.metrics.addresses import Address
 from shardids.metrics.facts import Shard
 from shardids.metrics.names import METRICS
 from shardids.metrics.rates import NodeRates, advanced_ms, drawn
+from shardids.serving.addresses import Address
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "metrics.md").read_text("utf-8")
 

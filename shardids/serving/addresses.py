@@ -1,14 +1,15 @@
-"""Addresses to listen at."""
+"""Addresses to listen at, and the names that clients ask for."""
 
 from __future__ import annotations
 
 import errno
 import ipaddress
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
+from urllib.parse import urlsplit
 
 from shardids.errors import BadArgument, ShardidsError
 
@@ -45,7 +46,7 @@ class Address:
 
     @contextmanager
     def binding(self) -> Iterator[None]:
-        """What is done inside takes the address.
+        """Hold the address for the block inside.
 
         Raises:
             ShardidsError: the system refuses it; the message names it.
@@ -66,3 +67,19 @@ def _hint(number: int | None) -> str:
     if number == errno.EADDRINUSE:
         return "Another process listens there: end it, or choose another port with --listen HOST:PORT."
     return "Choose an address of this machine and a port with --listen HOST:PORT."
+
+
+def serves(host: str, names: Collection[str]) -> bool:
+    """Returns whether a request with this ``Host`` is for a server with these names.
+
+    Addresses and ``localhost`` always are. Any other name can be made to lead here by the page that asks (DNS
+    rebinding), so the server has to know it.
+    """
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    try:
+        return bool(ipaddress.ip_address(name))
+    except ValueError:
+        return name == "localhost" or name in {known.lower() for known in names}
