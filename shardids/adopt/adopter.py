@@ -16,6 +16,7 @@ from shardids.adopt.sides import Sides, opened_sides, relay_url, source_url
 from shardids.adopt.steps import SWITCH, Actions, Step, run_steps
 from shardids.catalog.connections import on_connect
 from shardids.catalog.rows import Catalog
+from shardids.catalog.skipped import bring, skipped_ranges
 from shardids.errors import AdoptionFailed, ConnectionFailed
 
 
@@ -38,10 +39,13 @@ class Adopter:
         urls: tuple[str | None, str | None],
         max_pause_s: float,
         on_event: OnEvent,
+        *,
+        reader: str | None = None,
     ) -> Iterator[Self]:
         """Yields what takes the steps of the journal's adoption.
 
         ``urls``: of the source and the relay, if they differ from the plan's, or to give passwords.
+        ``reader``: as :func:`shardids.adopt.adoption.check` takes it.
         """
         adoption, (source, via) = journal.adoption, urls
         name = adoption.session_name(catalog.describe().cluster)
@@ -50,11 +54,16 @@ class Adopter:
         log = AdoptionLog(adoption, on_event)
         with (
             log.watching(),
-            opened_sides(catalog, adoption.plan, url, via=relay, name=name) as sides,
+            opened_sides(catalog, adoption.plan, url, via=relay, reader=reader, name=name) as sides,
         ):
             # A process that slept, and lost the lock, finds its sessions ended. It is not to open others.
             for side in sides.all:
                 on_connect(side.engine, lambda *_: journal.require_lock())
+            ranges = skipped_ranges(catalog)
+            for taker in sides.takers:
+                if own := [one for one in ranges if one.shard in taker.shards]:
+                    with taker.side.begin() as connection:
+                        bring(connection, own)
             actions = Actions(
                 catalog=catalog, journal=journal, sides=sides, max_pause_s=max_pause_s, on_event=log
             )

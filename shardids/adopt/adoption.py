@@ -45,7 +45,14 @@ class Check:
     relay_bytes: int
 
 
-def check(catalog: Catalog, plan: Plan, *, source: str | None = None, via: str | None = None) -> Check:
+def check(
+    catalog: Catalog,
+    plan: Plan,
+    *,
+    source: str | None = None,
+    via: str | None = None,
+    reader: str | None = None,
+) -> Check:
     """Finds out whether a plan can be run; changes nothing.
 
     Args:
@@ -53,6 +60,8 @@ def check(catalog: Catalog, plan: Plan, *, source: str | None = None, via: str |
         plan: the plan.
         source: the source's URL, if it differs from the plan's, or to give a password.
         via: the relay's URL; by default the plan's, which has none if the nodes follow the source itself.
+        reader: the source's URL with a role that can only read; needed to compare rows where the other role
+            can write and other roles own objects.
 
     Raises:
         AdoptionRefused: it can't; the message has every reason.
@@ -60,7 +69,7 @@ def check(catalog: Catalog, plan: Plan, *, source: str | None = None, via: str |
     """
     with Journal.opened(catalog) as journal:
         journal.refuse_open()
-        with _checked_sides(catalog, plan, source, via) as sides:
+        with _checked_sides(catalog, plan, (source, via), reader) as sides:
             _examine(catalog, sides)
             copied = (*sides.split, *sides.reference)
             return Check(
@@ -81,6 +90,7 @@ def run(
     *,
     source: str | None = None,
     via: str | None = None,
+    reader: str | None = None,
     on_event: OnEvent = ignore,
 ) -> Result:
     """Brings all rows into the shards, compares them, and lets the nodes follow the source.
@@ -93,17 +103,20 @@ def run(
     """
     with Journal.opened(catalog) as journal:
         journal.refuse_open()
-        with _checked_sides(catalog, plan, source, via) as sides:
+        with _checked_sides(catalog, plan, (source, via), reader) as sides:
             shapes, plan = _examine(catalog, sides), sides.plan
         steps = run_steps(plan)
         journal.enter(plan, plan.source, shapes, steps[0].name)
-        with Adopter.opened(catalog, journal, (source, via), MAX_PAUSE_S, on_event) as adopter:
+        with Adopter.opened(catalog, journal, (source, via), MAX_PAUSE_S, on_event, reader=reader) as adopter:
             return adopter.take(steps, then=FOLLOW)
 
 
 @contextmanager
-def _checked_sides(catalog: Catalog, plan: Plan, source: str | None, via: str | None) -> Iterator[Sides]:
+def _checked_sides(
+    catalog: Catalog, plan: Plan, urls: tuple[str | None, str | None], reader: str | None
+) -> Iterator[Sides]:
     """Yields the sides of an adoption that may begin; its plan is as the catalog stores it."""
+    source, via = urls
     url, through = source_url(catalog, plan.source, source), via or plan.via
     plan = replace(
         plan,
@@ -111,7 +124,7 @@ def _checked_sides(catalog: Catalog, plan: Plan, source: str | None, via: str | 
         via=None if through is None else shown_url(parse_url(through)),
     )
     relay = relay_url(catalog, plan, through)
-    with opened_sides(catalog, plan, url, via=relay, name="shardids_adopt_check") as sides:
+    with opened_sides(catalog, plan, url, via=relay, reader=reader, name="shardids_adopt_check") as sides:
         yield sides
 
 
@@ -124,6 +137,7 @@ def _examine(catalog: Catalog, sides: Sides) -> dict[str, str]:
             *requirements.cluster_is_ready(catalog, sides),
             *requirements.source_is_fit(source, sides),
         ]
+    refusals += requirements.rows_can_be_compared(sides)
     there = sides.definitions()
     refusals += requirements.tables_are_fit(sides, there)
     if sides.relay:
@@ -180,7 +194,12 @@ def _take_over(adopter: Adopter, journal: Journal) -> Result:
 
 
 def resume(
-    catalog: Catalog, *, source: str | None = None, via: str | None = None, on_event: OnEvent = ignore
+    catalog: Catalog,
+    *,
+    source: str | None = None,
+    via: str | None = None,
+    reader: str | None = None,
+    on_event: OnEvent = ignore,
 ) -> Result:
     """Goes on with an adoption that was paused or interrupted, from the step that it was at.
 
@@ -190,7 +209,7 @@ def resume(
     """
     with Journal.opened(catalog) as journal:
         was = journal.step
-        with Adopter.opened(catalog, journal, (source, via), MAX_PAUSE_S, on_event) as adopter:
+        with Adopter.opened(catalog, journal, (source, via), MAX_PAUSE_S, on_event, reader=reader) as adopter:
             adopter.end_former_sessions(at_source=was != FINISH)
             if was == ABORT:
                 return adopter.undo()
@@ -241,12 +260,18 @@ def abort(
 
 
 def compare(
-    catalog: Catalog, *, source: str | None = None, via: str | None = None, on_event: OnEvent = ignore
+    catalog: Catalog,
+    *,
+    source: str | None = None,
+    via: str | None = None,
+    reader: str | None = None,
+    on_event: OnEvent = ignore,
 ) -> Result:
     """Compares every row of the source with those of the shards, while the nodes follow it.
 
     Raises:
         ClusterConflict: they don't follow it.
+        MissingPrivilege: code of other roles would run as one that can write.
         AdoptionFailed: rows differ; the message names them.
     """
     with Journal.opened(catalog) as journal:
@@ -256,7 +281,7 @@ def compare(
                 "rows can be compared as long as the nodes follow the source",
                 hint="To see what the adoption is at: shardids adopt status",
             )
-        with Adopter.opened(catalog, journal, (source, via), MAX_PAUSE_S, on_event) as adopter:
+        with Adopter.opened(catalog, journal, (source, via), MAX_PAUSE_S, on_event, reader=reader) as adopter:
             return adopter.compare()
 
 

@@ -12,19 +12,13 @@ from shardids.adopt.definitions import Definition, definitions_in
 from shardids.adopt.replication import Drain
 from shardids.adopt.sides import Sides
 from shardids.catalog.locks import AdvisoryLock
+from shardids.catalog.schemas import is_ours, own_schema
 from shardids.catalog.sqlfiles import read_sql
 from shardids.errors import AdoptionFailed, StatementFailed
 from shardids.mover.barrier import LOCK_MS, PAUSE_BETWEEN_S, OnWait, PutOff, with_locks
 from shardids.mover.replication import LOCK_FAILURES, PATIENCE_S, play
 
-_HAS_BARRIER = text("""
-    select exists (
-      select from pg_proc p
-      join pg_namespace n on n.oid = p.pronamespace
-      join pg_class c on c.oid = to_regclass('shardids_adopt.closed')
-      where p.oid = to_regprocedure('shardids_adopt.pass_barrier()')
-        -- Whoever else made one could open it.
-        and array[p.proowner, n.nspowner, c.relowner] <@ array[current_user::regrole::oid])""")
+_SCHEMA = "shardids_adopt"
 _WITHOUT = text("""
     select part from unnest(cast(:parts as text[])) part
     where not exists (
@@ -38,6 +32,12 @@ _CREATE = """
     alter table {part} enable always trigger shardids_barrier"""
 
 
+def _has_barrier(connection: Connection) -> bool:
+    """Return whether there is a barrier that no other role can open."""
+    there = connection.scalar(text("select to_regprocedure('shardids_adopt.pass_barrier()') is not null"))
+    return bool(there) and is_ours(connection, _SCHEMA)
+
+
 def parts_of(there: Mapping[str, Definition]) -> list[str]:
     """Returns the tables of the source that need a barrier, partitions among them."""
     return sorted({part for table in there.values() for part in table.parts})
@@ -47,9 +47,13 @@ def make_barrier(sides: Sides, parts: Sequence[str], on_wait: OnWait) -> None:
     """Creates the barrier on the source's tables, open. Idempotent.
 
     Retries each table until its lock comes quickly: live traffic waits at most 0.1 s for any attempt.
+
+    Raises:
+        MissingPrivilege: another role has made schema ``shardids_adopt``, or an object in it.
     """
     with sides.source.begin() as connection:
-        if not connection.execute(_HAS_BARRIER).scalar_one():
+        if not _has_barrier(connection):
+            own_schema(connection, _SCHEMA)
             play(connection, read_sql("adopt/barrier.v1"))
     with sides.source.autocommit() as connection:
         missing = connection.scalars(_WITHOUT, {"parts": list(parts)}).all()
@@ -65,7 +69,7 @@ def make_barrier(sides: Sides, parts: Sequence[str], on_wait: OnWait) -> None:
 def drop_barrier(sides: Sides) -> None:
     """Drops the barrier from the source, wherever it is. Idempotent."""
     with sides.source.autocommit() as connection:
-        if not connection.execute(_HAS_BARRIER).scalar_one():
+        if not _has_barrier(connection):
             return
         found = connection.scalars(
             text("""
@@ -85,14 +89,13 @@ _IS_CLOSED = text("select coalesce(pg_sequence_last_value('shardids_adopt.closed
 def is_closed(sides: Sides) -> bool:
     """Returns whether the source's tables take no writes."""
     with sides.source.autocommit() as connection:
-        there: bool = connection.execute(_HAS_BARRIER).scalar_one()
-        return there and bool(connection.execute(_IS_CLOSED).scalar_one())
+        return _has_barrier(connection) and bool(connection.execute(_IS_CLOSED).scalar_one())
 
 
 def reopen(sides: Sides) -> None:
     """Lets the source's tables take writes again. Safe only as long as the shards take none. Idempotent."""
     with sides.source.begin() as connection:
-        if connection.execute(_HAS_BARRIER).scalar_one():
+        if _has_barrier(connection):
             connection.execute(_SET, {"closed": 0})
 
 

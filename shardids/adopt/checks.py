@@ -48,7 +48,7 @@ def check_rows(source: Source, inventory: Inventory, sorted_: Sorted, sample_row
         left = list(some)
         while left:
             try:
-                with source.transaction() as connection:
+                with source.rows() as connection:
                     while left:
                         found[left[0]] = _checked(connection, inventory, sorted_, left[0], sample_rows)
                         left.pop(0)

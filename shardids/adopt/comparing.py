@@ -3,28 +3,30 @@
 Rows are compared by hashes of their texts, in chunks: those of a shard whose primary key has a certain hash.
 A chunk that differs is read row by row, and a row counts as different only if it stays so: the source has it
 unchanged from before to after the moment at which the node has applied all changes from before. Nothing is
-installed for it on the source.
+installed for it on the source. Rows are read with no rights beyond reading: see
+:mod:`shardids.catalog.reader`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 from psycopg import sql
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 
-from shardids.adopt.definitions import AS_IS, Definition
+from shardids.adopt.definitions import Definition
 from shardids.adopt.events import Compared, OnEvent
 from shardids.adopt.placing import HOME, NO_SHARD, placed_rows
 from shardids.adopt.plan import Kind, TablePlan
-from shardids.adopt.relay import lost_rows
+from shardids.adopt.relay import lost_keys, lost_rows
 from shardids.adopt.replication import await_confirmed
 from shardids.adopt.sides import Sides, Taker
 from shardids.catalog.queries import batches
-from shardids.errors import AdoptionFailed
-from shardids.mover.sides import Side
+from shardids.catalog.reader import Reader, Refused, reading_as_reader
+from shardids.errors import AdoptionFailed, BadArgument
 
 _ROWS_A_CHUNK: Final = 10_000
 _CHUNKS_READ: Final = 64
@@ -32,19 +34,6 @@ _CHUNKS_READ: Final = 64
 _ROUNDS: Final = 20
 """How often rows are read again that were changed while they were read."""
 _NAMED: Final = 5
-SETTINGS: Final = (
-    ("datestyle", "ISO, YMD"),
-    ("intervalstyle", "postgres"),
-    ("timezone", "UTC"),
-    ("extra_float_digits", "1"),
-    ("bytea_output", "hex"),
-    ("xmlbinary", "base64"),
-    ("lc_monetary", "C"),
-    ("row_security", "of"),
-    ("idle_in_transaction_session_timeout", "0"),
-)
-"""What the text of a row depends on; a role that may not see all rows gets an error."""
-
 _Chunk = tuple[int, int]
 _Rows = Mapping[str, int]
 """Hashes of rows, by the text of their primary keys."""
@@ -76,6 +65,15 @@ class _Table:
         return f"(hashtextextended({self.key}, 1) & {buckets - 1})"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pair:
+    """A node, with the readers of the source and of the node."""
+
+    taker: Taker
+    source: Reader
+    node: Reader
+
+
 def compare(sides: Sides, there: Mapping[str, Definition], on_event: OnEvent) -> int:
     """Compares all rows; returns how many there are, each node's reference tables counted.
 
@@ -84,26 +82,60 @@ def compare(sides: Sides, there: Mapping[str, Definition], on_event: OnEvent) ->
             that are not in their shard.
     """
     rows = 0
-    for plan in (*sides.split, *sides.reference):
-        definition = there[plan.name]
-        table = _Table(plan=plan, definition=definition, source_rows=placed_rows(sides, plan, there))
-        if plan.kind is Kind.DERIVED:
-            _require_keys(sides, table)
-        found = sum(_compare(sides, taker, table) for taker in sides.takers)
-        on_event(Compared(table=plan.name, rows=found))
-        rows += found
-    for taker in sides.takers:
-        _check_foreign_keys(sides, taker, there)
+    with ExitStack() as kept:
+        source = kept.enter_context(source_reader(sides))
+        pairs = [
+            _Pair(taker=taker, source=source, node=kept.enter_context(node_reader(taker)))
+            for taker in sides.takers
+        ]
+        for plan in (*sides.split, *sides.reference):
+            definition = there[plan.name]
+            table = _Table(plan=plan, definition=definition, source_rows=placed_rows(sides, plan, there))
+            if plan.kind is Kind.DERIVED:
+                _require_keys(source, table)
+            found = sum(_compare(sides, pair, table) for pair in pairs)
+            on_event(Compared(table=plan.name, rows=found))
+            rows += found
+        for pair in pairs:
+            _check_foreign_keys(sides, pair, there)
     return rows
 
 
-def _require_keys(sides: Sides, table: _Table) -> None:
+@contextmanager
+def source_reader(sides: Sides) -> Iterator[Reader]:
+    """Yields a reader of the source.
+
+    Raises:
+        BadArgument: the role that reads them is connected to another database.
+    """
+    with reading_as_reader(sides.reading.engine, "the source", is_node=False) as reader:
+        if sides.reading is not sides.source:
+            with sides.source.autocommit() as source, sides.reading.autocommit() as reading:
+                if source.execute(_SERVER).one() != reading.execute(_SERVER).one():
+                    raise BadArgument(
+                        "the role that reads the source's rows is connected to another database or server",
+                        hint="--reader-url is the source's URL with another role.",
+                    )
+        yield reader
+
+
+_SERVER = text(
+    "select pg_postmaster_start_time(), d.oid from pg_database d where d.datname = current_database()"
+)
+
+
+def node_reader(taker: Taker) -> AbstractContextManager[Reader]:
+    """Returns a reader of a node, to be entered."""
+    return reading_as_reader(taker.side.engine, f'node "{taker.side.name}"')
+
+
+def _require_keys(source: Reader, table: _Table) -> None:
     """Requires that the rows of a derived table find a key: those that don't are on no node."""
     lost = f"{table.source_rows} where {HOME} is null"
-    ((count,),) = _all(sides.source, f"select count(*) from {lost}")  # noqa: S608 -- quoted
-    if count:
-        with sides.source.engine.connect() as connection:
-            raise lost_rows(connection, table.plan, table.definition, lost, count)
+    (found,) = all_rows(source, f"select count(*) as n from {lost}")  # noqa: S608 -- quoted
+    if found["n"]:
+        some = [row["key"] for row in all_rows(source, lost_keys(table.definition, lost))]
+        raise lost_rows(some, table.plan, table.definition, found["n"])
 
 
 _FOREIGN_KEYS = text("""
@@ -119,53 +151,55 @@ _FOREIGN_KEYS = text("""
     where c.contype = 'f' and c.conparentid = 0 and c.conrelid = any (cast(:names as regclass[]))""")
 
 
-def _check_foreign_keys(sides: Sides, taker: Taker, there: Mapping[str, Definition]) -> None:
+def _check_foreign_keys(sides: Sides, pair: _Pair, there: Mapping[str, Definition]) -> None:
     """Requires what rows refer to in their own shards: replication does not check foreign keys.
 
     A node applies transactions whole and in order, so this holds at every moment if it holds at the source.
     """
+    taker = pair.taker
     names = [sides.in_shard(there[table.name], shard) for shard in taker.shards for table in sides.split]
     with taker.side.engine.connect() as connection, connection.begin():
-        for key in connection.execute(_FOREIGN_KEYS, {"names": names}).all():
-            lost = connection.exec_driver_sql(
-                f"select count(*) from {key.child} c where {key.complete}"  # noqa: S608 -- quoted
-                f" and not exists (select from {key.parent} p where {key.joined})",
-                execution_options=AS_IS,
-            ).scalar_one()
-            if lost:
-                raise AdoptionFailed(
-                    f'node "{taker.side.name}": {lost} rows of {key.child} refer by "{key.conname}" to rows'
-                    f" of {key.parent} that are not there: they have another key, or are missing",
-                    hint="Drop the foreign key in the shards, or give the rows the same key at the source.",
-                )
+        keys = connection.execute(_FOREIGN_KEYS, {"names": names}).all()
+    for key in keys:
+        (lost,) = all_rows(
+            pair.node,
+            f"select count(*) as n from {key.child} c where {key.complete}"  # noqa: S608 -- quoted
+            f" and not exists (select from {key.parent} p where {key.joined})",
+        )
+        if lost["n"]:
+            raise AdoptionFailed(
+                f'node "{taker.side.name}": {lost["n"]} rows of {key.child} refer by "{key.conname}" to rows'
+                f" of {key.parent} that are not there: they have another key, or are missing",
+                hint="Drop the foreign key in the shards, or give the rows the same key at the source.",
+            )
 
 
-def _compare(sides: Sides, taker: Taker, table: _Table) -> int:
+def _compare(sides: Sides, pair: _Pair, table: _Table) -> int:
     """Compares the rows of one table on one node."""
     buckets = 1
     while buckets * _ROWS_A_CHUNK * max(1, sides.cluster.shard_count) < table.plan.rows:
         buckets *= 2
     is_split = table.plan.kind is not Kind.REFERENCE
-    where = f"{HOME} in ({', '.join(map(str, taker.shards))})" if is_split else "true"
-    original = _digests(sides.source, table.source_rows, table, buckets, where)
-    copy = _digests(taker.side, _node_rows(sides, taker, table), table, buckets, "true")
+    where = f"{HOME} in ({', '.join(map(str, pair.taker.shards))})" if is_split else "true"
+    original = _digests(pair.source, table.source_rows, table, buckets, where)
+    copy = _digests(pair.node, _node_rows(sides, pair.taker, table), table, buckets, "true")
     odd = [chunk for chunk in original.keys() | copy.keys() if original.get(chunk) != copy.get(chunk)]
     for chunks in batches(sorted(odd), _CHUNKS_READ):
-        _settle(sides, taker, table, buckets, chunks)
+        _settle(sides, pair, table, buckets, chunks)
     return sum(count for count, _digest in original.values())
 
 
-def _settle(sides: Sides, taker: Taker, table: _Table, buckets: int, chunks: Sequence[_Chunk]) -> None:
+def _settle(sides: Sides, pair: _Pair, table: _Table, buckets: int, chunks: Sequence[_Chunk]) -> None:
     """Reads the rows of chunks until each was the same on both sides, or differs without being changed."""
     names = ", ".join(map(str, chunks))
     chosen = f"({HOME}, {table.bucket(buckets)}) in ({names})"
-    original = _hashes(sides.source, table.source_rows, table, chosen)
+    original = _hashes(pair.source, table.source_rows, table, chosen)
     doubted: set[str] | None = None
     suspects: set[str] = set()
     for _round in range(_ROUNDS):
         await_confirmed(sides, lambda _bytes: None)
-        copy = _hashes(taker.side, _node_rows(sides, taker, table), table, chosen)
-        after = _hashes(sides.source, table.source_rows, table, chosen)
+        copy = _hashes(pair.node, _node_rows(sides, pair.taker, table), table, chosen)
+        after = _hashes(pair.source, table.source_rows, table, chosen)
         # The node has at least the changes from before ``original``, and at most those from before ``after``.
         odd = {
             key
@@ -174,7 +208,7 @@ def _settle(sides: Sides, taker: Taker, table: _Table, buckets: int, chunks: Seq
         }
         unchanged = {key for key in odd if original.get(key) == after.get(key)}
         if unchanged & suspects:
-            raise _differ(taker, table, unchanged & suspects, original, copy)
+            raise _differ(pair.taker, table, unchanged & suspects, original, copy)
         if not odd:
             return
         original, doubted, suspects = after, odd, unchanged
@@ -215,32 +249,34 @@ def _node_rows(sides: Sides, taker: Taker, table: _Table) -> str:
     )
 
 
-def _digests(side: Side, rows: str, table: _Table, buckets: int, where: str) -> dict[_Chunk, tuple[int, int]]:
+def _digests(
+    reader: Reader, rows: str, table: _Table, buckets: int, where: str
+) -> dict[_Chunk, tuple[int, int]]:
     """Returns the number of rows and the sum of their hashes, by shard and bucket."""
-    found = _all(
-        side,
-        f"select {HOME}, {table.bucket(buckets)} as bucket, count(*), sum({table.digest}::numeric)"  # noqa: S608 -- quoted
-        f" from {rows} where {where} group by 1, 2",
+    found = all_rows(
+        reader,
+        f"select {HOME} as home, {table.bucket(buckets)} as bucket, count(*) as n,"  # noqa: S608 -- quoted
+        f" sum({table.digest}::numeric)::text as digest from {rows} where {where} group by 1, 2",
     )
-    return {(row[0], row[1]): (row[2], int(row[3])) for row in found}
+    return {(row["home"], row["bucket"]): (row["n"], int(row["digest"])) for row in found}
 
 
-def _hashes(side: Side, rows: str, table: _Table, where: str) -> dict[str, int]:
-    return {
-        row[0]: row[1]
-        for row in _all(side, f"select {table.key}, {table.digest} from {rows} where {where}")  # noqa: S608 -- quoted
-    }
+def _hashes(reader: Reader, rows: str, table: _Table, where: str) -> dict[str, int]:
+    query = f"select {table.key} as key, {table.digest} as digest from {rows} where {where}"  # noqa: S608 -- quoted
+    return {row["key"]: row["digest"] for row in all_rows(reader, query)}
 
 
-def _all(side: Side, statement: str) -> Sequence[Any]:
-    with side.engine.connect() as connection, connection.begin():
-        _prepare(connection)
-        return connection.exec_driver_sql(statement, execution_options=AS_IS).all()
+def all_rows(reader: Reader, query: str) -> list[dict[str, Any]]:
+    """Returns the rows of a query, by column, however long it takes.
 
-
-def _prepare(connection: Connection) -> None:
-    for name, value in SETTINGS:
-        connection.exec_driver_sql("select set_config(%s, %s, true)", (name, value))
+    Raises:
+        MissingPrivilege: nothing is read there.
+        StatementFailed: the query failed.
+    """
+    (answer,) = reader.read([query], statement_timeout="0")
+    if isinstance(answer, Refused):
+        raise reader.error(answer)
+    return answer
 
 
 def _quoted(name: str) -> str:

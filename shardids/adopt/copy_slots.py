@@ -1,4 +1,4 @@
-"""The slots by which a relay copies tables: its workers make one for each table at the source.
+"""The slots of a relay that copies tables: its workers make one for each table at the source.
 
 If the relay is lost meanwhile, nobody drops them, and they keep the source's log for ever. Their names begin
 with the subscription's OID and end with the number of the relay's server: both are the publication's comment,

@@ -16,12 +16,16 @@ from shardids.adopt.plan import Finding, Kind, Severity
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The inventory, how its tables are sorted, and what their rows say."""
+    """The inventory, how its tables are sorted, and what their rows say.
+
+    ``skips``: why no rows were read.
+    """
 
     inventory: Inventory
     wishes: Wishes
     sorted: Sorted
     checked: Mapping[str, Checked]
+    skips: str | None = None
 
     def split(self) -> Iterator[tuple[Table, Way]]:
         """Yields the tables whose rows are split, with how these find their keys."""

@@ -11,6 +11,7 @@ from shardids.adopt.key_findings import KEY_FINDERS
 from shardids.adopt.object_findings import OBJECT_FINDERS
 from shardids.adopt.plan import Finding, Kind, Severity
 from shardids.catalog.counters import COUNTER_TABLES
+from shardids.catalog.reader import SOURCE_HINT
 
 _RESERVED: Final = frozenset(
     {"shardids_version", "shardids_load", "id_counter", "id_offset", "alembic_version", *COUNTER_TABLES}
@@ -22,6 +23,18 @@ def find_all(facts: Facts) -> list[Finding]:
     """Returns all findings: what blocks first, and then as the source's tables are ordered."""
     found = [one for finder in (*_FINDERS, *KEY_FINDERS, *OBJECT_FINDERS) for one in finder(facts)]
     return sorted(found, key=lambda one: list(Severity).index(one.severity))
+
+
+def _rows(facts: Facts) -> Iterator[Finding]:
+    """Names the checks that were skipped, with those of :data:`KEY_FINDERS` for each table that needs one."""
+    if facts.skips is not None:
+        yield find(
+            Severity.NOTE,
+            "rows",
+            f"no row was read: {facts.skips}. Skipped: whether rows whose key can be NULL have one,"
+            " whether other foreign keys stay in a shard, how rows are spread over shards",
+            f"{SOURCE_HINT}.",
+        )
 
 
 def _identities(facts: Facts) -> Iterator[Finding]:
@@ -148,4 +161,4 @@ def _left(facts: Facts) -> Iterator[Finding]:
         )
 
 
-_FINDERS: Sequence[Callable[[Facts], Iterator[Finding]]] = (_identities, _storage, _names, _left)
+_FINDERS: Sequence[Callable[[Facts], Iterator[Finding]]] = (_rows, _identities, _storage, _names, _left)

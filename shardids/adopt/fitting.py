@@ -21,7 +21,7 @@ _WIDER = {
     "character varying": ("text",),
 }
 """Types that take every value of a type in as the same text."""
-_RESERVED = ("shardids", "shardids_catalog", "shardids_views", "shardids_adopt")
+_RESERVED = ("shardids", "shardids_catalog", "shardids_query", "shardids_nodes", "shardids_adopt")
 _FULL_NEEDS_ALL = 180000
 """From this version on a table with replica identity FULL and a generated column refuses its updates."""
 

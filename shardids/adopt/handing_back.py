@@ -15,8 +15,8 @@ from typing import Final
 
 from sqlalchemy import Connection, text
 
-from shardids.adopt.comparing import SETTINGS
-from shardids.adopt.definitions import AS_IS, Definition
+from shardids.adopt.comparing import all_rows, node_reader
+from shardids.adopt.definitions import Definition
 from shardids.adopt.sides import Sides, Taker
 from shardids.adopt.timelines import is_noted_source, source_timeline
 from shardids.adopt.way_back import ANOTHER_SOURCE, NodeBack, back_name, states
@@ -193,17 +193,13 @@ def open_references(sides: Sides) -> None:
 def _digest(taker: Taker, definition: Definition) -> tuple[int, int]:
     quoted = taker.side.engine.dialect.identifier_preparer.quote_identifier
     columns = ", ".join(quoted(column.name) for column in definition.stored)
-    with taker.side.begin() as connection:
-        for setting, value in SETTINGS:
-            connection.execute(
-                text("select set_config(:name, :value, true)"), {"name": setting, "value": value}
-            )
-        row = connection.exec_driver_sql(
-            "select count(*), coalesce(sum(hashtextextended(row(" + columns + ")::text, 0)::numeric), 0)"  # noqa: S608 -- quoted
-            f" from only {definition.name}",
-            execution_options=AS_IS,
-        ).one()
-        return int(row[0]), int(row[1])
+    query = (
+        f"select count(*) as n, coalesce(sum(hashtextextended(row({columns})::text, 0)::numeric), 0)::text"  # noqa: S608 -- quoted
+        f" as digest from only {definition.name}"
+    )
+    with node_reader(taker) as reader:
+        (found,) = all_rows(reader, query)
+    return found["n"], int(found["digest"])
 
 
 def close_shards(

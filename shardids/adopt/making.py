@@ -20,7 +20,7 @@ class Making:
         key: the column that draws from ``next_id()``, if one does.
         wide: the columns that become ``bigint``.
         has_numbers: sequences of the source come along, one for each shard.
-        foreign_keys: those that hold, each with the name by which what it refers to is called.
+        foreign_keys: those that hold, each with the name of the table that it refers to.
         with_grants: roles get the privileges that they have at the source.
     """
 

@@ -144,7 +144,7 @@ _OTHERS: Final = {
     "view": (
         Severity.NOT_KEPT,
         "views",
-        "Create them in the shards by a migration; over all shards: shardids view.",
+        "Create them in the shards by a migration; over all shards: the query node.",
     ),
     "materialized view": (
         Severity.NOT_KEPT,

@@ -24,7 +24,7 @@ def room_for_past_ids(catalog: Catalog) -> tuple[datetime, datetime]:
     made: its shards have issued no ID until then.
 
     Raises:
-        BadArgument: there is no such time.
+        BadArgument: the time does not exist.
     """
     with catalog.engine.connect() as connection:
         row: Any = connection.execute(text("select * from shardids_catalog.cluster")).one()

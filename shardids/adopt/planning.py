@@ -47,19 +47,21 @@ def make_plan(
     shard_count: int | None = None,
     sample_rows: int = SAMPLE_ROWS,
     via: str | URL | None = None,
+    reader: str | URL | None = None,
 ) -> Planned:
     """Reads a source as of one moment, in transactions that can't write, and returns a plan for it.
 
     ``root``, ``keys``, ``references`` and ``loose`` name tables and columns as SQL writes them: see
     :func:`shardids.adopt.wishes.read_wishes`. ``sample_rows``: how many rows of a table are read. ``via``:
-    the relay's URL; it is not connected to.
+    the relay's URL; it is not connected to. ``reader``: the source's URL with a role that can only read, and
+    does. A role that can write reads no rows where other roles own objects: findings say so.
 
     Raises:
         BadArgument: a name is not found, or the root has no key that rows can be split by.
         ConnectionFailed, StatementFailed: the source can't be read.
         UnsupportedServer: it is older than PostgreSQL 14.
     """
-    with Source(source) as opened:
+    with Source(source if reader is None else reader) as opened:
         try:
             with opened.transaction() as connection:
                 inventory = read_inventory(connection)
@@ -68,12 +70,12 @@ def make_plan(
         wishes = read_wishes(inventory, root=root, keys=keys, references=references, loose=loose)
         tables = sort_tables(inventory, wishes)
         checked = check_rows(opened, inventory, tables, sample_rows)
-        facts = Facts(inventory=inventory, wishes=wishes, sorted=tables, checked=checked)
-        reader = Reader(source=opened, inventory=inventory, sorted=tables, sample_rows=sample_rows)
-        expected = forecast(facts, reader, shard_count)
+        facts = Facts(inventory=inventory, wishes=wishes, sorted=tables, checked=checked, skips=opened.skips)
+        spread = Reader(source=opened, inventory=inventory, sorted=tables, sample_rows=sample_rows)
+        expected = forecast(facts, spread, shard_count)
     order = parents_first(list(inventory.tables), tables, inventory.foreign_keys)
     plan = Plan(
-        source=shown_url(opened.url),
+        source=shown_url(parse_url(source)),
         server_version=inventory.server.version,
         root=wishes.root,
         shard_count=expected.shard_count,
@@ -111,10 +113,12 @@ def _table_plan(facts: Facts, table: Table) -> TablePlan:
 
 def _about(facts: Facts, expected: Forecast) -> list[str]:
     """Returns what is said of the whole plan: what was read, and why there are as many shards."""
-    exact = sum(one.is_exact for one in facts.checked.values())
+    read = [one for one in facts.checked.values() if not one.problem]
+    exact = sum(one.is_exact for one in read)
     lines = [
         f"Foreign keys were checked on all rows of {exact} tables, and on a sample of"
-        f" {len(facts.checked) - exact} larger ones.",
+        f" {len(read) - exact} larger ones.",
+        *([f"No row was read: {facts.skips}."] if facts.skips is not None else []),
         f"Growth is computed from {expected.growth_from}."
         if expected.bytes_a_day
         else "Growth is not known.",

@@ -21,7 +21,7 @@ class Status:
         lag_bytes: by node, what it has not confirmed of the source's log; ``None`` without a slot.
         is_source_closed: the source takes no writes; ``None`` if it does not answer.
         way_back: by node, how its changes come back to the source; ``None`` unless a way back is kept.
-        relay: the relay's slot at the source, ``None`` if there is none.
+        relay: the relay's slot at the source, or ``None``.
         relay_problem: why the relay does not answer; then nothing is known of the nodes.
         source_problem: why the source does not answer; then only the nodes' own slots are known.
     """

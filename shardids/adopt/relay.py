@@ -8,7 +8,7 @@ right. Only then is anything published to the nodes: a row of which the shard is
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from psycopg.conninfo import make_conninfo
 from sqlalchemy import Connection, text
@@ -22,22 +22,24 @@ from shardids.adopt.relay_tables import create_table, fill, identity_of, index_p
 from shardids.adopt.replication import let_follow, publish_tables
 from shardids.adopt.sides import Relay, Sides
 from shardids.catalog.connections import keep_out_of_logs
+from shardids.catalog.schemas import is_ours, own_schema
 from shardids.catalog.sqlfiles import read_sql
 from shardids.errors import AdoptionFailed
 from shardids.mover.replication import play, unpublish
 
 _STOPS_WITHIN_S = 30.0
 _NAMED = 5
-_IS_MADE = text("select to_regnamespace('shardids_relay') is not null")
+_SCHEMA = "shardids_relay"
 _MARK = text("""
-    select t.oid is not null as is_there, obj_description(t.oid, 'pg_class') as mark
-    from to_regclass(:name) t (oid)""")
+    select t.oid is not null as is_there, obj_description(t.oid, 'pg_class') as mark,
+           pg_get_userbyid(c.relowner) = current_user as is_own
+    from to_regclass(:name) t (oid) left join pg_class c on c.oid = t.oid""")
 
 
 def make(sides: Sides, relay: Relay, there: Mapping[str, Definition]) -> None:
     """Makes the relay's tables, and lets it follow the source from now on. Idempotent."""
     with relay.side.begin() as connection:
-        if not connection.execute(_IS_MADE).scalar_one():
+        if not is_ours(connection, _SCHEMA):
             install(connection, sides.name)
     for number, plan in enumerate(sides.plan.tables):
         if plan.name in there:
@@ -52,7 +54,12 @@ def make(sides: Sides, relay: Relay, there: Mapping[str, Definition]) -> None:
 
 
 def install(connection: Connection, adoption: str) -> None:
-    """Makes the schema ``shardids_relay``; the connection must not return to a pool."""
+    """Make the schema ``shardids_relay``; the connection must not return to a pool.
+
+    Raises:
+        MissingPrivilege: another role has made it.
+    """
+    own_schema(connection, _SCHEMA)
     connection.execute(text("select set_config('shardids.adoption', :name, true)"), {"name": adoption})
     play(connection, read_sql("adopt/relay.v1"))
 
@@ -69,7 +76,7 @@ def subscribe(connection: Connection, name: str, conninfo: str, options: str) ->
 def _make_table(relay: Relay, number: int, plan: TablePlan, table: Definition, adoption: str) -> None:
     with relay.side.begin() as connection:
         found = connection.execute(_MARK, {"name": table.name}).one()
-        if found.is_there and found.mark != adoption:
+        if found.is_there and not (found.is_own and found.mark == adoption):
             raise AdoptionFailed(
                 f"table {table.name} was made on the relay meanwhile",
                 hint="shardids adopt abort; then drop it.",
@@ -91,10 +98,10 @@ def _make_table(relay: Relay, number: int, plan: TablePlan, table: Definition, a
 def unmake(sides: Sides, relay: Relay, on_event: OnEvent) -> None:
     """Removes all from the relay, and the relay's publication and slots from the source. Idempotent."""
     with relay.side.begin() as connection:
-        if connection.execute(_IS_MADE).scalar_one():
+        if is_ours(connection, _SCHEMA):
             connection.execute(text("select shardids_relay.unfollow(:name)"), {"name": relay.name})
     with relay.side.begin() as connection:
-        if connection.execute(_IS_MADE).scalar_one():
+        if is_ours(connection, _SCHEMA):
             connection.execute(text("select shardids_relay.drop_tables()"))
             connection.exec_driver_sql("drop schema shardids_relay cascade")
     drop_copy_slots(sides.source, relay, on_event)
@@ -161,25 +168,27 @@ def require_placed(sides: Sides, there: Mapping[str, Definition]) -> None:
         for number, count in connection.exec_driver_sql(counts, execution_options=AS_IS).all():
             if count:
                 plan = sides.derived[number]
-                raise lost_rows(
-                    connection, plan, there[plan.name], f"{plan.name} where {ROUTE} is null", count
-                )
+                query = lost_keys(there[plan.name], f"{plan.name} where {ROUTE} is null")
+                some = connection.exec_driver_sql(query, execution_options=AS_IS).scalars().all()
+                raise lost_rows(some, plan, there[plan.name], count)
 
 
-def lost_rows(
-    connection: Connection, plan: TablePlan, table: Definition, rows: str, count: int
-) -> AdoptionFailed:
-    """Returns the error about rows of a table that find no key; ``rows``: those, for FROM."""
-    identity = identity_of(table) or tuple(table.columns)
-    columns = ", ".join(qualified("x", name).partition(".")[2] for name in identity)
-    some = connection.exec_driver_sql(
-        f"select row({columns})::text from {rows} order by 1 limit {_NAMED}",  # noqa: S608 -- quoted
-        execution_options=AS_IS,
-    ).scalars()
+def lost_keys(table: Definition, rows: str) -> str:
+    """Returns the query for some of the rows of a table that find no key; ``rows``: those, for FROM."""
+    columns = ", ".join(qualified("x", name).partition(".")[2] for name in _identity(table))
+    return f"select row({columns})::text as key from {rows} order by 1 limit {_NAMED}"  # noqa: S608 -- quoted
+
+
+def _identity(table: Definition) -> Sequence[str]:
+    return identity_of(table) or tuple(table.columns)
+
+
+def lost_rows(some: Sequence[str], plan: TablePlan, table: Definition, count: int) -> AdoptionFailed:
+    """Returns the error about rows of a table that find no key; ``some`` as :func:`lost_keys` finds them."""
     own = ", ".join(plan.path[0].columns)
     return AdoptionFailed(
         f"{count:,} rows of {plan.name} find no key by {own}, and so no shard:"
-        f" ({', '.join(identity)}) = {', '.join(some)}{', …' if count > _NAMED else ''}",
+        f" ({', '.join(_identity(table))}) = {', '.join(some)}{', …' if count > _NAMED else ''}",
         hint="Give them one at the source, or delete them there; the nodes follow. Then: shardids adopt"
         " resume, or shardids adopt switch.",
     )

@@ -9,12 +9,14 @@ from datetime import UTC, datetime, timedelta
 from psycopg.conninfo import make_conninfo
 from sqlalchemy import Connection, text
 
+from shardids.adopt.comparing import node_reader, source_reader
 from shardids.adopt.definitions import AS_IS, Definition
 from shardids.adopt.fitting import fits_shards, is_followable
 from shardids.adopt.plan import Kind, Plan
 from shardids.adopt.relay_requirements import lacks_relay, paths_are_known
 from shardids.adopt.sides import Sides, Taker
 from shardids.catalog.connections import keep_out_of_logs
+from shardids.catalog.reader import HINT, SOURCE_HINT
 from shardids.catalog.rows import Catalog
 from shardids.errors import AdoptionRefused, ShardidsError
 from shardids.mover.history import open_moves
@@ -60,6 +62,17 @@ def plan_is_runnable(plan: Plan) -> Iterator[Refusal]:
             yield Refusal(reason=f"table {table.name} has no key", remedy="Name its column in the plan: key")
     if not any(table.kind is Kind.ROOT for table in plan.tables):
         yield Refusal(reason="the plan has no root", remedy="Write the plan again: shardids adopt plan")
+
+
+def rows_can_be_compared(sides: Sides) -> Iterator[Refusal]:
+    """Requires readers of the source and of the nodes that have no right to write."""
+    with source_reader(sides) as reader:
+        if reader.skips is not None:
+            yield Refusal(reason=f"rows of the source can't be compared: {reader.skips}", remedy=SOURCE_HINT)
+    for taker in sides.takers:
+        with node_reader(taker) as reader:
+            if reader.skips is not None:
+                yield Refusal(reason=f"rows can't be compared: {reader.skips}", remedy=HINT)
 
 
 def cluster_is_ready(catalog: Catalog, sides: Sides) -> Iterator[Refusal]:

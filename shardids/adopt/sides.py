@@ -54,6 +54,7 @@ class Sides:
 
     Attributes:
         source: the database that is adopted.
+        reading: the same, as the role that reads its rows.
         relay: what is between it and the nodes, if anything is.
         takers: the nodes with shards, by name.
         cluster: the cluster's fixed properties.
@@ -64,6 +65,7 @@ class Sides:
     """
 
     source: Side
+    reading: Side
     relay: Relay | None = None
     takers: tuple[Taker, ...]
     cluster: Description
@@ -155,9 +157,18 @@ _HAS_RETURNED: Final = text("""
 
 @contextmanager
 def opened_sides(
-    catalog: Catalog, plan: Plan, source: URL, *, via: URL | None = None, name: str
+    catalog: Catalog,
+    plan: Plan,
+    source: URL,
+    *,
+    via: URL | None = None,
+    reader: str | None = None,
+    name: str,
 ) -> Iterator[Sides]:
-    """Yields the source, the relay ``via`` and the nodes, not connected yet. Sessions are called ``name``."""
+    """Yields the source, the relay ``via`` and the nodes, not connected yet. Sessions are called ``name``.
+
+    ``reader``: the source's URL with a role that reads its rows, if not that of ``source``.
+    """
     description, placement = catalog.describe(), catalog.placement()
     with catalog.engine.connect() as connection:
         made_at = connection.scalar(text("select created_at from shardids_catalog.cluster"))
@@ -167,8 +178,13 @@ def opened_sides(
         relay = None
         if via is not None:
             relay = Relay(side=kept.enter_context(_opened(via, "relay", name)), name=f"{name}_relay")
+        original = kept.enter_context(_opened(source, "source", name))
+        reading = original
+        if reader is not None:
+            reading = kept.enter_context(_opened(parse_url(reader), "source", name))
         yield Sides(
-            source=kept.enter_context(_opened(source, "source", name)),
+            source=original,
+            reading=reading,
             relay=relay,
             takers=tuple(
                 Taker(

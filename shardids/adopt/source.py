@@ -12,8 +12,9 @@ from sqlalchemy.engine import URL
 
 from shardids.catalog.connections import CONNECT_TIMEOUT_S, open_engine
 from shardids.catalog.queries import prepare, read
+from shardids.catalog.reader import SOURCE_HINT, danger_at_source
 from shardids.catalog.urls import parse_url
-from shardids.errors import StatementFailed
+from shardids.errors import MissingPrivilege, StatementFailed
 
 _NO_LOCK: Final = "55P03"
 _MOST_HOLDERS: Final = 5
@@ -26,6 +27,9 @@ class Source:
     One transaction stays open and gives its snapshot to the others, each of which ends soon: a transaction
     that reads thousands of tables would hold more locks than the server has room for. Until it is closed,
     VACUUM keeps the rows that the snapshot sees.
+
+    Attributes:
+        skips: why no rows are read: code of others would run as a role that can write; ``None`` if they are.
     """
 
     def __init__(self, url: str | URL) -> None:
@@ -39,6 +43,7 @@ class Source:
         )
         self._holder: Connection | None = None
         self._snapshot = ""
+        self.skips: str | None = None
 
     def __enter__(self) -> Source:
         self._holder = self._engine.connect().execution_options(**_OPTIONS)
@@ -46,6 +51,8 @@ class Source:
         # This transaction waits while the others work.
         self._holder.execute(text("set local idle_in_transaction_session_timeout = 0"))
         self._snapshot = self._holder.scalar(text("select pg_catalog.pg_export_snapshot()"))
+        with self.transaction() as connection:
+            self.skips = danger_at_source(connection)
         return self
 
     def __exit__(
@@ -82,6 +89,23 @@ class Source:
                 # Names are compared, and read by people.
                 connection.exec_driver_sql("set local quote_all_identifiers = off")
                 yield connection
+
+    @contextmanager
+    def rows(self) -> Iterator[Connection]:
+        """Yields :meth:`transaction` to read rows in, which runs code of the tables' owners.
+
+        Raises:
+            MissingPrivilege: such code could write.
+        """
+        if self.skips is not None:
+            raise MissingPrivilege(self.skips, hint=SOURCE_HINT)
+        with self.transaction() as connection:
+            connection.exec_driver_sql("set local row_security = off")
+            try:
+                yield connection
+            finally:
+                # At COMMIT a cursor WITH HOLD would run.
+                connection.rollback()
 
 
 def _holder(row: dict[str, Any]) -> str:

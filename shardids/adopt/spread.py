@@ -82,7 +82,7 @@ class Reader:
         if not table.heap_bytes or column.family is None or unreadable(self.inventory, self.sorted, name):
             return None
         try:
-            with self.source.transaction() as connection:
+            with self.source.rows() as connection:
                 return self._read(connection, table, way, str(column.family), shard_count)
         except (StatementFailed, MissingPrivilege):
             return None

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from shardids.cli import adopt_back, adopt_function, adopt_prepare, adopt_run, adopt_table
+from shardids.cli.adopt_run import ReaderOption
 from shardids.cli.common import JsonOption, print_json
 from shardids.cli.output import err, out
 
@@ -25,7 +26,8 @@ def plan(
         typer.Argument(
             metavar="SOURCE",
             envvar="SHARDIDS_SOURCE",
-            help="The database: postgresql://user@host:5432/database. A role that may read is enough.",
+            help="The database: postgresql://user@host:5432/database. A role that may read is enough; as one"
+            " that can write no rows are read if other roles own objects there.",
         ),
     ],
     root: Annotated[
@@ -60,6 +62,7 @@ def plan(
             " shards where the source can't. It is written into the plan, without its password.",
         ),
     ] = None,
+    reader_url: ReaderOption = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write the plan.")
     ] = Path("adopt-plan.toml"),
@@ -85,6 +88,7 @@ def plan(
             shard_count=shards,
             sample_rows=sample,
             via=via,
+            reader=reader_url,
         )
     write_plan(planned.plan, output, comments=planned.comments, force=force)
     if as_json:

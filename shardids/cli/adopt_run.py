@@ -47,6 +47,17 @@ ViaOption = Annotated[
         " by default as the plan says. Its password is not stored.",
     ),
 ]
+ReaderOption = Annotated[
+    str | None,
+    typer.Option(
+        "--reader-url",
+        envvar="SHARDIDS_SOURCE_READER",
+        metavar="URL",
+        help="The source's URL with a role that can only read, a member of pg_read_all_data. Rows are read as"
+        " that role, and code of their tables' owners runs as it. Needed where the other role can write, and"
+        " roles that are not superusers own objects there. It is not stored.",
+    ),
+]
 MaxPauseOption = Annotated[
     str, typer.Option(metavar="TIME", help="How long one attempt may stop writes: 500ms, 2s.")
 ]
@@ -57,6 +68,7 @@ def run(
     catalog: CatalogOption,
     source: SourceOption = None,
     via: ViaOption = None,
+    reader_url: ReaderOption = None,
     direct: Annotated[
         bool, typer.Option("--direct", help="Without the plan's relay: the nodes follow the source itself.")
     ] = False,
@@ -72,7 +84,7 @@ def run(
         via, wanted = None, replace(wanted, via=None)
     with opened(catalog) as there:
         if dry_run:
-            found = adoption.check(there, wanted, source=source, via=via)
+            found = adoption.check(there, wanted, source=source, via=via, reader=reader_url)
             if as_json:
                 print_json(asdict(found))
                 return
@@ -89,7 +101,7 @@ def run(
             out.print("No obstacles found; nothing was changed")
             return
         with shown() as show:
-            done = adoption.run(there, wanted, source=source, via=via, on_event=show)
+            done = adoption.run(there, wanted, source=source, via=via, reader=reader_url, on_event=show)
     print_done(done, as_json=as_json)
 
 
@@ -97,6 +109,7 @@ def resume(
     catalog: CatalogOption,
     source: SourceOption = None,
     via: ViaOption = None,
+    reader_url: ReaderOption = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -105,7 +118,7 @@ def resume(
         status(catalog, source, via, as_json)
         return
     with opened(catalog) as there, shown() as show:
-        done = adoption.resume(there, source=source, via=via, on_event=show)
+        done = adoption.resume(there, source=source, via=via, reader=reader_url, on_event=show)
     print_done(done, as_json=as_json)
 
 
@@ -129,11 +142,15 @@ def pause(
 
 
 def compare(
-    catalog: CatalogOption, source: SourceOption = None, via: ViaOption = None, as_json: JsonOption = False
+    catalog: CatalogOption,
+    source: SourceOption = None,
+    via: ViaOption = None,
+    reader_url: ReaderOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Compare every row of the source with those of the shards, while applications write."""
     with opened(catalog) as there, shown() as show:
-        done = adoption.compare(there, source=source, via=via, on_event=show)
+        done = adoption.compare(there, source=source, via=via, reader=reader_url, on_event=show)
     print_done(done, as_json=as_json)
 
 

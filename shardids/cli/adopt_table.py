@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardids import views
 from shardids.cli.common import (
     CatalogOption,
     DryRunOption,
@@ -18,7 +19,7 @@ from shardids.cli.common import (
     opened,
     print_json,
 )
-from shardids.cli.output import err, out
+from shardids.cli.output import err, out, print_warnings
 from shardids.errors import BadArgument
 
 if TYPE_CHECKING:
@@ -56,15 +57,16 @@ def table(
     if show + back + finish > 1:
         raise BadArgument("--status, --back and --finish exclude each other")
     with opened(catalog) as there, _shown(batch, pause) as how:
-        if show or (dry_run and (back or finish)):
+        if show:
             done = keys.status(there, name, shard)
         elif back:
-            done = keys.take_back(there, name, shard, how)
+            done = keys.take_back(there, name, shard, how, dry_run=dry_run)
         elif finish:
-            confirm("Drop the old columns, for good?", yes=yes)
-            done = keys.finish(there, name, shard, how)
+            confirm("Drop the old columns, for good?", yes=yes or dry_run)
+            done = keys.finish(there, name, shard, how, dry_run=dry_run)
         else:
             done = keys.change_key(there, name, shard, how, dry_run=dry_run)
+        print_warnings(() if dry_run or show else views.follow(there))
     if as_json:
         print_json(asdict(done))
     else:

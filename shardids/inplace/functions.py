@@ -14,6 +14,7 @@ from typing import Any, Final
 from psycopg import sql
 
 from shardids.catalog.rows import Catalog
+from shardids.catalog.skipped import bring, skipped_ranges
 from shardids.errors import AdoptionRefused, ClusterConflict
 from shardids.inplace.issuers import Column, Function, columns_of, examine, find_function, highest_id
 from shardids.inplace.node import OnWait, Shard, opened_shard, with_short_locks
@@ -74,6 +75,8 @@ def replace_function(
                 highest_id=highest,
                 first_id=_start(its, highest)[1],
             )
+        with its.connection.begin():
+            bring(its.connection, skipped_ranges(catalog, [shard]))
         _start_ahead(its, highest)
 
         def wait(text: str) -> None:

@@ -12,14 +12,14 @@ from typing import Any, Final
 
 from sqlalchemy import text
 
-from shardids.errors import ClusterConflict, MissingPrivilege
+from shardids.catalog.schemas import engine_owner, own_schema, require_own
+from shardids.errors import ClusterConflict
 from shardids.inplace.inventory import Key, parse_key
 from shardids.inplace.node import Shard
 from shardids.inplace.statements import SCHEMA
 
 _LOCK: Final = 1936220532
 _MAKE: Final = """
-    create schema if not exists shardids_inplace;
     create table if not exists shardids_inplace.key_change (
       relid oid primary key, name text not null, shard integer not null, state text not null,
       document jsonb not null, blocks jsonb not null default '{}',
@@ -56,8 +56,20 @@ class Change:
     began_at: datetime
 
 
+def _owner(shard: Shard) -> str:
+    """Return the role that the journal belongs to: the engine's owner, if this one can act as that."""
+    engine = engine_owner(shard.connection)
+    own = "select case when pg_has_role(:engine, 'member') then :engine else current_user end"
+    return str(shard.execute(own, engine=engine).scalar())
+
+
 def find(shard: Shard, relid: int) -> Change | None:
-    """Returns the row of a table, or None."""
+    """Return the row of a table, or None.
+
+    Raises:
+        MissingPrivilege: another role made the journal, or can change it.
+    """
+    require_own(shard.connection, (SCHEMA,), _owner(shard))
     there = shard.execute("select to_regclass('shardids_inplace.key_change') is not null").scalar()
     if not there:
         return None
@@ -80,17 +92,13 @@ def begin(shard: Shard, relid: int, name: str, document: Mapping[str, Any], stat
 
     Raises:
         ClusterConflict: another table's change has one of its tables.
-        MissingPrivilege: the journal's schema belongs to somebody else.
+        MissingPrivilege: the journal's schema, or an object in it, belongs to another role.
     """
-    row = shard.execute(
-        """select pg_get_userbyid(n.nspowner) as owner
-           from pg_namespace n join pg_roles o on o.oid = n.nspowner
-           where n.nspname = :schema and not o.rolsuper and o.rolname <> current_user""",
-        schema=SCHEMA,
-    ).one_or_none()
-    if row is not None:
-        raise MissingPrivilege(f'schema {SCHEMA} belongs to role "{row.owner}"', hint="Work as that role.")
+    role = shard.execute("select current_setting('role')").scalar()
+    own_schema(shard.connection, SCHEMA, owner=_owner(shard))
     shard.connection.exec_driver_sql(_MAKE)
+    # The tables of the application may belong to a role that the engine's owner can't act as.
+    shard.execute("select set_config('role', :role, true)", role=role)
     other = shard.execute(
         """select c.name from shardids_inplace.key_change c, jsonb_array_elements(c.document -> 'pairs') p
             where p ->> 'relid' = any (:relids) limit 1""",

@@ -15,8 +15,8 @@ from shardids.inplace import journal
 from shardids.inplace.inventory import Key, parse_key, read_document
 from shardids.inplace.journal import Change, State
 from shardids.inplace.node import opened_shard, unable_to_draw
-from shardids.inplace.statements import BACK, FORWARD
-from shardids.inplace.steps import be_quiet, prepare
+from shardids.inplace.statements import BACK, FORWARD, LIMITS
+from shardids.inplace.steps import be_quiet, no_way_back, prepare
 from shardids.inplace.swapping import How, Table, draw_at_once, drop, stay, swap, undraw
 
 
@@ -50,16 +50,18 @@ def change_key(
         ClusterConflict: another process works at the table, or it is on its way back.
     """
     how = how or How()
-    with _opened(catalog, table, shard, is_exclusive=not dry_run) as its:
+    with _opened(catalog, table, shard) as its:
         change = its.change()
         if change is None:
             document = _checked(its)
             key = parse_key(document)
-            if not dry_run and key.is_bigint:
+            if key.is_bigint and not dry_run:
                 draw_at_once(its, document, how)
-            elif not dry_run:
-                with its.shard.connection.begin():
+            else:
+                with its.shard.connection.begin() as transaction:
                     journal.begin(its.shard, its.relid, its.name, document, State.WIDENING)
+                    if dry_run:
+                        transaction.rollback()
             change = its.change()
             if change is None:
                 return _status(its, None, key)
@@ -73,7 +75,9 @@ def change_key(
         return _status(its, change, None)
 
 
-def take_back(catalog: Catalog, table: str, shard: int, how: How | None = None) -> Status:
+def take_back(
+    catalog: Catalog, table: str, shard: int, how: How | None = None, *, dry_run: bool = False
+) -> Status:
     """Makes the table what it was before :func:`change_key`, from whatever step it is at.
 
     Raises:
@@ -83,6 +87,10 @@ def take_back(catalog: Catalog, table: str, shard: int, how: How | None = None) 
     how = how or How()
     with _opened(catalog, table, shard) as its:
         change = _required(its)
+        if change.state is not State.DRAWING:
+            _require_fit(its, change.key)
+        if dry_run:
+            return _status(its, change, None)
         if change.state is State.DRAWING:
             undraw(its, change, how)
             return _status(its, None, change.key)
@@ -102,7 +110,9 @@ def take_back(catalog: Catalog, table: str, shard: int, how: How | None = None) 
         return _status(its, None, change.key)
 
 
-def finish(catalog: Catalog, table: str, shard: int, how: How | None = None) -> Status:
+def finish(
+    catalog: Catalog, table: str, shard: int, how: How | None = None, *, dry_run: bool = False
+) -> Status:
     """Lets the key draw from the shard, and drops the integer columns. There is no way back from it.
 
     Raises:
@@ -113,6 +123,8 @@ def finish(catalog: Catalog, table: str, shard: int, how: How | None = None) -> 
     with _opened(catalog, table, shard) as its:
         change = _required(its)
         if change.state is State.DRAWING:
+            if dry_run:
+                return _status(its, change, None)
             with its.shard.connection.begin():
                 journal.forget(its.shard, its.relid)
             return _status(its, None, change.key)
@@ -121,6 +133,8 @@ def finish(catalog: Catalog, table: str, shard: int, how: How | None = None) -> 
         with its.shard.connection.begin():
             roles = read_document(its.shard, its.name)["inserters"]
             _refuse(its, list(_obstacles(its, change.key, roles)))
+        if dry_run:
+            return _status(its, change, None)
         drop(its, change, BACK, how, draw=True)
         return _status(its, None, change.key)
 
@@ -185,7 +199,10 @@ def _refuse(its: Table, problems: list[str]) -> None:
 
 
 def _obstacles(its: Table, key: Key, roles: list[int]) -> Iterator[str]:
-    """What is in the way of drawing: roles without the right, and keys that are not below the shard's."""
+    """Yield the obstacles to drawing: roles without the right, keys that are not below the shard's next ID.
+
+    Nothing is drawn: a sequence keeps what a transaction took that was rolled back.
+    """
     unable = unable_to_draw(its.shard, roles)
     if unable:
         names = ", ".join(f'"{name}"' for name in unable)
@@ -193,9 +210,33 @@ def _obstacles(its: Table, key: Key, roles: list[int]) -> Iterator[str]:
     its.shard.execute("set local statement_timeout = 0")
     column, relation = sql.Identifier(key.key.column), key.key.relation
     highest = its.shard.execute(sql.SQL("select max({}) from {}").format(column, relation)).scalar()
-    drawn = its.shard.execute(sql.SQL("select {}").format(its.shard.next_id)).scalar()
-    if highest is not None and highest >= drawn:
-        yield f"its highest key is {highest}, and the shard issues {drawn} now"
+    generator: Any = its.shard.execute(
+        """select s.state = 'active' and s.server = shardids.server() and s.seen >= 0 as issues_ids,
+                  greatest(shardids.drawn_id(s.seen, s.drawn, s.drawn, s.id),
+                           shardids.min_id(clock_timestamp() - interval '1 second')) as next
+           from (select *, pg_sequence_last_value(id_offset) as seen,
+                        coalesce(pg_sequence_last_value(id_counter), 0) + 1 as drawn
+                 from shardids.shard) s
+           where s.id = :shard""",
+        shard=its.shard.number,
+    ).one()
+    if not generator.issues_ids:
+        yield f"shard {its.shard.number} does not issue IDs on this server (shardids shard show)"
+    elif highest is not None and highest >= generator.next:
+        yield f"its highest key is {highest}, and the shard issues {generator.next} now"
+
+
+def _require_fit(its: Table, key: Key) -> None:
+    """Refuse the way back where a column has values that its former type can't hold."""
+    with its.shard.connection.begin():
+        for pair in key.pairs:
+            if pair.type in LIMITS:
+                lowest, highest = LIMITS[pair.type]
+                query = sql.SQL("select exists (select from {} where {} not between {} and {})").format(
+                    pair.relation, sql.Identifier(pair.column), lowest, highest
+                )
+                if its.shard.execute(query).scalar():
+                    raise no_way_back(pair)
 
 
 def _status(its: Table, change: Change | None, key: Key | None) -> Status:

@@ -13,7 +13,7 @@ from shardids.inplace.inventory import ForeignKey, Index, Key, Pair, Sequence
 SCHEMA: Final = "shardids_inplace"
 TRIGGER: Final = "~shardids"
 """Triggers run in the order of their names' bytes: it comes after those that change the row."""
-_LIMITS: Final = {"integer": (-(1 << 31), (1 << 31) - 1), "smallint": (-(1 << 15), (1 << 15) - 1)}
+LIMITS: Final = {"integer": (-(1 << 31), (1 << 31) - 1), "smallint": (-(1 << 15), (1 << 15) - 1)}
 _ON_DELETE: Final[dict[str, LiteralString]] = {
     "a": "no action",
     "r": "restrict",
@@ -62,7 +62,7 @@ def value(way: Way, pair: Pair, live: Sql) -> Sql:
     """The value of the other column, from that of the live one; NULL where the type can't hold it."""
     if way.is_forward:
         return live
-    lowest, highest = _LIMITS[pair.type]
+    lowest, highest = LIMITS[pair.type]
     return sql.SQL(
         "case when {live} operator(pg_catalog.>=) {lowest} and {live} operator(pg_catalog.<=) {highest}"
         " then {live} end"
@@ -70,7 +70,7 @@ def value(way: Way, pair: Pair, live: Sql) -> Sql:
 
 
 def make_function(way: Way, pairs: tuple[Pair, ...]) -> Sql:
-    """The trigger's function, which fills the other columns."""
+    """Create the trigger's function, which fills the other columns, and give it to its schema's owner."""
     lines = [
         sql.SQL("new.{} := {}; ").format(
             sql.Identifier(way.other(pair)),
@@ -79,9 +79,11 @@ def make_function(way: Way, pairs: tuple[Pair, ...]) -> Sql:
         for pair in pairs
     ]
     body = sql.SQL("begin {}return new; end").format(sql.SQL("").join(lines)).as_string(None)
-    return sql.SQL("create or replace function {}() returns trigger language plpgsql as {}").format(
-        step_function(pairs[0].relid), sql.Literal(body)
-    )
+    return sql.SQL(
+        "create or replace function {name}() returns trigger language plpgsql as {body};\n"
+        "do $$ begin execute format('alter function {name}() owner to %I',"
+        " (select pg_get_userbyid(nspowner) from pg_namespace where nspname = {schema})); end $$"
+    ).format(name=step_function(pairs[0].relid), body=sql.Literal(body), schema=sql.Literal(SCHEMA))
 
 
 def add_columns(pairs: tuple[Pair, ...]) -> Iterator[Sql]:

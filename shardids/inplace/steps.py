@@ -113,10 +113,7 @@ def _fill_until_valid(work: Work, relid: int, pairs: tuple[Pair, ...]) -> None:
             if error.sqlstate != _CHECK_VIOLATION:
                 raise
             if not left and not work.way.is_forward:
-                raise AdoptionRefused(
-                    f"{pairs[0].table} has values that {pairs[0].type} can't hold: there is no way back",
-                    hint="shardids adopt table TABLE --finish",
-                ) from error
+                raise no_way_back(pairs[0]) from error
             if not left:
                 raise AdoptionFailed(
                     f"rows of {pairs[0].table} are not in step: {error.message}",
@@ -124,6 +121,14 @@ def _fill_until_valid(work: Work, relid: int, pairs: tuple[Pair, ...]) -> None:
                 ) from error
         with work.shard.connection.begin():
             journal.write_blocks(work.shard, work.change, relid, None)
+
+
+def no_way_back(pair: Pair) -> AdoptionRefused:
+    """Return the error for a column whose values its former type can't hold."""
+    return AdoptionRefused(
+        f"{pair.table} has values that {pair.type} can't hold: the way back is closed",
+        hint="shardids adopt table TABLE --finish",
+    )
 
 
 def _validate(work: Work, relation: sql.Identifier, constraint: sql.Identifier) -> None:

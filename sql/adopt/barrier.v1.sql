@@ -1,12 +1,10 @@
 -- Purpose:    the write barrier of a database that is being adopted: one function, one sequence, a trigger on each table.
 -- Locks:      none beyond those of CREATE. Every write to a table with a barrier: advisory lock (1936220524, 0), shared,
 --             until commit.
--- Privileges: CREATE on the database.
+-- Privileges: ownership of schema shardids_adopt.
 --
 -- The barrier is closed while shardids_adopt.closed is 1, which is not transactional: no transaction is too old to see it.
 -- Whoever holds the advisory lock exclusively knows that every transaction that has passed the barrier has ended.
-
-create schema shardids_adopt;
 
 create sequence shardids_adopt.closed as integer minvalue 0 maxvalue 1 start 0;
 

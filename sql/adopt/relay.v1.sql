@@ -2,9 +2,7 @@
 --             nodes follow. The functions of triggers, which adopt/relay_tables.py writes, are here as well.
 -- Settings:   shardids.adoption: the name of the adoption, with which its objects are found again.
 -- Locks:      none beyond those of CREATE.
--- Privileges: CREATE on the database; to subscribe: superuser, or pg_create_subscription.
-
-create schema shardids_relay;
+-- Privileges: ownership of schema shardids_relay; to subscribe: superuser, or pg_create_subscription.
 
 -- Errors are raised again: the context of the original holds the whole statement, and that a password. Transactions are
 -- applied one after the other: what a row refers to is that which it referred to at the source.

@@ -11,6 +11,14 @@ begin
   if to_regnamespace(quote_ident(schema)) is null then
     execute format('create schema %I', schema);
     execute format('comment on schema %I is %L', schema, adoption);
+  elsif (select n.nspowner not in (current_user::regrole, (select e.nspowner from pg_namespace e where e.nspname = 'shardids'))
+                and pg_get_userbyid(n.nspowner) <> 'pg_database_owner' and not r.rolsuper
+         from pg_namespace n join pg_roles r on r.oid = n.nspowner where n.nspname = schema) then
+    -- Its owner could put a table of its own in the place of this one.
+    raise insufficient_privilege using
+      message = format('schema %I exists and belongs to role "%s", not to "%s"', schema,
+                       (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = schema), current_user),
+      hint = format('If nothing needs it: DROP SCHEMA %I', schema);
   end if;
   if exists (select from pg_class c where c.oid = to_regclass(format('%I.%I', schema, name))
              and (c.relowner <> current_user::regrole or obj_description(c.oid, 'pg_class') is distinct from adoption)) then

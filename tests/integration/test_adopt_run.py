@@ -18,9 +18,16 @@ from shardids.adopt.plan import Finding, Hop, Kind, Severity, TablePlan
 from shardids.adopt.plan_file import write_plan
 from shardids.adopt.steps import run_steps
 from shardids.catalog.topology import shard_for_key
+from shardids.catalog.urls import parse_url
 from shardids.cli import app
 from shardids.dev.embedded import temporary_servers
-from shardids.errors import AdoptionFailed, AdoptionRefused, ClusterConflict
+from shardids.errors import (
+    AdoptionFailed,
+    AdoptionRefused,
+    BadArgument,
+    ClusterConflict,
+    MissingPrivilege,
+)
 from tests.support.adoptions import (
     SHARDS,
     Clients,
@@ -31,6 +38,7 @@ from tests.support.adoptions import (
     new_shop,
     schema,
 )
+from tests.support.planted_code import Recorded
 
 
 @pytest.fixture(scope="module")
@@ -226,6 +234,48 @@ def test_rows_that_differ_are_named(shop: Shop) -> None:
         with pytest.raises(AdoptionFailed, match=rf"1 rows of public.users are not .*\({user[0]}\) differs"):
             adoption.compare(shop.catalog)
     adoption.abort(shop.catalog)
+    assert_as_before(shop)
+
+
+def test_rows_are_read_as_a_role_that_only_reads_where_others_own_tables(shop: Shop) -> None:
+    source = shop.servers["source"]
+    recorded = Recorded(source.directory)
+    with shop.connected("source") as admin:
+        admin.execute("""
+            create role mallory; create schema mal authorization mallory;
+            create role reading login password 'r'; grant pg_read_all_data to reading;
+            alter table countries owner to mallory; set role mallory;
+            create function mal.evil() returns text language plpgsql immutable as
+              $$ begin
+                raise warning 'planted: index as % of %', current_user, session_user; return '';
+              end $$;
+            reset role; create index mallorys on countries ((name || mal.evil()))""")
+        recorded.new()
+        try:
+            with pytest.raises(
+                AdoptionRefused, match=r'rows of the source .*: role "postgres" can write'
+            ) as no:
+                adoption.run(shop.catalog, shop.plan)
+            assert "--reader-url" in (no.value.hint or "")
+            assert shop.leftovers() == ["source: The Shop"]
+            reader = str(
+                parse_url(source.url()).set(username="reading", password="r").render_as_string(False)
+            )
+            adoption.run(shop.catalog, shop.plan, reader=reader)
+            recorded.new()
+            with pytest.raises(MissingPrivilege, match="can write, code of other roles would run as it"):
+                adoption.compare(shop.catalog)
+            assert recorded.new() == set()
+            adoption.compare(shop.catalog, reader=reader)
+            assert recorded.new() == {("index", "reading", "reading")}
+            elsewhere = parse_url(reader).set(database="template1").render_as_string(hide_password=False)
+            with pytest.raises(BadArgument, match="is connected to another database"):
+                adoption.compare(shop.catalog, reader=elsewhere)
+            adoption.abort(shop.catalog)
+        finally:
+            admin.execute("""
+                alter table countries owner to postgres; drop index mallorys;
+                drop owned by mallory, reading; drop role mallory, reading""")
     assert_as_before(shop)
 
 
