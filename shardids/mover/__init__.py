@@ -24,7 +24,6 @@ from shardids.mover.moves import (
 )
 from shardids.mover.options import MAX_PAUSE_S, Options
 from shardids.mover.purge import OldCopy, old_copies, purge
-from shardids.mover.readers import follow_placement
 
 __all__ = [
     "MARGIN",
@@ -49,7 +48,6 @@ __all__ = [
     "balance",
     "carry_out",
     "each",
-    "follow_placement",
     "former_node",
     "move",
     "old_copies",

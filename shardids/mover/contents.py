@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, text
 
-from shardids.catalog.node_heads import node_heads_in
+from shardids.catalog.reader import HINT, reading_as_reader
+from shardids.catalog.revisions import read_node_heads
 from shardids.mover.requirements import Refusal
 from shardids.mover.sides import Sides
 
@@ -13,15 +14,17 @@ def examine_contents(sides: Sides, *, offline: bool) -> list[Refusal]:
     """Returns every reason against the move that lies in the shard's contents. Changes nothing."""
     with sides.source.autocommit() as source, sides.target.autocommit() as target:
         return [
-            *node_revisions_agree(source, target, sides),
+            *node_revisions_agree(sides),
             *children_are_inside(source, sides),
             *all_can_be_moved(source, target, sides, offline=offline),
         ]
 
 
-def node_revisions_agree(source: Connection, target: Connection, sides: Sides) -> list[Refusal]:
+def node_revisions_agree(sides: Sides) -> list[Refusal]:
     """Requires the same of the application's revisions for the node: the shard may use what they create."""
-    there, here = node_heads_in(source), node_heads_in(target)
+    there, here = (
+        read_node_heads(side.engine, f'node "{side.name}"') for side in (sides.source, sides.target)
+    )
     if there == here:
         return []
     at = [", ".join(heads) or "base" for heads in (there, here)]
@@ -32,6 +35,16 @@ def node_revisions_agree(source: Connection, target: Connection, sides: Sides) -
             remedy="Bring every node to the newest: shardids migrate up",
         )
     ]
+
+
+def rows_can_be_compared(sides: Sides) -> list[Refusal]:
+    """Requires what reads rows on both nodes without the right to write."""
+    refusals = []
+    for side in (sides.source, sides.target):
+        with reading_as_reader(side.engine, f'node "{side.name}"') as reader:
+            if reader.skips is not None:
+                refusals.append(Refusal(reason=f"rows can't be compared: {reader.skips}", remedy=HINT))
+    return refusals
 
 
 def children_are_inside(source: Connection, sides: Sides) -> list[Refusal]:

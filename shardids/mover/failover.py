@@ -17,6 +17,7 @@ from shardids.catalog.notation import named_shards, shown_shards
 from shardids.catalog.placing import point_node
 from shardids.catalog.references import references_of, require_none
 from shardids.catalog.rows import Catalog
+from shardids.catalog.skipped import bring, skipped_ranges
 from shardids.catalog.topology import Node, Placement
 from shardids.catalog.urls import parse_url, shown_url
 from shardids.errors import ClusterConflict, ConnectionFailed, UnsupportedServer
@@ -25,7 +26,7 @@ from shardids.mover.history import LOSS, all_moves, open_moves
 from shardids.mover.journal import Journal
 from shardids.mover.logged import log_replacement
 from shardids.mover.losses import Held, LostShard, arrivals, examine, held, why_lost
-from shardids.mover.readers import follow_placement
+from shardids.views import follow
 
 _PATIENCE_S = 3
 """How long to wait for the old server to show that it is not lost."""
@@ -122,6 +123,9 @@ def replace_node(
             found = _find(catalog, nodes, new, leave_out=done)
             _refuse(found, new, accept_loss)
             if not dry_run:
+                # A standby may lack ranges of its primary, and serves clients from here on.
+                with nodes[name].begin() as connection:
+                    bring(connection, skipped_ranges(catalog))
                 _end_choices(journals, accept_loss)
                 lost = {shard.shard for shard in found.lost}
                 _fence(nodes, new, found, found.active_here.keys() - lost)
@@ -142,7 +146,7 @@ def replace_node(
         lost=tuple(shard for shard in found.lost if shard not in accepted),
         accepted=accepted,
         set_aside=set_aside,
-        stale_views=() if dry_run else follow_placement(catalog),
+        stale_views=() if dry_run else follow(catalog),
     )
     if not dry_run:
         log_replacement(replacement)

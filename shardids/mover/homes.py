@@ -5,7 +5,7 @@ placement is switched, and the activation is committed, as in a move: before the
 writes, after it nobody else does.
 
 IDs. What the lost server issued is known from clocks only, as for a promoted standby: the home issues IDs
-above all that it and the node's new server know of, and above both clocks, by twice ``safety_margin``.
+above all that it and the node's new server know of, and above both clocks, by some ``safety_margin``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from sqlalchemy import Connection, text
 
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.rows import Catalog
+from shardids.catalog.skipped import bring
 from shardids.catalog.topology import Node, Placement
 from shardids.errors import ClusterConflict, ConnectionFailed, ShardidsError, StatementFailed
 from shardids.mover import replication
@@ -26,9 +27,9 @@ from shardids.mover.events import Result
 from shardids.mover.history import LOSS, Move, Outcome, all_moves
 from shardids.mover.journal import Journal
 from shardids.mover.losses import held
-from shardids.mover.readers import follow_placement
 from shardids.mover.replication import LOCK_FAILURES
 from shardids.mover.sides import SESSION, Side
+from shardids.views import follow
 
 _LOCK_MS = 10_000
 """How long to wait for those who read the old copy that becomes the home."""
@@ -101,18 +102,25 @@ def resume(catalog: Catalog, journal: Journal) -> Result:
         target=move.target,
         outcome=outcome,
         seconds=time.monotonic() - began,
-        stale_views=follow_placement(catalog) if outcome == "accepted" else (),
+        stale_views=follow(catalog) if outcome == "accepted" else (),
     )
 
 
 def _settle(nodes: Nodes, journal: Journal, past: Iterable[Move]) -> list[str]:
     """Activates the shard at its home, and makes that the owner."""
     move = journal.move
-    ticks = [one.high_water_tick or -1 for one in past]
+    skipped = journal.skipped()
+    # A tick that the shard passes over says nothing of where it was before and after it.
+    ticks = [
+        tick
+        for tick in (one.high_water_tick or -1 for one in past)
+        if not any(one.first_tick <= tick <= one.last_tick for one in skipped)
+    ]
     ticks += [_safe_tick(nodes, name, move.shard) for name in {move.source, move.target}]
     with nodes[move.target].connect() as home, home.begin() as transaction:
         home.execute(text("select set_config('lock_timeout', :ms, true)"), {"ms": str(_LOCK_MS)})
         try:
+            bring(home, skipped)
             renamed = _activate(home, move, max(ticks))
         except StatementFailed as error:
             if error.sqlstate in LOCK_FAILURES:
@@ -171,7 +179,7 @@ def _in_use(nodes: Nodes, move: Move) -> ClusterConflict:
 
 
 def _safe_tick(nodes: Nodes, name: str, shard: int) -> int:
-    """Returns a tick above all that a server knows of a shard, and above its clock, by twice the margin."""
+    """Returns a tick above all that a server knows of a shard, and five margins above its clock."""
     with nodes[name].connect() as connection:
         tick: int = connection.execute(_SAFE_TICK, {"shard": shard}).scalar_one()
     return tick
@@ -181,7 +189,7 @@ _SAFE_TICK = text("""
     with own as (select s.* from shardids.shard s where s.id = :shard)
     select shardids.safe_tick(
       :shard, (select c.oid::regclass from own join pg_class c on c.oid = own.id_counter),
-      (select c.oid::regclass from own join pg_class c on c.oid = own.id_offset), 2)""")
+      (select c.oid::regclass from own join pg_class c on c.oid = own.id_offset))""")
 
 
 class _Remains:

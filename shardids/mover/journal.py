@@ -13,6 +13,7 @@ from shardids.catalog.placing import lock_placement, place_lost_shard, place_sha
 from shardids.catalog.reading import read_placement
 from shardids.catalog.regions import require_region
 from shardids.catalog.rows import Catalog
+from shardids.catalog.skipped import Skipped, read_skipped
 from shardids.errors import ClusterConflict, ConnectionFailed, MoveFailed
 from shardids.mover.held import HeldLock
 from shardids.mover.history import COLUMNS, FIRST_STEP, LAST_STEP, LOSS, Move, Outcome, read_moves
@@ -119,6 +120,11 @@ class Journal:
             raise ClusterConflict(f'the placement of shard {self._shard} does not allow a move to "{target}"')
         self._set(Move(**row._asdict()))
         return self.move
+
+    def skipped(self) -> list[Skipped]:
+        """Returns the ticks that the shard passes over; none is added while the journal is open."""
+        with self._held.transaction() as connection:
+            return read_skipped(connection, "shardids_catalog", [self._shard])
 
     def require_lock(self) -> None:
         """Requires that no other process moves the shard.

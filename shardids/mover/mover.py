@@ -18,9 +18,9 @@ from shardids.mover.journal import Journal
 from shardids.mover.logged import MoveLog
 from shardids.mover.options import Options
 from shardids.mover.programs import Scripts
-from shardids.mover.readers import follow_placement
 from shardids.mover.sides import Directory, Sides, refuse_other_copy
 from shardids.mover.steps import LIVE, OFFLINE, Actions, Step
+from shardids.views import follow
 
 
 class Mover:
@@ -85,7 +85,7 @@ class Mover:
                 name=name,
                 actions=actions,
                 log=log,
-                refresh_views=lambda: follow_placement(catalog),
+                refresh_views=lambda: follow(catalog),
             )
 
     def end_former_sessions(self) -> None:

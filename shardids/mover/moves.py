@@ -20,7 +20,7 @@ from shardids.catalog.rows import Catalog, unknown_node
 from shardids.errors import ClusterConflict, MoveRefused
 from shardids.mover import homes, requirements
 from shardids.mover.balance import Transfer
-from shardids.mover.contents import examine_contents
+from shardids.mover.contents import examine_contents, rows_can_be_compared
 from shardids.mover.events import Event, OnEvent, Result
 from shardids.mover.history import ABORT, LOSS, all_moves, open_moves
 from shardids.mover.journal import Journal
@@ -94,7 +94,7 @@ def move(
     with Journal.opened(catalog, shard) as journal:
         journal.refuse_open()
         directory = Directory.read(catalog)
-        plan = _examine(directory, shard, target, offline=options.offline, back=back)
+        plan = _examine(directory, shard, target, offline=options.offline, back=back, verify=options.verify)
         journal.enter(target, offline=options.offline)
         with Mover.opened(
             catalog, directory, journal, options=options, on_event=on_event, scripts=plan.scripts
@@ -224,7 +224,14 @@ def carry_out(
 
 
 def _examine(
-    directory: Directory, shard: int, target: str, *, offline: bool, back: bool, parallel: int = 1
+    directory: Directory,
+    shard: int,
+    target: str,
+    *,
+    offline: bool,
+    back: bool,
+    parallel: int = 1,
+    verify: bool = False,
 ) -> MovePlan:
     """Checks for everything that stands in the way of a move; returns the plan if nothing does."""
     source = directory.placement.locate(shard).name
@@ -241,6 +248,7 @@ def _examine(
         read = pool.submit(_read_schema, sides)
         notes: list[str] = []
         refusals = requirements.examine(sides, notes, offline=offline, replace_copy=back, parallel=parallel)
+        refusals += rows_can_be_compared(sides) if verify else []
         _raise(sides, refusals + examine_contents(sides, offline=offline))
         with sides.source.autocommit() as connection:
             facts = connection.execute(_FACTS, {"shard": shard}).one()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
 import psycopg
+from psycopg import sql
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.engine import URL
 
 from shardids.catalog.nodes import Nodes
+from shardids.catalog.reader import Reader, Refused, reading_as_reader
 from shardids.catalog.rows import Catalog, unknown_node
 from shardids.catalog.topology import Placement, schema_name
 from shardids.errors import MoveFailed, MoveRefused
@@ -205,6 +207,14 @@ def _promoted(sides: Sides) -> MoveRefused:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digest:
+    """The number of rows of a table, and a hash of them; no hash of a partitioned table."""
+
+    rows: int
+    digest: str | None
+
+
 class RowComparison:
     """The target's rows as they are now, to compare later with the source's, which no longer change.
 
@@ -214,9 +224,13 @@ class RowComparison:
 
     def __init__(self, sides: Sides) -> None:
         self._sides = sides
-        self._target = sides.target.engine.connect().execution_options(isolation_level="REPEATABLE READ")
-        # This session is idle until the source's rows are counted.
-        self._target.execute(text("select set_config('idle_in_transaction_session_timeout', '0', true)"))
+        self._kept = ExitStack()
+        self._target = self._kept.enter_context(
+            reading_as_reader(
+                sides.target.engine, f'node "{sides.target.name}"', isolation_level="REPEATABLE READ"
+            )
+        )
+        self._target.take_snapshot()
 
     def __enter__(self) -> Self:
         return self
@@ -224,7 +238,7 @@ class RowComparison:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._target.close()
+        self._kept.close()
 
     def rows(self) -> int:
         """Returns how many rows were compared, all of which are the same on both nodes.
@@ -232,9 +246,10 @@ class RowComparison:
         Raises:
             MoveFailed: a table differs.
         """
-        with self._sides.source.autocommit() as source:
-            original = _digests(source, self._sides.shard)
-        copy = _digests(self._target, self._sides.shard)
+        source = self._sides.source
+        with reading_as_reader(source.engine, f'node "{source.name}"') as reader:
+            original = digests(reader, source, self._sides.shard)
+        copy = digests(self._target, self._sides.target, self._sides.shard)
         for table in sorted(original.keys() | copy.keys()):
             there, here = original.get(table), copy.get(table)
             if there != here:
@@ -246,11 +261,37 @@ class RowComparison:
         return sum(row.rows for row in original.values() if row.digest is not None)
 
 
-def _digests(connection: Connection, shard: int) -> Mapping[str, Any]:
-    rows = connection.execute(
-        text("select name, rows, digest from shardids.digest(:shard)"), {"shard": shard}
-    )
-    return {row.name: row for row in rows}
+# Through a partitioned table rows are only counted, so that a partition which is missing is noticed.
+_COUNT = sql.SQL("select count(*) as rows, null as digest from {}")
+_DIGEST = sql.SQL(
+    "select count(*) as rows,"
+    " coalesce(sum(hashtextextended(format('%s', t.*), 0)::numeric), 0)::text as digest from only {} t"
+)
+_TABLES = text("""
+    select n.nspname::text as schema, c.relname::text as name, c.relkind = 'p' as is_parent
+    from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    where c.oid = any (shardids.tables_of(:shard))""")
+
+
+def digests(reader: Reader, side: Side, shard: int) -> Mapping[str, Digest]:
+    """Returns the number of rows of each table of a shard, and a hash of them in any order.
+
+    Raises:
+        MissingPrivilege, StatementFailed: a table can't be read.
+    """
+    with side.autocommit() as connection:
+        tables = connection.execute(_TABLES, {"shard": shard}).all()
+    queries = [
+        (_COUNT if one.is_parent else _DIGEST).format(sql.Identifier(one.schema, one.name)).as_string()
+        for one in tables
+    ]
+    answers = reader.read(queries, statement_timeout="0")
+    found: dict[str, Digest] = {}
+    for one, answer in zip(tables, answers, strict=True):
+        if isinstance(answer, Refused):
+            raise reader.error(answer, f"{one.schema}.{one.name}")
+        found[f"{one.schema}.{one.name}"] = Digest(**answer[0])
+    return found
 
 
 def _shown(row: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Final
 
 from sqlalchemy import Connection, text
 
+from shardids.catalog.skipped import bring
 from shardids.errors import ClusterConflict, ConnectionFailed, StatementFailed
 from shardids.mover import barrier, cutover, programs, replication
 from shardids.mover.beside import Beside
@@ -78,6 +79,9 @@ class Actions:
         scripts = self._scripts()
         if not replication.is_begun(self._sides):
             self._journal.keep_schema(scripts.text)
+        if ranges := self._journal.skipped():
+            with self._sides.target.begin() as target:
+                bring(target, ranges)
         replication.make_tables(self._sides, scripts)
 
     def drop_copy(self) -> None:

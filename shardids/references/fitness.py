@@ -11,6 +11,7 @@ from shardids.catalog.references import REFERENCE_SCHEMA
 from shardids.errors import ClusterConflict
 from shardids.mover.requirements import CAPACITY
 from shardids.mover.sides import Side, server_major
+from shardids.references.state import digests
 from shardids.references.work import Work
 
 _LARGEST_BYTES: Final = 256 << 20
@@ -199,11 +200,8 @@ def require_unused_name(work: Work, name: str) -> None:
         ClusterConflict: a node has such a table, with rows.
     """
     for reader in work.readers.values():
-        with reader.autocommit() as connection:
-            rows = connection.scalar(
-                text("select rows from shardids.reference_digest(cast(:names as name[]))"), {"names": [name]}
-            )
-        if rows:
+        found, _columns = digests(reader, [name])[name]
+        if rows := found[0] if found else 0:
             raise ClusterConflict(
                 f'node "{reader.name}" has a table {REFERENCE_SCHEMA}.{name} with {rows} rows already',
                 hint="They would be replaced by the writer's. Save what you need, and empty it there first.",

@@ -84,10 +84,10 @@ def require_alike(work: Work, reader: Side, tables: Sequence[str]) -> None:
 
 
 def definitions(side: Side, tables: Sequence[str]) -> Mapping[str, str | None]:
-    """Returns the columns of each table, as ``shardids.reference_digest`` tells them; ``None`` if missing."""
+    """Returns the columns of each table, as ``shardids.reference_columns`` has them; ``None`` if missing."""
     with side.autocommit() as connection:
         rows = connection.execute(
-            text("select name::text, definition from shardids.reference_digest(cast(:tables as name[]))"),
+            text("select name::text, definition from shardids.reference_columns(cast(:tables as name[]))"),
             {"tables": list(tables)},
         )
         return {row.name: row.definition for row in rows}

@@ -11,12 +11,21 @@ from psycopg import sql
 from sqlalchemy import Connection, text
 
 from shardids.catalog.nodes import Nodes
-from shardids.catalog.references import AWAIT, MARK, REFERENCE_SCHEMA, WITHIN_S, references_of, slots_of
+from shardids.catalog.reader import Refused, reading_as_reader
+from shardids.catalog.references import (
+    AWAIT,
+    MARK,
+    REFERENCE_SCHEMA,
+    WITHIN_S,
+    reference_digests,
+    references_of,
+    slots_of,
+)
 from shardids.catalog.rows import Catalog
 from shardids.client.references import followers_behind
 from shardids.errors import ConnectionFailed, ReferencesBehind
 from shardids.mover.sides import Side
-from shardids.references.following import run
+from shardids.references.following import definitions, run
 from shardids.references.work import LOCK_TIMEOUT, Work
 
 _CATCH_UP_S: Final = 5.0
@@ -204,14 +213,19 @@ def _lock(connection: Connection, names: Sequence[str]) -> None:
 
 
 def digests(side: Side, names: Sequence[str]) -> Mapping[str, tuple[Any, ...]]:
-    """Returns the number of rows, their hash and the columns of each table."""
-    with side.autocommit() as connection:
-        rows = connection.execute(
-            text("""select name::text, rows, digest, definition
-                    from shardids.reference_digest(cast(:names as name[]))"""),
-            {"names": list(names)},
-        )
-        return {row.name: (row.rows, row.digest, row.definition) for row in rows}
+    """Returns the number of rows, their hash and the columns of each table.
+
+    Raises:
+        MissingPrivilege, StatementFailed: rows can't be read there.
+    """
+    columns = definitions(side, names)
+    there = [name for name in names if columns[name] is not None]
+    with reading_as_reader(side.engine, f'node "{side.name}"') as reader:
+        found = reference_digests(reader, there)
+        for name, answer in found.items():
+            if isinstance(answer, Refused):
+                raise reader.error(answer, f"{REFERENCE_SCHEMA}.{name}")
+    return {name: (found.get(name), columns[name]) for name in names}
 
 
 def differs(one: Side, other: Side, names: Sequence[str]) -> str | None:

@@ -315,33 +315,6 @@ $$;
 
 comment on function shardids.analyze(integer) is 'Fills materialized views of a shard, and gathers statistics of its tables';
 
--- The text of a row depends on these settings, which are the session's own. Rows are in leaf partitions; through the
--- partitioned table they are only counted, so that a partition which is missing is noticed.
-create function shardids.digest(shard integer) returns table (name text, rows bigint, digest numeric)
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp set datestyle = 'ISO, YMD' set intervalstyle = 'postgres' set timezone = 'UTC'
-set extra_float_digits = 1 set bytea_output = 'hex' set xmlbinary = 'base64' as $$
-declare
-  is_parent boolean;
-begin
-  for name, is_parent in
-    select c.oid::regclass, c.relkind = 'p' from pg_class c where c.oid = any (shardids.tables_of(shard))
-    order by c.relname
-  loop
-    if is_parent then
-      execute format('select count(*) from %s', name) into rows;
-      digest := null;
-    else
-      execute format('select count(*), coalesce(sum(hashtextextended(format(''%%s'', t.*), 0)::numeric), 0) from only %s t', name)
-      into rows, digest;
-    end if;
-    return next;
-  end loop;
-end
-$$;
-
-comment on function shardids.digest(integer) is 'The number of rows of each table of a shard, and a hash of them in any order; no hash for partitioned tables';
-
 -- Drops a shard's schema and forgets the shard. Refuses one that may issue IDs, or that something outside of the
 -- schema depends on, which CASCADE would drop too. With the tables locked nothing comes to depend on them meanwhile.
 create function shardids.drop_copy(shard integer) returns void
@@ -349,7 +322,6 @@ language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   this shardids.shard;
   tables constant regclass[] := shardids.tables_of(shard);
-  reader name;
   dependents text;
 begin
   select s.* into this from shardids.shard s where s.id = drop_copy.shard for update;
@@ -357,16 +329,6 @@ begin
     raise exception using
       errcode = 'SI007', hint = 'Only a copy that was fenced, or left behind by a move, can be dropped.',
       message = format('shard %s is active on node "%s"', shard, (select n.name from shardids.node n));
-  end if;
-  select v.relname into reader
-  from pg_depend d
-  join pg_rewrite r on d.classid = 'pg_rewrite'::regclass and r.oid = d.objid
-  join pg_class v on v.oid = r.ev_class and v.relnamespace = to_regnamespace('shardids_views')
-  where d.refclassid = 'pg_class'::regclass and d.refobjid = any (shardids.tables_of(shard));
-  if reader is not null then
-    raise dependent_objects_still_exist using
-      message = format('view shardids_views.%I still reads the old copy of shard %s', reader, shard),
-      hint = format('To let it read the shard where it is: shardids view refresh %s', reader);
   end if;
   if this.id is null then
     return;
@@ -419,5 +381,5 @@ revoke execute on function
   shardids.set_copy_aside(integer), shardids.pass_barrier(), shardids.add_barrier(integer, regclass, boolean), shardids.without_barrier(integer, boolean), shardids.barrier_holders(integer, boolean),
   shardids.add_barriers(integer),  shardids.drop_barriers(integer), shardids.release(integer), shardids.tables_of(integer), shardids.enter_moved(integer), shardids.take_rows(integer), shardids.drop_copy(integer),
   shardids.publish(integer, name), shardids.subscribe(integer, name, text, integer), shardids.unsubscribe(name), shardids.try_subscribing(text), shardids.create_subscription(name, text, text),
-  shardids.digest(integer), shardids.sequences_of(integer), shardids.database(), shardids.lock_tables(integer), shardids.analyze(integer)
+  shardids.sequences_of(integer), shardids.database(), shardids.lock_tables(integer), shardids.analyze(integer)
   from public;

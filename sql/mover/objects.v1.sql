@@ -67,10 +67,8 @@ begin atomic
   from dependent d
   left join own o on o.classid = d.classid and o.objid = d.objid
   left join pg_rewrite w on d.classid = 'pg_rewrite'::regclass and w.oid = d.objid
-  left join pg_class v on v.oid = w.ev_class
   left join pg_trigger t on d.classid = 'pg_trigger'::regclass and t.oid = d.objid
   where o.objid is null and t.tgisinternal is not true and t.tgname is distinct from 'shardids_barrier'
-    and (v.relnamespace = to_regnamespace('shardids_views')) is not true
     and not exists (
       select from pg_depend m where m.classid = d.classid and m.objid = d.objid and m.deptype = 'e')
     and d.classid::regclass::text not in ('pg_publication_rel', 'pg_publication_namespace')

@@ -1,5 +1,5 @@
 -- Purpose:    reference tables on a node: who may write to them, what they hold, and how far other nodes have followed.
--- Locks:      guard_reference_table: SHARE ROW EXCLUSIVE on the table until commit. reference_digest: those of strangers_code.
+-- Locks:      guard_reference_table: SHARE ROW EXCLUSIVE on the table until commit.
 -- Privileges: CREATE on the database; to call guard_reference_table, ownership of the table.
 --
 -- The workers of logical replication apply changes as replicas: these triggers don't fire for them, and foreign keys are
@@ -122,43 +122,20 @@ $$;
 comment on function shardids.takes_reference_writes(name) is
   'Whether this server may be written to as the writer of a reference table, by its triggers';
 
--- definition: what a row that arrives from the writer needs. By column names, for their order may differ.
-create function shardids.reference_digest(names name[]) returns table (name name, rows bigint, digest numeric, definition text)
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp set timezone = 'UTC' set intervalstyle = 'postgres' set bytea_output = 'hex'
-set extra_float_digits = 1 set xmlbinary = 'base64' as $$
-declare
-  this oid;
-  code text;
-begin
-  foreach name in array names loop
-    this := to_regclass(format('shardids_ref.%I', name));
-    rows := null;
-    digest := null;
-    definition := null;
-    if this is not null then
-      code := shardids.strangers_code('shardids_ref', name);
-      if code is not null then
-        raise insufficient_privilege using
-          message = format('shardids_ref.%I was not looked at: %s', name, code),
-          hint = 'Let the owner of schema shardids own the table and what it calls.';
-      end if;
-      execute format('select count(*), coalesce(sum(hashtextextended(to_jsonb(t)::text, 0)::numeric), 0) from only shardids_ref.%I t', name)
-      into rows, digest;
-      select string_agg(format('%I %s%s%s%s', a.attname, format_type(a.atttypid, a.atttypmod), case when a.attnotnull then ' not null' end,
-                               case when a.attgenerated <> '' then ' generated' end,
-                               case when exists (select from pg_index i where i.indrelid = this and i.indisprimary and a.attnum = any (i.indkey))
-                                 then ' primary key' end), ', ' order by a.attname)
-      into definition
-      from pg_attribute a where a.attrelid = this and a.attnum > 0 and not a.attisdropped;
-    end if;
-    return next;
-  end loop;
-end
+-- What a row that arrives from the writer needs. By column names, for their order may differ.
+create function shardids.reference_columns(names name[]) returns table (name name, definition text)
+language sql stable set search_path = pg_catalog, pg_temp as $$
+  select t.name,
+         string_agg(concat(quote_ident(a.attname), ' ', format_type(a.atttypid, a.atttypmod), case when a.attnotnull then ' not null' end,
+                           case when a.attgenerated <> '' then ' generated' end,
+                           case when exists (select from pg_index i where i.indrelid = a.attrelid and i.indisprimary and a.attnum = any (i.indkey))
+                             then ' primary key' end), ', ' order by a.attname) filter (where a.attnum is not null)
+  from unnest(names) t (name)
+  left join pg_attribute a on a.attrelid = to_regclass(format('shardids_ref.%I', t.name)) and a.attnum > 0 and not a.attisdropped
+  group by 1
 $$;
 
-comment on function shardids.reference_digest(name[]) is
-  'The number of rows of reference tables, a hash of them in any order, and their columns; nulls for tables that are not here';
+comment on function shardids.reference_columns(name[]) is 'The columns of reference tables; null for tables that are not here';
 
 -- The slot is there already. Errors are raised again: the context of the original holds the password.
 create function shardids.follow_writer(name name, conninfo text, publication name) returns void
@@ -200,5 +177,5 @@ comment on function shardids.await_references(name[], pg_lsn, float8) is
 
 revoke execute on function
   shardids.guard_reference(), shardids.keep_reference_key(), shardids.guard_reference_table(regclass, text, boolean),
-  shardids.takes_reference_writes(name), shardids.reference_digest(name[]), shardids.follow_writer(name, text, name)
+  shardids.takes_reference_writes(name), shardids.reference_columns(name[]), shardids.follow_writer(name, text, name)
   from public;

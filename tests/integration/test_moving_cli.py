@@ -116,6 +116,10 @@ def test_drain_and_rebalance(nodes: TwoNodes, run: Run) -> None:
     assert len(json.loads(done.stdout)) == held
     assert Counter(nodes.catalog.placement().node_of.values()) == {"b": SHARDS}
     kept = run("node", "remove", "a", "--dry-run")
+    assert 'node "a" is the query node' in kept.stderr
+    moved = run("query-node", "create", "--on", "b", "--store-password")
+    assert moved.exit_code == 0, moved.stderr
+    kept = run("node", "remove", "a", "--dry-run")
     assert kept.exit_code == 1
     assert 'node "a" has copies of shards ' in kept.stderr
     assert "shardids shard purge " in kept.stderr

@@ -24,6 +24,7 @@ from shardids import (
     reference_table,
     references,
     sharding_key,
+    views,
 )
 from shardids.catalog.references import references_of
 from shardids.catalog.rows import Catalog
@@ -191,6 +192,24 @@ def test_objects_are_loaded_in_any_session(nodes: Nodes) -> None:
     with nodes.cluster.session(key=names[0]) as session:
         user = session.scalars(select(User).where(User.name == names[0])).one()
         assert user.country.name == "Germany"
+
+
+def test_the_query_node_groups_by_them(nodes: Nodes) -> None:
+    views.create_query_node(nodes.catalog, node="b", store_password=True)
+    try:
+        nodes.cluster.refresh()
+        grouped = select(Country.name, func.count(User.id)).join(User.country).group_by(Country.name)
+        with nodes.cluster.sharded_session() as session:
+            session.add_all([User(name=f"grouped {n}", country_code="DE") for n in range(8)])
+            session.commit()
+            users = session.scalars(select(func.count(User.id))).one()
+            assert users >= 8
+            found = session.execute(grouped)
+            assert sum(number for _, number in found) == users
+            ranked = select(Country.code, func.row_number().over(order_by=Country.code))
+            assert [rank for _, rank in session.execute(ranked)] == list(range(1, 1 + len(nodes.codes("a"))))
+    finally:
+        views.drop_query_node(nodes.catalog)
 
 
 def test_reference_rows_are_counted_once(nodes: Nodes) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -14,10 +14,14 @@ import pytest
 from sqlalchemy.engine import URL, make_url
 
 from shardids import mover
+from shardids.catalog.nodes import administrative_engine
+from shardids.catalog.reader import reading_as_reader
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Node
+from shardids.catalog.urls import parse_url
 from shardids.dev.devcluster import found
 from shardids.dev.embedded import EmbeddedServer
+from shardids.mover.sides import Digest, Side, digests
 from tests.support.proxy import Proxy
 
 APPLICATION = """
@@ -287,3 +291,13 @@ def assert_one_owner(nodes: TwoNodes, shard: int) -> None:
                 assert schemas.fetchone() == (0,)
     assert nodes.leftovers() == []
     assert mover.open_moves(nodes.catalog, [shard]) == []
+
+
+def digests_at(url: str | URL, shard: int) -> Mapping[str, Digest]:
+    """What the mover compares of a shard in the database at ``url``."""
+    engine = administrative_engine(parse_url(url), what="the node")
+    try:
+        with reading_as_reader(engine, "the node") as reader:
+            return digests(reader, Side(name="node", engine=engine), shard)
+    finally:
+        engine.dispose()
