@@ -108,7 +108,7 @@ begin
     perform from shardids.node n, shardids.shard s
     where s.id operator(pg_catalog.=) lagging_id.shard and s.id_offset operator(pg_catalog.=) lagging_id.id_offset
       and shardids.is_ahead(seen, pg_catalog.currval(counter), n.max_ahead);
-    if found and shardids.is_in_time(seen, pg_catalog.currval(counter)) and shardids.is_unchanged(seen, id_offset) then
+    if found and shardids.is_unchanged(seen, id_offset) then
       return shardids.drawn_id(seen, pg_catalog.currval(counter), pg_catalog.currval(counter), shard);
     end if;
   end if;
@@ -167,7 +167,7 @@ CREATE SEQUENCE shard_0000.id_counter
 --
 
 CREATE SEQUENCE shard_0000.id_offset
-    START WITH 72499047956480
+    START WITH 72520522792960
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -313,7 +313,7 @@ CREATE SEQUENCE shard_0001.id_counter
 --
 
 CREATE SEQUENCE shard_0001.id_offset
-    START WITH 72554882531329
+    START WITH 72576357367809
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -435,7 +435,7 @@ begin
   -- What the original, an old primary, or an incarnation whose last changes were lost issued since is unknown.
   if this.server <> shardids.server()
      or (this.incarnation is distinct from base and not shardids.is_marked(seen, base)) then
-    above_tick := greatest(above_tick, shardids.safe_tick(shard, this.id_counter, this.id_offset, 1));
+    above_tick := greatest(above_tick, shardids.safe_tick(shard, this.id_counter, this.id_offset));
   end if;
   -- Draws that are current don't look at the row: fencing makes them.
   if greatest(this.high_water_tick, above_tick) >=
@@ -555,32 +555,6 @@ COMMENT ON FUNCTION shardids.add_barriers(shard integer) IS 'Adds the write barr
 
 
 --
--- Name: add_claiming(regclass, text, text, text, integer); Type: FUNCTION; Schema: shardids; Owner: -
---
-
-CREATE FUNCTION shardids.add_claiming(name regclass, key text, claims text, kind text, shard_count integer) RETURNS void
-    LANGUAGE plpgsql
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-declare
-  call constant text := format('execute function shardids.claim_rows(%L, %L, %L, %s)', key, claims, kind, shard_count);
-begin
-  execute format('create or replace trigger %I after insert on %s referencing new table as new_rows for each statement %s',
-                 claims || '_ins', name, call);
-  execute format('create or replace trigger %I after update on %s referencing old table as old_rows new table as new_rows'
-                 ' for each statement %s', claims || '_upd', name, call);
-end
-$$;
-
-
---
--- Name: FUNCTION add_claiming(name regclass, key text, claims text, kind text, shard_count integer); Type: COMMENT; Schema: shardids; Owner: -
---
-
-COMMENT ON FUNCTION shardids.add_claiming(name regclass, key text, claims text, kind text, shard_count integer) IS 'Makes the triggers of a strict look-up on a table';
-
-
---
 -- Name: add_route(regclass, name, integer, text); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -620,100 +594,138 @@ declare
   bits constant integer := shardids.sequence_bits();
   limit_ms constant bigint := 1::bigint << shardids.time_bits();
   now_ms bigint;
+  -- In ms, less what the counter adds: the offset that is there, that of the clock, and the one to be stored.
   offset_ms bigint;
+  clock_ms bigint;
   target_ms bigint;
   margin_ms bigint;
+  begins_ms bigint;
   c1 bigint;
-  spare_ticks bigint := 0;
+  spare_ticks bigint;
+  wait_ms bigint;
+  waited_ms bigint := 0;
   reason text;
-  is_new boolean := false;
-  is_logged boolean := true;
+  is_new boolean;
+  is_promoted boolean;
+  is_logged boolean;
+  is_limited boolean;
 begin
   select n.* into node from shardids.node n;
   margin_ms := extract(epoch from node.safety_margin) * 1000;
-  begin
-    if not pg_try_advisory_xact_lock(1936220516, shard) then
-      perform shardids.wait_for_lock(1936220516, shard);
-    end if;
-    -- With the lock held: the row is no older than what the others under the lock went by.
-    select s.* into this from shardids.shard s where s.id = advance.shard;
-    reason := case
-      when this.id is null then 'SI001'
-      when this.id_offset <> id_offset then 'SI004'
-      when this.state = 'active' and this.server <> shardids.server() and node.on_copy = 'refuse' then 'SI004'
-      when (ticks between 0 and node.max_reserve) is not true then 'SI007'
-      when this.state <> 'active' then 'SI002'
-      end;
-    if reason is not null then
-      perform shardids.refuse(reason, shard, ticks);
-    end if;
-    seen := coalesce(pg_sequence_last_value(this.id_offset), -1);
-    -- Null before the first draw.
-    c1 := coalesce(pg_sequence_last_value(this.id_counter), 0);
-    now_ms := floor(date_part('epoch', clock_timestamp()) * 1000)::bigint - shardids.epoch_ms();
-    offset_ms := shardids.offset_ms(seen);
-    if seen < 0 or seen - offset_ms <> base then
-      if this.changed_in = pg_current_xact_id_if_assigned() or (seen < 0 and this.unfences is distinct from seen) then
-        perform shardids.refuse('SI002', shard);
+  loop
+    spare_ticks := 0;
+    wait_ms := 0;
+    is_new := false;
+    is_logged := true;
+    begin
+      if not pg_try_advisory_xact_lock(1936220516, shard) then
+        perform shardids.wait_for_lock(1936220516, shard);
       end if;
-      -- This session may have computed its own when the owner had other rights.
-      base := shardids.incarnation();
-      is_logged := false;
-      -- An activation may have been released, and the release lost in a crash since.
-      is_new := case when seen < 0 then this.incarnation is distinct from base
-                     else not shardids.is_marked(seen, base) end;
-      if this.server <> shardids.server() then
-        raise warning 'shardids: shard % of node "%" is a copy that was not activated, and issues IDs', shard, node.name
-          using hint = format('If the original still issues IDs, some will be issued twice. Otherwise: select shardids.activate(%s)', shard);
+      -- With the lock held: the row is no older than what the others under the lock went by.
+      select s.* into this from shardids.shard s where s.id = advance.shard;
+      reason := case
+        when this.id is null then 'SI001'
+        when this.id_offset <> id_offset then 'SI004'
+        when this.state = 'active' and this.server <> shardids.server() and node.on_copy = 'refuse' then 'SI004'
+        when (ticks between 0 and node.max_reserve) is not true then 'SI007'
+        when this.state <> 'active' then 'SI002'
+        end;
+      if reason is not null then
+        perform shardids.refuse(reason, shard, ticks);
       end if;
-    end if;
-    target_ms := greatest(offset_ms + (seen < 0)::integer, now_ms - (c1 >> bits),
-                          ((greatest(this.high_water_tick, past_tick) - c1) >> bits) + 1);
-    if is_new then
-      -- The incarnation before, or a lost primary, may have been a margin ahead of its clock and of all that is left.
-      -- Two incarnations may begin with the same offset, if an older copy of the files takes the server's place. The
-      -- clock tells them apart; ahead of it the mark does, 20 bits.
-      target_ms := target_ms + margin_ms
-                   + case when target_ms > now_ms - (c1 >> bits) then (margin_ms * (base >> 43)) >> 20 else 0 end;
-    end if;
-    if seen < 0 or is_new then
-      offset_ms := target_ms;
-    end if;
-    loop
+      seen := coalesce(pg_sequence_last_value(this.id_offset), -1);
+      -- Null before the first draw.
       c1 := coalesce(pg_sequence_last_value(this.id_counter), 0);
-      if ticks > 0 then
-        target_ms := greatest(target_ms, offset_ms + ((ticks + spare_ticks) >> bits) + 1);
-      end if;
-      if now_ms >= limit_ms or target_ms + (c1 >> bits) >= limit_ms then
-        perform shardids.refuse('SI006', shard);
-      elsif target_ms + (c1 >> bits) - now_ms > extract(epoch from node.max_ahead) * 1000 then
-        perform shardids.refuse('SI005', shard, target_ms + (c1 >> bits) - now_ms);
-      end if;
-      if base + target_ms <> seen then
-        -- Past half the margin ahead of the clock, nobody draws before this offset, or one an eighth of the margin
-        -- below it, is on disk.
-        if (target_ms + (c1 >> bits) - now_ms) * 2 > margin_ms
-           and not (is_logged and target_ms * 8 / margin_ms = (seen & 8796093022207) * 8 / margin_ms) then
-          perform shardids.log_offset(this.id_offset, base, target_ms);
+      now_ms := floor(date_part('epoch', clock_timestamp()) * 1000)::bigint - shardids.epoch_ms();
+      clock_ms := now_ms - (c1 >> bits);
+      offset_ms := shardids.offset_ms(seen);
+      if seen < 0 or seen - offset_ms <> base then
+        if this.changed_in = pg_current_xact_id_if_assigned() or (seen < 0 and this.unfences is distinct from seen) then
+          perform shardids.refuse('SI002', shard);
         end if;
-        seen := setval(this.id_offset, base + target_ms);
-        is_logged := true;
+        perform shardids.check_sequences(shard, this.id_counter, this.id_offset);
+        -- This session may have computed its own when the owner had other rights, or before a promotion.
+        base := shardids.incarnation();
+        is_logged := false;
+        -- An activation may have been released, and the release lost in a crash since.
+        is_new := case when seen < 0 then this.incarnation is distinct from base
+                       else not shardids.is_marked(seen, base) end;
+        is_promoted := this.server <> shardids.server()
+          or shardids.is_of_another_timeline(case when seen < 0 then this.incarnation else seen end, base);
+        if this.server <> shardids.server() then
+          raise warning 'shardids: shard % of node "%" is a copy that was not activated, and issues IDs', shard, node.name
+            using hint = format('If the original still issues IDs, some will be issued twice. Otherwise: select shardids.activate(%s)', shard);
+        end if;
       end if;
-      exit when ticks = 0;
-      first_tick := (offset_ms << bits) + coalesce(pg_sequence_last_value(this.id_counter), 0) + 1;
-      last_tick := (target_ms << bits) + c1;
-      exit when last_tick - first_tick >= ticks - 1;
-      -- Others drew more than the spare meanwhile. What was set aside may be partly theirs: begin again from
-      -- the offset that they see now.
-      offset_ms := target_ms;
-      spare_ticks := (spare_ticks + 1024) * 4;
-    end loop;
-    raise exception using errcode = 'SI099';
-  exception
-    when sqlstate 'SI099' then
-      -- The latest of what is ours: after a pause most of it lies in the past.
-      first_tick := last_tick - ticks + 1;
-  end;
+      target_ms := greatest(offset_ms + (seen < 0)::integer,
+                            ((greatest(this.high_water_tick, past_tick) - c1) >> bits) + 1);
+      begins_ms := greatest(offset_ms, ((this.high_water_tick - c1) >> bits)) + (c1 >> bits);
+      if is_new then
+        target_ms := shardids.begin_ms(target_ms, clock_ms, margin_ms, base, is_promoted);
+        wait_ms := shardids.wait_ms(target_ms, clock_ms, margin_ms, is_promoted);
+      else
+        target_ms := greatest(target_ms, clock_ms);
+      end if;
+      if seen < 0 or is_new then
+        offset_ms := target_ms;
+      end if;
+      is_limited := exists (select from shardids.skipped k where k.shard = advance.shard);
+      if not is_limited and (pg_sequence_parameters(this.id_offset)).start_value = 0 then
+        raise serialization_failure using
+          message = format('shard %s has ticks to pass over that this transaction is too old to see [node "%s"]', shard, node.name),
+          hint = 'Run the transaction again.';
+      end if;
+      while wait_ms = 0 loop
+        c1 := coalesce(pg_sequence_last_value(this.id_counter), 0);
+        if ticks > 0 then
+          target_ms := greatest(target_ms, offset_ms + ((ticks + spare_ticks) >> bits) + 1);
+        end if;
+        if is_limited then
+          target_ms := shardids.past_skipped(shard, target_ms + (c1 >> bits), ticks) - (c1 >> bits);
+        end if;
+        if now_ms >= limit_ms or target_ms + (c1 >> bits) >= limit_ms then
+          perform shardids.refuse('SI006', shard);
+        elsif target_ms + (c1 >> bits) - now_ms > extract(epoch from node.max_ahead) * 1000 then
+          perform shardids.refuse('SI005', shard, target_ms + (c1 >> bits) - now_ms);
+        elsif begins_ms > 0 and now_ms - begins_ms > 3600000 then
+          if now_ms - begins_ms > extract(epoch from node.max_step) * 1000 and not shardids.is_believed(now_ms) then
+            perform shardids.refuse('SI012', shard, now_ms - begins_ms);
+          end if;
+          -- What is set aside lies before the clock.
+          perform shardids.note_step(now_ms - (ticks >> bits) - 1);
+        end if;
+        if base + target_ms <> seen then
+          -- Past half the margin ahead of the clock, nobody draws before this offset, or one an eighth of the margin
+          -- below it, is on disk.
+          if (target_ms + (c1 >> bits) - now_ms) * 2 > margin_ms
+             and not (is_logged and target_ms * 8 / margin_ms = (seen & 4398046511103) * 8 / margin_ms) then
+            perform shardids.log_offset(this.id_offset, base, target_ms);
+          end if;
+          seen := setval(this.id_offset, base + target_ms);
+          is_logged := true;
+        end if;
+        exit when ticks = 0;
+        first_tick := (offset_ms << bits) + coalesce(pg_sequence_last_value(this.id_counter), 0) + 1;
+        last_tick := (target_ms << bits) + c1;
+        exit when last_tick - first_tick >= ticks - 1;
+        -- Others drew more than the spare meanwhile. What was set aside may be partly theirs: begin again from
+        -- the offset that they see now.
+        offset_ms := target_ms;
+        spare_ticks := (spare_ticks + 1024) * 4;
+      end loop;
+      raise exception using errcode = 'SI099';
+    exception
+      when sqlstate 'SI099' then
+        -- The latest of what is ours: after a pause most of it lies in the past.
+        first_tick := last_tick - ticks + 1;
+    end;
+    exit when wait_ms = 0;
+    if waited_ms >= 10000 then
+      perform shardids.refuse('restarted', shard, wait_ms);
+    end if;
+    perform pg_sleep(least(wait_ms, 500) / 1000.0);
+    waited_ms := waited_ms + least(wait_ms, 500);
+  end loop;
 end
 $$;
 
@@ -755,12 +767,17 @@ begin
   end if;
   select n.* into node from shardids.node n;
   ahead_ms := (shardids.tick_of(id) >> shardids.sequence_bits()) - shardids.ms_of(clock_timestamp());
-  if ahead_ms > extract(epoch from node.max_ahead) * 1000 then
+  if ahead_ms > shardids.max_past_ms() then
+    -- An ID of a clock that was wrong: its own shard passes over it when its time comes.
+    if exists (select from shardids.skipped k
+               where k.shard = shardids.shard_of(id) and shardids.tick_of(id) between k.first_tick and k.last_tick) then
+      return false;
+    end if;
     raise exception using
       errcode = 'SI005',
-      message = format('shard %s can''t go past ID %s, which is %s ms ahead of the clock; the limit is max_ahead = %s [node "%s"]',
-                       shard, id, ahead_ms, node.max_ahead, node.name),
-      hint = 'Is it an ID of this cluster? Then set the clocks of both servers right, or raise shardids.node.max_ahead.';
+      message = format('shard %s can''t go past ID %s, which is %s ms ahead of the clock; the limit is max_past = %s [node "%s"]',
+                       shard, id, ahead_ms, make_interval(secs => shardids.max_past_ms() / 1000), node.name),
+      hint = 'Is it an ID of this cluster? Then set the clocks of both servers right, or raise shardids.node.max_past.';
   end if;
   select c.relnamespace into schema from pg_class c where c.oid = id_offset;
   if schema is null then
@@ -808,82 +825,6 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids."analyze"(shard integer) IS 'Fills materialized views of a shard, and gathers statistics of its tables';
-
-
---
--- Name: ask_node(text, text, text); Type: FUNCTION; Schema: shardids; Owner: -
---
-
-CREATE FUNCTION shardids.ask_node(connection text, server text, statement text) RETURNS SETOF text
-    LANGUAGE plpgsql
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-#variable_conflict use_variable
-declare
-  attempts integer := 0;
-begin
-  loop
-    attempts := attempts + 1;
-    begin
-      if connection <> all (coalesce(shardids_dblink.dblink_get_connections(), '{}')) then
-        perform shardids_dblink.dblink_disconnect(c.name)
-        from unnest(shardids_dblink.dblink_get_connections()) c (name) where starts_with(c.name, left(connection, 22));
-        -- By its name alone: dblink would take any other text for the options of a connection.
-        perform shardids_dblink.dblink_connect(connection, s.srvname::text) from pg_foreign_server s where s.srvname = server;
-        if not found then
-          raise undefined_object using message = format('this node has no foreign server "%s" for look-ups', server),
-            hint = 'shardids lookup refresh';
-        end if;
-      end if;
-      return query select answer.value from shardids_dblink.dblink(connection, statement) answer (value text);
-      return;
-    exception when connection_exception or admin_shutdown or crash_shutdown or cannot_connect_now then
-      if attempts > 1 then
-        raise;
-      end if;
-      perform shardids_dblink.dblink_disconnect(c.name)
-      from unnest(shardids_dblink.dblink_get_connections()) c (name) where c.name = connection;
-    end;
-  end loop;
-end
-$$;
-
-
---
--- Name: FUNCTION ask_node(connection text, server text, statement text); Type: COMMENT; Schema: shardids; Owner: -
---
-
-COMMENT ON FUNCTION shardids.ask_node(connection text, server text, statement text) IS 'Runs a statement on a node in a transaction of its own; if the connection was lost, again';
-
-
---
--- Name: ask_shard(integer, text); Type: FUNCTION; Schema: shardids; Owner: -
---
-
-CREATE FUNCTION shardids.ask_shard(shard integer, statement text) RETURNS SETOF text
-    LANGUAGE plpgsql
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-declare
-  place shardids.lookup_place;
-begin
-  select p.* into place from shardids.lookup_place p where p.shard = ask_shard.shard;
-  if not found then
-    raise exception using
-      errcode = 'object_not_in_prerequisite_state',
-      message = format('this node does not know where shard %s is, which strict look-ups need', shard),
-      hint = 'shardids lookup refresh';
-  end if;
-  return query select a.value from shardids.ask_node(place.connection, place.server, statement) a (value);
-end
-$$;
-
-
---
--- Name: FUNCTION ask_shard(shard integer, statement text); Type: COMMENT; Schema: shardids; Owner: -
---
-
-COMMENT ON FUNCTION shardids.ask_shard(shard integer, statement text) IS 'Runs a statement on the node of a shard in a transaction of its own';
 
 
 --
@@ -1040,6 +981,15 @@ COMMENT ON FUNCTION shardids.barrier_holders(shard integer, waiting boolean) IS 
 
 
 --
+-- Name: begin_ms(bigint, bigint, bigint, bigint, boolean); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.begin_ms(stored_ms bigint, clock_ms bigint, margin_ms bigint, base bigint, is_promoted boolean) RETURNS bigint
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN GREATEST((clock_ms + (margin_ms * CASE WHEN is_promoted THEN 4 ELSE 1 END)), ((stored_ms + margin_ms) + CASE WHEN (stored_ms > clock_ms) THEN ((margin_ms * ((base >> 42) & (524287)::bigint)) >> 19) ELSE (0)::bigint END));
+
+
+--
 -- Name: bind(integer, regclass, regclass); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -1048,14 +998,30 @@ CREATE FUNCTION shardids.bind(shard integer, id_counter regclass, id_offset regc
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET lock_timeout TO '50ms'
     AS $$
+declare
+  is_limited constant boolean := shardids.skips_from(shard) is not null;
+  is_changed boolean := false;
 begin
-  if not shardids.is_bound(id_counter, id_offset, shard)
+  if shardids.is_bound(id_counter, id_offset, shard) is distinct from not is_limited
      and not shardids.is_marked(coalesce(pg_sequence_last_value(id_offset), -1), shardids.incarnation())
      and exists (select from shardids.node n where n.on_copy = 'refuse') then
-    execute format('alter sequence %s start %s', id_offset, shardids.bound_to(id_counter, shard));
+    begin
+      execute format('alter sequence %s start %s', id_offset,
+                     case when is_limited then 0 else shardids.bound_to(id_counter, shard) end);
+    exception when lock_not_available then
+      if is_limited then
+        raise;
+      end if;
+    end;
+    is_changed := true;
   end if;
-exception when lock_not_available then
-  null;
+  -- A copy of the shard from before its range may be unbound already, and its next_id() without a limit.
+  if is_changed or is_limited then
+    -- Where sequences were made by hand there is none.
+    perform shardids.define_next_id(shard, n.nspname)
+    from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    where c.oid = id_offset and to_regprocedure(format('%I.late_id(regclass)', n.nspname)) is not null;
+  end if;
 end
 $$;
 
@@ -1064,7 +1030,7 @@ $$;
 -- Name: FUNCTION bind(shard integer, id_counter regclass, id_offset regclass); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.bind(shard integer, id_counter regclass, id_offset regclass) IS 'Tells a shard''s id_offset its counter and its shard, so that draws follow the clock without looking at rows';
+COMMENT ON FUNCTION shardids.bind(shard integer, id_counter regclass, id_offset regclass) IS 'Makes a shard''s id_offset name its counter and its shard, so that draws follow the clock without looking at rows';
 
 
 --
@@ -1091,8 +1057,8 @@ begin
   target := shardids.clock_offset(counter);
   is_locked := case when shardids.is_late(seen, target)
                     then case when case when shardids.is_near(seen, target)
-                                   then shardids.is_bound(counter, id_offset, shard)
-                                   else shardids.is_active(counter, id_offset, shard) end
+                                   then shardids.is_bound(counter, id_offset, shard) end
+                                or shardids.is_followed(counter, id_offset, shard, seen, target)
                          then pg_catalog.pg_try_advisory_lock(1936220516, shard) end
                     else false end;
   if is_locked then
@@ -1121,184 +1087,29 @@ COMMENT ON FUNCTION shardids.catch_up(seen bigint, counter regclass, id_offset r
 
 
 --
--- Name: claim(text, text, text, integer, text[]); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: check_sequences(integer, regclass, regclass); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.claim(schema text, claims text, kind text, shard integer, given text[]) RETURNS SETOF text
-    LANGUAGE plpgsql
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $_$
-begin
-  if current_setting('synchronous_commit') in ('off', 'local') then
-    perform set_config('synchronous_commit', 'on', true);
-  end if;
-  return query execute format(
-    'insert into %I.%I as c (value, shard) select g.value::%s, $1 from unnest($2) g (value) order by 1'
-    ' on conflict (value) do update set stamp = default where c.shard = excluded.shard returning c.value::text',
-    schema, claims, kind) using shard, given;
-end
-$_$;
-
-
---
--- Name: FUNCTION claim(schema text, claims text, kind text, shard integer, given text[]); Type: COMMENT; Schema: shardids; Owner: -
---
-
-COMMENT ON FUNCTION shardids.claim(schema text, claims text, kind text, shard integer, given text[]) IS 'Claims values for a shard; returns those that no other shard has claimed';
-
-
---
--- Name: claim_of(text, text, text, text); Type: FUNCTION; Schema: shardids; Owner: -
---
-
-CREATE FUNCTION shardids.claim_of(schema text, claims text, kind text, value text) RETURNS SETOF text
-    LANGUAGE plpgsql
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $_$
-begin
-  return query execute format('select c.shard || '' '' || c.stamp from %I.%I c where c.value = $1::%s', schema, claims, kind) using value;
-end
-$_$;
-
-
---
--- Name: FUNCTION claim_of(schema text, claims text, kind text, value text); Type: COMMENT; Schema: shardids; Owner: -
---
-
-COMMENT ON FUNCTION shardids.claim_of(schema text, claims text, kind text, value text) IS 'The shard that a value is claimed for, and the stamp of the claim';
-
-
---
--- Name: claim_rows(); Type: FUNCTION; Schema: shardids; Owner: -
---
-
-CREATE FUNCTION shardids.claim_rows() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    SET "DateStyle" TO 'ISO'
-    SET bytea_output TO 'hex'
-    AS $_$
-declare
-  this constant integer := (select s.id from shardids.shard s where s.schema = tg_table_schema);
-  name constant text := format('%s.%s', tg_table_schema, tg_argv[1]);
-  deadline constant timestamptz := clock_timestamp() + interval '5 s';
-  written text[];
-  given text[];
-  held text[];
-  value text;
-begin
-  execute format(
-    case tg_op when 'INSERT' then 'select array_agg(n.%1$I::text) from new_rows n where n.%1$I is not null'
-               else 'select array_agg(w.value::text) from (select n.%1$I from new_rows n where n.%1$I is not null'
-                    ' except select o.%1$I from old_rows o) w (value)' end, tg_argv[0])
-  into written;
-  for beginning in 1 .. coalesce(cardinality(written), 0) by 1000 loop
-    given := written[beginning:beginning + 999];
-    loop
-      begin
-        held := shardids.claim_values(tg_argv[1], tg_argv[2], tg_argv[3]::integer, this, given);
-        foreach value in array given loop
-          if value <> all (held)
-             and not shardids.settle_claim(tg_argv[1], tg_argv[2], tg_argv[3]::integer, this, tg_table_name, tg_argv[0], value) then
-            raise exception using
-              errcode = 'unique_violation', schema = tg_table_schema, table = tg_table_name, column = tg_argv[0],
-              message = format('duplicate key value violates look-up "%s.%s"', tg_table_name, tg_argv[0]),
-              detail = format('Key (%s)=(%s) already exists in another shard.', tg_argv[0], left(value, 60));
-          end if;
-        end loop;
-        exit;
-      exception when sqlstate 'SI002' or sqlstate 'SI003' or object_not_in_prerequisite_state then
-        -- A shard moves, or has come here: the move tells this node where all are.
-        if clock_timestamp() > deadline then
-          raise;
-        end if;
-        perform pg_sleep(0.05);
-      end;
-    end loop;
-  end loop;
-  -- Sessions need not claim what was claimed in their transaction.
-  if written is not null and name <> all (string_to_array(coalesce(current_setting('shardids.claimed', true), ''), ' ')) then
-    perform set_config('shardids.claimed', concat_ws(' ', current_setting('shardids.claimed', true), name), true);
-  end if;
-  return null;
-end
-$_$;
-
-
---
--- Name: FUNCTION claim_rows(); Type: COMMENT; Schema: shardids; Owner: -
---
-
-COMMENT ON FUNCTION shardids.claim_rows() IS 'Claims what a statement has written of a strict look-up key';
-
-
---
--- Name: claim_shard(text, text, integer); Type: FUNCTION; Schema: shardids; Owner: -
---
-
-CREATE FUNCTION shardids.claim_shard(kind text, value text, shard_count integer) RETURNS integer
-    LANGUAGE plpgsql IMMUTABLE
+CREATE FUNCTION shardids.check_sequences(shard integer, counter regclass, id_offset regclass) RETURNS void
+    LANGUAGE plpgsql STABLE PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
-  hash bigint;
+  changed record;
 begin
-  if kind = 'date' and value::date not between '0001-01-01' and '9999-12-31' then
+  select q.sequence, q.increment into changed
+  from (values (counter, 1), (id_offset, 16)) q (sequence, increment)
+  cross join lateral pg_sequence_parameters(q.sequence) p
+  where (p.increment, p.cache_size, p.cycle_option) <> (q.increment::bigint, 1::bigint, false);
+  if found then
     raise exception using
-      errcode = 'SI007', message = format('%s is no date of the years 1 to 9999, which look-up keys can have', value);
+      errcode = 'SI004',
+      message = format('shard %s can''t issue IDs: sequence %s was altered [node "%s"]', shard, changed.sequence,
+                       (select n.name from shardids.node n)),
+      hint = format('alter sequence %s increment %s cache 1 no cycle; reconnect the sessions that draw from it', changed.sequence, changed.increment);
   end if;
-  hash := ('x' || encode(substr(sha256(case kind
-    when 'text' then convert_to('s:' || value, 'UTF8')
-    when 'date' then convert_to('s:' || to_char(value::date, 'YYYY-MM-DD'), 'UTF8')
-    when 'bigint' then convert_to('i:' || value, 'UTF8')
-    -- No backslashes: what they mean is a setting of the session that writes.
-    when 'bytea' then convert_to('b:', 'UTF8') || value::bytea
-    when 'uuid' then convert_to('u:', 'UTF8') || uuid_send(value::uuid) end), 1, 8), 'hex'))::bit(64)::bigint;
-  return mod(hash + case when hash < 0 then 18446744073709551616 else 0 end, shard_count);
 end
 $$;
-
-
---
--- Name: FUNCTION claim_shard(kind text, value text, shard_count integer); Type: COMMENT; Schema: shardids; Owner: -
---
-
-COMMENT ON FUNCTION shardids.claim_shard(kind text, value text, shard_count integer) IS 'The shard that keeps the claim of a value';
-
-
---
--- Name: claim_values(text, text, integer, integer, text[]); Type: FUNCTION; Schema: shardids; Owner: -
---
-
-CREATE FUNCTION shardids.claim_values(claims text, kind text, shard_count integer, shard integer, given text[]) RETURNS text[]
-    LANGUAGE plpgsql
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-declare
-  part record;
-  held text[] := '{}';
-begin
-  for part in
-    select min(v.keeper) as shard,
-           string_agg(format('select shardids.claim(%L, %L, %L, %s, %L)', shardids.schema_of(v.keeper), claims, kind, claim_values.shard, v.part),
-                      ' union all ' order by v.keeper) as statement
-    from (select shardids.claim_shard(kind, g.value, shard_count), array_agg(g.value)
-          from unnest(given) g (value) group by 1) v (keeper, part)
-    left join shardids.lookup_place p on p.shard = v.keeper
-    group by p.connection order by 1
-  loop
-    held := held || array(select a.value from shardids.ask_shard(part.shard, part.statement) a (value));
-  end loop;
-  return held;
-end
-$$;
-
-
---
--- Name: FUNCTION claim_values(claims text, kind text, shard_count integer, shard integer, given text[]); Type: COMMENT; Schema: shardids; Owner: -
---
-
-COMMENT ON FUNCTION shardids.claim_values(claims text, kind text, shard_count integer, shard integer, given text[]) IS 'Claims values for a shard wherever their claims are; returns those that no other shard has claimed';
 
 
 --
@@ -1392,7 +1203,7 @@ COMMENT ON FUNCTION shardids.offset_base() IS 'shardids.incarnation() when the s
 
 CREATE FUNCTION shardids.clock_offset(counter regclass) RETURNS bigint
     LANGUAGE sql PARALLEL SAFE
-    RETURN (((floor((date_part('epoch'::text, clock_timestamp()) * (1000)::double precision)))::bigint - (shardids.epoch_ms() - shardids.offset_base())) - (pg_sequence_last_value(counter) >> shardids.sequence_bits()));
+    RETURN (((floor(LEAST((date_part('epoch'::text, clock_timestamp()) * (1000)::double precision), (((shardids.epoch_ms() + ((1)::bigint << shardids.time_bits())) - 17))::double precision)))::bigint - (shardids.epoch_ms() - shardids.offset_base())) - (pg_sequence_last_value(counter) >> shardids.sequence_bits()));
 
 
 --
@@ -1510,11 +1321,15 @@ declare
   schema constant text := shardids.schema_of(shard);
   owner constant name := (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = 'shardids');
   name text;
+  stranger record;
 begin
   if not exists (select from shardids.shard s where s.id = create_counters.shard) then
     perform shardids.refuse('SI001', shard);
   end if;
   perform shardids.wait_for_lock(1936220517, shard);
+  for stranger in select * from shardids.strangers_objects(array[schema]::name[], owner) loop
+    raise insufficient_privilege using message = stranger.message, hint = stranger.fix;
+  end loop;
   if to_regclass(format('%I.shardids_counter', schema)) is not null then
     return;
   end if;
@@ -1776,6 +1591,41 @@ COMMENT ON FUNCTION shardids.define_counter(shard integer, kind text, per text, 
 
 
 --
+-- Name: define_next_id(integer, name); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.define_next_id(shard integer, schema name) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+declare
+  skips_from constant bigint := shardids.skips_from(shard);
+  below constant bigint := shardids.id_of(skips_from, 0);
+  draw text := 'shardids.next_id(pg_sequence_last_value(''%1$I.id_offset''::regclass), '
+    '''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s)';
+  follow text := 'shardids.lagging_id(''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s)';
+begin
+  if skips_from is not null then
+    draw := format('nullif(least(%s, %s), %s)', draw, below, below);
+    follow := format('nullif(least(%s, %s), %s)', follow, below, below);
+  end if;
+  execute format(
+    'create or replace function %1$I.next_id() returns bigint language sql volatile parallel unsafe return coalesce('
+    || case when skips_from is null or shardids.time_bits() + shardids.shard_bits() + shardids.sequence_bits() < 64
+            then draw || ', ' || follow || ', ' else '' end
+    || '%1$I.late_id(''%1$I.id_offset''::regclass))', schema, shard);
+end
+$_$;
+
+
+--
+-- Name: FUNCTION define_next_id(shard integer, schema name); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.define_next_id(shard integer, schema name) IS 'Creates a shard''s function next_id()';
+
+
+--
 -- Name: objects_of(integer); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -1999,12 +1849,11 @@ CREATE FUNCTION shardids.dependents_of(shard integer) RETURNS SETOF text
              WHEN (w.oid IS NULL) THEN pg_describe_object(d.classid, d.objid, d.objsubid)
              ELSE pg_describe_object(('pg_class'::regclass)::oid, w.ev_class, 0)
          END AS pg_describe_object
-    FROM ((((dependent d
+    FROM (((dependent d
       LEFT JOIN own o ON (((o.classid = d.classid) AND (o.objid = d.objid))))
       LEFT JOIN pg_rewrite w ON (((d.classid = ('pg_rewrite'::regclass)::oid) AND (w.oid = d.objid))))
-      LEFT JOIN pg_class v ON ((v.oid = w.ev_class)))
       LEFT JOIN pg_trigger t ON (((d.classid = ('pg_trigger'::regclass)::oid) AND (t.oid = d.objid))))
-   WHERE ((o.objid IS NULL) AND (t.tgisinternal IS NOT TRUE) AND (t.tgname IS DISTINCT FROM 'shardids_barrier'::name) AND ((v.relnamespace = (to_regnamespace('shardids_views'::text))::oid) IS NOT TRUE) AND (NOT (EXISTS ( SELECT
+   WHERE ((o.objid IS NULL) AND (t.tgisinternal IS NOT TRUE) AND (t.tgname IS DISTINCT FROM 'shardids_barrier'::name) AND (NOT (EXISTS ( SELECT
             FROM pg_depend m
            WHERE ((m.classid = d.classid) AND (m.objid = d.objid) AND (m.deptype = 'e'::"char"))))) AND (((d.classid)::regclass)::text <> ALL (ARRAY['pg_publication_rel'::text, 'pg_publication_namespace'::text])))
    ORDER BY
@@ -2023,53 +1872,12 @@ COMMENT ON FUNCTION shardids.dependents_of(shard integer) IS 'What is outside of
 
 
 --
--- Name: digest(integer); Type: FUNCTION; Schema: shardids; Owner: -
---
-
-CREATE FUNCTION shardids.digest(shard integer) RETURNS TABLE(name text, rows bigint, digest numeric)
-    LANGUAGE plpgsql
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    SET "DateStyle" TO 'ISO, YMD'
-    SET "IntervalStyle" TO 'postgres'
-    SET "TimeZone" TO 'UTC'
-    SET extra_float_digits TO '1'
-    SET bytea_output TO 'hex'
-    SET xmlbinary TO 'base64'
-    AS $$
-declare
-  is_parent boolean;
-begin
-  for name, is_parent in
-    select c.oid::regclass, c.relkind = 'p' from pg_class c where c.oid = any (shardids.tables_of(shard))
-    order by c.relname
-  loop
-    if is_parent then
-      execute format('select count(*) from %s', name) into rows;
-      digest := null;
-    else
-      execute format('select count(*), coalesce(sum(hashtextextended(format(''%%s'', t.*), 0)::numeric), 0) from only %s t', name)
-      into rows, digest;
-    end if;
-    return next;
-  end loop;
-end
-$$;
-
-
---
--- Name: FUNCTION digest(shard integer); Type: COMMENT; Schema: shardids; Owner: -
---
-
-COMMENT ON FUNCTION shardids.digest(shard integer) IS 'The number of rows of each table of a shard, and a hash of them in any order; no hash for partitioned tables';
-
-
---
 -- Name: drawn_id(bigint, bigint, bigint, integer); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
 CREATE FUNCTION shardids.drawn_id(seen bigint, drawn bigint, again bigint, shard integer) RETURNS bigint
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN ((((((seen + (drawn >> shardids.sequence_bits())) & '8796093022207'::bigint) << shardids.shard_bits()) + shard) << shardids.sequence_bits()) + (again & (((1)::bigint << shardids.sequence_bits()) - 1)));
+    RETURN ((((NULLIF(LEAST(((seen # shardids.offset_base()) + (drawn >> shardids.sequence_bits())), ((1)::bigint << shardids.time_bits())), ((1)::bigint << shardids.time_bits())) << shardids.shard_bits()) + shard) << shardids.sequence_bits()) + (again & (((1)::bigint << shardids.sequence_bits()) - 1)));
 
 
 --
@@ -2098,28 +1906,6 @@ COMMENT ON FUNCTION shardids.drop_barriers(shard integer) IS 'Drops the write ba
 
 
 --
--- Name: drop_claiming(regclass, text); Type: FUNCTION; Schema: shardids; Owner: -
---
-
-CREATE FUNCTION shardids.drop_claiming(name regclass, claims text) RETURNS void
-    LANGUAGE plpgsql
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-begin
-  execute format('drop trigger if exists %I on %s', claims || '_ins', name);
-  execute format('drop trigger if exists %I on %s', claims || '_upd', name);
-end
-$$;
-
-
---
--- Name: FUNCTION drop_claiming(name regclass, claims text); Type: COMMENT; Schema: shardids; Owner: -
---
-
-COMMENT ON FUNCTION shardids.drop_claiming(name regclass, claims text) IS 'Drops the triggers of a strict look-up from a table';
-
-
---
 -- Name: drop_copy(integer); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -2130,7 +1916,6 @@ CREATE FUNCTION shardids.drop_copy(shard integer) RETURNS void
 declare
   this shardids.shard;
   tables constant regclass[] := shardids.tables_of(shard);
-  reader name;
   dependents text;
 begin
   select s.* into this from shardids.shard s where s.id = drop_copy.shard for update;
@@ -2138,16 +1923,6 @@ begin
     raise exception using
       errcode = 'SI007', hint = 'Only a copy that was fenced, or left behind by a move, can be dropped.',
       message = format('shard %s is active on node "%s"', shard, (select n.name from shardids.node n));
-  end if;
-  select v.relname into reader
-  from pg_depend d
-  join pg_rewrite r on d.classid = 'pg_rewrite'::regclass and r.oid = d.objid
-  join pg_class v on v.oid = r.ev_class and v.relnamespace = to_regnamespace('shardids_views')
-  where d.refclassid = 'pg_class'::regclass and d.refobjid = any (shardids.tables_of(shard));
-  if reader is not null then
-    raise dependent_objects_still_exist using
-      message = format('view shardids_views.%I still reads the old copy of shard %s', reader, shard),
-      hint = format('To let it read the shard where it is: shardids view refresh %s', reader);
   end if;
   if this.id is null then
     return;
@@ -2272,6 +2047,7 @@ declare
   schema text := shardids.schema_of(shard);
   owner name := (select pg_get_userbyid(nspowner) from pg_namespace where nspname = 'shardids');
   bound integer := 1 << shardids.shard_bits();
+  stranger record;
 begin
   if shard is null or shard < 0 or shard >= bound then
     raise exception using errcode = 'SI007',
@@ -2290,13 +2066,10 @@ begin
     raise insufficient_privilege using
       message = format('role "%s" lacks CREATE on schema %I, which is there already', current_user, schema),
       hint = format('As its owner: GRANT CREATE ON SCHEMA %I TO %I', schema, current_user);
-  elsif not exists (select from shardids.shard s where s.id = enter_shard.shard)
-        and (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = schema) <> owner then
-    -- Its owner could drop the sequences, or put others in their place.
-    raise insufficient_privilege using
-      message = format('schema %I exists and belongs to role "%s", not to "%s", the owner of schema shardids', schema,
-                       (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = schema), owner),
-      hint = format('If what is in it can be trusted: ALTER SCHEMA %I OWNER TO %I', schema, owner);
+  elsif not exists (select from shardids.shard s where s.id = enter_shard.shard) then
+    for stranger in select * from shardids.strangers_objects(array[schema]::name[], owner) loop
+      raise insufficient_privilege using message = stranger.message, hint = stranger.fix;
+    end loop;
   end if;
   perform set_config('shardids.shard', shard::text, true);
 end
@@ -2407,7 +2180,7 @@ begin
   -- Two sessions that change the grants of one schema at once would fail.
   perform shardids.wait_for_installer();
   execute format('grant usage on schema shardids, shardids_ref, %I to %I', schema, role);
-  execute format('grant select on shardids.node, shardids.shard to %I', role);
+  execute format('grant select on shardids.node, shardids.shard, shardids.skipped to %I', role);
   -- Needed where functions are not everybody's by default.
   execute (
     select format('grant execute on function %s to %I', string_agg(p.oid::regprocedure::text, ', '), role)
@@ -2415,8 +2188,8 @@ begin
     where p.pronamespace = 'shardids'::regnamespace
       and p.proname in ('epoch_ms', 'time_bits', 'shard_bits', 'sequence_bits', 'schema_prefix', 'schema_of', 'id_of', 'shard_of',
                         'sequence_of', 'time_of', 'tick_of', 'ms_of', 'clamped_ms', 'min_id', 'max_id', 'server', 'offset_base',
-                        'is_current', 'is_nearly_current', 'is_ahead', 'is_unchanged', 'is_in_time', 'drawn_id', 'catch_up', 'next_id', 'lagging_id',
-                        'offset_ms', 'refuse', 'reserve', 'tick_before', 'is_past', 'advance_past', 'decide', 'await_references'));
+                        'is_current', 'is_nearly_current', 'is_ahead', 'is_unchanged', 'drawn_id', 'catch_up', 'next_id', 'lagging_id',
+                        'offset_ms', 'refuse', 'reserve', 'tick_before', 'is_past', 'max_past_ms', 'advance_past', 'decide', 'await_references'));
   execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer, bigint) to %2$I', schema, role);
   if to_regprocedure(format('%I.next_number(text, text, timestamptz)', schema)) is not null then
     execute format('grant execute on function %I.next_number(text, text, timestamptz) to %I', schema, role);
@@ -2566,41 +2339,6 @@ COMMENT ON FUNCTION shardids.guarded(shards integer[]) IS 'The tables of these s
 
 
 --
--- Name: has_row(text, text, text, text, text, boolean); Type: FUNCTION; Schema: shardids; Owner: -
---
-
-CREATE FUNCTION shardids.has_row(schema text, name text, key text, kind text, value text, after_writers boolean) RETURNS text
-    LANGUAGE plpgsql
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    SET row_security TO 'off'
-    AS $_$
-declare
-  found_one boolean;
-begin
-  perform set_config('lock_timeout', '100ms', true);
-  if after_writers then
-    execute format('lock table %I.%I in share mode', schema, name);
-  end if;
-  execute format('update %1$I.%2$I set %3$I = %3$I where false', schema, name, key);
-  execute format('select exists (select from %I.%I where %I = $1::%s)', schema, name, key, kind) into found_one using value;
-  raise exception using errcode = 'SI099';
-exception
-  when sqlstate 'SI099' then
-    return case when found_one then 'yes' else 'no' end;
-  when lock_not_available then
-    return 'busy';
-end
-$_$;
-
-
---
--- Name: FUNCTION has_row(schema text, name text, key text, kind text, value text, after_writers boolean); Type: COMMENT; Schema: shardids; Owner: -
---
-
-COMMENT ON FUNCTION shardids.has_row(schema text, name text, key text, kind text, value text, after_writers boolean) IS 'Whether a shard has a row with a value, when all who had written to the table have ended: yes, no, or busy';
-
-
---
 -- Name: incarnation(); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -2622,9 +2360,10 @@ begin
       perform pg_sleep(0.001), pg_stat_clear_snapshot();
     end if;
   end loop;
-  return (hashtextextended(
-    concat_ws(' ', shardids.server(), extract(epoch from pg_postmaster_start_time()),
-              extract(epoch from checkpointer_start)), 0) & 1048575) << 43;
+  return ((case when pg_is_in_recovery() then 0 else shardids.timeline() & 3 end::bigint << 19)
+          + greatest(64, hashtextextended(
+              concat_ws(' ', shardids.server(), extract(epoch from pg_postmaster_start_time()),
+                        extract(epoch from checkpointer_start)), 0) & 524287)) << 42;
 end
 $$;
 
@@ -2637,29 +2376,39 @@ COMMENT ON FUNCTION shardids.incarnation() IS 'What this incarnation of the serv
 
 
 --
--- Name: is_active(regclass, regclass, integer); Type: FUNCTION; Schema: shardids; Owner: -
---
-
-CREATE FUNCTION shardids.is_active(counter regclass, id_offset regclass, shard integer) RETURNS boolean
-    LANGUAGE plpgsql PARALLEL SAFE
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-begin
-  return exists (
-    select from shardids.shard s
-    where s.id = is_active.shard and s.id_offset = is_active.id_offset and s.id_counter = is_active.counter
-      and s.state = 'active' and s.server = shardids.server());
-end
-$$;
-
-
---
 -- Name: is_ahead(bigint, bigint, interval); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
 CREATE FUNCTION shardids.is_ahead(seen bigint, drawn bigint, max_ahead interval) RETURNS boolean
     LANGUAGE sql PARALLEL SAFE
-    RETURN ((((((seen + (drawn >> shardids.sequence_bits())) + (shardids.epoch_ms() - shardids.offset_base())))::double precision - (date_part('epoch'::text, clock_timestamp()) * (1000)::double precision)) >= (0)::double precision) AND (((((seen + (drawn >> shardids.sequence_bits())) + (shardids.epoch_ms() - shardids.offset_base())))::double precision - (date_part('epoch'::text, clock_timestamp()) * (1000)::double precision)) <= (date_part('epoch'::text, max_ahead) * (1000)::double precision)));
+    RETURN (((seen + (drawn >> shardids.sequence_bits())) >= shardids.offset_base()) AND ((seen + (drawn >> shardids.sequence_bits())) < (shardids.offset_base() + ((1)::bigint << shardids.time_bits()))) AND (((((((seen + (drawn >> shardids.sequence_bits())) + (shardids.epoch_ms() - shardids.offset_base())))::double precision - (date_part('epoch'::text, clock_timestamp()) * (1000)::double precision)) >= (0)::double precision) AND (((((seen + (drawn >> shardids.sequence_bits())) + (shardids.epoch_ms() - shardids.offset_base())))::double precision - (date_part('epoch'::text, clock_timestamp()) * (1000)::double precision)) <= (date_part('epoch'::text, max_ahead) * (1000)::double precision))) IS TRUE));
+
+
+--
+-- Name: is_believed(bigint); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.is_believed(clock_ms bigint) RETURNS boolean
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  return (select clock_ms <= greatest(
+           shardids.ms_of(n.clock_confirmed_at),
+           (select max(shardids.offset_ms(pg_sequence_last_value(i.oid)) + (coalesce(pg_sequence_last_value(c.oid), 0) >> shardids.sequence_bits()))
+            from shardids.shard s join pg_class i on i.oid = s.id_offset join pg_class c on c.oid = s.id_counter),
+           (select max(nullif(s.high_water_tick, -1) >> shardids.sequence_bits()) from shardids.shard s))
+         + (extract(epoch from n.max_step) * 1000)::bigint
+  from shardids.node n);
+end
+$$;
+
+
+--
+-- Name: FUNCTION is_believed(clock_ms bigint); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.is_believed(clock_ms bigint) IS 'Whether a clock is at most max_step past the latest time that this node has reason to believe';
 
 
 --
@@ -2677,16 +2426,47 @@ CREATE FUNCTION shardids.is_bound(counter regclass, id_offset regclass, shard in
 
 CREATE FUNCTION shardids.is_current(seen bigint, drawn bigint) RETURNS boolean
     LANGUAGE sql PARALLEL SAFE
-    RETURN (abs(((date_part('epoch'::text, clock_timestamp()) * (1000)::double precision) - ((((seen + (drawn >> shardids.sequence_bits())) & (~ ((1)::bigint << shardids.time_bits()))) + ((shardids.epoch_ms() - shardids.offset_base()) - 29999)))::double precision)) < (30001)::double precision);
+    RETURN (abs(((date_part('epoch'::text, clock_timestamp()) * (1000)::double precision) - (((seen + (drawn >> shardids.sequence_bits())) + ((shardids.epoch_ms() - shardids.offset_base()) - 29999)))::double precision)) < (30001)::double precision);
 
 
 --
--- Name: is_in_time(bigint, bigint); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: is_followed(regclass, regclass, integer, bigint, bigint); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.is_in_time(seen bigint, drawn bigint) RETURNS boolean
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN (((seen & '8796093022207'::bigint) + (drawn >> shardids.sequence_bits())) < ((1)::bigint << shardids.time_bits()));
+CREATE FUNCTION shardids.is_followed(counter regclass, id_offset regclass, shard integer, seen bigint, target bigint) RETURNS boolean
+    LANGUAGE plpgsql PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  return exists (
+    select from shardids.shard s
+    where s.id = is_followed.shard and s.id_offset = is_followed.id_offset and s.id_counter = is_followed.counter
+      and s.state = 'active' and s.server = shardids.server())
+    and not exists (
+    select from shardids.skipped k
+    where k.shard = is_followed.shard
+      and k.last_tick >> shardids.sequence_bits()
+          >= shardids.offset_ms(seen) + (pg_sequence_last_value(counter) >> shardids.sequence_bits())
+      and k.first_tick >> shardids.sequence_bits()
+          <= shardids.offset_ms(target) + (pg_sequence_last_value(counter) >> shardids.sequence_bits()) + 3600000);
+end
+$$;
+
+
+--
+-- Name: is_free(integer, bigint); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.is_free(shard integer, tick bigint) RETURNS boolean
+    LANGUAGE plpgsql STABLE PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  return tick >> shardids.sequence_bits() < 1::bigint << shardids.time_bits()
+    and not exists (
+      select from shardids.skipped k where k.shard = is_free.shard and tick between k.first_tick and k.last_tick);
+end
+$$;
 
 
 --
@@ -2694,8 +2474,8 @@ CREATE FUNCTION shardids.is_in_time(seen bigint, drawn bigint) RETURNS boolean
 --
 
 CREATE FUNCTION shardids.is_late(seen bigint, target bigint) RETURNS boolean
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN ((seen >= 0) AND (((target - seen) >= 2) AND ((target - seen) <= '4000000000000'::bigint)));
+    LANGUAGE sql PARALLEL SAFE
+    RETURN ((seen >= GREATEST(shardids.offset_base(), (target - 3600000))) AND (seen <= (target - 2)));
 
 
 --
@@ -2704,7 +2484,7 @@ CREATE FUNCTION shardids.is_late(seen bigint, target bigint) RETURNS boolean
 
 CREATE FUNCTION shardids.is_marked(seen bigint, base bigint) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN ((seen >= 0) AND ((seen >> 43) = ANY (ARRAY[(base >> 43), ((base >> 43) # (1)::bigint)])));
+    RETURN ((seen >= 0) AND ((seen >> 42) = ANY (ARRAY[(base >> 42), ((base >> 42) # (1)::bigint)])));
 
 
 --
@@ -2729,7 +2509,16 @@ CREATE FUNCTION shardids.is_near(seen bigint, target bigint) RETURNS boolean
 
 CREATE FUNCTION shardids.is_nearly_current(seen bigint, drawn bigint) RETURNS boolean
     LANGUAGE sql PARALLEL SAFE
-    RETURN (abs(((date_part('epoch'::text, clock_timestamp()) * (1000)::double precision) - ((((seen + (drawn >> shardids.sequence_bits())) & (~ ((1)::bigint << shardids.time_bits()))) + ((shardids.epoch_ms() - shardids.offset_base()) - 29950)))::double precision)) < (30050)::double precision);
+    RETURN (abs(((date_part('epoch'::text, clock_timestamp()) * (1000)::double precision) - (((seen + (drawn >> shardids.sequence_bits())) + ((shardids.epoch_ms() - shardids.offset_base()) - 29950)))::double precision)) < (30050)::double precision);
+
+
+--
+-- Name: is_of_another_timeline(bigint, bigint); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.is_of_another_timeline(seen bigint, base bigint) RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN ((seen IS NULL) OR (((seen >> 61) & (3)::bigint) <> ((base >> 61) & (3)::bigint)));
 
 
 --
@@ -2738,7 +2527,7 @@ CREATE FUNCTION shardids.is_nearly_current(seen bigint, drawn bigint) RETURNS bo
 
 CREATE FUNCTION shardids.is_past(seen bigint, drawn bigint, past_tick bigint) RETURNS boolean
     LANGUAGE sql STABLE PARALLEL SAFE
-    RETURN ((seen >= 0) AND ((seen & (~ '8796093022207'::bigint)) = shardids.offset_base()) AND ((((seen & '8796093022207'::bigint) << shardids.sequence_bits()) + COALESCE(drawn, (0)::bigint)) >= past_tick));
+    RETURN ((seen >= 0) AND ((seen & (~ '4398046511103'::bigint)) = shardids.offset_base()) AND ((((seen & '4398046511103'::bigint) << shardids.sequence_bits()) + COALESCE(drawn, (0)::bigint)) >= past_tick));
 
 
 --
@@ -2812,13 +2601,14 @@ declare
   counter constant regclass := (
     select s.id_counter from shardids.shard s where s.id = late_id.shard and s.id_offset = late_id.id_offset);
   seen bigint;
-  drawn bigint;
+  tick bigint;
 begin
   loop
+    -- Of this incarnation, although offset_base() may be what the session computed before a promotion.
     seen := (shardids.advance(shard, id_offset)).seen;
-    drawn := nextval(counter);
-    if shardids.is_unchanged(seen, id_offset) and shardids.is_in_time(seen, drawn) then
-      return shardids.drawn_id(seen, drawn, drawn, shard);
+    tick := (shardids.offset_ms(seen) << shardids.sequence_bits()) + nextval(counter);
+    if pg_sequence_last_value(id_offset) = seen and shardids.is_free(shard, tick) then
+      return shardids.id_of(tick, shard);
     end if;
   end loop;
 end
@@ -2867,7 +2657,7 @@ CREATE FUNCTION shardids.log_offset(id_offset regclass, base bigint, offset_ms b
     AS $$
 begin
   if current_setting('server_version_num')::integer >= 170000 then
-    perform setval(id_offset, (base # (1::bigint << 43)) + offset_ms);
+    perform setval(id_offset, (base # (1::bigint << 42)) + offset_ms);
     perform pg_logical_emit_message(false, 'shardids', '', true);
   end if;
 end
@@ -2898,6 +2688,25 @@ COMMENT ON FUNCTION shardids.max_id(at timestamp with time zone) IS 'The highest
 
 
 --
+-- Name: max_past_ms(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.max_past_ms() RETURNS bigint
+    LANGUAGE sql STABLE PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+  select (extract(epoch from greatest(n.max_past, n.safety_margin * 6)) * 1000)::bigint from shardids.node n;
+$$;
+
+
+--
+-- Name: FUNCTION max_past_ms(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.max_past_ms() IS 'How many ms ahead of the clock an ID may be that a shard goes past';
+
+
+--
 -- Name: min_id(timestamp with time zone); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -2911,6 +2720,53 @@ CREATE FUNCTION shardids.min_id(at timestamp with time zone) RETURNS bigint
 --
 
 COMMENT ON FUNCTION shardids.min_id(at timestamp with time zone) IS 'The lowest ID that any shard can issue in a millisecond';
+
+
+--
+-- Name: note_step(bigint); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.note_step(clock_ms bigint) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  latest bigint;
+  slot regclass;
+  lowest bigint;
+begin
+  if clock_ms < 1 then
+    return;
+  end if;
+  perform shardids.wait_for_lock(1936220516, -1);
+  latest := coalesce(pg_sequence_last_value('shardids.step_latest'), -3600000);
+  if clock_ms not between latest and latest + 3600000 then
+    select q.slot, coalesce(pg_sequence_last_value(q.slot), 0) into slot, lowest
+    from unnest(array['shardids.step_1', 'shardids.step_2', 'shardids.step_3', 'shardids.step_4']::regclass[]) q (slot)
+    order by 2 limit 1;
+    -- First of all what is given up, so that it is never unknown.
+    if least(lowest, clock_ms) > coalesce(pg_sequence_last_value('shardids.step_dropped'), 0) then
+      perform setval('shardids.step_dropped', least(lowest, clock_ms));
+    end if;
+    if clock_ms > lowest then
+      perform setval(slot, clock_ms);
+    end if;
+  end if;
+  if clock_ms <> latest then
+    perform setval('shardids.step_latest', clock_ms);
+  end if;
+  raise exception using errcode = 'SI099';
+exception when sqlstate 'SI099' then
+  null;
+end
+$$;
+
+
+--
+-- Name: FUNCTION note_step(clock_ms bigint); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.note_step(clock_ms bigint) IS 'Notes that the clock has gone ahead by more than an hour at once';
 
 
 --
@@ -2966,6 +2822,8 @@ begin
     'language plpgsql volatile set search_path = pg_catalog, pg_temp as '
     '$f$begin new.%3$I := %1$I.next_number(new.%4$I::text, %5$L); return new; end$f$', schema, trigger_name, number, tenant, kind);
   execute format('revoke execute on function %I.%I() from public', schema, trigger_name);
+  execute format('alter function %I.%I() owner to %I', schema, trigger_name,
+                 (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = 'shardids'));
   execute format(
     'create or replace trigger %2$I before insert on %1$s for each row when (new.%3$I is null) execute function %4$I.%2$I()',
     numbered, trigger_name, number, schema);
@@ -2986,7 +2844,7 @@ COMMENT ON FUNCTION shardids.number_rows(numbered regclass, number name, tenant 
 
 CREATE FUNCTION shardids.offset_ms(seen bigint) RETURNS bigint
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN CASE WHEN (seen < 0) THEN ('-1'::integer - seen) ELSE (seen & '8796093022207'::bigint) END;
+    RETURN CASE WHEN (seen < 0) THEN ('-1'::integer - seen) ELSE (seen & '4398046511103'::bigint) END;
 
 
 --
@@ -3042,6 +2900,31 @@ $$;
 
 
 --
+-- Name: past_skipped(integer, bigint, bigint); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.past_skipped(shard integer, at_ms bigint, ticks bigint DEFAULT 0) RETURNS bigint
+    LANGUAGE plpgsql STABLE PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  k record;
+  length_ms constant bigint := (ticks >> shardids.sequence_bits()) + 1;
+begin
+  for k in
+    select s.first_tick >> shardids.sequence_bits() as first_ms, s.last_tick >> shardids.sequence_bits() as last_ms
+    from shardids.skipped s where s.shard = past_skipped.shard order by 1
+  loop
+    if at_ms + 1000 >= k.first_ms and at_ms - length_ms <= k.last_ms then
+      at_ms := k.last_ms + length_ms + 1;
+    end if;
+  end loop;
+  return at_ms;
+end
+$$;
+
+
+--
 -- Name: period_of(text, timestamp without time zone); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -3055,6 +2938,74 @@ CREATE FUNCTION shardids.period_of(per text, moment timestamp without time zone)
 --
 
 COMMENT ON FUNCTION shardids.period_of(per text, moment timestamp without time zone) IS 'The first day of the day, month or year in which a time lies';
+
+
+--
+-- Name: plan_reset(integer, bigint); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.plan_reset(shard integer, from_ms bigint DEFAULT NULL::bigint, OUT lead_ms bigint, OUT starts_ms bigint, OUT first_ms bigint, OUT last_ms bigint) RETURNS record
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  this shardids.shard;
+  node shardids.node;
+  bits constant integer := shardids.sequence_bits();
+  now_ms constant bigint := shardids.ms_of(clock_timestamp());
+  ahead_ms bigint;
+begin
+  select s.* into this from shardids.shard s where s.id = plan_reset.shard;
+  if not found then
+    perform shardids.refuse('SI001', shard);
+  elsif this.state = 'moved' then
+    perform shardids.refuse('SI002', shard);
+  end if;
+  select n.* into node from shardids.node n;
+  ahead_ms := extract(epoch from node.max_ahead) * 1000;
+  if now_ms not between 0 and (1::bigint << shardids.time_bits()) - 1 then
+    perform shardids.refuse('SI006', shard);
+  end if;
+  last_ms := greatest(this.high_water_tick >> bits,
+                      shardids.offset_ms(coalesce(pg_sequence_last_value(this.id_offset), -1))
+                      + (coalesce(pg_sequence_last_value(this.id_counter), 0) >> bits));
+  lead_ms := last_ms - now_ms;
+  starts_ms := now_ms + ahead_ms;
+  if lead_ms <= ahead_ms then
+    raise exception using
+      errcode = 'SI007',
+      message = format('shard %s is %s ms ahead of the clock, within max_ahead = %s: there is nothing to reset [node "%s"]',
+                       shard, lead_ms, node.max_ahead, node.name),
+      hint = format('To let it issue IDs if it is fenced: shardids shard show %s', shard);
+  end if;
+  if from_ms is null then
+    select min(pg_sequence_last_value(q.slot)) into from_ms
+    from unnest(array['shardids.step_1', 'shardids.step_2', 'shardids.step_3', 'shardids.step_4']::regclass[]) q (slot)
+    where pg_sequence_last_value(q.slot) > now_ms;
+    if from_ms is null or pg_sequence_last_value('shardids.step_dropped') > now_ms then
+      raise exception using
+        errcode = 'SI007',
+        message = format('when the clock of shard %s went ahead is not recorded [node "%s"]', shard, node.name),
+        hint = 'Name the earliest time that the wrong clock can have shown: --from TIME.';
+    end if;
+  end if;
+  first_ms := from_ms;
+  if first_ms <= starts_ms + 1000 or first_ms > last_ms then
+    raise exception using
+      errcode = 'SI007',
+      message = format('shard %s issued IDs by the wrong clock from %s to %s; it can''t begin between the present and those [node "%s"]',
+                       shard, shardids.time_of(shardids.id_of(first_ms << bits, 0)), shardids.time_of(shardids.id_of(least(last_ms, (1::bigint << shardids.time_bits()) - 1) << bits, 0)), node.name),
+      hint = 'The present, max_ahead and a second must lie before the first of them. Otherwise wait until the clock has passed the last, less max_ahead.';
+  end if;
+end
+$$;
+
+
+--
+-- Name: FUNCTION plan_reset(shard integer, from_ms bigint, OUT lead_ms bigint, OUT starts_ms bigint, OUT first_ms bigint, OUT last_ms bigint); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.plan_reset(shard integer, from_ms bigint, OUT lead_ms bigint, OUT starts_ms bigint, OUT first_ms bigint, OUT last_ms bigint) IS 'What shardids.reset_clock(shard) would do';
 
 
 --
@@ -3094,54 +3045,29 @@ CREATE FUNCTION shardids.raised(seen bigint, target bigint, id_offset regclass) 
 
 
 --
--- Name: reference_digest(name[]); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: reference_columns(name[]); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.reference_digest(names name[]) RETURNS TABLE(name name, rows bigint, digest numeric, definition text)
-    LANGUAGE plpgsql
+CREATE FUNCTION shardids.reference_columns(names name[]) RETURNS TABLE(name name, definition text)
+    LANGUAGE sql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
-    SET "TimeZone" TO 'UTC'
-    SET "IntervalStyle" TO 'postgres'
-    SET bytea_output TO 'hex'
-    SET extra_float_digits TO '1'
-    SET xmlbinary TO 'base64'
     AS $$
-declare
-  this oid;
-  code text;
-begin
-  foreach name in array names loop
-    this := to_regclass(format('shardids_ref.%I', name));
-    rows := null;
-    digest := null;
-    definition := null;
-    if this is not null then
-      code := shardids.strangers_code('shardids_ref', name);
-      if code is not null then
-        raise insufficient_privilege using
-          message = format('shardids_ref.%I was not looked at: %s', name, code),
-          hint = 'Let the owner of schema shardids own the table and what it calls.';
-      end if;
-      execute format('select count(*), coalesce(sum(hashtextextended(to_jsonb(t)::text, 0)::numeric), 0) from only shardids_ref.%I t', name)
-      into rows, digest;
-      select string_agg(format('%I %s%s%s%s', a.attname, format_type(a.atttypid, a.atttypmod), case when a.attnotnull then ' not null' end,
-                               case when a.attgenerated <> '' then ' generated' end,
-                               case when exists (select from pg_index i where i.indrelid = this and i.indisprimary and a.attnum = any (i.indkey))
-                                 then ' primary key' end), ', ' order by a.attname)
-      into definition
-      from pg_attribute a where a.attrelid = this and a.attnum > 0 and not a.attisdropped;
-    end if;
-    return next;
-  end loop;
-end
+  select t.name,
+         string_agg(concat(quote_ident(a.attname), ' ', format_type(a.atttypid, a.atttypmod), case when a.attnotnull then ' not null' end,
+                           case when a.attgenerated <> '' then ' generated' end,
+                           case when exists (select from pg_index i where i.indrelid = a.attrelid and i.indisprimary and a.attnum = any (i.indkey))
+                             then ' primary key' end), ', ' order by a.attname) filter (where a.attnum is not null)
+  from unnest(names) t (name)
+  left join pg_attribute a on a.attrelid = to_regclass(format('shardids_ref.%I', t.name)) and a.attnum > 0 and not a.attisdropped
+  group by 1
 $$;
 
 
 --
--- Name: FUNCTION reference_digest(names name[]); Type: COMMENT; Schema: shardids; Owner: -
+-- Name: FUNCTION reference_columns(names name[]); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.reference_digest(names name[]) IS 'The number of rows of reference tables, a hash of them in any order, and their columns; nulls for tables that are not here';
+COMMENT ON FUNCTION shardids.reference_columns(names name[]) IS 'The columns of reference tables; null for tables that are not here';
 
 
 --
@@ -3189,6 +3115,14 @@ begin
     when 'SI005' then
       what := format('would issue IDs %s ms ahead of the clock; the limit is max_ahead = %s', amount, node.max_ahead);
       next := 'Set the server''s clock right, wait until it has caught up, or raise shardids.node.max_ahead.';
+    when 'restarted' then
+      what := format('issued IDs ahead of the clock when its server restarted, and waits for the clock for another %s ms', amount);
+      next := 'Try again then. Restarts within seconds of each other must not take IDs further and further ahead.';
+      reason := 'SI005';
+    when 'SI012' then
+      what := format('would follow a clock that went ahead by %s at once; the limit is max_step = %s',
+                     justify_hours(make_interval(secs => amount / 1000)), node.max_step);
+      next := format('If the server''s clock is right: shardids node confirm-clock %s', node.name);
     when 'SI006' then
       what := format('has no more IDs: the layout''s time ended at %s',
                      shardids.time_of(shardids.id_of(((1::bigint << shardids.time_bits()) - 1) << shardids.sequence_bits(), 0)));
@@ -3226,6 +3160,32 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids.refuse_number(schema name, reason text, what text, next text) IS 'Raises an error of the functions for numbers';
+
+
+--
+-- Name: refuse_unclaimed(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.refuse_unclaimed() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  raise exception using
+    errcode = 'SI014', schema = tg_table_schema, table = tg_table_name, column = tg_argv[0],
+    message = format('a statement without a claim writes %I.%I.%I, a look-up key: another shard could get the same value',
+                     tg_table_schema, tg_table_name, tg_argv[0]),
+    hint = format('Write it by a session of shardids. To write it anyway: SET LOCAL shardids.unclaimed_writes = ''allowed'';'
+                  ' and afterwards: shardids lookup backfill %s', tg_argv[1]);
+end
+$$;
+
+
+--
+-- Name: FUNCTION refuse_unclaimed(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.refuse_unclaimed() IS 'Refuses a statement that writes a look-up key without a claim';
 
 
 --
@@ -3300,6 +3260,49 @@ COMMENT ON FUNCTION shardids.release(shard integer) IS 'Draws an ID from a shard
 
 
 --
+-- Name: require_claimable(text, jsonb, integer, integer[]); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.require_claimable(claims text, rights jsonb, shard_count integer, shards integer[]) RETURNS void
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  caller constant name := case current_setting('role') when 'none' then session_user else current_setting('role') end;
+  allowed int4multirange := '{}';
+  given record;
+  refused integer;
+begin
+  if pg_has_role(caller, current_user, 'usage') or pg_has_role(caller, 'pg_write_all_data', 'usage') then
+    allowed := '{(,)}';
+  else
+    for given in
+      select r.shards::int4multirange as shards from jsonb_each_text(rights) r (role, shards)
+      where r.role = '' or pg_has_role(caller, (select p.oid from pg_roles p where p.rolname = r.role), 'usage')
+    loop
+      allowed := allowed + given.shards;
+    end loop;
+  end if;
+  select s.number into refused from unnest(shards) s (number)
+  where not s.number <@ allowed or s.number not between 0 and shard_count - 1 limit 1;
+  if found then
+    raise exception using
+      errcode = 'insufficient_privilege',
+      message = format('role "%s" may not change claims of shard %s in %s', caller, refused, claims),
+      hint = 'INSERT or UPDATE on the table in that shard allows it; after GRANT: shardids lookup create TABLE.COLUMN';
+  end if;
+end
+$$;
+
+
+--
+-- Name: FUNCTION require_claimable(claims text, rights jsonb, shard_count integer, shards integer[]); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.require_claimable(claims text, rights jsonb, shard_count integer, shards integer[]) IS 'Refuses changes of claims for shards in which the calling role may not write; rights has shards by role, and PUBLIC as ""';
+
+
+--
 -- Name: require_zone(name, text); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -3346,6 +3349,62 @@ $_$;
 --
 
 COMMENT ON FUNCTION shardids.reserve(shard integer, n integer, OUT first_tick bigint, OUT last_tick bigint) IS 'Sets n consecutive ticks of a shard aside for the caller; shardids.id_of(tick, shard) makes them IDs';
+
+
+--
+-- Name: reset_clock(integer, bigint); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.reset_clock(shard integer, from_ms bigint DEFAULT NULL::bigint, OUT starts_ms bigint, OUT first_tick bigint, OUT last_tick bigint) RETURNS record
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET lock_timeout TO '10s'
+    AS $$
+#variable_conflict use_variable
+declare
+  this shardids.shard;
+  plan record;
+  bits constant integer := shardids.sequence_bits();
+  counter bigint;
+  offset_ms bigint;
+begin
+  select s.* into this from shardids.shard s where s.id = reset_clock.shard for update;
+  select * into plan from shardids.plan_reset(shard, from_ms);
+  if this.state <> 'fenced' or this.changed_in = pg_current_xact_id_if_assigned() then
+    raise exception using
+      errcode = 'SI007',
+      message = format('shard %s must be fenced before its clock is reset [node "%s"]', shard, (select n.name from shardids.node n)),
+      hint = format('select shardids.fence(%s), and COMMIT', shard);
+  end if;
+  starts_ms := plan.starts_ms;
+  first_tick := plan.first_ms << bits;
+  last_tick := greatest(this.high_water_tick, ((plan.last_ms + 1) << bits) - 1);
+  insert into shardids.skipped (shard, first_tick, last_tick) values (shard, first_tick, last_tick)
+  on conflict on constraint skipped_pkey do update set last_tick = greatest(skipped.last_tick, excluded.last_tick);
+  execute format('alter sequence %s start 0', this.id_offset);
+  -- The lock of who would raise it, until COMMIT: the shard is fenced.
+  perform shardids.wait_for_lock(1936220516, shard);
+  counter := coalesce(pg_sequence_last_value(this.id_counter), 0);
+  offset_ms := starts_ms - (counter >> bits);
+  if offset_ms < 0 then
+    perform shardids.refuse('SI006', shard);
+  end if;
+  perform setval(this.id_offset, -2 - offset_ms);
+  update shardids.shard s
+  set high_water_tick = starts_ms << bits, unfences = null, incarnation = shardids.incarnation(), changed_in = pg_current_xact_id()
+  where s.id = reset_clock.shard;
+  -- By what is stored of the shard by now.
+  perform shardids.define_next_id(shard, this.schema);
+  update shardids.node n set clock_confirmed_at = null where n.clock_confirmed_at > clock_timestamp();
+end
+$$;
+
+
+--
+-- Name: FUNCTION reset_clock(shard integer, from_ms bigint, OUT starts_ms bigint, OUT first_tick bigint, OUT last_tick bigint); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.reset_clock(shard integer, from_ms bigint, OUT starts_ms bigint, OUT first_tick bigint, OUT last_tick bigint) IS 'Brings a fenced shard, which a wrong clock took into the future, back to the present; activate it after COMMIT';
 
 
 --
@@ -3400,27 +3459,41 @@ COMMENT ON FUNCTION shardids.routed(route name, adoption text) IS 'The tables of
 
 
 --
--- Name: safe_tick(integer, regclass, regclass, integer); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: safe_tick(integer, regclass, regclass); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.safe_tick(shard integer, id_counter regclass, id_offset regclass, margins integer) RETURNS bigint
-    LANGUAGE sql
+CREATE FUNCTION shardids.safe_tick(shard integer, id_counter regclass, id_offset regclass) RETURNS bigint
+    LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
-  select greatest((shardids.offset_ms(coalesce(pg_sequence_last_value(id_offset), -1)) << shardids.sequence_bits())
-                    + coalesce(pg_sequence_last_value(id_counter), 0),
-                  shardids.ms_of(clock_timestamp()) << shardids.sequence_bits(),
-                  (select s.high_water_tick from shardids.shard s where s.id = safe_tick.shard))
-         + ((margins * extract(epoch from n.safety_margin) * 1000)::bigint << shardids.sequence_bits())
-  from shardids.node n;
+declare
+  bits constant integer := shardids.sequence_bits();
+  stored_ms constant bigint := greatest(
+    shardids.offset_ms(coalesce(pg_sequence_last_value(id_offset), -1)) + (coalesce(pg_sequence_last_value(id_counter), 0) >> bits),
+    (select s.high_water_tick >> bits from shardids.shard s where s.id = safe_tick.shard));
+  now_ms constant bigint := shardids.ms_of(clock_timestamp());
+  node shardids.node;
+begin
+  select n.* into node from shardids.node n;
+  -- A tick that is too high would stay in the shard's row.
+  if now_ms >= 1::bigint << shardids.time_bits() then
+    perform shardids.refuse('SI006', shard);
+  elsif stored_ms > 0 and now_ms - stored_ms > extract(epoch from node.max_step) * 1000 and not shardids.is_believed(now_ms) then
+    perform shardids.refuse('SI012', shard, now_ms - stored_ms);
+  elsif now_ms - stored_ms > 3600000 then
+    perform shardids.note_step(now_ms);
+  end if;
+  return ((greatest(stored_ms + 3 * extract(epoch from node.safety_margin)::numeric * 1000,
+                    now_ms + 5 * extract(epoch from node.safety_margin)::numeric * 1000)::bigint + 1) << bits);
+end
 $$;
 
 
 --
--- Name: FUNCTION safe_tick(shard integer, id_counter regclass, id_offset regclass, margins integer); Type: COMMENT; Schema: shardids; Owner: -
+-- Name: FUNCTION safe_tick(shard integer, id_counter regclass, id_offset regclass); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.safe_tick(shard integer, id_counter regclass, id_offset regclass, margins integer) IS 'A tick that no incarnation of a shard has issued, if none was more than so many margins ahead of its clock';
+COMMENT ON FUNCTION shardids.safe_tick(shard integer, id_counter regclass, id_offset regclass) IS 'A tick that no incarnation of a shard has issued, if what was lost of each was at most a margin ahead of what is stored or of its jump';
 
 
 --
@@ -3598,6 +3671,12 @@ CREATE FUNCTION shardids.set_aside(id_offset regclass, shard integer, n integer,
 begin
   if n is null or (case when past_tick is null then n < 1 else n <> 0 end) then
     perform shardids.refuse('SI007', shard, n);
+  elsif (past_tick >> shardids.sequence_bits()) - shardids.ms_of(clock_timestamp()) > shardids.max_past_ms() then
+    raise exception using
+      errcode = 'SI005',
+      message = format('shard %s can''t go past tick %s, which is %s ms ahead of the clock; the limit is max_past [node "%s"]', shard, past_tick,
+                       (past_tick >> shardids.sequence_bits()) - shardids.ms_of(clock_timestamp()), (select n.name from shardids.node n)),
+      hint = 'Is it a tick of this cluster? Then set the clocks of both servers right, or raise shardids.node.max_past.';
   end if;
   select a.first_tick, a.last_tick into first_tick, last_tick from shardids.advance(shard, id_offset, n, past_tick) a;
 end
@@ -3748,74 +3827,6 @@ COMMENT ON FUNCTION shardids.set_number(shard integer, tenant text, kind text, n
 
 
 --
--- Name: settle_claim(text, text, integer, integer, text, text, text); Type: FUNCTION; Schema: shardids; Owner: -
---
-
-CREATE FUNCTION shardids.settle_claim(claims text, kind text, shard_count integer, shard integer, name text, key text, value text) RETURNS boolean
-    LANGUAGE plpgsql
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-declare
-  mine constant integer := shardids.claim_shard(kind, value, shard_count);
-  schema constant text := shardids.schema_of(mine);
-  claimed text;
-  other integer;
-  answer text;
-begin
-  for round in 1 .. 50 loop
-    -- Read before the row is looked for: whoever claims after this gives it another stamp.
-    select a.value into claimed
-    from shardids.ask_shard(mine, format('select shardids.claim_of(%L, %L, %L, %L)', schema, claims, kind, value)) a (value);
-    other := split_part(claimed, ' ', 1)::integer;
-    if other is null or other = shard then
-      if value = any (shardids.claim_values(claims, kind, shard_count, shard, array[value])) then
-        return true;
-      end if;
-      continue;
-    end if;
-    answer := 'busy';
-    for attempt in 0 .. 20 loop
-      select a.value into answer
-      from shardids.ask_shard(other, format('select shardids.has_row(%L, %L, %L, %L, %L, %L)', shardids.schema_of(other),
-                                            name, key, kind, value, attempt > 0)) a (value);
-      exit when answer = 'yes' or attempt > 0 and answer = 'no';
-      if attempt > 0 then
-        perform pg_sleep(0.1);
-      end if;
-      answer := 'busy';
-    end loop;
-    if answer = 'yes' then
-      return false;
-    elsif answer = 'busy' then
-      raise exception using
-        errcode = 'SI014',
-        message = format('%s.%s: shard %s has claimed %s, and transactions that have written to %s there, or vacuum or alter it,'
-                         ' have not ended for 4 s', name, key, other, left(value, 60), name),
-        hint = 'Run it again when they have. If it is this transaction itself: a value leaves its shard in one, and is'
-               ' written in another shard in the next.';
-    end if;
-    select a.value into answer
-    from shardids.ask_shard(mine, format('select shardids.take_claim(%L, %L, %L, %L, %L, %s)', schema, claims, kind, value,
-                                         split_part(claimed, ' ', 2), shard)) a (value);
-    if found then
-      return true;
-    end if;
-  end loop;
-  raise exception using
-    errcode = 'SI014', message = format('%s.%s: others claim %s and give it up again, 50 times', name, key, left(value, 60)),
-    hint = 'Run the transaction again.';
-end
-$$;
-
-
---
--- Name: FUNCTION settle_claim(claims text, kind text, shard_count integer, shard integer, name text, key text, value text); Type: COMMENT; Schema: shardids; Owner: -
---
-
-COMMENT ON FUNCTION shardids.settle_claim(claims text, kind text, shard_count integer, shard integer, name text, key text, value text) IS 'Claims a value that another shard had claimed; false if that has a row with it';
-
-
---
 -- Name: shard_of(bigint); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -3832,6 +3843,24 @@ COMMENT ON FUNCTION shardids.shard_of(id bigint) IS 'The shard in which an ID wa
 
 
 --
+-- Name: skips_from(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.skips_from(shard integer) RETURNS bigint
+    LANGUAGE sql STABLE PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+  select min(k.first_tick) from shardids.skipped k
+  where k.shard = skips_from.shard
+    and k.last_tick >= coalesce(
+      (select greatest(s.high_water_tick, (shardids.offset_ms(coalesce(pg_sequence_last_value(i.oid), -1)) << shardids.sequence_bits())
+                                          + coalesce(pg_sequence_last_value(c.oid), 0))
+       from shardids.shard s left join pg_class i on i.oid = s.id_offset left join pg_class c on c.oid = s.id_counter
+       where s.id = skips_from.shard), 0);
+$$;
+
+
+--
 -- Name: stage(name, name, regclass, text, text); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -3843,6 +3872,14 @@ begin
   if to_regnamespace(quote_ident(schema)) is null then
     execute format('create schema %I', schema);
     execute format('comment on schema %I is %L', schema, adoption);
+  elsif (select n.nspowner not in (current_user::regrole, (select e.nspowner from pg_namespace e where e.nspname = 'shardids'))
+                and pg_get_userbyid(n.nspowner) <> 'pg_database_owner' and not r.rolsuper
+         from pg_namespace n join pg_roles r on r.oid = n.nspowner where n.nspname = schema) then
+    -- Its owner could put a table of its own in the place of this one.
+    raise insufficient_privilege using
+      message = format('schema %I exists and belongs to role "%s", not to "%s"', schema,
+                       (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = schema), current_user),
+      hint = format('If nothing needs it: DROP SCHEMA %I', schema);
   end if;
   if exists (select from pg_class c where c.oid = to_regclass(format('%I.%I', schema, name))
              and (c.relowner <> current_user::regrole or obj_description(c.oid, 'pg_class') is distinct from adoption)) then
@@ -3933,9 +3970,8 @@ begin
     if (case when seen >= 0 then not shardids.is_marked(seen, base)
             else exists (select from shardids.shard s where s.id = stop.shard and s.unfences = seen
                          and s.incarnation is distinct from base) end) then
-      -- Another incarnation may have issued more than it had stored, or released this fence. Twice the margin: it may
-      -- have jumped by one itself.
-      offset_ms := ((shardids.safe_tick(shard, id_counter, id_offset, 2) - coalesce(pg_sequence_last_value(id_counter), 0))
+      -- Another incarnation may have issued more than it had stored, or released this fence.
+      offset_ms := ((shardids.safe_tick(shard, id_counter, id_offset) - coalesce(pg_sequence_last_value(id_counter), 0))
                     >> shardids.sequence_bits()) + 1;
     end if;
     perform setval(id_offset, -2 - offset_ms);
@@ -3950,84 +3986,103 @@ $$;
 
 
 --
--- Name: strangers_code(name, name); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: strangers_objects(name[], name); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.strangers_code(schema name, table_name name) RETURNS text
-    LANGUAGE plpgsql
+CREATE FUNCTION shardids.strangers_objects(schemas name[], owner name) RETURNS TABLE(schema name, kind text, object text, role text, message text, fix text)
+    LANGUAGE sql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-declare
-  engine constant oid := (select n.nspowner from pg_namespace n where n.nspname = 'shardids');
-  patience constant text := current_setting('lock_timeout');
-  this regclass;
-  parts oid[];
-  code text;
-begin
-  execute format('lock table %I.%I in access share mode', schema, table_name);
-  this := to_regclass(format('%I.%I', schema, table_name));
-  if (select c.relkind from pg_class c where c.oid = this) not in ('r', 'p') then
-    return 'it is not a table';
-  end if;
-  for looks in 1 .. 2 loop
-    with recursive part as (
-      select this::oid as oid union select i.inhrelid from pg_inherits i join part on part.oid = i.inhparent)
-    select array_agg(part.oid) into parts from part;
-    exit when looks = 2 or not exists (
-      select from pg_class c
-      where c.oid = any (parts)
-        and not pg_has_role(c.relowner, current_user, 'member') and not pg_has_role(c.relowner, engine, 'member'));
-    begin
-      -- Short of deadlock_timeout, so that no autovacuum gives way.
-      perform set_config('lock_timeout', '200ms', true);
-      execute format('lock table %s in share update exclusive mode', this);
-      perform set_config('lock_timeout', patience, true);
-    exception
-      when insufficient_privilege then
-        null;
-      when lock_not_available or read_only_sql_transaction then
-        return 'its owner could change it meanwhile: it can''t be locked now';
-    end;
-  end loop;
-  select w.what into code
-  from (
-    select format('policies of it apply to role %I', current_user) where row_security_active(this)
+    AS $_$
+  with wanted as (
+    select n.oid, n.nspname, n.nspowner, n.nspacl,
+           n.nspname in ('shardids', 'shardids_catalog', 'shardids_query', 'shardids_nodes', 'shardids_foreign',
+                         'shardids_local', 'shardids_inplace', 'shardids_relay', 'shardids_adopt')
+             as is_whole
+    from pg_namespace n where n.nspname = any ($1)),
+  ours as (select r.oid from pg_roles r where r.rolname = $2),
+  object as (
+    select o.*, n.nspname, n.is_whole
+    from wanted n
+    join (
+      select 'pg_class'::regclass::oid as classid, c.oid, c.relnamespace as namespace, c.relname as name, c.relowner as owner
+      from pg_class c where c.relkind not in ('i', 'I', 't')
+      union all select 'pg_proc'::regclass, p.oid, p.pronamespace, p.proname, p.proowner from pg_proc p
+      union all select 'pg_type'::regclass, t.oid, t.typnamespace, t.typname, t.typowner
+      from pg_type t where t.typrelid = 0 and not (t.typelem <> 0 and t.typlen = -1)
+      union all select 'pg_operator'::regclass, o.oid, o.oprnamespace, o.oprname, o.oprowner from pg_operator o
+      union all select 'pg_opclass'::regclass, o.oid, o.opcnamespace, o.opcname, o.opcowner from pg_opclass o
+      union all select 'pg_opfamily'::regclass, o.oid, o.opfnamespace, o.opfname, o.opfowner from pg_opfamily o
+      union all select 'pg_collation'::regclass, c.oid, c.collnamespace, c.collname, c.collowner from pg_collation c
+      union all select 'pg_conversion'::regclass, c.oid, c.connamespace, c.conname, c.conowner from pg_conversion c
+      union all select 'pg_ts_dict'::regclass, d.oid, d.dictnamespace, d.dictname, d.dictowner from pg_ts_dict d
+      union all select 'pg_ts_config'::regclass, c.oid, c.cfgnamespace, c.cfgname, c.cfgowner from pg_ts_config c
+      union all select 'pg_statistic_ext'::regclass, s.oid, s.stxnamespace, s.stxname, s.stxowner from pg_statistic_ext s) o
+      on o.namespace = n.oid
+    where (n.is_whole
+           or o.classid = 'pg_class'::regclass and (o.name in ('id_counter', 'id_offset', 'shardids_version') or starts_with(o.name, 'shardids_counter'))
+           or o.classid = 'pg_proc'::regclass and (o.name in ('next_id', 'next_ids', 'late_id', 'set_aside', 'next_number', 'next_lane_number')
+                                                   or starts_with(o.name, 'shardids_number_')))
+      -- The owner of an extension can make any object of its own a member.
+      and not exists (
+        select from pg_depend d
+        join pg_extension e on e.oid = d.refobjid
+        join pg_roles r on r.oid = e.extowner and (r.rolsuper or r.oid = (select oid from ours))
+        where d.classid = o.classid and d.objid = o.oid and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')),
+  code (relation, classid, oid) as (
+    select adrelid, 'pg_attrdef'::regclass::oid, oid from pg_attrdef
+    union all select conrelid, 'pg_constraint'::regclass, oid from pg_constraint
+    union all select tgrelid, 'pg_trigger'::regclass, oid from pg_trigger
+    union all select ev_class, 'pg_rewrite'::regclass, oid from pg_rewrite
+    union all select polrelid, 'pg_policy'::regclass, oid from pg_policy),
+  stranger (namespace, kind, object, role) as (
+    select n.nspname, 'schema', format('schema %I', n.nspname), n.nspowner
+    from wanted n where n.nspowner is distinct from (select oid from ours)
     union all
-    select format('%s calls %s, which belongs to role %I', o.what, p.oid::regprocedure, pg_get_userbyid(r.role))
-    from (
-      select 'pg_class'::regclass as classid, c.oid as objid, format('the partition key of %s', c.oid::regclass) as what
-      from pg_class c where c.oid = any (parts)
-      union all
-      select 'pg_class'::regclass, i.indexrelid, format('index %s', i.indexrelid::regclass)
-      from pg_index i where i.indrelid = any (parts)
-      union all
-      select 'pg_constraint'::regclass, k.oid, format('CHECK %I of %s', k.conname, k.conrelid::regclass)
-      from pg_constraint k where k.conrelid = any (parts) and k.contype = 'c'
-      union all
-      select 'pg_statistic_ext'::regclass, e.oid, format('statistics %I of %s', e.stxname, e.stxrelid::regclass)
-      from pg_statistic_ext e where e.stxrelid = any (parts)) o
-    join pg_depend d on d.classid = o.classid and d.objid = o.objid
-      and d.refclassid in ('pg_proc'::regclass, 'pg_operator'::regclass)
-    left join pg_operator b on d.refclassid = 'pg_operator'::regclass and b.oid = d.refobjid
-    join pg_proc p on p.oid = coalesce(b.oprcode::oid, d.refobjid)
-    cross join lateral (values (p.proowner), (b.oprowner)) r (role)
-    where not pg_has_role(r.role, current_user, 'member') and not pg_has_role(r.role, engine, 'member')
+    select distinct n.nspname, 'create', format('schema %I', n.nspname), a.grantee
+    from wanted n cross join lateral aclexplode(n.nspacl) a
+    where n.is_whole and a.privilege_type = 'CREATE' and a.grantee <> n.nspowner
+      and a.grantee is distinct from (select oid from ours)
     union all
-    select format('%s is a foreign table of role %I', c.oid::regclass, pg_get_userbyid(c.relowner))
-    from pg_class c
-    where c.oid = any (parts) and c.relkind = 'f'
-      and not pg_has_role(c.relowner, current_user, 'member') and not pg_has_role(c.relowner, engine, 'member')) w (what)
-  limit 1;
-  return code;
-end
-$$;
+    select o.nspname, 'object', pg_describe_object(o.classid, o.oid, 0), o.owner
+    from object o where o.owner is distinct from (select oid from ours)
+    union all
+    select distinct o.nspname, 'code', format('%s of %s', pg_describe_object(d.refclassid, d.refobjid, 0), pg_describe_object(o.classid, o.oid, 0)), p.proowner
+    from object o
+    join code c on c.relation = o.oid
+    join pg_depend d on d.classid = c.classid and d.objid = c.oid and d.refclassid = 'pg_proc'::regclass
+    join pg_proc p on p.oid = d.refobjid
+    join pg_roles r on r.oid = p.proowner and not r.rolsuper
+    where o.classid = 'pg_class'::regclass and o.is_whole and p.proowner is distinct from (select oid from ours)
+    union all
+    -- The owner of a server chooses the database that it leads to.
+    select n.nspname, 'server', format('foreign server %I', s.srvname), s.srvowner
+    from wanted n join pg_foreign_server s on starts_with(s.srvname, 'shardids_')
+    where n.nspname = 'shardids_foreign' and s.srvowner is distinct from (select oid from ours))
+  select s.namespace, s.kind, s.object, r.name,
+         case s.kind
+           when 'schema' then format('%s exists and belongs to role "%s", not to "%s"', s.object, r.name, $2)
+           when 'create' then format('role "%s" may create objects in %s', r.name, s.object)
+           when 'code' then format('%s would run, which belongs to role "%s", not to "%s"', s.object, r.name, $2)
+           else format('%s belongs to role "%s", not to "%s"', s.object, r.name, $2)
+         end,
+         case s.kind
+           when 'schema' then format('If nothing needs it: DROP SCHEMA %I. If all that is in it can be trusted: ALTER SCHEMA %1$I OWNER TO %I',
+                                     s.namespace, $2)
+           when 'create' then format('REVOKE CREATE ON %s FROM %s, and drop what it made there', s.object,
+                                     case s.role when 0 then 'PUBLIC' else quote_ident(r.name) end)
+           else 'Drop it, if nothing of yours needs it, and run the command again.'
+         end
+  from stranger s
+  cross join lateral (select case s.role when 0 then 'public' else pg_get_userbyid(s.role)::text end) r (name)
+  order by s.kind <> 'schema', s.kind <> 'create', 1, 3
+$_$;
 
 
 --
--- Name: FUNCTION strangers_code(schema name, table_name name); Type: COMMENT; Schema: shardids; Owner: -
+-- Name: FUNCTION strangers_objects(schemas name[], owner name); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.strangers_code(schema name, table_name name) IS 'What code of others a query of a table would run as the caller; null if none. The table is locked until the end of the transaction';
+COMMENT ON FUNCTION shardids.strangers_objects(schemas name[], owner name) IS 'Schemas of shardids, and objects in them, that belong to another role than the owner, or that others may create';
 
 
 --
@@ -4059,32 +4114,6 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids.subscribe(shard integer, name name, conninfo text, source_version integer) IS 'Subscribes to what publish made on another node, its present rows first';
-
-
---
--- Name: take_claim(text, text, text, text, uuid, integer); Type: FUNCTION; Schema: shardids; Owner: -
---
-
-CREATE FUNCTION shardids.take_claim(schema text, claims text, kind text, value text, stamp uuid, shard integer) RETURNS SETOF text
-    LANGUAGE plpgsql
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $_$
-begin
-  if current_setting('synchronous_commit') in ('off', 'local') then
-    perform set_config('synchronous_commit', 'on', true);
-  end if;
-  return query execute format(
-    'update %I.%I c set shard = $1, stamp = default where c.value = $2::%s and c.stamp = $3 returning c.value::text',
-    schema, claims, kind) using shard, value, stamp;
-end
-$_$;
-
-
---
--- Name: FUNCTION take_claim(schema text, claims text, kind text, value text, stamp uuid, shard integer); Type: COMMENT; Schema: shardids; Owner: -
---
-
-COMMENT ON FUNCTION shardids.take_claim(schema text, claims text, kind text, value text, stamp uuid, shard integer) IS 'Takes a claim from a shard that has no row, if nobody has claimed since it was read';
 
 
 --
@@ -4350,6 +4379,15 @@ COMMENT ON FUNCTION shardids.wait_for_lock(class integer, shard integer, patienc
 
 
 --
+-- Name: wait_ms(bigint, bigint, bigint, boolean); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.wait_ms(begin_ms bigint, clock_ms bigint, margin_ms bigint, is_promoted boolean) RETURNS bigint
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN CASE WHEN ((begin_ms - clock_ms) <= (margin_ms * 6)) THEN GREATEST((0)::bigint, ((begin_ms - clock_ms) - (margin_ms * CASE WHEN is_promoted THEN 4 ELSE 3 END))) ELSE (0)::bigint END;
+
+
+--
 -- Name: changed(); Type: FUNCTION; Schema: shardids_catalog; Owner: -
 --
 
@@ -4502,25 +4540,6 @@ CREATE TABLE shard_0001.shardids_version (
 
 
 --
--- Name: lookup_place; Type: TABLE; Schema: shardids; Owner: -
---
-
-CREATE TABLE shardids.lookup_place (
-    shard integer NOT NULL,
-    node text NOT NULL,
-    server text NOT NULL,
-    connection text NOT NULL
-);
-
-
---
--- Name: TABLE lookup_place; Type: COMMENT; Schema: shardids; Owner: -
---
-
-COMMENT ON TABLE shardids.lookup_place IS 'Where claim_rows() finds each shard: its node, the foreign server, and the name of the connection to it';
-
-
---
 -- Name: node; Type: TABLE; Schema: shardids; Owner: -
 --
 
@@ -4531,11 +4550,16 @@ CREATE TABLE shardids.node (
     on_copy text DEFAULT 'refuse'::text NOT NULL,
     max_ahead interval DEFAULT '01:00:00'::interval NOT NULL,
     safety_margin interval DEFAULT '00:00:10'::interval NOT NULL,
+    max_past interval DEFAULT '00:01:00'::interval NOT NULL,
+    max_step interval DEFAULT '360 days'::interval NOT NULL,
+    clock_confirmed_at timestamp with time zone,
     max_reserve integer DEFAULT 4194304 NOT NULL,
     sees_all boolean DEFAULT pg_has_role(CURRENT_USER, 'pg_read_all_stats'::name, 'usage'::text) NOT NULL,
-    CONSTRAINT node_margin_within_max_ahead CHECK (((safety_margin * (2)::double precision) <= max_ahead)),
+    CONSTRAINT node_margin_within_max_ahead CHECK (((safety_margin * (6)::double precision) <= max_ahead)),
     CONSTRAINT node_max_ahead_check CHECK (((max_ahead >= '00:01:00'::interval) AND (max_ahead <= '10 years'::interval))),
+    CONSTRAINT node_max_past_within_max_ahead CHECK ((max_past <= max_ahead)),
     CONSTRAINT node_max_reserve_check CHECK (((max_reserve >= 1) AND (max_reserve <= 16777216))),
+    CONSTRAINT node_max_step_check CHECK (((max_step >= '1 day'::interval) AND (max_step <= '100 years'::interval))),
     CONSTRAINT node_on_copy_check CHECK ((on_copy = ANY (ARRAY['refuse'::text, 'warn'::text]))),
     CONSTRAINT node_only_row_check CHECK (only_row),
     CONSTRAINT node_safety_margin_check CHECK ((safety_margin >= '00:00:01'::interval))
@@ -4567,7 +4591,28 @@ COMMENT ON COLUMN shardids.node.max_ahead IS 'How far a shard''s IDs may run ahe
 -- Name: COLUMN node.safety_margin; Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON COLUMN shardids.node.safety_margin IS 'How far at least, and twice as far at most, IDs jump ahead of the clock and of what is known to have been issued, after a restart or promotion';
+COMMENT ON COLUMN shardids.node.safety_margin IS 'How far IDs jump ahead of the clock after a restart; up to three times as far after several, and four times after a promotion';
+
+
+--
+-- Name: COLUMN node.max_past; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON COLUMN shardids.node.max_past IS 'How far ahead of this server''s clock an ID may be that shardids.advance_past() goes past; six times safety_margin at least';
+
+
+--
+-- Name: COLUMN node.max_step; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON COLUMN shardids.node.max_step IS 'How far the clock may go ahead at once, since any shard drew, before it has to be confirmed';
+
+
+--
+-- Name: COLUMN node.clock_confirmed_at; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON COLUMN shardids.node.clock_confirmed_at IS 'This server''s clock when shardids node confirm-clock compared it with others';
 
 
 --
@@ -4673,6 +4718,112 @@ COMMENT ON COLUMN shardids.shard.arrived IS 'While the shard is moved here: tabl
 CREATE TABLE shardids.shardids_version (
     version_num character varying(32) NOT NULL
 );
+
+
+--
+-- Name: skipped; Type: TABLE; Schema: shardids; Owner: -
+--
+
+CREATE TABLE shardids.skipped (
+    shard integer NOT NULL,
+    first_tick bigint NOT NULL,
+    last_tick bigint NOT NULL,
+    CONSTRAINT skipped_check CHECK ((last_tick >= first_tick)),
+    CONSTRAINT skipped_shard_check CHECK (((shard >= 0) AND (shard <= ((1 << shardids.shard_bits()) - 1))))
+);
+
+
+--
+-- Name: TABLE skipped; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON TABLE shardids.skipped IS 'Ticks that shards of the cluster issued by a wrong clock, and pass over when their time comes; the same on every node';
+
+
+--
+-- Name: step_1; Type: SEQUENCE; Schema: shardids; Owner: -
+--
+
+CREATE SEQUENCE shardids.step_1
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+
+--
+-- Name: step_2; Type: SEQUENCE; Schema: shardids; Owner: -
+--
+
+CREATE SEQUENCE shardids.step_2
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+
+--
+-- Name: step_3; Type: SEQUENCE; Schema: shardids; Owner: -
+--
+
+CREATE SEQUENCE shardids.step_3
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+
+--
+-- Name: step_4; Type: SEQUENCE; Schema: shardids; Owner: -
+--
+
+CREATE SEQUENCE shardids.step_4
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+
+--
+-- Name: step_dropped; Type: SEQUENCE; Schema: shardids; Owner: -
+--
+
+CREATE SEQUENCE shardids.step_dropped
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+
+--
+-- Name: SEQUENCE step_dropped; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON SEQUENCE shardids.step_dropped IS 'The latest such time that is in none of step_1 to step_4';
+
+
+--
+-- Name: step_latest; Type: SEQUENCE; Schema: shardids; Owner: -
+--
+
+CREATE SEQUENCE shardids.step_latest
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+
+--
+-- Name: SEQUENCE step_latest; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON SEQUENCE shardids.step_latest IS 'The latest time to which the clock went ahead by more than an hour at once, in ms since the epoch';
 
 
 --
@@ -4820,7 +4971,6 @@ CREATE TABLE shardids_catalog.lookup (
     column_name text NOT NULL,
     claims text NOT NULL,
     is_ready boolean DEFAULT false NOT NULL,
-    is_strict boolean DEFAULT false NOT NULL,
     created_at timestamp with time zone DEFAULT now() NOT NULL
 );
 
@@ -4851,13 +5001,6 @@ COMMENT ON COLUMN shardids_catalog.lookup.claims IS 'The table with the claims, 
 --
 
 COMMENT ON COLUMN shardids_catalog.lookup.is_ready IS 'Every row has a claim, so a value without a claim has no row';
-
-
---
--- Name: COLUMN lookup.is_strict; Type: COMMENT; Schema: shardids_catalog; Owner: -
---
-
-COMMENT ON COLUMN shardids_catalog.lookup.is_strict IS 'Triggers claim what SQL writes (lookups/strict.v1.sql)';
 
 
 --
@@ -5199,48 +5342,39 @@ CREATE TABLE shardids_catalog.shardids_version (
 
 
 --
--- Name: view; Type: TABLE; Schema: shardids_catalog; Owner: -
+-- Name: skipped; Type: TABLE; Schema: shardids_catalog; Owner: -
 --
 
-CREATE TABLE shardids_catalog.view (
-    name text NOT NULL,
-    table_name text NOT NULL,
-    id_column text NOT NULL,
-    node text,
-    url text,
-    made_at timestamp with time zone DEFAULT now() NOT NULL,
-    CONSTRAINT view_check CHECK (((node IS NULL) <> (url IS NULL)))
+CREATE TABLE shardids_catalog.skipped (
+    shard integer NOT NULL,
+    first_tick bigint NOT NULL,
+    last_tick bigint NOT NULL,
+    at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT skipped_check CHECK ((last_tick >= first_tick))
 );
 
 
 --
--- Name: TABLE view; Type: COMMENT; Schema: shardids_catalog; Owner: -
+-- Name: TABLE skipped; Type: COMMENT; Schema: shardids_catalog; Owner: -
 --
 
-COMMENT ON TABLE shardids_catalog.view IS 'Views over a table of all shards; they are in schema shardids_views of their database';
-
-
---
--- Name: COLUMN view.node; Type: COMMENT; Schema: shardids_catalog; Owner: -
---
-
-COMMENT ON COLUMN shardids_catalog.view.node IS 'The node that has the view, if it is one';
+COMMENT ON TABLE shardids_catalog.skipped IS 'Ticks that shards issued by a wrong clock, and pass over when their time comes: every node has the same in shardids.skipped';
 
 
 --
--- Name: COLUMN view.url; Type: COMMENT; Schema: shardids_catalog; Owner: -
+-- Name: COLUMN skipped.at; Type: COMMENT; Schema: shardids_catalog; Owner: -
 --
 
-COMMENT ON COLUMN shardids_catalog.view.url IS 'The database that has the view, if that is not a node; without a password';
+COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-clock wrote it';
 
 
 --
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (383151506985058306);
-INSERT INTO shard_0000.kept VALUES (383151506985058307);
-INSERT INTO shard_0000.kept VALUES (383151506985058308);
+INSERT INTO shard_0000.kept VALUES (383396072627634178);
+INSERT INTO shard_0000.kept VALUES (383396072627634179);
+INSERT INTO shard_0000.kept VALUES (383396072627634180);
 
 
 --
@@ -5258,24 +5392,18 @@ INSERT INTO shard_0001.shardids_version VALUES ('shard_0001');
 
 
 --
--- Data for Name: lookup_place; Type: TABLE DATA; Schema: shardids; Owner: -
---
-
-
-
---
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-000000000001', 'refuse', '01:00:00', '00:00:10', 4194304, true);
+INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-000000000001', 'refuse', '01:00:00', '00:00:10', '00:01:00', '360 days', NULL, 4194304, true);
 
 
 --
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711260034989569121/5/16698', 1, 4261504759120265216, '755', '2026-11-23 07:07:17.844915+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711260034989569121/5/16698', 1, 4261504759120265216, '756', '2026-11-23 07:07:17.852622+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711510462980634704/5/16698', 1, 4540389286435880960, '757', '2026-11-23 23:19:06.805532+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711510462980634704/5/16698', 1, 4540389286435880960, '758', '2026-11-23 23:19:06.835941+00', NULL);
 
 
 --
@@ -5283,6 +5411,12 @@ INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'sha
 --
 
 INSERT INTO shardids.shardids_version VALUES ('node_0001');
+
+
+--
+-- Data for Name: skipped; Type: TABLE DATA; Schema: shardids; Owner: -
+--
+
 
 
 --
@@ -5295,7 +5429,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-23 07:07:17.74958+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-23 23:19:06.251779+00');
 
 
 --
@@ -5314,7 +5448,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-23 07:07:17.856794+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-23 23:19:06.849534+00', NULL);
 
 
 --
@@ -5375,7 +5509,7 @@ INSERT INTO shardids_catalog.shardids_version VALUES ('catalog_0001');
 
 
 --
--- Data for Name: view; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+-- Data for Name: skipped; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
 
@@ -5391,7 +5525,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 4261504850470703092, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 4540389377844627829, true);
 
 
 --
@@ -5405,7 +5539,49 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 4261504850470703068, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 4540389377844627795, true);
+
+
+--
+-- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
+--
+
+SELECT pg_catalog.setval('shardids.step_1', 91408746803, true);
+
+
+--
+-- Name: step_2; Type: SEQUENCE SET; Schema: shardids; Owner: -
+--
+
+SELECT pg_catalog.setval('shardids.step_2', 1, false);
+
+
+--
+-- Name: step_3; Type: SEQUENCE SET; Schema: shardids; Owner: -
+--
+
+SELECT pg_catalog.setval('shardids.step_3', 1, false);
+
+
+--
+-- Name: step_4; Type: SEQUENCE SET; Schema: shardids; Owner: -
+--
+
+SELECT pg_catalog.setval('shardids.step_4', 1, false);
+
+
+--
+-- Name: step_dropped; Type: SEQUENCE SET; Schema: shardids; Owner: -
+--
+
+SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
+
+
+--
+-- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
+--
+
+SELECT pg_catalog.setval('shardids.step_latest', 91408746834, true);
 
 
 --
@@ -5447,14 +5623,6 @@ ALTER TABLE ONLY shard_0001.shardids_version
 
 
 --
--- Name: lookup_place lookup_place_pkey; Type: CONSTRAINT; Schema: shardids; Owner: -
---
-
-ALTER TABLE ONLY shardids.lookup_place
-    ADD CONSTRAINT lookup_place_pkey PRIMARY KEY (shard);
-
-
---
 -- Name: node node_pkey; Type: CONSTRAINT; Schema: shardids; Owner: -
 --
 
@@ -5484,6 +5652,14 @@ ALTER TABLE ONLY shardids.shard
 
 ALTER TABLE ONLY shardids.shardids_version
     ADD CONSTRAINT shardids_version_pkc PRIMARY KEY (version_num);
+
+
+--
+-- Name: skipped skipped_pkey; Type: CONSTRAINT; Schema: shardids; Owner: -
+--
+
+ALTER TABLE ONLY shardids.skipped
+    ADD CONSTRAINT skipped_pkey PRIMARY KEY (shard, first_tick);
 
 
 --
@@ -5615,11 +5791,11 @@ ALTER TABLE ONLY shardids_catalog.shardids_version
 
 
 --
--- Name: view view_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+-- Name: skipped skipped_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
 --
 
-ALTER TABLE ONLY shardids_catalog.view
-    ADD CONSTRAINT view_pkey PRIMARY KEY (name);
+ALTER TABLE ONLY shardids_catalog.skipped
+    ADD CONSTRAINT skipped_pkey PRIMARY KEY (shard, first_tick);
 
 
 --
@@ -5756,14 +5932,6 @@ ALTER TABLE ONLY shardids_catalog.reference_writer
 
 
 --
--- Name: view view_node_fkey; Type: FK CONSTRAINT; Schema: shardids_catalog; Owner: -
---
-
-ALTER TABLE ONLY shardids_catalog.view
-    ADD CONSTRAINT view_node_fkey FOREIGN KEY (node) REFERENCES shardids_catalog.node(name) ON UPDATE CASCADE;
-
-
---
 -- Name: FUNCTION late_id(id_offset regclass); Type: ACL; Schema: shard_0000; Owner: -
 --
 
@@ -5855,13 +6023,6 @@ REVOKE ALL ON FUNCTION shardids.add_barriers(shard integer) FROM PUBLIC;
 
 
 --
--- Name: FUNCTION add_claiming(name regclass, key text, claims text, kind text, shard_count integer); Type: ACL; Schema: shardids; Owner: -
---
-
-REVOKE ALL ON FUNCTION shardids.add_claiming(name regclass, key text, claims text, kind text, shard_count integer) FROM PUBLIC;
-
-
---
 -- Name: FUNCTION add_route(part regclass, route name, shard integer, adoption text); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -5883,20 +6044,6 @@ REVOKE ALL ON FUNCTION shardids."analyze"(shard integer) FROM PUBLIC;
 
 
 --
--- Name: FUNCTION ask_node(connection text, server text, statement text); Type: ACL; Schema: shardids; Owner: -
---
-
-REVOKE ALL ON FUNCTION shardids.ask_node(connection text, server text, statement text) FROM PUBLIC;
-
-
---
--- Name: FUNCTION ask_shard(shard integer, statement text); Type: ACL; Schema: shardids; Owner: -
---
-
-REVOKE ALL ON FUNCTION shardids.ask_shard(shard integer, statement text) FROM PUBLIC;
-
-
---
 -- Name: FUNCTION database(); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -5908,6 +6055,13 @@ REVOKE ALL ON FUNCTION shardids.database() FROM PUBLIC;
 --
 
 REVOKE ALL ON FUNCTION shardids.barrier_holders(shard integer, waiting boolean) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION begin_ms(stored_ms bigint, clock_ms bigint, margin_ms bigint, base bigint, is_promoted boolean); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.begin_ms(stored_ms bigint, clock_ms bigint, margin_ms bigint, base bigint, is_promoted boolean) FROM PUBLIC;
 
 
 --
@@ -5925,38 +6079,10 @@ REVOKE ALL ON FUNCTION shardids.bound_to(counter regclass, shard integer) FROM P
 
 
 --
--- Name: FUNCTION claim(schema text, claims text, kind text, shard integer, given text[]); Type: ACL; Schema: shardids; Owner: -
+-- Name: FUNCTION check_sequences(shard integer, counter regclass, id_offset regclass); Type: ACL; Schema: shardids; Owner: -
 --
 
-REVOKE ALL ON FUNCTION shardids.claim(schema text, claims text, kind text, shard integer, given text[]) FROM PUBLIC;
-
-
---
--- Name: FUNCTION claim_of(schema text, claims text, kind text, value text); Type: ACL; Schema: shardids; Owner: -
---
-
-REVOKE ALL ON FUNCTION shardids.claim_of(schema text, claims text, kind text, value text) FROM PUBLIC;
-
-
---
--- Name: FUNCTION claim_rows(); Type: ACL; Schema: shardids; Owner: -
---
-
-REVOKE ALL ON FUNCTION shardids.claim_rows() FROM PUBLIC;
-
-
---
--- Name: FUNCTION claim_shard(kind text, value text, shard_count integer); Type: ACL; Schema: shardids; Owner: -
---
-
-REVOKE ALL ON FUNCTION shardids.claim_shard(kind text, value text, shard_count integer) FROM PUBLIC;
-
-
---
--- Name: FUNCTION claim_values(claims text, kind text, shard_count integer, shard integer, given text[]); Type: ACL; Schema: shardids; Owner: -
---
-
-REVOKE ALL ON FUNCTION shardids.claim_values(claims text, kind text, shard_count integer, shard integer, given text[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION shardids.check_sequences(shard integer, counter regclass, id_offset regclass) FROM PUBLIC;
 
 
 --
@@ -6016,6 +6142,13 @@ REVOKE ALL ON FUNCTION shardids.define_counter(shard integer, kind text, per tex
 
 
 --
+-- Name: FUNCTION define_next_id(shard integer, schema name); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.define_next_id(shard integer, schema name) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION objects_of(shard integer); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -6030,24 +6163,10 @@ REVOKE ALL ON FUNCTION shardids.dependents_of(shard integer) FROM PUBLIC;
 
 
 --
--- Name: FUNCTION digest(shard integer); Type: ACL; Schema: shardids; Owner: -
---
-
-REVOKE ALL ON FUNCTION shardids.digest(shard integer) FROM PUBLIC;
-
-
---
 -- Name: FUNCTION drop_barriers(shard integer); Type: ACL; Schema: shardids; Owner: -
 --
 
 REVOKE ALL ON FUNCTION shardids.drop_barriers(shard integer) FROM PUBLIC;
-
-
---
--- Name: FUNCTION drop_claiming(name regclass, claims text); Type: ACL; Schema: shardids; Owner: -
---
-
-REVOKE ALL ON FUNCTION shardids.drop_claiming(name regclass, claims text) FROM PUBLIC;
 
 
 --
@@ -6135,13 +6254,6 @@ REVOKE ALL ON FUNCTION shardids.guarded(shards integer[]) FROM PUBLIC;
 
 
 --
--- Name: FUNCTION has_row(schema text, name text, key text, kind text, value text, after_writers boolean); Type: ACL; Schema: shardids; Owner: -
---
-
-REVOKE ALL ON FUNCTION shardids.has_row(schema text, name text, key text, kind text, value text, after_writers boolean) FROM PUBLIC;
-
-
---
 -- Name: FUNCTION incarnation(); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -6149,10 +6261,10 @@ REVOKE ALL ON FUNCTION shardids.incarnation() FROM PUBLIC;
 
 
 --
--- Name: FUNCTION is_active(counter regclass, id_offset regclass, shard integer); Type: ACL; Schema: shardids; Owner: -
+-- Name: FUNCTION is_believed(clock_ms bigint); Type: ACL; Schema: shardids; Owner: -
 --
 
-REVOKE ALL ON FUNCTION shardids.is_active(counter regclass, id_offset regclass, shard integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION shardids.is_believed(clock_ms bigint) FROM PUBLIC;
 
 
 --
@@ -6160,6 +6272,20 @@ REVOKE ALL ON FUNCTION shardids.is_active(counter regclass, id_offset regclass, 
 --
 
 REVOKE ALL ON FUNCTION shardids.is_bound(counter regclass, id_offset regclass, shard integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION is_followed(counter regclass, id_offset regclass, shard integer, seen bigint, target bigint); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.is_followed(counter regclass, id_offset regclass, shard integer, seen bigint, target bigint) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION is_free(shard integer, tick bigint); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.is_free(shard integer, tick bigint) FROM PUBLIC;
 
 
 --
@@ -6174,6 +6300,13 @@ REVOKE ALL ON FUNCTION shardids.is_late(seen bigint, target bigint) FROM PUBLIC;
 --
 
 REVOKE ALL ON FUNCTION shardids.is_near(seen bigint, target bigint) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION is_of_another_timeline(seen bigint, base bigint); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.is_of_another_timeline(seen bigint, base bigint) FROM PUBLIC;
 
 
 --
@@ -6205,6 +6338,13 @@ REVOKE ALL ON FUNCTION shardids.log_offset(id_offset regclass, base bigint, offs
 
 
 --
+-- Name: FUNCTION note_step(clock_ms bigint); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.note_step(clock_ms bigint) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION number_rows(numbered regclass, number name, tenant name, kind text, per text, zone text, prefix text, padding integer, lanes integer, keep_days integer); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -6226,10 +6366,24 @@ REVOKE ALL ON FUNCTION shardids.pass_barrier() FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION past_skipped(shard integer, at_ms bigint, ticks bigint); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.past_skipped(shard integer, at_ms bigint, ticks bigint) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION period_of(per text, moment timestamp without time zone); Type: ACL; Schema: shardids; Owner: -
 --
 
 REVOKE ALL ON FUNCTION shardids.period_of(per text, moment timestamp without time zone) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION plan_reset(shard integer, from_ms bigint, OUT lead_ms bigint, OUT starts_ms bigint, OUT first_ms bigint, OUT last_ms bigint); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.plan_reset(shard integer, from_ms bigint, OUT lead_ms bigint, OUT starts_ms bigint, OUT first_ms bigint, OUT last_ms bigint) FROM PUBLIC;
 
 
 --
@@ -6247,10 +6401,10 @@ REVOKE ALL ON FUNCTION shardids.raised(seen bigint, target bigint, id_offset reg
 
 
 --
--- Name: FUNCTION reference_digest(names name[]); Type: ACL; Schema: shardids; Owner: -
+-- Name: FUNCTION reference_columns(names name[]); Type: ACL; Schema: shardids; Owner: -
 --
 
-REVOKE ALL ON FUNCTION shardids.reference_digest(names name[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION shardids.reference_columns(names name[]) FROM PUBLIC;
 
 
 --
@@ -6258,6 +6412,13 @@ REVOKE ALL ON FUNCTION shardids.reference_digest(names name[]) FROM PUBLIC;
 --
 
 REVOKE ALL ON FUNCTION shardids.refuse_number(schema name, reason text, what text, next text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION refuse_unclaimed(); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.refuse_unclaimed() FROM PUBLIC;
 
 
 --
@@ -6282,10 +6443,24 @@ REVOKE ALL ON FUNCTION shardids.release(shard integer) FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION require_claimable(claims text, rights jsonb, shard_count integer, shards integer[]); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.require_claimable(claims text, rights jsonb, shard_count integer, shards integer[]) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION require_zone(schema name, zone text); Type: ACL; Schema: shardids; Owner: -
 --
 
 REVOKE ALL ON FUNCTION shardids.require_zone(schema name, zone text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION reset_clock(shard integer, from_ms bigint, OUT starts_ms bigint, OUT first_tick bigint, OUT last_tick bigint); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.reset_clock(shard integer, from_ms bigint, OUT starts_ms bigint, OUT first_tick bigint, OUT last_tick bigint) FROM PUBLIC;
 
 
 --
@@ -6303,10 +6478,10 @@ REVOKE ALL ON FUNCTION shardids.routed(route name, adoption text) FROM PUBLIC;
 
 
 --
--- Name: FUNCTION safe_tick(shard integer, id_counter regclass, id_offset regclass, margins integer); Type: ACL; Schema: shardids; Owner: -
+-- Name: FUNCTION safe_tick(shard integer, id_counter regclass, id_offset regclass); Type: ACL; Schema: shardids; Owner: -
 --
 
-REVOKE ALL ON FUNCTION shardids.safe_tick(shard integer, id_counter regclass, id_offset regclass, margins integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION shardids.safe_tick(shard integer, id_counter regclass, id_offset regclass) FROM PUBLIC;
 
 
 --
@@ -6352,10 +6527,10 @@ REVOKE ALL ON FUNCTION shardids.set_number(shard integer, tenant text, kind text
 
 
 --
--- Name: FUNCTION settle_claim(claims text, kind text, shard_count integer, shard integer, name text, key text, value text); Type: ACL; Schema: shardids; Owner: -
+-- Name: FUNCTION skips_from(shard integer); Type: ACL; Schema: shardids; Owner: -
 --
 
-REVOKE ALL ON FUNCTION shardids.settle_claim(claims text, kind text, shard_count integer, shard integer, name text, key text, value text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION shardids.skips_from(shard integer) FROM PUBLIC;
 
 
 --
@@ -6387,17 +6562,17 @@ REVOKE ALL ON FUNCTION shardids.stop(shard integer, id_counter regclass, id_offs
 
 
 --
+-- Name: FUNCTION strangers_objects(schemas name[], owner name); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.strangers_objects(schemas name[], owner name) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION subscribe(shard integer, name name, conninfo text, source_version integer); Type: ACL; Schema: shardids; Owner: -
 --
 
 REVOKE ALL ON FUNCTION shardids.subscribe(shard integer, name name, conninfo text, source_version integer) FROM PUBLIC;
-
-
---
--- Name: FUNCTION take_claim(schema text, claims text, kind text, value text, stamp uuid, shard integer); Type: ACL; Schema: shardids; Owner: -
---
-
-REVOKE ALL ON FUNCTION shardids.take_claim(schema text, claims text, kind text, value text, stamp uuid, shard integer) FROM PUBLIC;
 
 
 --
@@ -6454,6 +6629,13 @@ REVOKE ALL ON FUNCTION shardids.wait_for_installer(patience interval) FROM PUBLI
 --
 
 REVOKE ALL ON FUNCTION shardids.wait_for_lock(class integer, shard integer, patience interval, shared boolean) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION wait_ms(begin_ms bigint, clock_ms bigint, margin_ms bigint, is_promoted boolean); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.wait_ms(begin_ms bigint, clock_ms bigint, margin_ms bigint, is_promoted boolean) FROM PUBLIC;
 
 
 --
