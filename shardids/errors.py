@@ -36,7 +36,7 @@ class BadArgument(ShardidsError, ValueError):
 
 
 class UnknownId(BadArgument):
-    """An ID from before the cluster that no row of its table had. Nothing was written."""
+    """An ID that no row can have: of no shard, or an old one that no row had. Nothing was written."""
 
 
 class WrongShard(BadArgument):
@@ -84,7 +84,11 @@ class CopyNotActivated(ShardidsError):
 
 
 class TooFarAhead(ShardidsError):
-    """The shard's ticks, or an ID that it was to go past, lead the server's clock by over ``max_ahead``."""
+    """The shard's ticks lead the clock by over ``max_ahead``, or an ID to go past by over ``max_past``.
+
+    Also raised, for a few seconds, by a server that restarted several times within seconds: it waits for its
+    clock, so that the jumps of the restarts do not add up.
+    """
 
     sqlstate = "SI005"
 
@@ -119,8 +123,21 @@ class NumbersExhausted(ShardidsError):
     sqlstate = "SI011"
 
 
+class ClockUnconfirmed(ShardidsError):
+    """The server's clock went ahead by over ``max_step`` at once, and nobody has confirmed it.
+
+    ``shardids node confirm-clock`` compares it with other clocks, and frees all shards of the node.
+    """
+
+    sqlstate = "SI012"
+
+
 class LookupBusy(ShardidsError):
     """Another shard has claimed a value, and whether it will have the row is not decided yet."""
+
+
+class UnclaimedWrite(ShardidsError):
+    """A statement that claims no value writes a look-up key. Nothing was written."""
 
     sqlstate = "SI014"
 

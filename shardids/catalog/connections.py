@@ -163,6 +163,11 @@ def _pin_settings(engine: Engine) -> None:
             connection.exec_driver_sql(f"select {_set_pinned(driver, is_local=True)}")
 
 
+def has_own_session(connection: Connection) -> bool:
+    """Returns whether a connection of an administrative engine has a session to itself, without a pooler."""
+    return bool(connection.info.get(_IS_PINNED))
+
+
 def _set_pinned(connection: Any, *, is_local: bool) -> str:
     pinned = _PINNED + (_PINNED_SINCE_17 if connection.info.server_version >= 170000 else ())
     return ", ".join(
@@ -171,9 +176,8 @@ def _set_pinned(connection: Any, *, is_local: bool) -> str:
 
 
 def _is_autocommit(connection: Connection) -> bool:
-    """Whether the connection, or its engine, makes each statement a transaction of its own."""
-    levels = (connection.get_execution_options(), connection.engine.get_execution_options())
-    return any(options.get("isolation_level") == "AUTOCOMMIT" for options in levels)
+    """Returns whether each statement is a transaction; a connection's options begin as its engine's."""
+    return connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT"
 
 
 _of_the_parent: list[Pool] = []
@@ -285,8 +289,11 @@ def translate(error: psycopg.Error, *, what: str, url: URL) -> ShardidsError | N
     if ours is not None:
         return ours
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        if diag.message_hint:
+            # A refusal of shardids says all that there is to say.
+            return MissingPrivilege(f"{what}: {diag.message_primary}", hint=diag.message_hint)
         message = f'{what}: role "{role_of(url)}" is not allowed: {diag.message_primary}'
-        return MissingPrivilege(message, hint=diag.message_hint or (_GRANT if what == "the catalog" else ""))
+        return MissingPrivilege(message, hint=_GRANT if what == "the catalog" else "")
     if _is_of_the_connection(error):
         return ConnectionFailed(
             f"{what} can't be reached at {shown_url(url)}: {_reason(error)}",

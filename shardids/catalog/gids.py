@@ -19,6 +19,11 @@ def transaction_of(secret: bytes) -> UUID:
     return UUID(bytes=sha256(secret).digest()[:16])
 
 
+def lock_of(transaction: UUID) -> int:
+    """Returns the advisory lock of a transaction on its decider, which shows the process of its session."""
+    return int.from_bytes(transaction.bytes[:8], "big", signed=True)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gid:
     """The name under which one node has prepared its part of a transaction; 131 characters at most of 199.

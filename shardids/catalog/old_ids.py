@@ -69,17 +69,11 @@ def write_old_ids(connection: Connection, *, rules: Iterable[OldIdRule], below: 
 
     Raises:
         BadArgument: ``below`` is not above 0, or the cluster may have issued IDs below it.
-        ClusterConflict: the catalog has another number already, or views that find shards by IDs, or a
-            directory can't hold this many shards.
+        ClusterConflict: the catalog has another number already, or a directory can't hold this many
+            shards.
     """
     wanted = list(rules)
     cluster: Any = connection.execute(text("select * from shardids_catalog.cluster for update")).one()
-    view = connection.scalar(text("select min(name) from shardids_catalog.view"))
-    if view is not None:
-        raise ClusterConflict(
-            f'view "{view}" finds shards by IDs, and old IDs name none',
-            hint=f"shardids view drop {view}; the views of shardids view create --all don't need IDs.",
-        )
     bits = {name: getattr(cluster, name) for name in ("time_bits", "shard_bits", "sequence_bits")}
     lowest = lowest_new_id(Layout(epoch_ms=cluster.epoch_ms, **bits), cluster.created_at)
     number = _below(below, cluster.old_ids_below, lowest)

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
+from psycopg import sql
 from sqlalchemy import Connection, text
 
+from shardids.catalog.reader import Reader, Refused
 from shardids.catalog.rows import Catalog
 from shardids.errors import ClusterConflict
 
@@ -115,3 +117,20 @@ MARK = text("select pg_logical_emit_message(true, 'shardids', '')::text")
 
 AWAIT = text("select * from shardids.await_references(:slots, cast(:wanted as pg_lsn), :patience_s)")
 """Returns the slots whose followers have not confirmed a position in time."""
+
+
+_DIGEST: Final = sql.SQL(
+    "select count(*) as rows,"
+    " coalesce(sum(hashtextextended(to_jsonb(t)::text, 0)::numeric), 0)::text as digest from only {} t"
+)
+
+
+def reference_digests(reader: Reader, names: Iterable[str]) -> dict[str, tuple[int, str] | Refused]:
+    """Returns the number of rows of each reference table of a node, and a hash of them in any order."""
+    tables = list(names)
+    queries = [_DIGEST.format(sql.Identifier(REFERENCE_SCHEMA, name)).as_string() for name in tables]
+    answers = reader.read(queries, statement_timeout="0")
+    return {
+        name: answer if isinstance(answer, Refused) else (answer[0]["rows"], answer[0]["digest"])
+        for name, answer in zip(tables, answers, strict=True)
+    }

@@ -147,7 +147,7 @@ class Catalog:
         """Checks that a node can be removed, without removing it.
 
         Raises:
-            ClusterConflict: there is no such node, or it holds shards or a view over all shards.
+            ClusterConflict: there is no such node, or it holds shards or is the query node.
         """
         if name not in (names := self._node_names()):
             raise unknown_node(name, names)
@@ -158,17 +158,10 @@ class Catalog:
             raise ClusterConflict(
                 f'node "{name}" holds {held} shards', hint="Move them to other nodes first."
             )
-        views = self._rows(
-            "select name from shardids_catalog.view where node = :node order by name", node=name
-        )
-        if views:
-            raise ClusterConflict(
-                f'node "{name}" has view "{views[0].name}" over all shards',
-                hint=f"To drop it: shardids view drop {views[0].name}",
-            )
         if self._rows("select from shardids_catalog.query_node where node = :node", node=name):
             raise ClusterConflict(
-                f'node "{name}" is the query node', hint="To drop its views: shardids view drop --all"
+                f'node "{name}" is the query node',
+                hint="To make another the query node: shardids query-node create --on NODE",
             )
 
     def remove_node(self, name: str) -> None:

@@ -150,14 +150,12 @@ class RegisteredLookup:
         column: the column.
         claims: the table in every shard that holds the claims of some values.
         is_ready: whether every row has a claim, so that a value without one has no row.
-        is_strict: whether triggers claim what any SQL writes.
     """
 
     table: str
     column: str
     claims: str
     is_ready: bool
-    is_strict: bool = False
 
     def __str__(self) -> str:
         return f"{self.table}.{self.column}"

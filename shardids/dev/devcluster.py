@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+from shardids import views
+from shardids.catalog.query_node import query_node_of
 from shardids.catalog.rows import Catalog
 from shardids.dev.embedded import EmbeddedServer
 from shardids.errors import BadArgument, ClusterConflict, ServerStartFailed
@@ -15,6 +17,8 @@ from shardids.ids.layout import DEFAULT, Layout
 from shardids.install import provision
 
 MOST_NODES = len(string.ascii_lowercase)
+FIRST = string.ascii_lowercase[0]
+"""The first node, which has the catalog and is the query node."""
 NODES = 2
 """How many servers a new cluster gets, unless the caller says otherwise."""
 SHARDS = 64
@@ -55,6 +59,11 @@ def found(
             on_plan=lambda counts: totals.extend(counts.values()),
             on_progress=note,
         )
+        # Their passwords are random, and in files beside the servers.
+        if query_node_of(catalog) is None:
+            views.create_query_node(catalog, node=FIRST, store_password=True)
+        else:
+            views.refresh_query_node(catalog)
     finally:
         catalog.close()
     return servers[0].url()

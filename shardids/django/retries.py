@@ -46,7 +46,7 @@ def run_in_shard(
 
     Raises:
         BadArgument: ``after`` is no ID of this cluster, or an old one; or a new object's key is earlier.
-        django.db.Error: ``after`` leads the node's clock by more than ``max_ahead``.
+        django.db.Error: ``after`` leads the node's clock by more than ``max_past``.
         ShardFenced, ShardMoved, ConnectionFailed: another attempt can't help.
         CommitUncertain: the connection was lost during COMMIT; nothing is repeated.
         ShardLost, UnknownShard: no node has the shard.

@@ -15,6 +15,7 @@ from psycopg import sql
 from sqlalchemy import MetaData
 from sqlalchemy.engine import URL
 
+from shardids import views
 from shardids.catalog.connections import translate
 from shardids.catalog.rows import Catalog
 from shardids.catalog.urls import parse_url, shown_url
@@ -110,6 +111,7 @@ def _provision(wishes: Wishes, nodes: Mapping[str, URL]) -> None:
         for name, url in nodes.items():
             provision.add_node(catalog, name, _with_password(url))
         provision.create_shards(catalog, range(wishes.shards))
+        views.found_query_node(catalog, node="a", store_password=True)
     finally:
         catalog.close()
 

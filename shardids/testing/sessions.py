@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 
 from shardids.catalog.topology import Node
 from shardids.client.cluster import Cluster
 from shardids.client.routing import RoutedSession, session_class
 from shardids.errors import BadArgument
-
-_SEES_COMMITTED: Final = {"twophase": False, "engine": "merge"}
 
 
 class _HeldNodes:
@@ -23,12 +22,21 @@ class _HeldNodes:
         self._cluster = cluster
         self._stack = stack
         self._held: dict[Node, Connection] = {}
+        self._query_node: Node | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cluster, name)
 
-    def engine(self, node: Node) -> Connection:
+    def query_node(self) -> Node | None:
+        """Returns the query node, if there is one: sessions read from it, over connections of their own."""
+        found = self._cluster.query_node()
+        self._query_node = None if found is None else replace(found)
+        return self._query_node
+
+    def engine(self, node: Node) -> Connection | Engine:
         """Returns the node's connection, which SQLAlchemy takes for an engine."""
+        if node is self._query_node:
+            return self._cluster.engine(node)
         if node not in self._held:
             connection = self._cluster.engine(node).connect()
             # Closing it rolls back.
@@ -45,15 +53,13 @@ def rolled_back(cluster: Cluster, options: Mapping[str, Any]) -> Iterator[Routed
     Its transactions are savepoints. ``options`` are those of :meth:`shardids.Cluster.sharded_session`.
 
     Raises:
-        BadArgument: ``twophase``, or an ``engine`` other than ``"merge"``: both need a real COMMIT.
+        BadArgument: ``twophase``, which needs a real COMMIT.
     """
-    for name, only in _SEES_COMMITTED.items():
-        if options.get(name, only) != only:
-            raise BadArgument(
-                f"a session that is rolled back can't have {name}={options[name]!r}, which needs a real"
-                " COMMIT",
-                hint="Open one with cluster.sharded_session(), and delete what it wrote.",
-            )
+    if options.get("twophase"):
+        raise BadArgument(
+            "a session that is rolled back can't have twophase=True, which needs a real COMMIT",
+            hint="Open one with cluster.sharded_session(), and delete what it wrote.",
+        )
     made: Any = session_class(RoutedSession, options.get("class_"))
     given = {name: value for name, value in options.items() if name != "class_"}
     with ExitStack() as stack:

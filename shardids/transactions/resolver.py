@@ -9,13 +9,14 @@ were read.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Final
 from uuid import UUID
 
 from sqlalchemy import Connection, Engine, text
 
+from shardids.catalog.gids import lock_of
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.prepared import Prepared, all_of, read_prepared
 from shardids.catalog.rows import Catalog
@@ -39,7 +40,7 @@ class Outcome:
     Attributes:
         prepared: the transaction.
         result: ``committed``, ``rolled back`` or ``left``; in a dry run, what it would be.
-        reason: why it was left.
+        reason: why it was left, or which session of a stopped client holds rows on.
         error: the error for which it was left; ``None`` if that is as it should be.
     """
 
@@ -82,6 +83,7 @@ def resolve(catalog: Catalog, *, older_than_s: float = OLDER_THAN_S, dry_run: bo
         decisions, failures = read_decisions(nodes, found)
         failures = {**answers.failures, **failures}
         left = _settle(nodes, found, decisions, older_than_s, dry_run=dry_run)
+        holders = _holders(nodes, decisions)
         if dry_run:
             outcomes = [_outcome(one, decisions, left) for one in found]
         else:
@@ -89,6 +91,7 @@ def resolve(catalog: Catalog, *, older_than_s: float = OLDER_THAN_S, dry_run: bo
             again = read_prepared(nodes, cluster)
             outcomes = _end_all(nodes, all_of(again.results.values()), decisions, left)
             failures.update(again.failures)
+        outcomes = [_with_holder(outcome, holders) for outcome in outcomes]
         forgotten = 0 if dry_run or failures else _forget(nodes, cluster)
     outcomes.sort(key=lambda outcome: -outcome.prepared.age_s)
     return Resolution(outcomes=outcomes, failures=failures, forgotten=forgotten)
@@ -151,6 +154,35 @@ def _who_decides(nodes: Nodes, decider: str) -> str:
         ).all()
     sessions = ", ".join(map(str, pids)) or "none any more"
     return f'its client is deciding on node "{decider}" (sessions that decide there: {sessions})'
+
+
+def _holders(nodes: Nodes, decisions: Mapping[Key, Decision]) -> dict[Key, str]:
+    """Returns the sessions of clients that are stopped: their own part is open on the node that decides."""
+    wanted = [key for key, decision in decisions.items() if decision is Decision.ROLL_BACK]
+    holders: dict[Key, str] = {}
+    for decider, name in wanted:
+        with suppress(ShardidsError), nodes[decider].connect() as connection:
+            pids = connection.scalars(
+                text("""
+                    select l.pid from pg_catalog.pg_locks l
+                    where l.locktype = 'advisory' and l.objsubid = 1 and l.granted and l.pid is not null
+                      and l.database = (select d.oid from pg_catalog.pg_database d
+                                        where d.datname = pg_catalog.current_database())
+                      and (l.classid::bigint << 32 | l.objid::bigint) = :key"""),
+                {"key": lock_of(name)},
+            ).all()
+            if pids:
+                holders[decider, name] = (
+                    f'its client\'s session, process {pids[0]} on node "{decider}", holds the rows that it'
+                    f" wrote there until it ends: select pg_terminate_backend({pids[0]})"
+                )
+    return holders
+
+
+def _with_holder(outcome: Outcome, holders: Mapping[Key, str]) -> Outcome:
+    gid = outcome.prepared.gid
+    reason = None if gid is None else holders.get((gid.decider, gid.transaction))
+    return outcome if reason is None or outcome.reason else replace(outcome, reason=reason)
 
 
 def _outcome(

@@ -85,6 +85,18 @@ comment on column shardids_catalog.move.step is 'The last step that was begun';
 comment on column shardids_catalog.move.high_water_tick is 'The tick above which the target issues IDs, once it is the owner';
 comment on column shardids_catalog.move.schema is 'What pg_dump gave for the shard when the target''s tables were made; null when the move is over';
 
+create table shardids_catalog.skipped (
+  shard      integer     not null,
+  first_tick bigint      not null,
+  last_tick  bigint      not null check (last_tick >= first_tick),
+  at         timestamptz not null default now(),
+  primary key (shard, first_tick)
+);
+
+comment on table shardids_catalog.skipped is
+  'Ticks that shards issued by a wrong clock, and pass over when their time comes: every node has the same in shardids.skipped';
+comment on column shardids_catalog.skipped.at is 'When shardids shard reset-clock wrote it';
+
 insert into shardids_catalog.cluster
   (id, layout_name, epoch_ms, time_bits, shard_bits, sequence_bits, schema_prefix, shard_count)
 select current_setting('shardids.cluster')::uuid, current_setting('shardids.layout_name'),

@@ -37,11 +37,15 @@ declare
   schema constant text := shardids.schema_of(shard);
   owner constant name := (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = 'shardids');
   name text;
+  stranger record;
 begin
   if not exists (select from shardids.shard s where s.id = create_counters.shard) then
     perform shardids.refuse('SI001', shard);
   end if;
   perform shardids.wait_for_lock(1936220517, shard);
+  for stranger in select * from shardids.strangers_objects(array[schema]::name[], owner) loop
+    raise insufficient_privilege using message = stranger.message, hint = stranger.fix;
+  end loop;
   if to_regclass(format('%I.shardids_counter', schema)) is not null then
     return;
   end if;
@@ -329,6 +333,8 @@ begin
     'language plpgsql volatile set search_path = pg_catalog, pg_temp as '
     '$f$begin new.%3$I := %1$I.next_number(new.%4$I::text, %5$L); return new; end$f$', schema, trigger_name, number, tenant, kind);
   execute format('revoke execute on function %I.%I() from public', schema, trigger_name);
+  execute format('alter function %I.%I() owner to %I', schema, trigger_name,
+                 (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = 'shardids'));
   execute format(
     'create or replace trigger %2$I before insert on %1$s for each row when (new.%3$I is null) execute function %4$I.%2$I()',
     numbered, trigger_name, number, schema);

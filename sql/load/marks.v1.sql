@@ -6,9 +6,16 @@
 
 do $do$
 declare
-  schema constant text := current_setting('shardids.schema');
+  schema constant text := pg_catalog.current_setting('shardids.schema');
+  -- An application's session: other schemas may be on its path.
+  path constant text := pg_catalog.current_setting('search_path');
+  owner name;
+  maker name;
 begin
-  if to_regclass(format('%I.shardids_load', schema)) is null then
+  perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+  select pg_get_userbyid(n.nspowner) into owner from pg_namespace n where n.nspname = 'shardids';
+  select pg_get_userbyid(c.relowner) into maker from pg_class c where c.oid = to_regclass(format('%I.shardids_load', schema));
+  if maker is null then
     execute format(
       'create table %I.shardids_load ('
       'load text primary key, '
@@ -18,6 +25,15 @@ begin
       'at timestamptz not null default now())', schema);
     execute format('comment on table %I.shardids_load is ''How many rows of each load this shard has taken''', schema);
     execute format('comment on column %I.shardids_load.rows is ''Rows of the load that belong here and were copied or rejected, the first ones of the file''', schema);
+    if pg_has_role(owner, 'usage') then
+      execute format('alter table %I.shardids_load owner to %I', schema, owner);
+    end if;
+  elsif maker not in (current_user, owner) then
+    -- Its triggers and defaults would run as the role that loads.
+    raise insufficient_privilege using
+      message = format('table %I.shardids_load belongs to role "%s", not to "%s"', schema, maker, owner),
+      hint = 'Load as that role; or drop the table, once no interrupted load needs the rows in it.';
   end if;
+  perform set_config('search_path', path, true);
 end
 $do$;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db.models.sql import compiler
+from django.db.backends.postgresql import compiler
 
 from shardids.django.sharded import tables
 from shardids.errors import BadArgument

@@ -88,7 +88,7 @@ class Command(BaseCommand):
                 return
             with one_run(catalog, "migrate_shards"), _until_interrupted() as stop:
                 report = migrations.run(prepared, _settings(options), _Progress(self), stop)
-        for line in views.follow_tables(catalog):
+        for line in views.follow(catalog):
             self.stderr.write(line)
         self._show_report(report, prepared, options)
 
