@@ -62,7 +62,7 @@ COMMANDS = {
         "references:app",
         "Small tables with the same rows on every node, which rows of all shards can refer to.",
     ),
-    "view": Entry("views:app", "A table of all shards as one view, by postgres_fdw."),
+    "query-node": Entry("query_node:app", "The database whose views show the rows of all shards."),
     "counter": Entry("counters:app", "Numbers for people, which begin again each day, month or year."),
     "lookup": Entry("lookups:app", "Columns that are unique over all shards, and find a row's shard."),
     "plan": Entry(

@@ -17,6 +17,10 @@ NODE_COMMANDS = {
         "Remove the engine from a node that holds no shards, and the node from the catalog.",
     ),
     "replace": Entry("nodes:replace_node", "Point a node that was lost at its promoted standby."),
+    "confirm-clock": Entry(
+        "clocks:confirm",
+        "Confirm that a node's clock is right, although it went ahead by more than max_step at once.",
+    ),
     "drain": Entry("moves:drain_node", "Move all shards away from a node, so that it can be removed."),
 }
 SHARD_COMMANDS = {
@@ -27,6 +31,7 @@ SHARD_COMMANDS = {
     "show": Entry("shards:show_shard", "Show what the catalog and the owner node know of a shard."),
     "move": Entry("moves:move_shards", "Move shards to another node while they are written to."),
     "moves": Entry("moves:list_moves", "List the moves of shards, those under way among them."),
+    "reset-clock": Entry("clocks:reset", "Bring shards back that a wrong clock took into the future."),
     "purge": Entry("moves:purge_shards", "Drop the old copies of these shards."),
 }
 

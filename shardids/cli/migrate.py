@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from shardids import views
 from shardids.catalog.notation import parse_duration_ms
 from shardids.catalog.urls import parse_url, shown_url
 from shardids.cli import migrate_read
@@ -44,7 +45,6 @@ from shardids.migrate.player import Limits
 from shardids.migrate.prepared import PreparedRun
 from shardids.migrate.runner import RunSettings, one_run
 from shardids.migrate.stamp import prepare_stamp
-from shardids.views import follow_tables
 
 app = typer.Typer(help="Change the tables of every shard, with Alembic.", no_args_is_help=True)
 
@@ -254,12 +254,12 @@ def _carry_out(
         Progress() as progress,
     ):
         report = migration.run(prepared, settings, progress, interruption.stop)
-    # The query node's views name the columns that the tables had.
-    print_warnings(follow_tables(migration.catalog))
     if prepared.nodes:
         from shardids import references
 
         print_warnings(references.follow(migration.catalog))
+    # The query node's views name the columns that the tables had.
+    print_warnings(views.follow(migration.catalog))
     print_report(report, prepared, words, as_json=as_json)
     if not report.succeeded or report.interrupted:
         raise typer.Exit(1)

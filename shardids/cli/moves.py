@@ -11,7 +11,7 @@ import typer
 from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from shardids import mover
+from shardids import mover, views
 from shardids.catalog.notation import named_shards, parse_duration_ms, parse_shards
 from shardids.catalog.references import references_of
 from shardids.catalog.rows import Catalog
@@ -197,7 +197,7 @@ def purge_shards(
             named = named_shards({copy.shard for copy in copies})
             confirm(f"Drop the old copies of {named}, with all their rows?", yes=yes)
             # A view that still reads an old copy would fail once the copy is dropped.
-            print_warnings(mover.follow_placement(there))
+            print_warnings(views.follow(there))
             copies = mover.purge(there, numbers)
     print_rows([asdict(copy) for copy in copies], as_json=as_json, empty="No old copy is left")
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from shardids import references
+from shardids import references, views
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.notation import parse_shards, shown_shards
 from shardids.catalog.regions import in_region
@@ -17,6 +17,7 @@ from shardids.catalog.topology import Node, Placement
 from shardids.cli import moves
 from shardids.cli.common import CatalogOption, DryRunOption, JsonOption, opened, print_json
 from shardids.cli.output import err, out, print_rows, print_warnings
+from shardids.cli.query_node import StorePasswordOption
 from shardids.errors import BadArgument
 from shardids.migrate.environment import Environment
 from shardids.migrate.node_revisions import require_migrated
@@ -39,6 +40,14 @@ def add_node(
     region: Annotated[
         str | None, typer.Option(help="The region whose shards it takes; else it takes those of none.")
     ] = None,
+    query_node: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="With the first node: the database that is to be the query node; else that is the node.",
+        ),
+    ] = None,
+    store_password: StorePasswordOption = False,
     rebalance: Annotated[
         bool, typer.Option("--rebalance", help="Move shards to it until all nodes carry about the same.")
     ] = False,
@@ -53,7 +62,20 @@ def add_node(
                 with Nodes({name: Node(name=name, url=url)}, there.url, autocommit=True) as nodes:
                     require_migrated(environment, name, nodes[name])
 
+        is_first = not there.nodes()
+        if query_node is not None and not is_first:
+            raise BadArgument(
+                "--query-node goes with the first node",
+                hint="Later: shardids query-node create --url URL",
+            )
         references.add_node(there, name, url, region=region, migrate=migrate, dry_run=dry_run)
+        warnings: tuple[str, ...] = ()
+        if is_first and not dry_run:
+            where = {"node": name} if query_node is None else {"url": query_node}
+            warnings = views.found_query_node(there, **where, store_password=store_password)
+        elif not dry_run:
+            warnings = views.follow(there, store_password=store_password)
+    print_warnings(warnings)
     out.print(f'{"Would add" if dry_run else "Added"} node "{name}"')
     if rebalance and not dry_run:
         moves.rebalance(catalog)
@@ -75,6 +97,8 @@ def remove_node(name: str, catalog: CatalogOption, dry_run: DryRunOption = False
     """Remove the engine from a node that holds no shards, and the node from the catalog."""
     with opened(catalog) as there:
         references.remove_node(there, name, dry_run=dry_run)
+        warnings = () if dry_run else views.follow(there)
+    print_warnings(warnings)
     out.print(f'{"Would remove" if dry_run else "Removed"} node "{name}"')
 
 

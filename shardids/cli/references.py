@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from shardids import references
+from shardids import references, views
 from shardids.catalog.references import references_of
 from shardids.cli.common import CatalogOption, DryRunOption, JsonOption, YesOption, confirm, opened
-from shardids.cli.output import out, print_error, print_rows
+from shardids.cli.output import out, print_error, print_rows, print_warnings
 
 app = typer.Typer(
     help="Small tables with the same rows on every node, which rows of all shards can refer to.",
@@ -47,6 +47,7 @@ def create(
         metadata = load_metadata(models)[0]
     with opened(catalog) as there:
         node = references.create_table(there, name, writer=writer, models=metadata, dry_run=dry_run)
+        print_warnings(() if dry_run else views.follow(there))
     would = "would be" if dry_run else "is"
     out.print(f'Reference table {name} {would} on all nodes, and written to on node "{node}"', markup=False)
 
@@ -96,6 +97,7 @@ def drop(
         confirm(f"Drop reference table {name} on all nodes?", yes=yes)
     with opened(catalog) as there:
         references.drop_table(there, name, dry_run=dry_run)
+        print_warnings(() if dry_run else views.follow(there))
     out.print(f"{'Would drop' if dry_run else 'Dropped'} reference table {name}", markup=False)
 
 
@@ -108,6 +110,7 @@ def move(
     """Let reference tables be written to on another node; repeated, complete what was interrupted."""
     with opened(catalog) as there:
         before = references.move_writer(there, to, dry_run=dry_run)
+        print_warnings(() if dry_run else views.follow(there))
     would = "would be" if dry_run else "are"
     out.print(f'Reference tables {would} written to on node "{to}", before on "{before}"', markup=False)
 

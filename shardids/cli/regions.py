@@ -52,7 +52,7 @@ def create(
             )
         region = Region(name=name, first_shard=numbers[0], last_shard=numbers[-1])
         after = region_changes.create_region(there, region, node or (), dry_run=dry_run)
-        stale_views = () if dry_run else views.follow_placement(there)
+        stale_views = () if dry_run else views.follow(there)
     out.print(
         f'{"Would create" if dry_run else "Created"} region "{name}" of {named_shards(numbers)}', markup=False
     )
@@ -128,7 +128,7 @@ def drop(name: str, catalog: CatalogOption, dry_run: DryRunOption = False, yes: 
                 yes=yes,
             )
         after = region_changes.drop_region(there, name, dry_run=dry_run)
-        stale_views = () if dry_run else views.follow_placement(there)
+        stale_views = () if dry_run else views.follow(there)
     out.print(f'{"Would drop" if dry_run else "Dropped"} region "{name}"', markup=False)
     _print_outside(after)
     print_warnings(stale_views)

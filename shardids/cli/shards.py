@@ -51,7 +51,7 @@ def create_shards(
                     migrate = stack.enter_context(migrator_of_new_shards(there, environment))
                 made = _create_with_progress(there, numbers, node, migrate)
             if made:
-                print_warnings(views.follow_tables(there))
+                print_warnings(views.follow(there))
     done = "Would make" if dry_run else "Made"
     for name, count in sorted(Counter(made.values()).items()):
         out.print(f'{done} {count} shards on node "{name}"')

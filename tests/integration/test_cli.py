@@ -264,7 +264,11 @@ def test_a_cluster_step_by_step(run: Run, blank_database: Blank, make_role: Make
     assert (empty.code, empty.out) == (0, "")
     assert "shardids node add" in empty.err
     assert run("node", "list", "--json", *at).json == []
-    step("node", "add", "a", "--url", dsn(urls[0]), verbs=add, what='node "a"')
+    add_first = ("node", "add", "a", "--url", dsn(urls[0]), "--store-password")
+    step(*add_first, verbs=add, what='node "a"')
+    assert run("query-node", "status", "--json", *at).json == [
+        {"node": "a", "url": None, "tables": 0, "faults": []}
+    ]
     step("node", "add", "B-2.x", "--url", dsn(urls[1]), verbs=add, what='node "B-2.x"')
     assert run("node", "add", "a", "--url", dsn(urls[0]), *at).code == 0
     nothing = run("shard", "list", *at)
@@ -279,10 +283,13 @@ def test_a_cluster_step_by_step(run: Run, blank_database: Blank, make_role: Make
     assert run("grant", role, "--shards", "1,3-4", *at).out == f'Granted use of 3 shards to "{role}"\n'
 
     third = blank_database()
-    run("node", "add", "c", "--url", dsn(third), *at)
+    assert run("node", "add", "c", "--url", dsn(third), *at).err == ""
     assert run("node", "remove", "c", "--dry-run", *at).out == 'Would remove node "c"\n'
     assert run("node", "remove", "c", *at).out == 'Removed node "c"\n'
     assert "c" not in {one["node"] for one in run("node", "list", "--json", *at).json}
+    with connected(urls[0]) as there:
+        left = there.execute("select srvname from pg_foreign_server order by 1").fetchall()
+    assert left == [("shardids_B-2.x",), ("shardids_a",)]
 
 
 def test_what_there_is(run: Run, home: str) -> None:
@@ -491,32 +498,40 @@ def test_the_doctor_says_what_is_wrong_and_exits_with_3(run: Run, cluster_url: U
     }
 
 
-def test_views_by_commands(run: Run, cluster_url: URL) -> None:
-    catalog = dsn(cluster_url)
-    with catalog_at(catalog) as there:
-        nodes = there.nodes()
-    for name, shards in (("a", range(4)), ("b", range(4, 8))):
-        with connected(parse_url(nodes[name].url)) as connection:
-            for shard in shards:
-                connection.execute(f"create table shard_{shard:04}.logs (id bigint primary key)".encode())
-    words = ("logs", "--catalog", catalog, "--table", "logs", "--on", "a", "--store-password")
-    before = everything(cluster_url)
-    dry = run("view", "create", *words, "--dry-run")
-    assert (dry.code, dry.err) == (0, "")
-    assert "create or replace view" in dry.out
-    assert str(cluster_url.password) not in dry.out
-    assert everything(cluster_url) == before
-    assert run("view", "list", "--catalog", catalog).err.startswith("No views yet")
-    made = run("view", "create", *words)
-    assert (made.code, made.err) == (0, "")
-    assert made.out.startswith('View "logs" created: ')
-    assert run("view", "refresh", "--catalog", catalog).out == 'View "logs" is up to date\n'
-    listed = run("view", "list", "--catalog", catalog, "--json")
-    assert listed.json == [{"view": "logs", "table": "logs", "id": "id", "on": "a", "shards": 8, "stale": 0}]
-    refused(run("view", "refresh", "nonesuch", "--catalog", catalog), 1, 'no view "nonesuch"', "Views: logs")
-    refused(run("view", "create", "x", "--catalog", catalog, "--table", "logs"), 2, "--on NODE, --url URL")
-    assert run("view", "drop", "logs", "--catalog", catalog).out.startswith('View "logs" dropped')
-    assert run("view", "list", "--catalog", catalog, "--json").json == []
+def test_the_first_node_brings_the_query_node(
+    run: Run, blank_database: Blank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog, other, own = (dsn(blank_database()) for _ in range(3))
+    monkeypatch.setenv("SHARDIDS_CATALOG", catalog)
+    assert run("init", "--shards", "2").code == 0
+    tried = run("node", "add", "a", "--url", catalog, "--query-node", own, "--dry-run")
+    assert (tried.code, tried.out) == (0, 'Would add node "a"\n')
+    nowhere = own.rpartition("/")[0] + "/none"
+    added = run("node", "add", "a", "--url", catalog, "--query-node", nowhere, "--store-password")
+    assert added.code == 0
+    assert added.err.startswith(
+        "Warning: the query node does not show today's shards and tables, and may refuse"
+    )
+    # It is recorded, so that others tell what is missing.
+    (row,) = run("query-node", "status", "--json").json
+    assert (row["node"], row["tables"]) == (None, None)
+    assert "none" in row["faults"][0]
+    assert run("query-node", "create", "--url", own, "--store-password").code == 0
+    refused(
+        run("node", "add", "b", "--url", other, "--query-node", other),
+        2,
+        "--query-node goes with the first node",
+        "shardids query-node create --url URL",
+    )
+    assert run("node", "add", "b", "--url", other).err == ""
+    assert run("query-node", "create", "--on", "b").err == ""
+    why = 'node "b" is the query node'
+    refused(run("node", "remove", "b"), 1, why, "shardids query-node create --on NODE")
+    assert run("query-node", "create", "--on", "a", "--store-password").err == ""
+    assert run("node", "remove", "b").err == ""
+    with connected(parse_url(catalog)) as there:
+        left = there.execute("select srvname from pg_foreign_server order by 1").fetchall()
+    assert left == [("shardids_a",)]
 
 
 def test_the_query_node_by_commands(run: Run, cluster_url: URL) -> None:
@@ -531,34 +546,29 @@ def test_the_query_node_by_commands(run: Run, cluster_url: URL) -> None:
                     f"create table {schema}.logs (id bigint primary key default {schema}.next_id());"
                     f" create table {schema}.words (word text)".encode()
                 )
-    words = ("create", "--all", "--catalog", catalog, "--on", "a", "--store-password")
+    at = ("--catalog", catalog)
+    words = ("create", *at, "--on", "a", "--store-password")
     before = everything(cluster_url)
-    dry = run("view", *words, "--dry-run")
+    assert run("query-node", "status", *at).err.startswith("No query node. To make one: ")
+    dry = run("query-node", *words, "--dry-run")
     assert dry.code == 0
     assert dry.err.startswith('Warning: table "words" is left out: nothing says whether each shard has rows')
     assert 'create view "shardids_query"."logs"' in dry.out
     assert str(cluster_url.password) not in dry.out
     assert everything(cluster_url) == before
-    made = run("view", *words, "--sharded", "words")
+    made = run("query-node", *words, "--sharded", "words")
     assert (made.code, made.err) == (0, "")
-    assert made.out.startswith('View "shardids_query.*" created: ')
-    assert run("view", "refresh", "--catalog", catalog).out == 'View "shardids_query.*" is up to date\n'
-    listed = run("view", "list", "--catalog", catalog, "--json")
-    assert listed.json == [
-        {"view": "shardids_query.*", "table": "all (2)", "id": "", "on": "a", "shards": 8, "stale": 0}
-    ]
+    assert made.out.startswith("Query node made: ")
+    assert run("query-node", "refresh", *at).out == "The query node is up to date\n"
+    shown = run("query-node", "status", *at, "--json")
+    assert shown.json == [{"node": "a", "url": None, "tables": 2, "faults": []}]
     for wrong, code, why in (
-        (("create", "x", "--all", "--on", "a"), 2, "--all makes a view of every table"),
-        (("create", "--on", "a"), 2, "a view has a NAME and a --table"),
-        (("create", "x", "--table", "y", "--on", "a", "--sharded", "y"), 2, "go with --all"),
-        (("create", "--all", "--on", "b"), 1, 'the query node is node "a" already'),
-        (("drop",), 2, "what to drop is a view's NAME, or --all"),
+        (("create",), 2, "a query node is a node or another database"),
+        (("create", "--on", "c"), 1, 'there is no node "c"'),
     ):
-        refused(run("view", *wrong, "--catalog", catalog), code, why, "")
-    assert run("view", "drop", "--all", "--catalog", catalog).out.startswith(
-        'View "shardids_query.*" dropped'
-    )
-    assert run("view", "list", "--catalog", catalog, "--json").json == []
+        refused(run("query-node", *wrong, *at), code, why, "")
+    assert run("query-node", "drop", *at).out.startswith("Query node dropped: ")
+    refused(run("query-node", "refresh", *at), 1, "the cluster has no query node", "query-node create")
 
 
 def test_the_doctor_needs_a_catalog_and_names_of_checks(run: Run, home: str) -> None:
@@ -615,7 +625,8 @@ def test_the_commands_that_there_are() -> None:
             "shard list",
         ),
         *("shard show", "id decode", "id encode", "id range", "id next", "sql list", "sql show"),
-        *("dev up", "dev status", "dev down", "view create", "view list", "view refresh", "view drop"),
+        *("dev up", "dev status", "dev down", "query-node create", "query-node status"),
+        *("query-node refresh", "query-node drop", "query-node grant"),
     }
 
 
