@@ -163,7 +163,7 @@ def test_keys_sort_after_those_that_a_node_is_told(name: str, blank_database: Ca
     assert scheme.hears
     scheme.install(two)
     with scheme.open(two, 0) as here, scheme.open(two, 1) as there:
-        ahead = int(here.draw_many(1000)[-1]) + (300_000 << 22)
+        ahead = int(here.draw_many(1000)[-1]) + (30_000 << 22)
         latest: Key = ahead
         for number in range(20):
             key = (here, there)[number % 2].draw_after(latest)

@@ -51,6 +51,8 @@ def run(url: URL, scene: str, *, before: str = "pass", module: str = "scenes", *
             "keys_come_from_the_shard",
             "forms_and_json_keep_every_digit",
             "statements_name_the_shards_schema_and_set_nothing",
+            "the_backend_is_djangos_own_for_postgresql",
+            "look_up_keys_are_refused_until_they_are_claimed",
             "the_router_finds_the_shard_or_refuses",
             "aliases_of_a_node_share_its_pool",
             "routers_after_it_are_asked",

@@ -162,7 +162,7 @@ def test_an_old_id_that_no_row_had_finds_nothing(cluster: Cluster, model: type[A
         cluster.shard_of(id_, of=model)
     with pytest.raises(UnknownId):
         cluster.session(id=id_, of=model)
-    with cluster.sharded_session(fan_out="error") as session:
+    with cluster.sharded_session(fan_out="named") as session:
         assert session.get(model, id_) is None
         with pytest.raises(NoResultFound):
             session.get_one(model, id_)
@@ -253,7 +253,7 @@ def test_statements_are_answered_as_by_one_database_or_refused(shop: Shop, clust
                     continue
                 assert found == expected, statement.compile(compile_kwargs={"literal_binds": True})
                 merged += 1
-    assert merged > 5 * refused > 0
+    assert merged > 3 * refused > 0
 
 
 def test_what_each_shard_has_is_found_in_a_session_on_it(shop: Shop, cluster: Cluster) -> None:
@@ -317,7 +317,7 @@ def test_relationships_lead_from_old_rows_to_theirs(shop: Shop, cluster: Cluster
         with cluster.sharded_session() as session:
             found = session.scalars(select(User).options(*options)).unique().all()
             assert {u.id: {o.id: [i.id for i in o.items] for o in u.orders} for u in found} == expected
-    with cluster.sharded_session(fan_out="error") as session:
+    with cluster.sharded_session(fan_out="named") as session:
         item = session.get_one(Item, one_of(shop, Item))
         assert item in item.order.items
         assert item.order.user.id == item.order.user_id
@@ -329,7 +329,7 @@ def test_objects_are_changed_where_they_are(shop: Shop, cluster: Cluster) -> Non
     for model, attribute in ((User, "name"), (Order, "total"), (Item, "amount"), (Event, "kind")):
         id_ = one_of(shop, model, 5)
         new = "changed" if attribute in ("name", "kind") else 77
-        with cluster.sharded_session(fan_out="error") as session:
+        with cluster.sharded_session(fan_out="named") as session:
             found = session.get_one(model, id_)
             setattr(found, attribute, new)
             session.flush()
@@ -342,7 +342,7 @@ def test_objects_are_changed_where_they_are(shop: Shop, cluster: Cluster) -> Non
             with cluster.session(shard=5) as other:
                 assert other.get(model, id_) is not None
             session.rollback()
-        with cluster.sharded_session(fan_out="error") as session:
+        with cluster.sharded_session(fan_out="named") as session:
             changed = session.execute(update(model).where(model.id == id_).values(**{attribute: new}))
             assert changed.rowcount == 1
             session.bulk_update_mappings(model, [{"id": id_, attribute: new}])
@@ -589,15 +589,13 @@ def test_id_decode_says_where_each_table_would_have_it(
     assert "no row had it, by the directory" in run("8998")
 
 
-def test_views_of_one_table_are_refused_and_the_query_node_is_right(shop: Shop) -> None:
+def test_the_query_node_needs_no_ids(shop: Shop) -> None:
     with catalog_at(shop.urls[0]) as catalog, Session(shop.plain) as plain:
-        with pytest.raises(ClusterConflict, match="a view of one table finds shards by IDs"):
-            views.create(catalog, "users", table="users", node="b", store_password=True)
         views.create_query_node(catalog, node="b", store_password=True)
         try:
             old, orders = one_of(shop, User, 7), select(Order.id, Order.user_id).where(Order.total > 3)
             shop.cluster.refresh()
-            with shop.cluster.sharded_session(engine="views") as session:
+            with shop.cluster.sharded_session() as session:
                 for statement in (
                     select(User.id, func.count(Order.id)).join(Order, Order.id == User.id).group_by(User.id),
                     select(Event.id).where(Event.id.in_(select(Item.id).where(Item.amount == 3))),
@@ -637,7 +635,7 @@ def test_old_ids_with_asyncio(shop: Shop) -> None:
                     return await session.get_one(model, id_)
 
                 assert (await cluster.run(get, id=id_, of=model)).id == id_
-            async with cluster.sharded_session(fan_out="error") as session:
+            async with cluster.sharded_session(fan_out="named") as session:
                 items = [n for (m, n) in shop.shard_of if m is Item][:9]
                 found = (await session.scalars(select(Item).where(Item.id.in_(items)))).all()
                 assert sorted(item.id for item in found) == items
@@ -696,7 +694,7 @@ def test_tables_keep_their_uuids_with_a_column_that_routes(databases: BlankDatab
                 assert session.get_one(Account, one).name == str(one)
                 transfer = session.scalars(select(Transfer)).first()
                 assert transfer is not None
-        with cluster.sharded_session(fan_out="error") as session:
+        with cluster.sharded_session(fan_out="named") as session:
             assert session.get(Transfer, (transfer.id, transfer.account_id)) is not None
             later = aliased(Transfer)
             found = session.scalars(select(later).where(later.account_id == accounts[0])).one()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -176,9 +175,8 @@ def test_wrong_settings_are_told_in_a_line(folder: Path) -> None:
     assert "secret" not in ran.stdout
 
 
-@pytest.mark.parametrize("options", [{"twophase": True}, {"engine": "views"}])
-def test_what_needs_a_real_commit_is_refused(cluster: Cluster, options: dict[str, Any]) -> None:
-    with pytest.raises(BadArgument, match="needs a real COMMIT"), rolled_back(cluster, options):
+def test_a_commit_on_two_nodes_is_refused(cluster: Cluster) -> None:
+    with pytest.raises(BadArgument, match="needs a real COMMIT"), rolled_back(cluster, {"twophase": True}):
         pass
 
 

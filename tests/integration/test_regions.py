@@ -263,7 +263,7 @@ def test_models_say_the_region_of_their_keys(cluster_url: URL) -> None:
         names = [f"{region}{number}" for region in ("eu-", "us-", "") for number in range(20)]
         with cluster.sharded_session() as session, session.begin():
             session.add_all(Customer(name=name, orders=[Order()]) for name in names)
-        with cluster.sharded_session(fan_out="error") as session:
+        with cluster.sharded_session(fan_out="named") as session:
             found = session.scalars(select(Customer).where(Customer.name.in_(names))).all()
             assert {one.name for one in found} == {*names}
             lives = {one.name: cluster.shard_of(one.id) for one in found}
@@ -341,8 +341,10 @@ def test_rows_are_copied_and_loaded_into_a_region(run: Run, cluster_url: URL, tm
     assert json.loads(loaded.stdout)["by_shard"] == {str(shard): count for shard, count in there.items()}
 
 
-def test_views_tell_the_region_of_a_shard(run: Run, cluster_url: URL) -> None:
-    told = "select shard, shardids_views.region_of(shard) from shardids_views.notes order by 1"
+def test_the_query_node_tells_the_region_of_a_shard(run: Run, cluster_url: URL) -> None:
+    told = (
+        "select shardids_shard, shardids_nodes.region_of(shardids_shard) from shardids_nodes.notes order by 1"
+    )
     with Cluster.connect(cluster_url, listen=False) as cluster, catalog_at(cluster_url) as catalog:
         for shard in range(8):
             with cluster.shard_engine(shard).begin() as connection:
@@ -351,7 +353,7 @@ def test_views_tell_the_region_of_a_shard(run: Run, cluster_url: URL) -> None:
                     text(f"create table {schema}.notes (id bigint default {schema}.next_id())")
                 )
                 connection.execute(text(f"insert into {schema}.notes default values"))
-        views.create(catalog, "notes", table="notes", node="a", store_password=True)
+        views.create_query_node(catalog, node="a", store_password=True)
     run("region", "create", "eu", "--shards", "0-2")
     run("region", "create", "o'brien", "--shards", "7", code=2)
     run("region", "create", "us", "--shards", "7")
@@ -363,7 +365,9 @@ def test_views_tell_the_region_of_a_shard(run: Run, cluster_url: URL) -> None:
         run("region", "drop", "eu", "--yes")
         assert {*dict(connection.execute(told).fetchall()).values()} == {None}
     with catalog_at(cluster_url) as catalog:
-        assert views.refresh(catalog, "notes") == []
+        again = views.refresh_query_node(catalog)
+        assert again is not None
+        assert again.statements == []
 
 
 def test_asyncio_finds_keys_by_region(cluster_url: URL) -> None:

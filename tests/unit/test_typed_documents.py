@@ -130,7 +130,7 @@ async def use(cluster: Cluster, photos: AsyncCluster) -> None:
     cluster.session(key=1.5)  # call-overload reportArgumentType
     cluster.session(shard=5, class_=Photo)  # type-var reportArgumentType
     cluster.sharded_session(nokey=1)  # call-overload reportCallIssue
-    cluster.sharded_session(fan_out="never")  # call-overload reportArgumentType
+    cluster.sharded_session(fan_out="refuse")  # call-overload reportArgumentType
     cluster.run(one, nokey=1)  # call-overload reportCallIssue
     cluster.run(of_ours, shard=5)  # arg-type reportArgumentType
     photos.session(nokey=1)  # call-overload reportCallIssue

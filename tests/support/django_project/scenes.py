@@ -15,12 +15,15 @@ from django.core.exceptions import ValidationError
 from django.core.management import CommandError, call_command
 from django.core.serializers import deserialize, serialize
 from django.db import Error, connection, connections, router, transaction
-from django.db.models import Count, Exists, F, Max, OuterRef, Sum
+from django.db.backends.postgresql import base as djangos
+from django.db.backends.postgresql import compiler as djangos_compiler
+from django.db.models import Count, Exists, F, FilteredRelation, Max, OuterRef, Sum
 from django.forms import modelform_factory
 from django.http import JsonResponse
 from django.test.utils import override_settings, setup_test_environment, teardown_test_environment
 from django.utils import timezone
 
+from shardids import lookups
 from shardids.catalog.region_changes import create_region, drop_region
 from shardids.catalog.regions import Region
 from shardids.django import (
@@ -32,6 +35,7 @@ from shardids.django import (
     in_shard,
     run_in_shard,
 )
+from shardids.django.backend import compiler
 from shardids.django.backend.base import DatabaseWrapper
 from shardids.django.choice import chosen_shard
 from shardids.django.testing import shards_for_tests
@@ -172,6 +176,71 @@ def _statements(text: str, alias: str) -> None:
     assert list(names.iterator()) == ["a", "b", "c"]
     assert names.filter(votes=1).union(names.filter(votes=2)).count() == 3
     Choice.objects.get(choice_text="c").delete()
+
+
+def the_backend_is_djangos_own_for_postgresql() -> None:
+    for name, part in vars(djangos.DatabaseWrapper).items():
+        if name.endswith("Class") or name.endswith("_class"):
+            assert issubclass(getattr(DatabaseWrapper, name), part), name
+    for name in djangos_compiler.__all__:
+        assert issubclass(getattr(compiler, name), getattr(djangos_compiler, name)), name
+    with in_shard(shard=5) as alias:
+        for bad in ("a$b", 'a"b', "a b", "a;b", "a--b", "a$tag$"):
+            asked = Question.objects.alias(**{"kept": F("pk")})
+            refused = []
+            for using in ("default", alias):
+                try:
+                    # CVE-2025-13372: the name of a relation becomes the name of a joined table.
+                    relation = {bad: FilteredRelation("choice")}
+                    named = asked.using(using).annotate(**relation).values(f"{bad}__votes")
+                    named.query.get_compiler(using).as_sql()
+                except (ValueError, BadArgument) as error:
+                    refused.append((type(error), str(error)))
+            assert len(refused) == 2, bad
+            assert refused[0] == refused[1], bad
+        sent: list[str] = []
+
+        def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+            sent.append(sql)
+            return execute(sql, params, many, context)
+
+        q = question()
+        q.save()
+        with connections[alias].execute_wrapper(note):
+            made = Choice.objects.bulk_create(
+                [Choice(question=q, choice_text=str(n), votes=n) for n in range(1000)]
+            )
+        (insert,) = (sql for sql in sent if "INSERT" in sql)
+        assert insert.count("%s") == 3
+        assert "SELECT * FROM UNNEST((%s)::bigint[], (%s)::varchar[], (%s)::integer[])" in insert
+        assert origins(*(one.pk for one in made)) == {5}
+        assert [one.votes for one in Choice.objects.order_by("pk")] == list(range(1000))
+
+
+def look_up_keys_are_refused_until_they_are_claimed() -> None:
+    name = "polls_question.question_text"
+    catalog = get_cluster()._catalog
+    for shard in range(8):
+        with connections[alias_for(shard)].cursor() as cursor:
+            cursor.execute(f"alter table shard_{shard:04}.polls_question add unique (question_text)")
+    with in_shard(shard=5):
+        question("before").save()
+        lookups.create(catalog, name)
+        lookups.backfill(catalog, name)
+        for write in (
+            lambda: question("after").save(),
+            lambda: Question.objects.bulk_create([question("after"), question("and")]),
+            lambda: Question.objects.update(question_text="after"),
+        ):
+            with pytest.raises(Error, match=r"without a claim writes shard_0005\.polls") as refused:
+                write()
+            assert refused.value.__cause__.sqlstate == "SI014"
+        Question.objects.update(pub_date=timezone.now())
+        with transaction.atomic(using=alias_for(5)), connections[alias_for(5)].cursor() as cursor:
+            cursor.execute("set local shardids.unclaimed_writes = 'allowed'")
+            question("after").save()
+        assert lookups.backfill(catalog, name).claimed == 1
+        Question.objects.all().delete()
 
 
 def the_router_finds_the_shard_or_refuses() -> None:
