@@ -82,16 +82,6 @@ def test_rules_are_replaced_and_what_is_old_is_not(connection: Connection) -> No
     assert write_old_ids(connection, rules=[]) == 1 << 40
 
 
-def test_a_cluster_with_views_that_find_shards_by_ids_takes_no_old_ones(connection: Connection) -> None:
-    connection.execute(
-        text(
-            "insert into shardids_catalog.view values ('photos', 'photos', 'id', null, 'postgresql://there')"
-        )
-    )
-    with pytest.raises(ClusterConflict, match='view "photos" finds shards by IDs'):
-        write_old_ids(connection, rules=RULES)
-
-
 def test_ids_that_the_cluster_may_have_issued_are_not_old(catalog: Catalog, connection: Connection) -> None:
     default = write_old_ids(connection, rules=RULES)
     connection.rollback()
