@@ -43,7 +43,7 @@ from sqlalchemy.orm import (
 from sqlalchemy.orm.exc import StaleDataError
 
 from shardids import AsyncCluster, Cluster, primary_key, sharding_key, views
-from shardids.client.routing.replay import STAND_IN
+from shardids.client.routing.fanout import STAND_IN
 from shardids.errors import BadArgument, CannotCombine, FanOutRefused, WrongShard
 from tests.conftest import BlankDatabases, found_cluster
 from tests.support.clusters import catalog_at

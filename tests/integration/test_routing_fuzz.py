@@ -65,7 +65,7 @@ from sqlalchemy.orm import (
 
 from shardids import Cluster, primary_key, sharding_key, views
 from shardids.catalog.connections import open_engine
-from shardids.client.routing.readings import Read
+from shardids.client.routing.criteria import Read
 from shardids.errors import BadArgument
 from tests.conftest import BlankDatabases, found_cluster
 from tests.support.clusters import catalog_at

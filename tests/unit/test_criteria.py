@@ -23,9 +23,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, aliased, mapped_column, rela
 
 from shardids import primary_key, sharding_key
 from shardids.catalog.topology import shard_for_key
-from shardids.client.routing.criteria import narrowed, shards_named
+from shardids.client.routing.criteria import Read, narrowed, shards_named
 from shardids.client.routing.models import Key, facts_of
-from shardids.client.routing.readings import Read
 from shardids.errors import BadArgument, UnsupportedKey
 from shardids.ids.layout import DEFAULT, Layout
 

@@ -31,10 +31,9 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import Exists
 from sqlalchemy.types import Date, DateTime, Float, SmallInteger, String, TypeDecorator
 
-from shardids.client.routing.functions import Kind, KindOf
 from shardids.client.routing.models import how_it_tells
-from shardids.client.routing.sent import as_sent
-from shardids.client.routing.sources import plain
+from shardids.client.routing.sent import Kind, KindOf, as_sent
+from shardids.client.routing.shapes import plain
 
 NODE_COLUMN: Final = "shardids_node"
 """The column that names a row's node: the tables in schema ``shardids_nodes`` are partitioned by it."""

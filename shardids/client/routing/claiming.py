@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any, Final, Protocol
 
 import psycopg
-from sqlalchemy import AliasedReturnsRows, BindParameter, Connection, Insert, Update, inspect, text
+from sqlalchemy import (
+    AliasedReturnsRows,
+    BindParameter,
+    Connection,
+    Engine,
+    Insert,
+    Update,
+    event,
+    inspect,
+    text,
+)
 from sqlalchemy.dialects.postgresql.dml import OnConflictDoUpdate
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import InstanceState, Mapper, PassiveFlag, Session
@@ -15,12 +26,38 @@ from sqlalchemy.orm.attributes import get_history
 from sqlalchemy.sql import visitors
 from sqlalchemy.util import LRUCache
 
-from shardids.client.routing.inserts import rows_in_values
-from shardids.client.routing.marks import writing
-from shardids.client.routing.models import Claimant, Claimed, mapper_written
-from shardids.client.routing.stored import claimed_value
+from shardids.catalog.claims import MARK
+from shardids.client.routing.criteria import rows_in_values
+from shardids.client.routing.models import Claimant, Claimed, claimed_value, mapper_written
 from shardids.errors import BadArgument
 from shardids.models.lookups import Lookup, lookups_are_defined, lookups_of, lookups_of_mapper
+
+_IS_CLAIMED: Final[ContextVar[bool]] = ContextVar("shardids_is_claimed", default=False)
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """The session claims what is written inside, once it is written."""
+    token = _IS_CLAIMED.set(True)
+    try:
+        yield
+    finally:
+        _IS_CLAIMED.reset(token)
+
+
+def mark_writes(engine: Engine) -> None:
+    """Makes a new engine, and all that are derived from it, mark what sessions claim; before it is used."""
+    event.listen(engine, "before_cursor_execute", _marked, retval=True)
+
+
+def _marked(
+    _connection: object, _cursor: object, sql: str, parameters: Any, context: Any, _is_many: object
+) -> tuple[str, Any]:
+    if _IS_CLAIMED.get() and lookups_are_defined() and (context.isinsert or context.isupdate):
+        statement = getattr(context.compiled, "statement", None)
+        if lookups_of(getattr(statement, "table", None)):
+            return MARK + sql, parameters
+    return sql, parameters
 
 
 class ClaimingOverNodes(Protocol):

@@ -21,10 +21,8 @@ from shardids.catalog.references import REFERENCE_SCHEMA
 from shardids.catalog.statement_log import shown_statement
 from shardids.catalog.topology import Node, Placement
 from shardids.client.routing.aggregates import in_two_steps
-from shardids.client.routing.fanout import ANY_SHARD, compiled, fetched
-from shardids.client.routing.functions import Kind, kinds_on
-from shardids.client.routing.replay import STAND_IN, Replay
-from shardids.client.routing.sent import as_sent
+from shardids.client.routing.fanout import ANY_SHARD, STAND_IN, Replay, compiled, fetched
+from shardids.client.routing.sent import Kind, as_sent, kinds_on
 from shardids.errors import (
     CannotCombine,
     ClusterConflict,

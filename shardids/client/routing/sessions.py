@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from random import choice
 from typing import Any, Final, TypeVar
+from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine, Result, event, inspect
 from sqlalchemy.engine import Dialect
@@ -13,17 +14,12 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.horizontal_shard import ShardedQuery, ShardedSession, set_shard_id
 from sqlalchemy.orm import Mapper, ORMExecuteState, Session
 
-from shardids.client.routing.atomic import Atomic
 from shardids.client.routing.claiming import Flushed, refuse_many
-from shardids.client.routing.connection import ShardConnection
-from shardids.client.routing.criteria import Named
-from shardids.client.routing.guards import Guarded, guard
-from shardids.client.routing.inserts import insert, update_by_key
-from shardids.client.routing.models import facts_of, refuse_reference_write
+from shardids.client.routing.criteria import Named, Read
+from shardids.client.routing.models import facts_of, refuse_reference_write, require_located
 from shardids.client.routing.one_shard import loads_more
 from shardids.client.routing.placing import State, place, shard_of_identity
 from shardids.client.routing.query_node import ENGINE, by_views
-from shardids.client.routing.readings import Read
 from shardids.client.routing.statements import (
     FanOut,
     Shards,
@@ -32,9 +28,51 @@ from shardids.client.routing.statements import (
     named_beside,
     validated,
 )
-from shardids.client.routing.twophase import Part, Whole
-from shardids.client.routing.writes import AssociationConnection, BulkWrites
+from shardids.client.routing.twophase import Atomic, Part, Whole
+from shardids.client.routing.writes import (
+    AssociationConnection,
+    BulkWrites,
+    ShardConnection,
+    insert_rows,
+    update_by_key,
+)
 from shardids.errors import BadArgument, CannotCombine, ConnectionFailed, UnknownId
+
+
+@cache
+def session_class(ours: type[Session], theirs: type[Session] | None) -> type[Session]:
+    """Returns a class with what a session class of shardids does and what the application's own adds."""
+    if theirs is None or issubclass(ours, theirs):
+        return ours
+    if issubclass(theirs, ours):
+        return theirs
+    return type(theirs.__name__, (ours, theirs), {"__doc__": theirs.__doc__})
+
+
+class Guarded:
+    """A session that loads objects of several shards."""
+
+
+_GUARDED: WeakSet[Mapper[Any]] = WeakSet()
+
+
+def guard(mapper: Mapper[Any] | None) -> None:
+    """Sees to it that no session over all shards loads objects which it could not tell apart.
+
+    It looks at all models that are declared together with this one, for a join may load any of them.
+    """
+    if mapper is None or mapper in _GUARDED:
+        return
+    for model in mapper.registry.mappers:
+        if model not in _GUARDED and not facts_of(model).located:
+            event.listen(model, "load", _refuse_load)
+        _GUARDED.add(model)
+
+
+def _refuse_load(target: object, context: Any) -> None:
+    if isinstance(context.session, Guarded):
+        require_located(inspect(type(target)))
+
 
 Entity = TypeVar("Entity")
 
@@ -298,7 +336,7 @@ class RoutedSession(BulkWrites, Atomic, ShardedSession, Guarded):
             return None
         refuse_reference_write(context.statement)
         if context.is_insert and self._inserting is None:
-            return insert(self, context, shard)
+            return insert_rows(self, context, shard)
         if context.is_update:
             check_assignments(context)
         read = Read(context.statement, context.parameters, self.shards, self._flushed)

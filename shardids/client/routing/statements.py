@@ -14,18 +14,23 @@ from sqlalchemy.orm import LoaderCriteriaOption, Mapper, ORMExecuteState
 
 from shardids.catalog.topology import Node, Placement
 from shardids.client.routing.aggregates import folded
-from shardids.client.routing.criteria import Named, narrowed
-from shardids.client.routing.fanout import Question, compiled, gather
-from shardids.client.routing.functions import kinds_on
-from shardids.client.routing.merging import MergePlan, plan, tables_of
+from shardids.client.routing.criteria import Named, Read, narrowed
+from shardids.client.routing.fanout import (
+    STAND_IN,
+    Capture,
+    MergePlan,
+    Question,
+    compiled,
+    gather,
+    plan,
+    stream,
+    tables_of,
+)
 from shardids.client.routing.models import Claimant, ShardFinder, facts_of, is_sharding_key
 from shardids.client.routing.placing import shard_of_identity
 from shardids.client.routing.query_node import ENGINE, by_views
-from shardids.client.routing.readings import Read
-from shardids.client.routing.replay import STAND_IN, Capture
-from shardids.client.routing.shapes import Check
-from shardids.client.routing.sources import conjuncts
-from shardids.client.routing.streams import stream
+from shardids.client.routing.sent import kinds_on
+from shardids.client.routing.shapes import Check, conjuncts
 from shardids.client.routing.twophase import Decisions
 from shardids.errors import BadArgument, CannotCombine, FanOutRefused, WrongShard
 
