@@ -6,8 +6,8 @@ and merges their rows, ``statements`` executes, and ``sessions`` is what :class:
 """
 
 from shardids.client.routing.models import Key
+from shardids.client.routing.nodes import FanOut
 from shardids.client.routing.one_shard import After, ShardSession
 from shardids.client.routing.sessions import RoutedSession, session_class
-from shardids.client.routing.statements import FanOut
 
 __all__ = ["After", "FanOut", "Key", "RoutedSession", "ShardSession", "session_class"]

@@ -59,6 +59,7 @@ from sqlalchemy.types import NullType, Uuid
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from shardids.client.routing.aggregates import BYTE_ORDER, Fold, folds_of
+from shardids.client.routing.sent import clauses_of, is_native_enum
 from shardids.errors import CannotCombine
 from shardids.models.kinds import innermost
 
@@ -67,13 +68,6 @@ STAND_IN = "shardids_stand_in"
 
 Row = Sequence[Any]
 """A row as the driver gives it."""
-
-
-def is_native_enum(type_: Any) -> bool:
-    """Returns whether each shard has a type of its own for these values, or for their elements."""
-    while isinstance(type_, TypeDecorator | ARRAY):
-        type_ = type_.item_type if isinstance(type_, ARRAY) else type_.impl_instance
-    return isinstance(type_, Enum) and type_.native_enum
 
 
 class Capture:
@@ -94,7 +88,7 @@ class Capture:
     parameters: dict[str, Any]
     columns: Sequence[tuple[str, Any]] = ()
     compiled: Any
-    multiplies_rows: bool
+    multiplies_rows: bool = False
     sends_enums: bool = False
 
     def answer(self, sql: str, parameters: dict[str, Any], context: Any) -> bool:
@@ -253,8 +247,10 @@ class MergePlan:
         """The names of the columns to merge by."""
         return [self.key_name.format(number) for number in range(len(self.keys))]
 
-    def merged(self, answers: Sequence[Sequence[Row]], places: Sequence[int]) -> list[Row]:
-        """Returns the rows of several nodes, each in the plan's order, as one; ``places`` has the keys."""
+    def merged(
+        self, answers: Sequence[Sequence[Row]], places: Sequence[int], *, is_sorted: bool = False
+    ) -> list[Row]:
+        """Returns the rows of all nodes as one, in the plan's order; ``places`` has the keys."""
         if self.folds:
             columns = zip(*chain.from_iterable(answers), strict=True)
             rows: list[Row] = [
@@ -262,7 +258,7 @@ class MergePlan:
             ]
         else:
             rows = list(chain.from_iterable(answers))
-            if len(answers) > 1:
+            if not is_sorted:
                 # To sort what is made of sorted runs is to merge them.
                 for key, place in reversed(list(zip(self.keys, places, strict=True))):
                     key.sort(rows, place)
@@ -285,11 +281,11 @@ def plan(statement: Any, parameters: Any) -> MergePlan:
             f"a {type(statement).__name__} can't be sent to several shards",
             hint='Name the shard: bind_arguments={"shard_id": number}; or write one select() a part.',
         )
-    # Applications have no public way to read these parts of a SELECT; dialects read them by these names.
-    if statement._fetch_clause is not None:
+    clauses = clauses_of(statement)
+    if clauses.fetch is not None:
         raise CannotCombine("FETCH over several shards is not supported", hint="Use limit().")
-    limit = _number(statement._limit_clause, parameters, "LIMIT")
-    offset = _number(statement._offset_clause, parameters, "OFFSET") or 0
+    limit = _number(clauses.limit, parameters, "LIMIT")
+    offset = _number(clauses.offset, parameters, "OFFSET") or 0
     folds = folds_of(statement)
     if folds:
         # One row a shard, and one in the end: there is nothing to sort, and limits are for that one.
@@ -305,8 +301,7 @@ def plan(statement: Any, parameters: Any) -> MergePlan:
     if offset:
         branch = branch.limit(None if limit is None else limit + offset).offset(None)
     branch = branch.add_columns(*(key.compared().label(name.format(n)) for n, key in enumerate(keys)))
-    locks = statement._for_update_arg is not None
-    return MergePlan(branch=branch, keys=keys, key_name=name, limit=limit, offset=offset, locks=locks)
+    return MergePlan(branch=branch, keys=keys, key_name=name, limit=limit, offset=offset, locks=clauses.locks)
 
 
 def order_keys(statement: Select[Any]) -> Iterator[OrderKey]:
@@ -315,7 +310,7 @@ def order_keys(statement: Select[Any]) -> Iterator[OrderKey]:
     Raises:
         CannotCombine: one of them is text that is not the name of a column.
     """
-    for clause in statement._order_by_clauses:
+    for clause in clauses_of(statement).order_by:
         descending, nulls_first = False, None
         element: Any = clause
         while True:
@@ -407,7 +402,9 @@ def gather(plan: MergePlan, asked: Mapping[Connection, Sequence[Question]]) -> R
     else:
         answers = _awaited(parts) if next(iter(asked)).dialect.is_async else together(parts)
     places, kept, description = split_columns(plan, answers[0][1])
-    rows = plan.merged([rows for rows, _ in answers], places)
+    # PostgreSQL's sort leaves equal rows in any order, and those of one object have the order of a branch.
+    is_sorted = len(answers) == 1 and not next(iter(asked.values()))[0].compiled.multiplies_rows
+    rows = plan.merged([rows for rows, _ in answers], places, is_sorted=is_sorted)
     if places:
         rows = [[row[place] for place in kept] for row in rows]
     return Replay.of(rows, description)
@@ -433,7 +430,7 @@ def node_statement(plan: MergePlan, questions: Sequence[Question]) -> tuple[str,
     sql = "\nUNION ALL ".join(
         _with_types_in_common(branch, columns, always=plan.locks) for branch in branches
     )
-    if plan.keys:
+    if plan.keys and not questions[0].compiled.multiplies_rows:
         names = (key.sql(name) for key, name in zip(plan.keys, plan.key_names, strict=True))
         sql += f"\nORDER BY {', '.join(names)}"
     if plan.limit is not None and not plan.folds:

@@ -285,6 +285,8 @@ class ModelFacts:
             BadArgument: an ID of no shard of this cluster.
             UnsupportedKey: a key that has no hash.
         """
+        if len(identity) != len(self.identity):
+            return None  # Which SQLAlchemy refuses.
         for value, tells in zip(identity, self.identity, strict=True):
             if tells is not None and value is not None:
                 return tells.shard(value, finder)

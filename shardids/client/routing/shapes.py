@@ -8,19 +8,20 @@ list of elements; what is not on the list is refused by name, and is for the que
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NoReturn
 
-from sqlalchemy import Column, Select, Table
+from sqlalchemy import Column, Select, Table, Update
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql import operators, visitors
-from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList, ColumnClause, Grouping, Label
+from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList, ColumnClause, Grouping
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import ScalarSelect, SelectStatementGrouping
 
+from shardids.client.routing.aggregates import fold_of
 from shardids.client.routing.models import Tells, how_it_tells
-from shardids.client.routing.sent import Kind, KindOf, Sent, as_sent
+from shardids.client.routing.sent import Clauses, Kind, KindOf, Sent, as_sent, assigned, clauses_of, plain
 from shardids.errors import CannotCombine
 from shardids.models.references import is_reference
 
@@ -224,13 +225,6 @@ def _refers(one: Trait, other: Trait) -> bool:
     return one.base is not None and other.base is not None and one.base.references(other.base)
 
 
-def plain(element: Any) -> Any:
-    """Returns an expression without its label and parentheses."""
-    while isinstance(element, Label | Grouping):
-        element = element.element
-    return element
-
-
 def _not_together(source: Source) -> CannotCombine:
     if source.located:
         return CannotCombine(
@@ -318,6 +312,7 @@ class Check:
             CannotCombine: its rows are not each of one shard, or are not computed one by one.
         """
         scope, _ = self._read(self._given, None, top=True, folded=folded)
+        self._require_read()
         self.top = scope
         if scope.sources and not scope.located:
             raise unlocated(next(iter(scope.sources.values())))
@@ -341,15 +336,15 @@ class Check:
             CannotCombine: it would change other rows, or in another way, than in one database.
         """
         statement = self._sent.statement
-        if self._kind_of and (statement._prefixes or statement._hints or statement._independent_ctes):
-            raise CannotCombine("a prefix, hint or CTE of an UPDATE or DELETE", hint=_IN_PYTHON)
         conditions = [] if statement.whereclause is None else [statement.whereclause]
-        values = list(_assigned(statement))
+        values = [
+            value.__clause_element__() if hasattr(value, "__clause_element__") else value
+            for value in (assigned(statement) if isinstance(statement, Update) else {}).values()
+            if hasattr(value, "__clause_element__") or hasattr(value, "__visit_name__")
+        ]
         scope = Scope(outer=None, by_table=self._by_table)
         target = statement.table
-        for source in dict.fromkeys(
-            [target, *(s for one in (*conditions, *values) for s in one._from_objects)]
-        ):
+        for source in dict.fromkeys([target, *self._sent.others]):
             if source not in scope.sources:
                 self._source(source, scope, optional=False)
         scope.bind(conditions)
@@ -358,7 +353,8 @@ class Check:
             raise unlocated(target)
         within = _Around(scope=scope, computes=self._kind_of is None)
         self._all(conditions, replace(within, filters=True))
-        self._all((*values, *statement._returning), within)
+        self._all((*values, *statement.exported_columns), within)
+        self._require_read()
 
     # SELECT.
 
@@ -377,9 +373,10 @@ class Check:
         A SELECT that is bound to the row around it sees all the rows that it would see in one database, so it
         may compute over them. Any other has to give its rows one by one.
         """
-        _, core, froms = self._sent.parts.get(id(select), (None, None, []))
+        core, froms = self._sent.part(select)
         if core is None:
             _refuse(select)
+        clauses = clauses_of(core)
         scope = Scope(outer=outer, by_table=self._by_table)
         for source in froms:
             self._source(source, scope, optional=False)
@@ -391,44 +388,31 @@ class Check:
             _refuse_subquery(scope)
         scope.check()
         if not bound:
-            self._require_rows(core, scope, top=top)
-        self._clauses(core, _Around(scope=scope, computes=bound or self._kind_of is None), folded)
-        return scope, bound
-
-    def _clauses(
-        self, core: Any, within: _Around, folded: Callable[[Any], Iterable[Any]] | None = None
-    ) -> None:
-        scope: Any = within.scope
-        self._all([] if core.whereclause is None else [core.whereclause], replace(within, filters=True))
+            _require_rows(clauses, list(core.inner_columns), scope, top=top)
+        within = _Around(scope=scope, computes=bound or self._kind_of is None)
+        self._all(conditions, replace(within, filters=True))
         for condition, filters in scope.conditions:
             self._check(condition, replace(within, filters=filters))
         # Each group is of one shard.
-        grouped = replace(within, computes=within.computes or bool(core._group_by_clauses))
-        for column in core.inner_columns:
+        grouped = replace(within, computes=within.computes or bool(clauses.group_by))
+        # What can be made of the shards' own is not what is refused.
+        for column in sorted(core.inner_columns, key=lambda one: fold_of(one) is not None):
             self._all([column] if folded is None else folded(column), grouped)
-        for rest in (core._having_criteria, core._order_by_clauses):
-            self._all(rest, grouped)
-        numbers = [one for one in (core._limit_clause, core._offset_clause) if one is not None]
-        for rest in (core._group_by_clauses, core._distinct_on, numbers):
-            self._all(rest, within)
+        self._all((*clauses.having, *clauses.order_by), grouped)
+        numbers = [one for one in (clauses.limit, clauses.offset) if one is not None]
+        self._all((*clauses.group_by, *clauses.distinct_on, *numbers), within)
+        return scope, bound
 
-    def _require_rows(self, core: Any, scope: Scope, *, top: bool) -> None:
-        """Refuses what is computed over more rows than those of one shard."""
-        if not top and (core._limit_clause is not None or core._offset_clause is not None):
-            _refuse_subquery(scope)
-        distinct = list(core._distinct_on) or (list(core.inner_columns) if core._distinct else [])
-        for keys, what in ((core._group_by_clauses, "GROUP BY"), (distinct, "DISTINCT")):
-            if keys and not scope.tells_shard(keys):
-                raise CannotCombine(f"{what} over several shards sees one shard at a time", hint=_IN_PYTHON)
-        if core._having_criteria and not core._group_by_clauses:
-            raise CannotCombine("HAVING over several shards sees one shard at a time", hint=_IN_PYTHON)
+    def _require_read(self) -> None:
+        """Refuses a statement of several shards with anything that was not among its expressions."""
         if self._kind_of is None:
             return
-        for name in ("_prefixes", "_suffixes", "_hints", "_statement_hints", "_independent_ctes"):
-            if getattr(core, name, None):
-                raise CannotCombine(
-                    f"{name.strip('_').replace('_', ' ')} of a SELECT over several shards", hint=_IN_PYTHON
-                )
+        for named in self._sent.unread:
+            raise _not_known(named)
+        read = {id(one.element) for one in self._derived}
+        for found, one in self._sent.ctes.items():
+            if found not in read:
+                _refuse(one)
 
     # Expressions.
 
@@ -551,10 +535,22 @@ class Check:
         )
 
 
+def _require_rows(clauses: Clauses, columns: Sequence[Any], scope: Scope, *, top: bool) -> None:
+    """Refuses what is computed over more rows than those of one shard."""
+    if not top and (clauses.limit is not None or clauses.offset is not None):
+        _refuse_subquery(scope)
+    distinct = clauses.distinct_on or (columns if clauses.distinct else ())
+    for keys, what in ((clauses.group_by, "GROUP BY"), (distinct, "DISTINCT")):
+        if keys and not scope.tells_shard(keys):
+            raise CannotCombine(f"{what} over several shards sees one shard at a time", hint=_IN_PYTHON)
+    if clauses.having and not clauses.group_by:
+        raise CannotCombine("HAVING over several shards sees one shard at a time", hint=_IN_PYTHON)
+
+
 def reads_references(statement: Any, dialect: Dialect) -> bool:
     """Returns whether a SELECT reads reference tables and nothing else: every node has the same answer."""
     parts = as_sent(statement, dialect).parts.values()
-    sources = [source for _, core, froms in parts for source in (froms if core is not None else [None])]
+    sources = [source for core, froms in parts for source in (froms if core is not None else [None])]
     tables = [table for source in sources for table in _tables(source)]
     return bool(tables) and all(map(is_reference, tables))
 
@@ -577,21 +573,16 @@ def _is_known(column: Any) -> bool:
     return column.table is not None
 
 
-def _assigned(statement: Any) -> Iterator[Any]:
-    """Yields the expressions that an UPDATE sets."""
-    values = {**(getattr(statement, "_values", None) or {})}
-    values |= dict(getattr(statement, "_ordered_values", None) or ())
-    for value in values.values():
-        element = value.__clause_element__() if hasattr(value, "__clause_element__") else value
-        if hasattr(element, "__visit_name__"):
-            yield element
-
-
 def _refuse(element: Any) -> NoReturn:
     named = type(element).__name__.removeprefix("Annotated")
-    written = f" {str(element)!r}" if element.__visit_name__ in ("textclause", "column") else ""
-    raise CannotCombine(
-        f"{named}{written} over several shards is not known to be right",
+    raise _not_known(
+        f"{named} {str(element)!r}" if element.__visit_name__ in ("textclause", "column") else named
+    )
+
+
+def _not_known(named: str) -> CannotCombine:
+    return CannotCombine(
+        f"{named} over several shards is not known to be right",
         hint="Write it with SQLAlchemy's expressions over mapped columns, or name the shard:"
         ' bind_arguments={"shard_id": number}.',
     )
