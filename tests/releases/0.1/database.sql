@@ -167,7 +167,7 @@ CREATE SEQUENCE shard_0000.id_counter
 --
 
 CREATE SEQUENCE shard_0000.id_offset
-    START WITH 72520522792960
+    START WITH 72524817760256
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -313,7 +313,7 @@ CREATE SEQUENCE shard_0001.id_counter
 --
 
 CREATE SEQUENCE shard_0001.id_offset
-    START WITH 72576357367809
+    START WITH 72580652335105
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -2900,6 +2900,36 @@ $$;
 
 
 --
+-- Name: pass_barrier(integer, regclass); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.pass_barrier(shard integer, name regclass) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  if not exists (select from pg_trigger t where t.tgrelid = name and t.tgname = 'shardids_barrier'
+                 and t.tgfoid = 'shardids.pass_barrier()'::regprocedure) then
+    return;
+  end if;
+  if not pg_try_advisory_xact_lock_shared(1936220521, shard) then
+    perform shardids.wait_for_lock(1936220521, shard, shared => true);
+  end if;
+  if coalesce(pg_sequence_last_value(format('%I.id_offset', shardids.schema_of(shard))::regclass), -1) < 0 then
+    perform shardids.refuse('SI002', shard);
+  end if;
+end
+$$;
+
+
+--
+-- Name: FUNCTION pass_barrier(shard integer, name regclass); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.pass_barrier(shard integer, name regclass) IS 'Waits for the write barrier of a table, and is refused where a write would be, without a write';
+
+
+--
 -- Name: past_skipped(integer, bigint, bigint); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -5372,9 +5402,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (383396072627634178);
-INSERT INTO shard_0000.kept VALUES (383396072627634179);
-INSERT INTO shard_0000.kept VALUES (383396072627634180);
+INSERT INTO shard_0000.kept VALUES (383409147783151618);
+INSERT INTO shard_0000.kept VALUES (383409147783151619);
+INSERT INTO shard_0000.kept VALUES (383409147783151620);
 
 
 --
@@ -5402,8 +5432,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711510462980634704/5/16698', 1, 4540389286435880960, '757', '2026-11-23 23:19:06.805532+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711510462980634704/5/16698', 1, 4540389286435880960, '758', '2026-11-23 23:19:06.835941+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711523857425503867/5/16698', 1, 4310688113253941248, '757', '2026-11-24 00:11:04.198123+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711523857425503867/5/16698', 1, 4310688113253941248, '758', '2026-11-24 00:11:04.213447+00', NULL);
 
 
 --
@@ -5429,7 +5459,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-23 23:19:06.251779+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-24 00:11:04.026002+00');
 
 
 --
@@ -5448,7 +5478,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-23 23:19:06.849534+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-24 00:11:04.220925+00', NULL);
 
 
 --
@@ -5525,7 +5555,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 4540389377844627829, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 4310688204665805477, true);
 
 
 --
@@ -5539,14 +5569,14 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 4540389377844627795, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 4310688204665805461, true);
 
 
 --
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91408746803, true);
+SELECT pg_catalog.setval('shardids.step_1', 91411864196, true);
 
 
 --
@@ -5581,7 +5611,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91408746834, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91411864212, true);
 
 
 --
@@ -6363,6 +6393,13 @@ REVOKE ALL ON FUNCTION shardids.open_table(name regclass) FROM PUBLIC;
 --
 
 REVOKE ALL ON FUNCTION shardids.pass_barrier() FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION pass_barrier(shard integer, name regclass); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.pass_barrier(shard integer, name regclass) FROM PUBLIC;
 
 
 --
