@@ -27,7 +27,7 @@ from shardids.catalog.urls import parse_url
 from shardids.dev.embedded import temporary_server
 from shardids.doctor.contents import OF_ROWS
 from shardids.doctor.samples import ShardingKey
-from shardids.errors import ClusterConflict, MissingPrivilege
+from shardids.errors import BadArgument, ClusterConflict, MissingPrivilege
 from shardids.metrics.asking import Asker
 from shardids.migrate.plan import Position
 from shardids.migrate.status import read_node
@@ -236,6 +236,10 @@ def test_a_plan_of_an_adoption_reads_rows_as_a_role_that_only_reads(hostile: Hos
     plan = make_plan(source, root="public.users", keys=keys, reader=reading).plan
     assert hostile.ran() == {"reading"}
     assert "reading" not in plan.source
+    with pytest.raises(
+        BadArgument, match='another database or server: "postgres", and the source is "source"'
+    ):
+        make_plan(source, root="public.users", reader=hostile.url.set(username="reading", password="r"))
     # Of row security, which the role may not pass.
     assert {one.subject for one in plan.findings if "its rows were not checked" in one.reason} == {
         f"shop.{table_of(('pg_policy', column))}" for column in ("polqual", "polwithcheck")
