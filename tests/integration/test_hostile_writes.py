@@ -11,12 +11,14 @@ import pytest
 from sqlalchemy.engine import URL
 
 from shardids import Cluster, mover
+from shardids.adopt import replication as adopting
+from shardids.adopt.sides import Side as AdoptSide
 from shardids.catalog.nodes import administrative_engine
 from shardids.catalog.rows import Catalog
 from shardids.catalog.trust import untrusted
 from shardids.catalog.urls import parse_url
 from shardids.dev.embedded import temporary_servers
-from shardids.errors import CopyFailed, MoveRefused
+from shardids.errors import ClusterConflict, CopyFailed, MissingPrivilege, MoveRefused
 from shardids.load import LoadSettings, load
 from tests.conftest import dsn, found_cluster
 from tests.support.clusters import catalog_at, connected
@@ -182,4 +184,53 @@ def test_a_load_goes_on_with_trust_and_as_a_role_that_administers_nothing(
         engine = administrative_engine(hostile.url(role), what="node")
         with engine.connect() as connection:
             assert untrusted(connection, [f"{schema}.notes"]) == []
+        engine.dispose()
+
+
+@pytest.mark.parametrize("kind", ["publication", "slot", "subscription"])
+def test_what_others_made_under_the_name_of_a_move_is_refused(hostile: Hostile, kind: str) -> None:
+    shard, _ = hostile.shard(owner=None)
+    with connected(hostile.urls["a"]) as admin:
+        row = admin.execute("select coalesce(max(id), 0) + 1 from shardids_catalog.move").fetchone()
+        assert row is not None
+        name = f"shardids_move_{hostile.catalog.describe().cluster.hex[:8]}_{row[0]}_{shard}"
+    if kind == "publication":
+        node, error, drop = "a", MissingPrivilege, f"drop publication {name}"
+        with connected(hostile.url("mallory")) as mallory:
+            mallory.execute(f"create publication {name}".encode())
+    elif kind == "slot":
+        node, error, drop = "a", ClusterConflict, f"select pg_drop_replication_slot('{name}')"
+        with connected(hostile.urls["a"]) as admin:
+            admin.execute(f"select pg_create_logical_replication_slot('{name}', 'test_decoding')".encode())
+    else:
+        node, error, drop = "b", MissingPrivilege, f"drop subscription {name}"
+        with connected(hostile.urls["b"]) as admin:
+            admin.execute(
+                f"create subscription {name} connection 'dbname=none password=x' publication none"
+                " with (connect = false, slot_name = none)".encode()
+            )
+            admin.execute("alter role mallory superuser")
+            admin.execute(f"alter subscription {name} owner to mallory".encode())
+            admin.execute("alter role mallory nosuperuser")
+    with pytest.raises(error, match=f"{kind} {name} exists") as refused:
+        mover.move(hostile.catalog, shard, "b")
+    with connected(hostile.urls[node]) as admin:
+        for statement in drop.split(";"):
+            admin.execute(statement.encode())
+    assert "resume" in refused.value.hint
+    assert mover.resume(hostile.catalog, shard).outcome == "moved"
+
+
+def test_what_others_made_under_the_name_of_an_adoption_is_refused(hostile: Hostile) -> None:
+    engine = administrative_engine(hostile.urls["a"], what="source")
+    with connected(hostile.url("mallory")) as mallory:
+        mallory.execute("create publication shardids_adopt_planted")
+    try:
+        side = AdoptSide(name="source", engine=engine)
+        with pytest.raises(MissingPrivilege, match="publication shardids_adopt_planted exists"):
+            adopting.publish_tables(side, "shardids_adopt_planted", ["shardids_catalog.cluster"])
+        with connected(hostile.urls["a"]) as admin:
+            found = admin.execute("select slot_name from pg_replication_slots where slot_name ~ 'adopt'")
+            assert found.fetchall() == []
+    finally:
         engine.dispose()
