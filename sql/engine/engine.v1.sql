@@ -28,9 +28,8 @@ return abs(date_part('epoch', clock_timestamp()) * 1000
 -- The tick is one of this incarnation, a time of the layout, and ahead of the clock by no more than the limit.
 create function shardids.is_ahead(seen bigint, drawn bigint, max_ahead interval) returns boolean
 language sql volatile parallel safe
-return seen + (drawn >> shardids.sequence_bits()) >= shardids.offset_base()
-       and seen + (drawn >> shardids.sequence_bits()) < shardids.offset_base() + (1::bigint << shardids.time_bits())
-       and (seen + (drawn >> shardids.sequence_bits()) + (shardids.epoch_ms() - shardids.offset_base())
+return (seen # shardids.offset_base()) + (drawn >> shardids.sequence_bits()) between 0 and (1::bigint << shardids.time_bits()) - 1
+       and ((seen # shardids.offset_base()) + (drawn >> shardids.sequence_bits()) + shardids.epoch_ms()
             - date_part('epoch', clock_timestamp()) * 1000 between 0 and date_part('epoch', max_ahead) * 1000) is true;
 
 create function shardids.is_unchanged(seen bigint, id_offset regclass) returns boolean
