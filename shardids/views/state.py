@@ -86,7 +86,7 @@ def _faults(
         {"schema": FOREIGN},
     ):
         try:
-            # libpq's connect_timeout does not hold in postgres_fdw, so a silent node would keep the query node.
+            # libpq's connect_timeout does not hold in postgres_fdw: a silent node would keep it waiting.
             database.execute(text(f"set local statement_timeout = {_PATIENCE_S * 1000}"))
             try_nodes(database, placement, shown, there.where)
         except ShardidsError as error:
