@@ -146,7 +146,7 @@ def require_own_replication(
 
 
 def require_no_slot(connection: Connection, name: str) -> None:
-    """Refuses a replication slot that exists before what is to use it.
+    """Refuses a replication slot that exists before the publication that is to use it.
 
     Raises:
         ClusterConflict: there is one.

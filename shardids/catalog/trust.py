@@ -28,7 +28,7 @@ class Untrusted:
 
     @property
     def reason(self) -> str:
-        """Returns what is wrong."""
+        """Returns the reason to refuse."""
         return (
             f'role "{self.role}" can change what {self.object} runs, and that would run as role'
             f' "{self.as_role}", which may do more'
@@ -45,8 +45,8 @@ def untrusted(
 ) -> list[Untrusted]:
     """Returns the roles whose code may run as the session's role when rows of tables are written.
 
-    In the open transaction: what was looked at stays so for as long as it locks the tables against writers
-    of definitions. ``trusted`` names roles that the caller trusts beside superusers, the session's role, and
+    In the open transaction: the answer holds for as long as that locks the tables against ALTER TABLE and
+    CREATE TRIGGER. ``trusted`` names roles that the caller trusts beside superusers, the session's role, and
     on a node members of the engine's owner.
     """
     prepare(

@@ -5496,9 +5496,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (383413179658534914);
-INSERT INTO shard_0000.kept VALUES (383413179658534915);
-INSERT INTO shard_0000.kept VALUES (383413179658534916);
+INSERT INTO shard_0000.kept VALUES (383415651001171970);
+INSERT INTO shard_0000.kept VALUES (383415651001171971);
+INSERT INTO shard_0000.kept VALUES (383415651001171972);
 
 
 --
@@ -5526,8 +5526,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711527986292692214/5/16698', 1, 2522266479978610688, '757', '2026-11-24 00:27:05.471346+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711527986292692214/5/16698', 1, 2522266479978610688, '758', '2026-11-24 00:27:05.483883+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711530519020554339/5/16698', 1, 3731051971369500672, '757', '2026-11-24 00:36:54.685281+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711530519020554339/5/16698', 1, 3731051971369500672, '758', '2026-11-24 00:36:54.694535+00', NULL);
 
 
 --
@@ -5553,7 +5553,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-24 00:27:05.31492+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-24 00:36:54.591334+00');
 
 
 --
@@ -5572,7 +5572,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-24 00:27:05.492757+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-24 00:36:54.69875+00', NULL);
 
 
 --
@@ -5649,7 +5649,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 2522266571391436191, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3731052062782915389, true);
 
 
 --
@@ -5663,7 +5663,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 2522266571391436171, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 3731052062782915366, true);
 
 
 --
@@ -5698,7 +5698,7 @@ SELECT pg_catalog.setval('shardids.before_4', 1, false);
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91412825469, true);
+SELECT pg_catalog.setval('shardids.step_1', 91413414683, true);
 
 
 --
@@ -5733,7 +5733,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91412825482, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91413414693, true);
 
 
 --
