@@ -8,7 +8,7 @@ switch that keeps a way back lets the source follow the shards (:mod:`shardids.a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -52,6 +52,7 @@ def check(
     source: str | None = None,
     via: str | None = None,
     reader: str | None = None,
+    trusted: Sequence[str] = (),
 ) -> Check:
     """Finds out whether a plan can be run; changes nothing.
 
@@ -62,6 +63,8 @@ def check(
         via: the relay's URL; by default the plan's, which has none if the nodes follow the source itself.
         reader: the source's URL with a role that can only read; needed to compare rows where the other role
             can write and other roles own objects.
+        trusted: roles whose code may run as those of the URLs, at the source and on the nodes: see
+            :mod:`shardids.catalog.trust`.
 
     Raises:
         AdoptionRefused: it can't; the message has every reason.
@@ -70,7 +73,7 @@ def check(
     with Journal.opened(catalog) as journal:
         journal.refuse_open()
         with _checked_sides(catalog, plan, (source, via), reader) as sides:
-            _examine(catalog, sides)
+            _examine(catalog, sides, trusted)
             copied = (*sides.split, *sides.reference)
             return Check(
                 split=len(sides.split),
@@ -91,6 +94,7 @@ def run(
     source: str | None = None,
     via: str | None = None,
     reader: str | None = None,
+    trusted: Sequence[str] = (),
     on_event: OnEvent = ignore,
 ) -> Result:
     """Brings all rows into the shards, compares them, and lets the nodes follow the source.
@@ -104,7 +108,7 @@ def run(
     with Journal.opened(catalog) as journal:
         journal.refuse_open()
         with _checked_sides(catalog, plan, (source, via), reader) as sides:
-            shapes, plan = _examine(catalog, sides), sides.plan
+            shapes, plan = _examine(catalog, sides, trusted), sides.plan
         steps = run_steps(plan)
         journal.enter(plan, plan.source, shapes, steps[0].name)
         with Adopter.opened(catalog, journal, (source, via), MAX_PAUSE_S, on_event, reader=reader) as adopter:
@@ -128,7 +132,7 @@ def _checked_sides(
         yield sides
 
 
-def _examine(catalog: Catalog, sides: Sides) -> dict[str, str]:
+def _examine(catalog: Catalog, sides: Sides, trusted: Sequence[str]) -> dict[str, str]:
     """Checks everything; returns the shapes of the source's tables."""
     plan = sides.plan
     requirements.refuse(plan, list(requirements.plan_is_runnable(plan)))
@@ -140,6 +144,7 @@ def _examine(catalog: Catalog, sides: Sides) -> dict[str, str]:
     refusals += requirements.rows_can_be_compared(sides)
     there = sides.definitions()
     refusals += requirements.tables_are_fit(sides, there)
+    refusals += requirements.code_is_trusted(sides, there, trusted)
     if sides.relay:
         refusals += relay_requirements.relay_is_fit(sides, sides.relay)
         refusals += relay_requirements.paths_are_fit(sides, there)

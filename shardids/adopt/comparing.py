@@ -24,9 +24,10 @@ from shardids.adopt.plan import Kind, TablePlan
 from shardids.adopt.relay import lost_keys, lost_rows
 from shardids.adopt.replication import await_confirmed
 from shardids.adopt.sides import Sides, Taker
+from shardids.adopt.source import require_same_database
 from shardids.catalog.queries import batches
 from shardids.catalog.reader import Reader, Refused, reading_as_reader
-from shardids.errors import AdoptionFailed, BadArgument
+from shardids.errors import AdoptionFailed
 
 _ROWS_A_CHUNK: Final = 10_000
 _CHUNKS_READ: Final = 64
@@ -111,17 +112,8 @@ def source_reader(sides: Sides) -> Iterator[Reader]:
     with reading_as_reader(sides.reading.engine, "the source", is_node=False) as reader:
         if sides.reading is not sides.source:
             with sides.source.autocommit() as source, sides.reading.autocommit() as reading:
-                if source.execute(_SERVER).one() != reading.execute(_SERVER).one():
-                    raise BadArgument(
-                        "the role that reads the source's rows is connected to another database or server",
-                        hint="--reader-url is the source's URL with another role.",
-                    )
+                require_same_database(source, reading)
         yield reader
-
-
-_SERVER = text(
-    "select pg_postmaster_start_time(), d.oid from pg_database d where d.datname = current_database()"
-)
 
 
 def node_reader(taker: Taker) -> AbstractContextManager[Reader]:

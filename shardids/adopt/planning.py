@@ -57,11 +57,12 @@ def make_plan(
     does. A role that can write reads no rows where other roles own objects: findings say so.
 
     Raises:
-        BadArgument: a name is not found, or the root has no key that rows can be split by.
+        BadArgument: a name is not found, the root has no key that rows can be split by, or ``reader`` is
+            another database.
         ConnectionFailed, StatementFailed: the source can't be read.
         UnsupportedServer: it is older than PostgreSQL 14.
     """
-    with Source(source if reader is None else reader) as opened:
+    with Source(source, reader) as opened:
         try:
             with opened.transaction() as connection:
                 inventory = read_inventory(connection)

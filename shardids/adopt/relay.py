@@ -22,7 +22,7 @@ from shardids.adopt.relay_tables import create_table, fill, identity_of, index_p
 from shardids.adopt.replication import let_follow, publish_tables
 from shardids.adopt.sides import Relay, Sides
 from shardids.catalog.connections import keep_out_of_logs
-from shardids.catalog.schemas import is_ours, own_schema
+from shardids.catalog.schemas import is_ours, own_schema, require_own_replication
 from shardids.catalog.sqlfiles import read_sql
 from shardids.errors import AdoptionFailed
 from shardids.mover.replication import play, unpublish
@@ -65,12 +65,17 @@ def install(connection: Connection, adoption: str) -> None:
 
 
 def subscribe(connection: Connection, name: str, conninfo: str, options: str) -> None:
-    """Subscribes to the source."""
+    """Subscribes to the source.
+
+    Raises:
+        MissingPrivilege: another role made a subscription of this name.
+    """
     keep_out_of_logs(connection)
     connection.execute(
         text("select shardids_relay.follow(:name, :conninfo, :options)"),
         {"name": name, "conninfo": conninfo, "options": options},
     )
+    require_own_replication(connection, "subscription", name, is_node=False)
 
 
 def _make_table(relay: Relay, number: int, plan: TablePlan, table: Definition, adoption: str) -> None:

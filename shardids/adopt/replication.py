@@ -15,9 +15,10 @@ from shardids.adopt.definitions import Definition
 from shardids.adopt.events import Copying, OnEvent
 from shardids.adopt.sides import Relay, Sides, Taker
 from shardids.catalog.connections import keep_out_of_logs
+from shardids.catalog.schemas import require_no_slot, require_own_replication
 from shardids.errors import AdoptionFailed
 from shardids.mover.cutover import flush
-from shardids.mover.replication import PATIENCE_S, count_failures, play
+from shardids.mover.replication import PATIENCE_S, count_failures, has_publication, make_slot, play
 from shardids.mover.sides import Side
 
 _OWN = (
@@ -43,34 +44,37 @@ def publish(sides: Sides, taker: Taker, there: Mapping[str, Definition]) -> None
 
 
 def publish_tables(side: Side, name: str, tables: Sequence[str]) -> None:
-    """Publishes tables, each with its row filter, if any, and keeps the log from now on. Idempotent."""
+    """Publishes tables, each with its row filter, if any, and keeps the log from now on. Idempotent.
+
+    Raises:
+        MissingPrivilege, ClusterConflict: another role made a publication or a slot of this name.
+    """
     with side.begin() as connection:
-        is_there = connection.scalar(
-            text("select exists (select from pg_publication where pubname = :name)"), {"name": name}
-        )
-        if not is_there:
+        if not has_publication(connection, name):
+            require_no_slot(connection, name)
             play(
                 connection,
                 f'create publication "{name}" for table {", ".join(tables)}'
                 " with (publish_via_partition_root = true)",
             )
+        require_own_replication(connection, "publication", name, is_node=False)
     with side.autocommit() as connection:
-        connection.execute(
-            text("""
-                select pg_create_logical_replication_slot(:name, 'pgoutput')
-                where not exists (select from pg_replication_slots where slot_name = :name)"""),
-            {"name": name},
-        )
+        make_slot(connection, name)
 
 
 def subscribe(sides: Sides, taker: Taker) -> None:
-    """Subscribes a node: it fetches the existing rows of its shards, and all changes since. Idempotent."""
+    """Subscribes a node: it fetches the existing rows of its shards, and all changes since. Idempotent.
+
+    Raises:
+        MissingPrivilege: another role made a subscription of this name.
+    """
     conninfo = make_conninfo("", **sides.feed.parameters())
     with taker.side.begin() as connection:
         keep_out_of_logs(connection)
         connection.execute(
             text("select shardids.follow(:name, :conninfo)"), {"name": taker.name, "conninfo": conninfo}
         )
+        require_own_replication(connection, "subscription", taker.name)
 
 
 def let_follow(follower: Follower, *, is_enabled: bool) -> None:

@@ -18,6 +18,7 @@ from shardids.adopt.sides import Sides, Taker
 from shardids.catalog.connections import keep_out_of_logs
 from shardids.catalog.reader import HINT, SOURCE_HINT
 from shardids.catalog.rows import Catalog
+from shardids.catalog.trust import untrusted
 from shardids.errors import AdoptionRefused, ShardidsError
 from shardids.mover.history import open_moves
 from shardids.mover.requirements import CAPACITY, Refusal
@@ -73,6 +74,25 @@ def rows_can_be_compared(sides: Sides) -> Iterator[Refusal]:
         with node_reader(taker) as reader:
             if reader.skips is not None:
                 yield Refusal(reason=f"rows can't be compared: {reader.skips}", remedy=HINT)
+
+
+def code_is_trusted(
+    sides: Sides, there: Mapping[str, Definition], trusted: Sequence[str]
+) -> Iterator[Refusal]:
+    """Requires that nobody else's code runs when rows are read for the nodes, and written there.
+
+    The source plans the query for a filtered copy over indexes, as the role of its URL.
+    """
+    found = [("the source", sides.source, sides.names, False)]
+    for taker in sides.takers:
+        split = [there[table.name] for table in sides.split if table.name in there]
+        names = [sides.in_shard(table, shard) for shard in taker.shards for table in split]
+        names += [table.name for table in sides.reference]
+        found.append((f'node "{taker.side.name}"', taker.side, names, True))
+    for where, side, names, is_node in found:
+        with side.engine.connect() as connection, connection.begin():
+            for one in untrusted(connection, names, trusted=trusted, is_node=is_node):
+                yield Refusal(reason=f"{where}: {one.reason}", remedy=one.remedy)
 
 
 def cluster_is_ready(catalog: Catalog, sides: Sides) -> Iterator[Refusal]:

@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.engine import URL
 
 from shardids.catalog.connections import CONNECT_TIMEOUT_S, open_engine
 from shardids.catalog.queries import prepare, read
 from shardids.catalog.reader import SOURCE_HINT, danger_at_source
 from shardids.catalog.urls import parse_url
-from shardids.errors import MissingPrivilege, StatementFailed
+from shardids.errors import BadArgument, MissingPrivilege, StatementFailed
 
 _NO_LOCK: Final = "55P03"
 _MOST_HOLDERS: Final = 5
@@ -28,24 +28,26 @@ class Source:
     that reads thousands of tables would hold more locks than the server has room for. Until it is closed,
     VACUUM keeps the rows that the snapshot sees.
 
+    Args:
+        url: the source.
+        reader: the same database, as another role, which reads all of it; ``url`` is then only asked whether
+            it is the same.
+
     Attributes:
         skips: why no rows are read: code of others would run as a role that can write; ``None`` if they are.
     """
 
-    def __init__(self, url: str | URL) -> None:
+    def __init__(self, url: str | URL, reader: str | URL | None = None) -> None:
         self.url = parse_url(url)
-        self._engine = open_engine(
-            self.url,
-            what="the source",
-            administrative=True,
-            connect_timeout_s=CONNECT_TIMEOUT_S,
-            connect_args={"application_name": "shardids adopt plan"},
-        )
+        self._has_reader = reader is not None
+        self._engine = _engine(self.url if reader is None else parse_url(reader))
         self._holder: Connection | None = None
         self._snapshot = ""
         self.skips: str | None = None
 
     def __enter__(self) -> Source:
+        if self._has_reader:
+            self._require_same()
         self._holder = self._engine.connect().execution_options(**_OPTIONS)
         self._holder.begin()
         # This transaction waits while the others work.
@@ -61,6 +63,17 @@ class Source:
         if self._holder is not None:
             self._holder.close()
         self._engine.dispose()
+
+    def _require_same(self) -> None:
+        engine = _engine(self.url)
+        try:
+            with engine.connect() as source, self._engine.connect() as reading:
+                require_same_database(source, reading)
+        except BaseException:
+            self._engine.dispose()
+            raise
+        finally:
+            engine.dispose()
 
     def explained(self, error: StatementFailed) -> StatementFailed:
         """Returns an error that names who keeps a table locked, if that is why a statement failed."""
@@ -106,6 +119,36 @@ class Source:
             finally:
                 # At COMMIT a cursor WITH HOLD would run.
                 connection.rollback()
+
+
+def _engine(url: URL) -> Engine:
+    return open_engine(
+        url,
+        what="the source",
+        administrative=True,
+        connect_timeout_s=CONNECT_TIMEOUT_S,
+        connect_args={"application_name": "shardids adopt plan"},
+    )
+
+
+_DATABASE = text("""
+    select s.system_identifier, pg_postmaster_start_time() as started_at, d.oid, d.datname::text as name
+    from pg_control_system() s cross join pg_database d where d.datname = current_database()""")
+
+
+def require_same_database(source: Connection, reading: Connection) -> None:
+    """Requires that the role which reads the source's rows is connected to the source.
+
+    Raises:
+        BadArgument: it is connected to another database or server.
+    """
+    there, here = source.execute(_DATABASE).one(), reading.execute(_DATABASE).one()
+    if there != here:
+        raise BadArgument(
+            "the role that reads the source's rows is connected to another database or server:"
+            f' "{here.name}", and the source is "{there.name}"',
+            hint="--reader-url is the source's URL with another role.",
+        )
 
 
 def _holder(row: dict[str, Any]) -> str:

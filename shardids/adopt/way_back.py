@@ -19,9 +19,10 @@ from shardids.adopt.events import OnEvent, Waiting
 from shardids.adopt.sides import Sides, Taker
 from shardids.adopt.timelines import is_noted_source, note_source, source_timeline
 from shardids.catalog.connections import keep_out_of_logs
+from shardids.catalog.schemas import require_no_slot, require_own_replication
 from shardids.mover.barrier import with_locks
 from shardids.mover.cutover import flush
-from shardids.mover.replication import count_failures, unpublish
+from shardids.mover.replication import count_failures, has_publication, make_slot, unpublish
 
 ANOTHER_SOURCE: Final = (
     "the source is another server than the one that followed the shards: a promoted standby, or a restored"
@@ -62,13 +63,15 @@ def prepare(sides: Sides, taker: Taker, there: Mapping[str, Definition], on_even
     with sides.source.autocommit() as source:
         timeline = source_timeline(source)
     with taker.side.begin() as connection:
-        if not connection.scalar(_HAS_PUBLICATION, {"name": name}):
+        if not has_publication(connection, name):
+            require_no_slot(connection, name)
             connection.exec_driver_sql(
                 f'create publication "{name}" for table {", ".join(sent)}'
                 " with (publish = 'insert, update, delete', publish_via_partition_root = true)",
                 execution_options=AS_IS,
             )
             note_source(connection, name, timeline)
+        require_own_replication(connection, "publication", name)
     with taker.side.engine.connect() as connection:
         here = read_definitions(
             connection, [sides.in_shard(there[t.name], taker.shards[0]) for t in sides.split]
@@ -104,7 +107,7 @@ def _make_slot(taker: Taker) -> None:
     with taker.side.autocommit() as connection:
         if connection.scalar(_IS_LOST, name):
             connection.execute(text("select pg_drop_replication_slot(:name)"), name)
-        connection.execute(_MAKE_SLOT, name)
+        make_slot(connection, back_name(taker))
 
 
 def advance(taker: Taker) -> None:
@@ -124,6 +127,7 @@ def follow_back(sides: Sides, taker: Taker) -> None:
     """
     with sides.source.autocommit() as source:
         if source.scalar(_HAS_SUBSCRIPTION, {"name": back_name(taker)}):
+            require_own_replication(source, "subscription", back_name(taker), is_node=False)
             return
     with sides.source.begin() as source:
         create_subscription(source, taker, options="copy_data = false, streaming = off")
@@ -262,15 +266,11 @@ def _state(taker: Taker, source: Connection | None) -> NodeBack:
     )
 
 
-_HAS_PUBLICATION = text("select exists (select from pg_publication where pubname = :name)")
 _HAS_SUBSCRIPTION = text("""
     select exists (select from pg_subscription s join pg_database d on d.oid = s.subdbid
                    where s.subname = :name and d.datname = current_database())""")
 _CLOSE = "select shardids.close_back(cast(:name as regclass), :message, :hint)"
 _IS_LOST = text("select wal_status = 'lost' from pg_replication_slots where slot_name = :name")
-_MAKE_SLOT = text("""
-    select pg_create_logical_replication_slot(:name, 'pgoutput')
-    where not exists (select from pg_replication_slots where slot_name = :name)""")
 _ADVANCE = text("select pg_replication_slot_advance(:name, cast(:position as pg_lsn))")
 _IS_APPLYING = text("select bool_or(pid is not null) from pg_stat_subscription where subname = :name")
 _SLOT = text("""

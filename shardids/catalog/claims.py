@@ -84,6 +84,25 @@ def wait_for_writers(schema: str, table: str, column: str, *, lock_ms: int) -> s
     )
 
 
+def wait_without_writing(shard: int, schema: str, table: str, *, lock_ms: int) -> str:
+    """Waits as :func:`wait_for_writers` does, in an open transaction that may be READ ONLY.
+
+    It runs no code of the table's owner: no statement is planned over the table, and none fires its triggers.
+    """
+    there = sql.Identifier(schema, table)
+    return _text(
+        sql.SQL(
+            "set local lock_timeout = {lock_ms}; lock table {there} in share mode;"
+            " select shardids.pass_barrier({shard}, {name}::pg_catalog.regclass)"
+        ).format(
+            lock_ms=sql.Literal(f"{lock_ms}ms"),
+            there=there,
+            shard=sql.Literal(shard),
+            name=sql.Literal(there.as_string()),
+        )
+    )
+
+
 def in_the_way(schema: str, table: str) -> str:
     """Returns the process IDs of those whom :func:`wait_for_writers` waits for; NULL: prepared ones."""
     return _text(

@@ -100,17 +100,19 @@ class Reader:
             self.skips = state.danger + (f", and {what} has no reader: {fault}" if is_node else "")
 
     def read(
-        self, queries: Sequence[str], *, statement_timeout: str | None = None
+        self, queries: Sequence[str], *, statement_timeout: str | None = None, before: str | None = None
     ) -> list[list[dict[str, Any]] | Refused]:
         """Returns the rows of each query, by column, or why there are none.
 
         A query names its columns, qualifies tables, and casts to built-in types: the rows are sent as JSON.
+        ``before`` are statements that the session's role runs first, in the same transaction: they take
+        locks, and run no code of others.
         """
         if self.skips is not None:
             return [Refused(reason=self.skips)] * len(queries)
         found: list[list[dict[str, Any]] | Refused] = []
         for batch in batches(queries):
-            found += self._read(list(map(_as_json, batch)), statement_timeout)
+            found += self._read(list(map(_as_json, batch)), statement_timeout, before)
         return found
 
     def take_snapshot(self) -> None:
@@ -144,9 +146,13 @@ class Reader:
             return MissingPrivilege(begin + refused.reason, hint=self._hint)
         return StatementFailed(begin + refused.reason, sqlstate=refused.sqlstate)
 
-    def _read(self, queries: list[str], timeout: str | None) -> Iterator[list[dict[str, Any]] | Refused]:
+    def _read(
+        self, queries: list[str], timeout: str | None, before: str | None
+    ) -> Iterator[list[dict[str, Any]] | Refused]:
         with _rolled_back(self._connection):
             prepare(self._connection)
+            if before is not None:
+                self._connection.execution_options(no_parameters=True).exec_driver_sql(before)
             if timeout is not None:
                 self._connection.exec_driver_sql(f"set local statement_timeout = '{timeout}'")
             if self._is_own:

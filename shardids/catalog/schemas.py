@@ -1,18 +1,18 @@
-"""The schemas of shardids' own objects: made for exactly one owner, or refused."""
+"""The schemas of shardids' own objects, its publications and subscriptions: of trusted roles, or refused."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import Final, Literal
 
 from psycopg import sql
 from sqlalchemy import Connection, text
 
 from shardids.catalog.queries import rows
 from shardids.catalog.sqlfiles import read_sql
-from shardids.errors import MissingPrivilege
+from shardids.errors import ClusterConflict, MissingPrivilege
 
 ON_NODES: Final = (
     "shardids",
@@ -109,3 +109,52 @@ def require_own(connection: Connection, schemas: Iterable[str], owner: str) -> N
     """
     for stranger in strangers_in(connection, schemas, owner):
         raise MissingPrivilege(stranger.message, hint=stranger.fix)
+
+
+_REPLICATION: Final = {
+    "publication": "select p.pubowner from pg_publication p where p.pubname = :name",
+    "subscription": "select s.subowner from pg_subscription s join pg_database d on d.oid = s.subdbid"
+    " where s.subname = :name and d.datname = current_database()",
+}
+
+
+def require_own_replication(
+    connection: Connection, kind: Literal["publication", "subscription"], name: str, *, is_node: bool = True
+) -> None:
+    """Refuses a publication or subscription of a move, an adoption or of reference tables that others made.
+
+    It would leave rows out, or bring others. Call it after it was made where it was missing. Superusers are
+    trusted, the session's role, and on a node members of the engine's owner.
+
+    Raises:
+        MissingPrivilege: it belongs to another role.
+    """
+    role = connection.scalar(
+        text(f"""
+            select r.rolname from pg_roles r
+            where r.oid = ({_REPLICATION[kind]}) and not r.rolsuper and r.rolname <> current_user
+              and (:is_node and pg_has_role(r.oid, (select c.relowner from pg_class c
+                                                    where c.oid = to_regclass('shardids.node')), 'member'))
+                  is not true"""),  # noqa: S608 -- constants
+        {"name": name, "is_node": is_node},
+    )
+    if role is not None:
+        raise MissingPrivilege(
+            f'{kind} {name} exists and belongs to role "{role}", which shardids does not trust with it',
+            hint=f'DROP {kind.upper()} "{name}", and run the command again, or resume it.',
+        )
+
+
+def require_no_slot(connection: Connection, name: str) -> None:
+    """Refuses a replication slot that exists before the publication that is to use it.
+
+    Raises:
+        ClusterConflict: there is one.
+    """
+    if connection.scalar(
+        text("select exists (select from pg_replication_slots where slot_name = :name)"), {"name": name}
+    ):
+        raise ClusterConflict(
+            f"replication slot {name} exists, and shardids did not make it: it may lack changes",
+            hint=f"select pg_drop_replication_slot('{name}'), and run the command again, or resume it.",
+        )

@@ -21,6 +21,7 @@ from shardids.cli.common import (
     CatalogOption,
     DryRunOption,
     JsonOption,
+    TrustOption,
     YesOption,
     confirm,
     opened,
@@ -72,6 +73,7 @@ def run(
     direct: Annotated[
         bool, typer.Option("--direct", help="Without the plan's relay: the nodes follow the source itself.")
     ] = False,
+    trust: TrustOption = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -84,7 +86,9 @@ def run(
         via, wanted = None, replace(wanted, via=None)
     with opened(catalog) as there:
         if dry_run:
-            found = adoption.check(there, wanted, source=source, via=via, reader=reader_url)
+            found = adoption.check(
+                there, wanted, source=source, via=via, reader=reader_url, trusted=trust or ()
+            )
             if as_json:
                 print_json(asdict(found))
                 return
@@ -101,7 +105,9 @@ def run(
             out.print("No obstacles found; nothing was changed")
             return
         with shown() as show:
-            done = adoption.run(there, wanted, source=source, via=via, reader=reader_url, on_event=show)
+            done = adoption.run(
+                there, wanted, source=source, via=via, reader=reader_url, trusted=trust or (), on_event=show
+            )
     print_done(done, as_json=as_json)
 
 

@@ -36,6 +36,15 @@ LAYOUTS = f"{', '.join(PRESETS)}, or widths of time, shard and sequence"
 """How a layout is named, for help texts."""
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")]
+TrustOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trust",
+        metavar="ROLE",
+        help="A role that owns tables, or something that they use, and whose code may run as the role that"
+        " connects; repeatable.",
+    ),
+]
 YesOption = Annotated[
     bool,
     typer.Option(

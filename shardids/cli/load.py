@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from shardids.cli.common import CatalogOption, DryRunOption, JsonOption, print_json
+from shardids.cli.common import CatalogOption, DryRunOption, JsonOption, TrustOption, print_json
 from shardids.cli.output import err, out
 from shardids.errors import BadArgument
 
@@ -45,6 +45,7 @@ def load(
         Path | None, typer.Option(help="File for rejected records; default: NAME.rejects.csv, here.")
     ] = None,
     max_rejects: Annotated[int, typer.Option(min=0, help="Stop when more records are rejected.")] = 1_000,
+    trust: TrustOption = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -70,6 +71,7 @@ def load(
         name=called,
         rejects=rejects or Path(f"{Path(called).name}.rejects.csv"),
         most_rejects=max_rejects,
+        trusted=tuple(trust or ()),
         dry_run=dry_run,
     )
     try:

@@ -19,6 +19,7 @@ from shardids.cli.common import (
     CatalogOption,
     DryRunOption,
     JsonOption,
+    TrustOption,
     YesOption,
     confirm,
     opened,
@@ -53,6 +54,7 @@ def move_shards(
     ] = False,
     verify: VerifyOption = False,
     max_pause: MaxPauseOption = "2s",
+    trust: TrustOption = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -62,7 +64,7 @@ def move_shards(
     """
     if [to is not None, back, resume, abort].count(True) != 1:
         raise BadArgument("say what to do: one of --to NODE, --back, --resume and --abort")
-    options = mover.Options(offline=offline, verify=verify, max_pause_s=_seconds(max_pause))
+    options = _options(verify, max_pause, trust, offline=offline)
     with opened(catalog) as there:
         numbers = _numbers(there, shards, only_open=resume or abort)
         if dry_run:
@@ -82,7 +84,7 @@ def move_shards(
                 # What prevents any of the moves is reported before the first one starts.
                 for shard in numbers:
                     target = to or mover.former_node(there, shard)
-                    mover.plan_move(there, shard, target, offline=offline, back=back, parallel=jobs)
+                    mover.plan_move(there, shard, target, options=options, back=back, parallel=jobs)
             done = mover.each(numbers, work, jobs)
     _print_results(done, as_json=as_json)
 
@@ -114,7 +116,7 @@ def _print_plans(
             there,
             shard,
             to or mover.former_node(there, shard),
-            offline=options.offline,
+            options=options,
             back=to is None,
             parallel=jobs,
         )
@@ -215,13 +217,14 @@ def rebalance(
     ] = False,
     verify: VerifyOption = False,
     max_pause: MaxPauseOption = "2s",
+    trust: TrustOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Move shards, one after another, until all nodes carry about the same.
 
     After an interruption, run it again with --resume.
     """
-    options = mover.Options(verify=verify, max_pause_s=_seconds(max_pause))
+    options = _options(verify, max_pause, trust)
     with opened(catalog) as there:
         run_balance(
             there,
@@ -245,11 +248,12 @@ def drain_node(
     ] = False,
     verify: VerifyOption = False,
     max_pause: MaxPauseOption = "2s",
+    trust: TrustOption = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Move all shards away from a node, so that it can be removed."""
-    options = mover.Options(verify=verify, max_pause_s=_seconds(max_pause))
+    options = _options(verify, max_pause, trust)
     with opened(catalog) as there:
         if references_of(there).writer == name:
             err.print(
@@ -295,6 +299,14 @@ def run_balance(
         done += mover.carry_out(there, found.transfers, options, show)
     if done or as_json:
         _print_results(done, as_json=as_json)
+
+
+def _options(
+    verify: bool, max_pause: str, trust: Sequence[str] | None, *, offline: bool = False
+) -> mover.Options:
+    return mover.Options(
+        offline=offline, verify=verify, max_pause_s=_seconds(max_pause), trusted=tuple(trust or ())
+    )
 
 
 def _amount(load: float) -> str:

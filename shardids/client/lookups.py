@@ -20,7 +20,7 @@ from shardids.catalog import claims
 from shardids.catalog.claims import SQL_TYPES, Stamped
 from shardids.catalog.lookups import Value, shard_of_claim
 from shardids.catalog.topology import Node, RegisteredLookup
-from shardids.client.claim_statements import run_alone, sqlstate_of
+from shardids.client.claim_statements import OwnRows, Rows, run_alone, sqlstate_of
 from shardids.client.listener import FollowedPlacement
 from shardids.client.retries import PATIENCE_S, Attempts
 from shardids.client.routing.claiming import shown, taken
@@ -50,6 +50,7 @@ class Claims:
     """The claims of a cluster; safe between threads. ``engine_of`` gives a node's engine, in autocommit mode.
 
     Its connections are others than those of sessions, so that nobody waits for one while holding one.
+    ``rows`` reads the rows that values are claimed for: by default the session's role, as it reads others.
 
     Attributes:
         asks_in_threads: whether questions come from an event loop: nodes are then asked in threads.
@@ -63,7 +64,9 @@ class Claims:
         shard_count: int,
         schema_of: Callable[[int], str],
         on_clash: Callable[[Lookup], object] | None = None,
+        rows: Rows | None = None,
     ) -> None:
+        self._rows = rows or OwnRows(engine_of, schema_of)
         self._followed = followed
         self._on_clash = on_clash
         self._engine_of = engine_of
@@ -268,14 +271,24 @@ class Claims:
 
     def _with_rows(self, lookup: Lookup, shard: int, values: Sequence[Value]) -> set[Value]:
         """Returns the values that rows of a shard have, when all who had written to the table have ended."""
-        type_ = SQL_TYPES[lookup.kind.__name__]
-        statement = claims.rows_in(self._schema_of(shard), lookup.table, lookup.column, type_)
-        there = {row[0] for row in self.ask(shard, statement, list(values))}
+        there = self._read(lookup, shard, values)
         # Where the shard was before it moved, a row can be that is not any more.
         if there and self.is_elsewhere([shard]):
-            there = {row[0] for row in self.ask(shard, statement, list(values))}
+            there = self._read(lookup, shard, values)
         rest = [value for value in values if value not in there]
-        return there | set(self.after_writers(lookup, shard, statement, rest)) if rest else there
+        return there | self.after_writers(lookup, shard, rest) if rest else there
+
+    def _read(
+        self, lookup: Lookup, shard: int, values: Sequence[Value], lock_ms: int | None = None
+    ) -> set[Value]:
+        found: set[Value] = set()
+        self._at_owners(
+            [shard],
+            lambda node, _: found.update(
+                self._rows.with_values(node, lookup, shard, values, lock_ms=lock_ms)
+            ),
+        )
+        return found
 
     def is_elsewhere(self, shards: Collection[int]) -> bool:
         """Reads the placement again; returns whether one of the shards has another node than was known."""
@@ -283,31 +296,21 @@ class Claims:
         self._followed.try_refresh(_FRESH_S)
         return any(known.get(one) != self._followed.current.node_of.get(one) for one in shards)
 
-    def after_writers(
-        self, lookup: Lookup, shard: int, statement: str = "select 1", *given: Sequence[Value]
-    ) -> list[Any]:
-        """Returns what a statement finds first when all who had written to the table in a shard have ended.
+    def after_writers(self, lookup: Lookup, shard: int, values: Sequence[Value] = ()) -> set[Value]:
+        """Returns those of the values that rows of a shard have when all who had written to the table ended.
 
         Raises:
             LookupBusy: they have not, in 4 s.
         """
-        schema, found = self._schema_of(shard), list[Any]()
-        wait = claims.wait_for_writers(schema, lookup.table, lookup.column, lock_ms=_LOCK_MS)
-
-        def look(node: Node, _: object) -> None:
-            found.extend(row[0] for row in run_alone(self._engine_of(node), statement, given, before=wait))
-
         for _ in range(_LOCKS):
             try:
-                self._at_owners([shard], look)
+                return self._read(lookup, shard, values, _LOCK_MS)
             except (DBAPIError, StatementFailed) as error:
                 if sqlstate_of(error) != _LOCK_NOT_AVAILABLE:
                     raise
                 self.ask(shard, f"select pg_catalog.pg_sleep({_LOCK_MS / 1000})")
-            else:
-                return found
-        claimed = f"shard {shard} has claimed {shown(given[0][0])}" if given else f"shard {shard}"
-        pids = [row[0] for row in self.ask(shard, claims.in_the_way(schema, lookup.table))]
+        claimed = f"shard {shard} has claimed {shown(values[0])}" if values else f"shard {shard}"
+        pids = [row[0] for row in self.ask(shard, claims.in_the_way(self._schema_of(shard), lookup.table))]
         raise LookupBusy(
             f"{lookup}: {claimed}, and transactions that have written to {lookup.table} there, or vacuum or"
             f" alter it, have not ended for {2 * _LOCK_MS * _LOCKS / 1000:g} s (process IDs there:"

@@ -226,7 +226,7 @@ def generator_behind(facts: ClusterFacts) -> Iterator[Found]:
 
 def _reached(draws: Draws, layout: Layout, clock_tick: int) -> int:
     """Returns a tick that the generator will not issue again, nor any before it."""
-    reached = max((draws.offset_ms << layout.sequence_bits) + draws.drawn, draws.high_water_tick)
+    reached = _reached_tick(draws, layout)
     # The first draw after an activation goes past the clock.
     return reached if draws.has_drawn else max(reached, clock_tick)
 
@@ -273,15 +273,17 @@ def clock_unconfirmed(facts: ClusterFacts) -> Iterator[Found]:
     """A node's clock is more than `max_step` past all that its shards issued: they refuse to draw."""
     for name, node in facts.nodes.items():
         known = [
-            (_lead_ms(last, facts.description.layout), last.clock_ms)
+            (last.clock_ms, reached)
             for shard, (_, last) in node.draws.items()
             if node.shards[shard].state == "active"
+            and (reached := _reached_tick(last, facts.description.layout)) > 0
         ]
         if node.engine is None or not known:
             continue
-        behind_ms = min(-lead_ms for lead_ms, _ in known)
+        bits = facts.description.layout.sequence_bits
+        behind_ms = min(clock_ms - (reached >> bits) for clock_ms, reached in known)
         if (confirmed_ms := node.engine.clock_confirmed_ms) is not None:
-            behind_ms = min(behind_ms, known[0][1] - confirmed_ms)
+            behind_ms = min(behind_ms, known[0][0] - confirmed_ms)
         if behind_ms > node.engine.max_step_ms:
             yield Found(
                 what=f'the clock of node "{name}" is {behind_ms / _DAY_MS:.1f} days past all that its shards'
@@ -407,6 +409,10 @@ def ticks_ahead(facts: ClusterFacts) -> Iterator[Found]:
 
 def _days(ms: float) -> str:
     return f"{ms / _DAY_MS:.1f} days" if ms > _DAY_MS else f"{ms / 1000:.1f} s"
+
+
+def _reached_tick(draws: Draws, layout: Layout) -> int:
+    return max((draws.offset_ms << layout.sequence_bits) + draws.drawn, draws.high_water_tick)
 
 
 def _lead_ms(draws: Draws, layout: Layout) -> int:

@@ -46,6 +46,7 @@ class LoadSettings:
         name: what the shards remember the load by.
         rejects: the file for rejected records.
         most_rejects: how many there may be.
+        trusted: roles whose code may run as the role that loads: see :mod:`shardids.catalog.trust`.
     """
 
     table: str
@@ -60,6 +61,7 @@ class LoadSettings:
     rejects: Path
     most_rejects: int = 1_000
     rows_a_transaction: int = ROWS_A_TRANSACTION
+    trusted: Sequence[str] = ()
     dry_run: bool = False
 
 
@@ -182,6 +184,7 @@ class _Load:
             source=self._source,
             rejects=self._rejects,
             most_rejects=self._settings.most_rejects,
+            trusted=self._settings.trusted,
         )
 
     def _finished(self) -> Loaded:

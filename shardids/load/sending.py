@@ -14,11 +14,12 @@ from sqlalchemy import Connection
 from shardids import Cluster
 from shardids.catalog.statement_log import logged_copy
 from shardids.catalog.topology import Node
+from shardids.catalog.trust import untrusted
 from shardids.client import blocks
 from shardids.client.copying.copy import failed_line, in_words
 from shardids.client.copying.lanes import Block, Copied, of_driver
 from shardids.client.copying.target import Target
-from shardids.errors import ShardidsError
+from shardids.errors import MissingPrivilege, ShardidsError
 from shardids.load.marks import Mark, advance, make_table
 from shardids.load.rejects import Reject, Rejects
 
@@ -71,12 +72,14 @@ class Sender:
     source: str
     rejects: Rejects
     most_rejects: int
+    trusted: Sequence[str]
 
     def send(
         self, connection: Connection, block: Block[Item], node: Node, check: Callable[[], None]
     ) -> Copied:
         """Copies a block over the open transaction of a connection to its node."""
         schema = self.cluster.schema_of(block.shard)
+        self._require_trusted(connection, sql.Identifier(schema, self.target.name))
         before = Mark(rows=block.items[0].row - 1, rejected=0)
         if before.rows == 0:
             make_table(connection, schema)
@@ -101,6 +104,25 @@ class Sender:
         advance(of_driver(connection), schema, self.load, source=self.source, before=before, after=after)
         rows = [number for place, number in enumerate(block.numbers) if place not in refused]
         return Copied(shard=block.shard, node=node.name, rows=rows, ids=None)
+
+    def _require_trusted(self, connection: Connection, table: sql.Identifier) -> None:
+        """Refuses a table where others could run code as a role that administers the cluster.
+
+        Raises:
+            MissingPrivilege: they could.
+        """
+        # That of COPY: until the transaction ends, no trigger, default or constraint is made there.
+        of_driver(connection).execute(sql.SQL("lock table {} in row exclusive mode").format(table))
+        # Its settings are not the load's.
+        with connection.begin_nested() as looking:
+            found = untrusted(connection, [table.as_string()], trusted=self.trusted)
+            looking.rollback()
+        for one in found:
+            raise MissingPrivilege(
+                one.reason,
+                hint="Load as a role that may INSERT there and does not administer the cluster."
+                f" {one.remedy}",
+            )
 
     def _copy(
         self,

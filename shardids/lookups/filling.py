@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from shardids.catalog.lookups import write_lookup
 from shardids.catalog.rows import Catalog
+from shardids.client.lookups import Claims
 from shardids.errors import ClusterConflict
 from shardids.lookups.lifecycle import guard
 from shardids.lookups.pages import Opened, opened
@@ -54,10 +55,11 @@ def backfill(
     """
     done = Filled()
     with opened(catalog, name) as one, required_reader(one) as reader:
+        claims = one.claims(reader)
         if not dry_run:
             guard(catalog, one.nodes, one.columns, one.registered)
         for shard in one.shards:
-            _fill(one, reader, shard, done, dry_run=dry_run)
+            _fill(one, reader, claims, shard, done, dry_run=dry_run)
             done.shards += 1
             on_progress(done)
         if done.taken:
@@ -72,16 +74,18 @@ def backfill(
     return done
 
 
-def _fill(one: Opened, reader: LookupReader, shard: int, done: Filled, *, dry_run: bool) -> None:
+def _fill(
+    one: Opened, reader: LookupReader, claims: Claims, shard: int, done: Filled, *, dry_run: bool
+) -> None:
     if not dry_run:
         # Who wrote before the model had the look-up key, and has not committed yet, does not claim.
-        one.claims.after_writers(one.lookup, shard)
+        claims.after_writers(one.lookup, shard)
     for values in reader.rows(shard):
         missing = reader.without_claims(shard, values)
         done.rows += len(values)
         done.claimed += len(missing)
         if not dry_run:
             # Also what is claimed: a sweep that has read the claim without its row must not delete it.
-            taken = one.claims.claim_committed(one.lookup, shard, values)
+            taken = claims.claim_committed(one.lookup, shard, values)
             done.claimed -= len(taken)
             done.taken += taken[: _SHOWN - len(done.taken)]

@@ -11,6 +11,7 @@ from typing import Final
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import RegisteredLookup, schema_name
+from shardids.client.claim_statements import Rows
 from shardids.client.listener import FollowedPlacement
 from shardids.client.lookups import Claims
 from shardids.lookups.columns import (
@@ -36,7 +37,8 @@ class Opened:
         registered: what the catalog has.
         lookup: what a model would define.
         columns: what each shard says of the column.
-        claims: asks the shards, in sessions whose names are PostgreSQL's own.
+        claims: returns what changes claims, and reads rows by a given reader; in sessions whose names are
+            PostgreSQL's own.
         shards: all shards.
         schema_of: returns a shard's schema.
         nodes, shards_of: the nodes, and the shards of each.
@@ -45,7 +47,7 @@ class Opened:
     registered: RegisteredLookup
     lookup: Lookup
     columns: dict[int, ShardColumn]
-    claims: Claims
+    claims: Callable[[Rows], Claims]
     shards: Sequence[int]
     schema_of: Callable[[int], str]
     nodes: Nodes
@@ -78,7 +80,8 @@ def opened(catalog: Catalog, name: str) -> Iterator[Opened]:
         check_owners(columns, registered)
         check_claims(columns, registered)
         schema_of = partial(schema_name, description.schema_prefix)
-        claims_ = Claims(
+        claims_ = partial(
+            Claims,
             FollowedPlacement(catalog, listen=False),
             lambda node: claiming[node.name],
             shard_count=description.shard_count,
@@ -88,7 +91,7 @@ def opened(catalog: Catalog, name: str) -> Iterator[Opened]:
             registered=registered,
             lookup=model_of(registered, next(iter(columns.values()))),
             columns=columns,
-            claims=claims_,
+            claims=lambda rows: claims_(rows=rows),
             shards=placement.all_shards(),
             schema_of=schema_of,
             nodes=nodes,

@@ -13,8 +13,11 @@ from shardids.catalog import claims
 from shardids.catalog.claims import SQL_TYPES, Stamped
 from shardids.catalog.lookups import shard_of_claim
 from shardids.catalog.reader import HINT, Reader, Refused, reading_as_reader
+from shardids.catalog.topology import Node
+from shardids.client.claim_statements import attempted
 from shardids.errors import MissingPrivilege, StatementFailed
 from shardids.lookups.pages import PAGE, Opened
+from shardids.models.lookups import Lookup
 
 _DECODE: Final[Mapping[str, Callable[[Any], Any]]] = {
     "int": int,
@@ -44,6 +47,7 @@ class LookupReader:
 
     def __init__(self, one: Opened, readers: Mapping[str, Reader]) -> None:
         self._one = one
+        self._on = readers
         self._readers = {shard: readers[node] for node, shards in one.shards_of.items() for shard in shards}
         kind = one.lookup.kind.__name__
         self._type = SQL_TYPES[kind]
@@ -121,6 +125,25 @@ class LookupReader:
         one = self._one.lookup
         statement = claims.rows_in(self._one.schema_of(shard), one.table, one.column, self._type)
         return self._of_rows(shard, statement, list(values)) if values else []
+
+    def with_values(
+        self, node: Node, lookup: Lookup, shard: int, values: Sequence[Any], *, lock_ms: int | None = None
+    ) -> list[Any]:
+        """Returns those of the values that rows have on a node: see :class:`Rows`."""
+        schema = self._one.schema_of(shard)
+        before = None
+        if lock_ms is not None:
+            before = claims.wait_without_writing(shard, schema, lookup.table, lock_ms=lock_ms)
+        reader = self._on.get(node.name)
+        if reader is None:
+            raise Unreadable(lookup.table, shard, Refused(reason=f'it is on node "{node.name}" now'))
+        statement = reader.with_values(
+            claims.rows_in(schema, lookup.table, lookup.column, self._type), (list(values),)
+        )
+        (answer,) = attempted(lambda: reader.read([statement], before=before))
+        if isinstance(answer, Refused):
+            raise reader.error(answer, f"{schema}.{lookup.table}")
+        return [self._decode(row[lookup.column]) for row in answer]
 
     def _of_rows(self, shard: int, statement: str, *given: Any) -> list[Any]:
         column = self._one.lookup.column

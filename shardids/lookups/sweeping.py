@@ -9,6 +9,7 @@ from typing import Any
 
 from shardids.catalog.claims import Stamped
 from shardids.catalog.rows import Catalog
+from shardids.client.lookups import Claims
 from shardids.errors import LookupBusy
 from shardids.lookups.pages import Opened, opened
 from shardids.lookups.reading import required_reader
@@ -47,6 +48,7 @@ def sweep(
     """
     done = Swept()
     with opened(catalog, name) as one, required_reader(one) as reader:
+        claims = one.claims(reader)
         for shard in one.shards:
             for page in reader.claimed(shard):
                 done.claims += len(page)
@@ -54,17 +56,17 @@ def sweep(
                 if dry_run:
                     done.given_up += len(without)
                 else:
-                    _give_up(one, without, done)
+                    _give_up(one, claims, without, done)
             on_progress(done)
     return done
 
 
-def _give_up(one: Opened, without: dict[Any, Stamped], done: Swept) -> None:
+def _give_up(one: Opened, claims: Claims, without: dict[Any, Stamped], done: Swept) -> None:
     by_shard: dict[int, dict[Any, Stamped]] = defaultdict(dict)
     for value, stamped in without.items():
         by_shard[stamped[0]][value] = stamped
     for some in by_shard.values():
         try:
-            done.given_up += len(one.claims.give_up(one.lookup, some))
+            done.given_up += len(claims.give_up(one.lookup, some))
         except LookupBusy:
             done.busy += len(some)

@@ -57,7 +57,13 @@ def _ignore(_event: Event) -> None:
 
 
 def plan_move(
-    catalog: Catalog, shard: int, target: str, *, offline: bool = False, back: bool = False, parallel: int = 1
+    catalog: Catalog,
+    shard: int,
+    target: str,
+    *,
+    options: Options = DEFAULTS,
+    back: bool = False,
+    parallel: int = 1,
 ) -> MovePlan:
     """Finds out whether a shard can be moved; changes nothing. Takes the arguments of :func:`move`.
 
@@ -70,7 +76,7 @@ def plan_move(
     """
     with Journal.opened(catalog, shard) as journal:
         journal.refuse_open()
-        return _examine(Directory.read(catalog), shard, target, offline=offline, back=back, parallel=parallel)
+        return _examine(Directory.read(catalog), shard, target, options=options, back=back, parallel=parallel)
 
 
 def move(
@@ -94,7 +100,7 @@ def move(
     with Journal.opened(catalog, shard) as journal:
         journal.refuse_open()
         directory = Directory.read(catalog)
-        plan = _examine(directory, shard, target, offline=options.offline, back=back, verify=options.verify)
+        plan = _examine(directory, shard, target, options=options, back=back)
         journal.enter(target, offline=options.offline)
         with Mover.opened(
             catalog, directory, journal, options=options, on_event=on_event, scripts=plan.scripts
@@ -228,10 +234,9 @@ def _examine(
     shard: int,
     target: str,
     *,
-    offline: bool,
+    options: Options,
     back: bool,
     parallel: int = 1,
-    verify: bool = False,
 ) -> MovePlan:
     """Checks for everything that stands in the way of a move; returns the plan if nothing does."""
     source = directory.placement.locate(shard).name
@@ -247,8 +252,11 @@ def _examine(
         # pg_dump takes as long as the other checks together.
         read = pool.submit(_read_schema, sides)
         notes: list[str] = []
-        refusals = requirements.examine(sides, notes, offline=offline, replace_copy=back, parallel=parallel)
-        refusals += rows_can_be_compared(sides) if verify else []
+        offline = options.offline
+        refusals = requirements.examine(
+            sides, notes, offline=offline, replace_copy=back, parallel=parallel, trusted=options.trusted
+        )
+        refusals += rows_can_be_compared(sides) if options.verify else []
         _raise(sides, refusals + examine_contents(sides, offline=offline))
         with sides.source.autocommit() as connection:
             facts = connection.execute(_FACTS, {"shard": shard}).one()

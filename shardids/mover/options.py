@@ -17,11 +17,13 @@ class Options:
         offline: copy the shard by pg_dump, with writes stopped from start to end.
         verify: compare all rows of both copies afterwards.
         max_pause_s: how long writes may be stopped; ``offline`` moves ignore it.
+        trusted: roles whose code may run as the role that moves: see :mod:`shardids.catalog.trust`.
     """
 
     offline: bool = False
     verify: bool = False
     max_pause_s: float = MAX_PAUSE_S
+    trusted: tuple[str, ...] = ()
 
 
 DEFAULTS: Final = Options()

@@ -12,6 +12,7 @@ from psycopg.conninfo import make_conninfo
 from sqlalchemy import Connection, text
 
 from shardids.catalog.connections import keep_out_of_logs
+from shardids.catalog.schemas import require_no_slot, require_own_replication
 from shardids.errors import MoveFailed, StatementFailed
 from shardids.mover.events import Copying
 from shardids.mover.programs import Scripts, find_programs
@@ -69,21 +70,44 @@ def arrived(connection: Connection, shard: int) -> str | None:
 
 
 def publish(sides: Sides, name: str) -> None:
-    """Publishes the shard's tables on the source from now on."""
-    with sides.source.autocommit() as connection:
+    """Publishes the shard's tables on the source from now on.
+
+    Raises:
+        MissingPrivilege, ClusterConflict: another role made a publication or a slot of this name.
+    """
+    with sides.source.begin() as connection:
+        if not has_publication(connection, name):
+            require_no_slot(connection, name)
         connection.execute(
             text("select shardids.publish(:shard, :name)"), {"shard": sides.shard, "name": name}
         )
-        connection.execute(
-            text("""
-                select pg_create_logical_replication_slot(:name, 'pgoutput')
-                where not exists (select from pg_replication_slots where slot_name = :name)"""),
-            {"name": name},
-        )
+        require_own_replication(connection, "publication", name)
+    with sides.source.autocommit() as connection:
+        make_slot(connection, name)
+
+
+def has_publication(connection: Connection, name: str) -> bool:
+    """Returns whether a database has a publication."""
+    there = text("select exists (select from pg_publication where pubname = :name)")
+    return bool(connection.scalar(there, {"name": name}))
+
+
+def make_slot(connection: Connection, name: str) -> None:
+    """Makes a replication slot, which keeps the log from now on. Idempotent."""
+    connection.execute(
+        text("""
+            select pg_create_logical_replication_slot(:name, 'pgoutput')
+            where not exists (select from pg_replication_slots where slot_name = :name)"""),
+        {"name": name},
+    )
 
 
 def subscribe(sides: Sides, name: str) -> None:
-    """Subscribes the target: it fetches the existing rows, and all changes since."""
+    """Subscribes the target: it fetches the existing rows, and all changes since.
+
+    Raises:
+        MissingPrivilege: another role made a subscription of this name.
+    """
     conninfo = make_conninfo("", **sides.source.parameters())
     with sides.source.autocommit() as source:
         version = server_major(source)
@@ -93,6 +117,7 @@ def subscribe(sides: Sides, name: str) -> None:
             text("select shardids.subscribe(:shard, :name, :conninfo, :version)"),
             {"shard": sides.shard, "name": name, "conninfo": conninfo, "version": version},
         )
+        require_own_replication(connection, "subscription", name)
 
 
 def copy_offline(sides: Sides) -> None:

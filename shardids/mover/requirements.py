@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,7 +10,8 @@ from psycopg.conninfo import make_conninfo
 from sqlalchemy import Connection, text
 
 from shardids.catalog.connections import keep_out_of_logs
-from shardids.errors import MissingPrivilege, ShardidsError, StatementFailed
+from shardids.catalog.trust import untrusted
+from shardids.errors import MissingPrivilege, MoveRefused, ShardidsError, StatementFailed
 from shardids.mover.programs import Scripts
 from shardids.mover.replication import play
 from shardids.mover.sides import Side, Sides, server_major
@@ -30,7 +32,13 @@ class Refusal:
 
 
 def examine(
-    sides: Sides, notes: list[str], *, offline: bool, replace_copy: bool, parallel: int
+    sides: Sides,
+    notes: list[str],
+    *,
+    offline: bool,
+    replace_copy: bool,
+    parallel: int,
+    trusted: Sequence[str],
 ) -> list[Refusal]:
     """Returns every reason against the move except those of :func:`target_takes_schema`.
 
@@ -48,6 +56,7 @@ def examine(
             *target_is_free(target, sides, replace_copy),
             *engines_agree(source, target, sides),
             *roles_exist(source, target, sides),
+            *code_is_trusted(sides, trusted),
         ]
         notes += [
             f'{dependent} on node "{sides.source.name}" depends on the shard, and stays with the old copy'
@@ -131,6 +140,33 @@ def copy_can_go(target: Connection, sides: Sides) -> list[Refusal]:
             text("select * from shardids.dependents_of(:shard)"), {"shard": sides.shard}
         )
     ]
+
+
+_TABLES = text("select name::text from unnest(shardids.tables_of(:shard)) name")
+
+
+def code_is_trusted(sides: Sides, trusted: Sequence[str]) -> list[Refusal]:
+    """Requires that nobody else's code runs when the tables are made and filled on the target.
+
+    CREATE TABLE computes generated columns and partition keys, ADD FOREIGN KEY is planned over indexes, and
+    before PostgreSQL 16 the subscription writes as its owner.
+    """
+    with sides.source.engine.connect() as connection, connection.begin():
+        tables = connection.scalars(_TABLES, {"shard": sides.shard}).all()
+        return [
+            Refusal(reason=one.reason, remedy=one.remedy)
+            for one in untrusted(connection, tables, trusted=trusted)
+        ]
+
+
+def require_trusted(sides: Sides, trusted: Sequence[str]) -> None:
+    """Refuses what :func:`code_is_trusted` finds.
+
+    Raises:
+        MoveRefused: it finds something.
+    """
+    for refusal in code_is_trusted(sides, trusted):
+        raise MoveRefused(f"shard {sides.shard}: {refusal.reason}", hint=refusal.remedy)
 
 
 def engines_agree(source: Connection, target: Connection, sides: Sides) -> list[Refusal]:

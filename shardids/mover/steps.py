@@ -12,7 +12,7 @@ from sqlalchemy import Connection, text
 
 from shardids.catalog.skipped import bring
 from shardids.errors import ClusterConflict, ConnectionFailed, StatementFailed
-from shardids.mover import barrier, cutover, programs, replication
+from shardids.mover import barrier, cutover, programs, replication, requirements
 from shardids.mover.beside import Beside
 from shardids.mover.cutover import Handover, Terms
 from shardids.mover.events import Lagging, OnEvent, Waiting
@@ -78,6 +78,7 @@ class Actions:
         """Creates the schema on the target, and keeps its definition in the journal."""
         scripts = self._scripts()
         if not replication.is_begun(self._sides):
+            requirements.require_trusted(self._sides, self._options.trusted)
             self._journal.keep_schema(scripts.text)
         if ranges := self._journal.skipped():
             with self._sides.target.begin() as target:

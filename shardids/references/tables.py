@@ -11,10 +11,11 @@ from sqlalchemy import Connection, MetaData, Table, text
 
 from shardids.catalog.references import PUBLICATION, REFERENCE_SCHEMA
 from shardids.catalog.rows import Catalog
+from shardids.catalog.schemas import require_own_replication
 from shardids.errors import BadArgument, ClusterConflict
 from shardids.models.references import REFERENCE, is_reference
 from shardids.mover.programs import find_programs
-from shardids.mover.replication import play
+from shardids.mover.replication import has_publication, play
 from shardids.mover.sides import Side, server_major
 from shardids.references.fitness import referrers, require_capacity, require_fit, require_unused_name
 from shardids.references.following import attach, definitions, detach, in_order, run
@@ -134,14 +135,17 @@ def guard(connection: Connection, name: str, writer: str, *, is_writer: bool) ->
 
 
 def publish(connection: Connection, name: str) -> None:
-    """Publishes a table on the writer. TRUNCATE is refused there, and not published."""
+    """Publishes a table on the writer. TRUNCATE is refused there, and not published.
+
+    Raises:
+        MissingPrivilege: another role made the publication.
+    """
     table = sql.Identifier(REFERENCE_SCHEMA, name)
     publication = sql.Identifier(PUBLICATION)
-    if not connection.scalar(
-        text("select exists (select from pg_publication where pubname = :name)"), {"name": PUBLICATION}
-    ):
+    if not has_publication(connection, PUBLICATION):
         statement = sql.SQL("create publication {} with (publish = 'insert, update, delete')")
         run(connection, statement.format(publication))
+    require_own_replication(connection, "publication", PUBLICATION)
     if not _is_published(connection, name):
         run(connection, sql.SQL("alter publication {} add table {}").format(publication, table))
 

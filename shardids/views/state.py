@@ -20,6 +20,8 @@ from shardids.views.refresh import Shown, digest_in, shown_tables, try_nodes, un
 from shardids.views.statements import FOREIGN
 
 REFRESH: Final = "shardids query-node refresh"
+_PATIENCE_S: Final = 10
+"""How long a node may keep silent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,12 +86,16 @@ def _faults(
         {"schema": FOREIGN},
     ):
         try:
+            # libpq's connect_timeout does not hold in postgres_fdw: a silent node would keep it waiting.
+            database.execute(text(f"set local statement_timeout = {_PATIENCE_S * 1000}"))
             try_nodes(database, placement, shown, there.where)
         except ShardidsError as error:
             yield Fault(
                 what=error.message, to_do=error.hint or "Repair it", commands=f"{REFRESH} --store-password"
             )
-    with Nodes(placement.nodes, catalog.url, read_only=catalog.read_only) as nodes:
+    with Nodes(
+        placement.nodes, catalog.url, connect_timeout_s=_PATIENCE_S, read_only=catalog.read_only
+    ) as nodes:
         names = unlike_tables(nodes, placement, there, shown, references_of(catalog))
     if names:
         yield Fault(

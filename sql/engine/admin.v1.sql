@@ -292,6 +292,7 @@ declare
   bits constant integer := shardids.sequence_bits();
   now_ms constant bigint := shardids.ms_of(clock_timestamp());
   ahead_ms bigint;
+  before_ms bigint;
 begin
   select s.* into this from shardids.shard s where s.id = plan_reset.shard;
   if not found then
@@ -317,13 +318,18 @@ begin
       hint = format('To let it issue IDs if it is fenced: shardids shard show %s', shard);
   end if;
   if from_ms is null then
-    select min(pg_sequence_last_value(q.slot)) into from_ms
-    from unnest(array['shardids.step_1', 'shardids.step_2', 'shardids.step_3', 'shardids.step_4']::regclass[]) q (slot)
-    where pg_sequence_last_value(q.slot) > now_ms;
+    select k.step_ms, k.before_ms into from_ms, before_ms from shardids.noted_steps() k where k.step_ms > now_ms order by 1 limit 1;
     if from_ms is null or pg_sequence_last_value('shardids.step_dropped') > now_ms then
       raise exception using
         errcode = 'SI007',
         message = format('when the clock of shard %s went ahead is not recorded [node "%s"]', shard, node.name),
+        hint = 'Name the earliest time that the wrong clock can have shown: --from TIME.';
+    -- A second: draws under way while the step was noted.
+    elsif before_ms > starts_ms - 1000 then
+      raise exception using
+        errcode = 'SI007',
+        message = format('a shard of the node was at %s, past the present and max_ahead, when the clock went to %s: since when it was wrong is not recorded [node "%s"]',
+                         shardids.time_of(shardids.id_of(before_ms << bits, 0)), shardids.time_of(shardids.id_of(from_ms << bits, 0)), node.name),
         hint = 'Name the earliest time that the wrong clock can have shown: --from TIME.';
     end if;
   end if;

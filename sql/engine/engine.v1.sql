@@ -28,9 +28,8 @@ return abs(date_part('epoch', clock_timestamp()) * 1000
 -- The tick is one of this incarnation, a time of the layout, and ahead of the clock by no more than the limit.
 create function shardids.is_ahead(seen bigint, drawn bigint, max_ahead interval) returns boolean
 language sql volatile parallel safe
-return seen + (drawn >> shardids.sequence_bits()) >= shardids.offset_base()
-       and seen + (drawn >> shardids.sequence_bits()) < shardids.offset_base() + (1::bigint << shardids.time_bits())
-       and (seen + (drawn >> shardids.sequence_bits()) + (shardids.epoch_ms() - shardids.offset_base())
+return (seen # shardids.offset_base()) + (drawn >> shardids.sequence_bits()) between 0 and (1::bigint << shardids.time_bits()) - 1
+       and ((seen # shardids.offset_base()) + (drawn >> shardids.sequence_bits()) + shardids.epoch_ms()
             - date_part('epoch', clock_timestamp()) * 1000 between 0 and date_part('epoch', max_ahead) * 1000) is true;
 
 create function shardids.is_unchanged(seen bigint, id_offset regclass) returns boolean
@@ -313,8 +312,7 @@ language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp 
 begin
   return (select clock_ms <= greatest(
            shardids.ms_of(n.clock_confirmed_at),
-           (select max(shardids.offset_ms(pg_sequence_last_value(i.oid)) + (coalesce(pg_sequence_last_value(c.oid), 0) >> shardids.sequence_bits()))
-            from shardids.shard s join pg_class i on i.oid = s.id_offset join pg_class c on c.oid = s.id_counter),
+           (select max(r.ms) from shardids.reached() r),
            (select max(nullif(s.high_water_tick, -1) >> shardids.sequence_bits()) from shardids.shard s))
          + (extract(epoch from n.max_step) * 1000)::bigint
   from shardids.node n);
@@ -323,14 +321,38 @@ $$;
 
 comment on function shardids.is_believed(bigint) is 'Whether a clock is at most max_step past the latest time that this node has reason to believe';
 
+create function shardids.offset_ms(seen bigint) returns bigint
+language sql immutable parallel safe
+return case when seen < 0 then -1 - seen else seen & 4398046511103 end;
+
+comment on function shardids.offset_ms(bigint) is 'The offset in ms that a value of id_offset holds, active or fenced';
+
+-- The time that each shard of the node has reached, by its sequences.
+create function shardids.reached() returns table (ms bigint)
+language sql volatile parallel safe set search_path = pg_catalog, pg_temp as $$
+  select shardids.offset_ms(pg_sequence_last_value(i.oid)) + (coalesce(pg_sequence_last_value(c.oid), 0) >> shardids.sequence_bits())
+  from shardids.shard s join pg_class i on i.oid = s.id_offset join pg_class c on c.oid = s.id_counter;
+$$;
+
+create function shardids.noted_steps() returns table (slot integer, step_ms bigint, before_ms bigint)
+language sql volatile parallel safe set search_path = pg_catalog, pg_temp as $$
+  select n, coalesce(pg_sequence_last_value(format('shardids.step_%s', n)::regclass), 0),
+         coalesce(pg_sequence_last_value(format('shardids.before_%s', n)::regclass), 0)
+  from generate_series(1, 4) n;
+$$;
+
+comment on function shardids.noted_steps() is
+  'The times to which the node''s clock went ahead by more than an hour at once, and those that its shards had reached before; 0: none';
+
 -- The times to which the clock has gone ahead by more than an hour at once, of the whole node: where the IDs of a wrong clock
--- begin. Rows would go with the transaction that drew; a sequence stays. The four latest are kept, as a wrong clock's are later
--- than those of the true time. The lock goes with the subtransaction that raises SI099.
+-- begin; and the time that the shards had reached by then, which is where those of the right one end. Rows would go with the
+-- transaction that drew; a sequence stays. The four latest are kept, as a wrong clock's are later than those of the true time.
+-- The lock goes with the subtransaction that raises SI099.
 create function shardids.note_step(clock_ms bigint) returns void
 language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
 declare
   latest bigint;
-  slot regclass;
+  slot integer;
   lowest bigint;
 begin
   if clock_ms < 1 then
@@ -339,15 +361,14 @@ begin
   perform shardids.wait_for_lock(1936220516, -1);
   latest := coalesce(pg_sequence_last_value('shardids.step_latest'), -3600000);
   if clock_ms not between latest and latest + 3600000 then
-    select q.slot, coalesce(pg_sequence_last_value(q.slot), 0) into slot, lowest
-    from unnest(array['shardids.step_1', 'shardids.step_2', 'shardids.step_3', 'shardids.step_4']::regclass[]) q (slot)
-    order by 2 limit 1;
+    select k.slot, k.step_ms into slot, lowest from shardids.noted_steps() k order by 2 limit 1;
     -- First of all what is given up, so that it is never unknown.
     if least(lowest, clock_ms) > coalesce(pg_sequence_last_value('shardids.step_dropped'), 0) then
       perform setval('shardids.step_dropped', least(lowest, clock_ms));
     end if;
     if clock_ms > lowest then
-      perform setval(slot, clock_ms);
+      perform setval(format('shardids.before_%s', slot), greatest((select max(r.ms) from shardids.reached() r where r.ms < clock_ms), 1));
+      perform setval(format('shardids.step_%s', slot), clock_ms);
     end if;
   end if;
   if clock_ms <> latest then
@@ -571,12 +592,6 @@ create function shardids.is_of_another_timeline(seen bigint, base bigint) return
 language sql immutable parallel safe
 return seen is null or (seen >> 61) & 3 <> (base >> 61) & 3;
 
-create function shardids.offset_ms(seen bigint) returns bigint
-language sql immutable parallel safe
-return case when seen < 0 then -1 - seen else seen & 4398046511103 end;
-
-comment on function shardids.offset_ms(bigint) is 'The offset in ms that a value of id_offset holds, active or fenced';
-
 -- A base with its lowest bit inverted marks an offset of the same incarnation that nobody may draw with yet.
 create function shardids.is_marked(seen bigint, base bigint) returns boolean
 language sql immutable parallel safe
@@ -647,7 +662,8 @@ begin
       reason := 'SI005';
     when 'SI012' then
       what := format('would follow a clock that went ahead by %s at once; the limit is max_step = %s',
-                     justify_hours(make_interval(secs => amount / 1000)), node.max_step);
+                     coalesce(justify_hours(make_interval(secs => amount / 1000))::text, 'more than max_step'),
+                     node.max_step);
       next := format('If the server''s clock is right: shardids node confirm-clock %s', node.name);
     when 'SI006' then
       what := format('has no more IDs: the layout''s time ended at %s',
@@ -696,7 +712,7 @@ revoke execute on function
   shardids.bound_to(regclass, integer), shardids.is_bound(regclass, regclass, integer), shardids.clock_offset(regclass),
   shardids.is_late(bigint, bigint), shardids.is_near(bigint, bigint), shardids.is_followed(regclass, regclass, integer, bigint, bigint),
   shardids.is_free(integer, bigint), shardids.begin_ms(bigint, bigint, bigint, bigint, boolean), shardids.wait_ms(bigint, bigint, bigint, boolean),
-  shardids.is_believed(bigint), shardids.note_step(bigint), shardids.past_skipped(integer, bigint, bigint),
+  shardids.is_believed(bigint), shardids.reached(), shardids.noted_steps(), shardids.note_step(bigint), shardids.past_skipped(integer, bigint, bigint),
   shardids.check_sequences(integer, regclass, regclass), shardids.is_of_another_timeline(bigint, bigint),
   shardids.raised(bigint, bigint, regclass), shardids.incarnation(), shardids.late_id(regclass, integer), shardids.advance(integer, regclass, bigint, bigint),
   shardids.set_aside(regclass, integer, integer, bigint)

@@ -21,7 +21,8 @@ begin
       hint = 'Move or drop the shards first.';
   end if;
   drop table shardids.shard, shardids.node, shardids.skipped;
-  drop sequence shardids.step_1, shardids.step_2, shardids.step_3, shardids.step_4, shardids.step_dropped, shardids.step_latest;
+  drop sequence shardids.step_1, shardids.step_2, shardids.step_3, shardids.step_4,
+    shardids.before_1, shardids.before_2, shardids.before_3, shardids.before_4, shardids.step_dropped, shardids.step_latest;
   -- Later functions depend on earlier ones.
   for object in
     select p.oid::regprocedure as name from pg_proc p

@@ -42,6 +42,26 @@ begin
 end
 $$;
 
+-- Of a table without a barrier nothing is asked: the shard is not being moved.
+create function shardids.pass_barrier(shard integer, name regclass) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  if not exists (select from pg_trigger t where t.tgrelid = name and t.tgname = 'shardids_barrier'
+                 and t.tgfoid = 'shardids.pass_barrier()'::regprocedure) then
+    return;
+  end if;
+  if not pg_try_advisory_xact_lock_shared(1936220521, shard) then
+    perform shardids.wait_for_lock(1936220521, shard, shared => true);
+  end if;
+  if coalesce(pg_sequence_last_value(format('%I.id_offset', shardids.schema_of(shard))::regclass), -1) < 0 then
+    perform shardids.refuse('SI002', shard);
+  end if;
+end
+$$;
+
+comment on function shardids.pass_barrier(integer, regclass) is
+  'Waits for the write barrier of a table, and is refused where a write would be, without a write';
+
 -- replicated: also for what logical replication brings, and sessions with session_replication_role = replica.
 create function shardids.add_barrier(shard integer, name regclass, replicated boolean) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -378,7 +398,7 @@ $$;
 comment on function shardids.set_copy_aside(integer) is 'Renames the schema of an incomplete copy of a shard, and forgets the shard';
 
 revoke execute on function
-  shardids.set_copy_aside(integer), shardids.pass_barrier(), shardids.add_barrier(integer, regclass, boolean), shardids.without_barrier(integer, boolean), shardids.barrier_holders(integer, boolean),
+  shardids.set_copy_aside(integer), shardids.pass_barrier(), shardids.pass_barrier(integer, regclass), shardids.add_barrier(integer, regclass, boolean), shardids.without_barrier(integer, boolean), shardids.barrier_holders(integer, boolean),
   shardids.add_barriers(integer),  shardids.drop_barriers(integer), shardids.release(integer), shardids.tables_of(integer), shardids.enter_moved(integer), shardids.take_rows(integer), shardids.drop_copy(integer),
   shardids.publish(integer, name), shardids.subscribe(integer, name, text, integer), shardids.unsubscribe(name), shardids.try_subscribing(text), shardids.create_subscription(name, text, text),
   shardids.sequences_of(integer), shardids.database(), shardids.lock_tables(integer), shardids.analyze(integer)

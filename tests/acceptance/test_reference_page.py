@@ -25,7 +25,7 @@ def test_the_page(tmp_path: Path) -> None:
     model, code = [one.content for one in tokens if one.type == "fence" and one.info == "python"]
     (printed,) = [one.content for one in tokens if one.type == "fence" and one.info == "text"]
     lines = [line for one in tokens if one.type == "code_block" for line in one.content.splitlines()]
-    create, delete, *looks = lines
+    create, refresh, delete, *looks = lines
     (tmp_path / "shop.py").write_text(model, encoding="utf-8")
     with temporary_servers(2) as servers:
         nodes = two_nodes(servers, 8)
@@ -55,6 +55,7 @@ def test_the_page(tmp_path: Path) -> None:
 
         assert "is on all nodes" in command(create)
         assert run("-c", code) == printed
+        assert command(refresh)
         assert command(delete) == "Deleted row FR of countries\n"
         assert [command(line) != "" for line in looks] == [True] * len(looks)
         with nodes.connected("b") as connection:

@@ -19,7 +19,7 @@ from shardids.clocks import Plan, Work
 from shardids.console import fencing
 from shardids.dev.embedded import EmbeddedServer, temporary_server
 from shardids.doctor.findings import Severity
-from shardids.errors import BadArgument, ClusterConflict, ConnectionFailed
+from shardids.errors import BadArgument, ClockUnconfirmed, ClusterConflict, ConnectionFailed
 from shardids.install import provision
 from shardids.mover import failover
 from tests.support.clusters import command_here
@@ -52,10 +52,10 @@ def own_database(server: EmbeddedServer, name: str) -> str:
 
 
 @pytest.fixture
-def nodes(faked_server: EmbeddedServer) -> Iterator[Catalog]:
-    """A cluster of two nodes on the server with the faked clock, shards 0 and 1 on node a."""
+def nodes(faked_server: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator[Catalog]:
+    """A cluster of two nodes on the server with the faked clock, shards 0 and 1 on node a; 2 by ``param``."""
     catalog = Catalog(own_database(faked_server, "catalog"))
-    provision.init(catalog, LAYOUT, 2)
+    provision.init(catalog, LAYOUT, getattr(request, "param", 2))
     for name in "ab":
         provision.add_node(catalog, name, own_database(faked_server, f"node_{name}"))
     provision.create_shards(catalog, [0, 1], node="a")
@@ -482,3 +482,121 @@ def test_sequences_that_were_set_back_are_found(damage: str, clock: Clock, nodes
         for command in finding.commands:
             db.execute(command.text)
         assert not doctor.examine(nodes, ["generator-behind"]).findings
+
+
+def test_a_clock_that_ran_fast_before_it_jumped(clock: Clock, nodes: Catalog) -> None:
+    with connect(nodes.nodes()["a"].url) as db:
+        small_lead(db)
+        parts = draw_all(db)
+        # Steps of less than an hour are not recorded. Shard 1 makes the one that is.
+        for ahead_s in (50 * 60, 100 * 60):
+            set_clock(clock, db, ahead_s)
+            parts += draw_all(db)
+        set_clock(clock, db, 1e5)
+        draw_all(db, shard=1)
+        parts += draw_all(db)
+        set_clock(clock, db, 0)
+        for shard in (0, 1):
+            with pytest.raises(BadArgument, match="since when it was wrong is not recorded"):
+                clocks.reset_clock(nodes, shard)
+        since = datetime.fromtimestamp(time.time() + 49 * 60, UTC)
+        done = clocks.reset_clock(nodes, 0, since=since)
+        assert done.plan is not None
+        parts += draw_all(db)
+        for at in (done.plan.first - timedelta(seconds=30), done.plan.last + timedelta(seconds=90)):
+            set_clock(clock, db, at.timestamp() - time.time())
+            parts += draw_all(db)
+        assert_distinct(parts)
+
+
+def test_ticks_set_aside_by_the_first_draw_of_a_wrong_clock(clock: Clock, nodes: Catalog) -> None:
+    with connect(nodes.nodes()["a"].url) as db:
+        small_lead(db)
+        draw_all(db)
+        set_clock(clock, db, MONTHS_S)
+        block = draw(db.cursor(binary=True), "reserve", 1_000_000)
+        set_clock(clock, db, 0)
+        plan = reset(nodes)
+        assert in_range([block], plan) == len(block)
+
+
+def test_an_activation_by_a_wrong_clock_keeps_the_limit(clock: Clock, nodes: Catalog) -> None:
+    with connect(nodes.nodes()["a"].url) as db:
+        small_lead(db)
+        parts = draw_all(db) + jump(clock, db)
+        plan = reset(nodes)
+        set_clock(clock, db, plan.last.timestamp() - time.time() + 3600)
+        db.execute("select shardids.fence(0)")
+        db.execute("select shardids.activate(0)")
+        assert "NULLIF" in body(db)
+        set_clock(clock, db, 0)
+        parts += draw_all(db)
+        assert_distinct(parts + pass_over(clock, db, plan))
+
+
+@pytest.mark.parametrize("nodes", [3], indirect=True)
+def test_a_shard_made_by_a_wrong_clock(clock: Clock, nodes: Catalog) -> None:
+    with connect(nodes.nodes()["a"].url) as db:
+        small_lead(db)
+        set_clock(clock, db, MONTHS_S)
+        with machine_at(MONTHS_S):
+            provision.create_shards(nodes, [2], node="a")
+        parts = draw_all(db, 2)
+        set_clock(clock, db, 0)
+        plan = reset(nodes, 2)
+        assert in_range(parts, plan) == sum(map(len, parts))
+        assert_distinct(parts + draw_all(db, 2))
+
+
+def test_a_fence_after_a_restart_by_a_wrong_clock(
+    clock: Clock, nodes: Catalog, faked_server: EmbeddedServer
+) -> None:
+    with connect(nodes.nodes()["a"].url) as db:
+        small_lead(db)
+        parts = draw_all(db)
+    nodes.engine.dispose()
+    faked_server.restart("immediate")
+    with connect(nodes.nodes()["a"].url) as db:
+        set_clock(clock, db, MONTHS_S)
+        # Another incarnation's shard: the fence goes past all that its clock may have issued.
+        db.execute("select shardids.fence(0)")
+        set_clock(clock, db, 0)
+        reset(nodes)
+        assert_distinct(parts + draw_all(db))
+
+
+@pytest.mark.parametrize("nodes", [3], indirect=True)
+@pytest.mark.parametrize("is_fenced", [False, True])
+def test_a_clock_over_a_year_ahead_is_not_believed_by_a_way_around(
+    clock: Clock, nodes: Catalog, is_fenced: bool
+) -> None:
+    with connect(nodes.nodes()["a"].url) as db:
+        draw_all(db)
+        if is_fenced:
+            for shard in (0, 1):
+                db.execute(f"select shardids.fence({shard})")
+        set_clock(clock, db, 400 * 86_400.0)
+        # Neither a shard made by it, nor one that is released by it, is evidence for it.
+        with machine_at(400 * 86_400.0), pytest.raises(ClockUnconfirmed, match="more than max_step"):
+            provision.create_shards(nodes, [2], node="a")
+        if is_fenced:
+            db.execute("select shardids.activate(0)")
+        with pytest.raises(psycopg.Error) as unbelieved:
+            draw(db.cursor(binary=True), "one", 1)
+        assert unbelieved.value.sqlstate == "SI012"
+        set_clock(clock, db, 0)
+        draw_all(db)
+
+
+def test_a_transaction_older_than_a_reset_issues_nothing(clock: Clock, nodes: Catalog) -> None:
+    url = nodes.nodes()["a"].url
+    with connect(url) as db, connect(url) as old, pytest.MonkeyPatch.context() as patch:
+        small_lead(db)
+        jump(clock, db)
+        old.execute("begin isolation level repeatable read; select 1")
+        patch.setattr("shardids.clocks.resetting._await_transactions", lambda *_: None)
+        plan = reset(nodes)
+        draw_all(db)
+        set_clock(clock, db, plan.first.timestamp() - time.time() + 1)
+        with pytest.raises(psycopg.errors.SerializationFailure, match="too old to see"):
+            old.execute("select shard_0000.next_id()")

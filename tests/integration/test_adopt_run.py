@@ -261,7 +261,11 @@ def test_rows_are_read_as_a_role_that_only_reads_where_others_own_tables(shop: S
             reader = str(
                 parse_url(source.url()).set(username="reading", password="r").render_as_string(False)
             )
-            adoption.run(shop.catalog, shop.plan, reader=reader)
+            with pytest.raises(AdoptionRefused, match='role "mallory" can change what table') as no:
+                adoption.check(shop.catalog, shop.plan, reader=reader)
+            assert "--trust mallory" in (no.value.hint or "")
+            assert not {role for _, role, _ in recorded.new()} - {"reading"}
+            adoption.run(shop.catalog, shop.plan, reader=reader, trusted=["mallory"])
             recorded.new()
             with pytest.raises(MissingPrivilege, match="can write, code of other roles would run as it"):
                 adoption.compare(shop.catalog)

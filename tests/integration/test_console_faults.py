@@ -468,10 +468,13 @@ def test_streams_are_closed_before_requests(tmp_path: Path) -> None:
             time.sleep(
                 0.003
             )  # the system keeps 32 until they are accepted, and lets others wait for a second
-        assert [status_on(client) for client in waiting] == [401] * more
+        # One that a busy machine has accepted and not read yet is the oldest idle one, and closed.
+        statuses = Counter(map(status_on, waiting))
+        assert statuses[0] < 10, statuses
+        assert statuses[401] == more - statuses[0], statuses
         for client in streams:
             client.setblocking(False)
-        assert sum(_is_closed(client) for client in streams) >= 20
+        assert sum(_is_closed(client) for client in streams) >= 20 - statuses[0]
 
 
 def _is_closed(client: socket.socket) -> bool:

@@ -754,6 +754,22 @@ def test_the_clock_reaching_the_end_of_time_is_an_error_at_once(make_node: MakeN
     assert layout.decode(ids[-1]).ms < 1 << 30
 
 
+def test_the_highest_mark_of_an_incarnation_overflows_nothing(make_node: MakeNode) -> None:
+    layout = Layout(time_bits=42, shard_bits=11, sequence_bits=10, epoch_ms=DEFAULT.epoch_ms)
+    url = make_node(layout)
+    with connect(url) as connection:
+        connection.execute(
+            "create or replace function shardids.incarnation() returns bigint"
+            " language sql volatile parallel safe security definer"
+            " return ((1::bigint << 21) - 1) << 42"
+        )
+    with connect(url) as connection:
+        parts = [draw(connection)]
+        run_ahead(connection, 75_000)
+        parts.append(draw(connection))
+        assert increases(np.concatenate(parts))
+
+
 @pytest.mark.parametrize("crossing", ["draws", "block"])
 def test_ids_cross_the_sign_bit_in_unsigned_order(crossing: str, make_node: MakeNode) -> None:
     layout = Layout(time_bits=40, shard_bits=16, sequence_bits=8, epoch_ms=now_ms() + 5_000 - (1 << 39))

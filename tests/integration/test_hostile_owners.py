@@ -27,7 +27,7 @@ from shardids.catalog.urls import parse_url
 from shardids.dev.embedded import temporary_server
 from shardids.doctor.contents import OF_ROWS
 from shardids.doctor.samples import ShardingKey
-from shardids.errors import MissingPrivilege
+from shardids.errors import BadArgument, ClusterConflict, MissingPrivilege
 from shardids.metrics.asking import Asker
 from shardids.migrate.plan import Position
 from shardids.migrate.status import read_node
@@ -107,7 +107,13 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hostile]:
             lookups.create(catalog, "people.email")
         with connected(url.set(username="mallory", password="m")) as mallory:
             mallory.execute("insert into shard_0001.people values ('m@x')")
-            mallory.execute("create index on shard_0001.people ((mal.evil('a look-up')))")
+            for schema in ("shard_0000", "shard_0001"):
+                for statement in (
+                    "create index on {}.people ((mal.evil('a look-up')))",
+                    "create trigger once before update on {}.people for each statement"
+                    " execute function mal.fires('a look-up, by statement')",
+                ):
+                    mallory.execute(sql.SQL(statement).format(sql.Identifier(schema)))
         recorded = Recorded(server.directory)
         yield Hostile(url=url, proof=folder / "ran", recorded=recorded, id_=row[0])
 
@@ -173,7 +179,23 @@ def test_look_ups_are_filled_and_swept_by_what_a_role_reads_that_only_reads(host
     with catalog_at(hostile.url) as catalog:
         assert lookups.backfill(catalog, "people.email", dry_run=True).rows == 1
         assert lookups.sweep(catalog, "people.email", dry_run=True).claims == 0
-    assert hostile.ran() == {READER}
+        assert hostile.ran() == {READER}
+        # Waits for writers of the tables, with a lock.
+        assert lookups.backfill(catalog, "people.email").claimed == 1
+        assert hostile.ran() == {READER}
+        with connected(hostile.url.set(username="mallory", password="m")) as mallory:
+            mallory.execute("set shardids.unclaimed_writes = 'allowed'")
+            mallory.execute("insert into shard_0000.people values ('m@x'), ('gone')")
+        hostile.recorded.new()
+        with pytest.raises(ClusterConflict, match="rows of two shards have one people"):
+            lookups.backfill(catalog, "people.email")
+        assert hostile.ran() == {READER}
+        with connected(hostile.url.set(username="mallory", password="m")) as mallory:
+            mallory.execute("delete from shard_0000.people")
+        hostile.recorded.new()
+        swept = lookups.sweep(catalog, "people.email")
+        assert (swept.claims, swept.given_up, swept.busy) == (2, 1, 0)
+        assert hostile.ran() == {READER}
 
 
 def test_a_plan_of_an_adoption_reads_rows_as_a_role_that_only_reads(hostile: Hostile, tmp_path: Path) -> None:
@@ -214,6 +236,10 @@ def test_a_plan_of_an_adoption_reads_rows_as_a_role_that_only_reads(hostile: Hos
     plan = make_plan(source, root="public.users", keys=keys, reader=reading).plan
     assert hostile.ran() == {"reading"}
     assert "reading" not in plan.source
+    with pytest.raises(
+        BadArgument, match='another database or server: "postgres", and the source is "source"'
+    ):
+        make_plan(source, root="public.users", reader=hostile.url.set(username="reading", password="r"))
     # Of row security, which the role may not pass.
     assert {one.subject for one in plan.findings if "its rows were not checked" in one.reason} == {
         f"shop.{table_of(('pg_policy', column))}" for column in ("polqual", "polwithcheck")
@@ -291,6 +317,23 @@ def node(databases: BlankDatabases, make_role: MakeRole) -> Iterator[tuple[URL, 
         admin.execute(sql.SQL("alter table shard_0000.notes owner to {}").format(sql.Identifier(role)))
     yield url, role
     databases.give_back(url)
+
+
+def test_a_backfill_waits_for_the_write_barrier_of_a_shard_that_is_being_moved(
+    node: tuple[URL, str],
+) -> None:
+    url, _ = node
+    with connected(url) as admin, admin.transaction():
+        admin.execute("set local transaction read only")
+        admin.execute("select shardids.pass_barrier(0, 'shard_0000.notes')")
+    with connected(url) as admin, admin.transaction() as transaction:
+        admin.execute("select shardids.add_barriers(0)")
+        admin.execute("select shardids.release(0)")
+        admin.execute("select shardids.pass_barrier(0, 'shard_0000.notes')")
+        admin.execute("select shardids.fence(0)")
+        with pytest.raises(psycopg.Error, match="is fenced and issues no IDs"):
+            admin.execute("select shardids.pass_barrier(0, 'shard_0000.notes')")
+        raise psycopg.Rollback(transaction)
 
 
 def _skips(url: URL) -> str | None:

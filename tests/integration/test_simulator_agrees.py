@@ -84,9 +84,9 @@ def test_the_same_ticks(cluster_url: URL) -> None:
     assert min(kinds.values()) > 5, kinds
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def server() -> Iterator[EmbeddedServer]:
-    """A server that loses nothing it acknowledged when it is killed."""
+    """A server that loses nothing it acknowledged when it is killed; restarted often, it would wait."""
     with temporary_server(settings={"synchronous_commit": "on"}) as server:
         install(parse_url(server.url()), shards=SHARDS)
         yield server

@@ -86,6 +86,8 @@ class Flaw(StrEnum):
     PROMOTION_LIKE_A_RESTART = auto()
     RESET_WITHOUT_PASSING_OVER = auto()
     RESERVE_OVER_PASSED = auto()
+    STEP_NOTED_ABOVE_WHAT_IS_SET_ASIDE = auto()
+    RESET_FROM_A_LATER_STEP = auto()
 
 
 class Offset(NamedTuple):
@@ -148,6 +150,7 @@ class Shared(NamedTuple):
     timeline: int = 0
     clock_ms: int = 0
     passed: tuple[int, int] = (0, -1)  # the ticks that the shard passes over: the first and the last
+    noted: tuple[int, int] | None = None  # to where a clock went ahead by far, and where the shard was then
     flushed: Stored = Stored()
     copy: Stored = Stored()
     # ----
@@ -478,6 +481,10 @@ def advance(rules: Rules, ticks: int = 0, own_row: Row | None = None, past_tick:
         target = ((passed[1] - counter + ticks) >> SEQUENCE_BITS) + 1
     if now >= LIMIT_MS:
         return Step(refuse)
+    reached = max(seen.ms, (row.high_water - counter) >> SEQUENCE_BITS) + (counter >> SEQUENCE_BITS)
+    if now - reached > MOST_FOLLOWED_MS:
+        below = 0 if rules.flaw is Flaw.STEP_NOTED_ABOVE_WHAT_IS_SET_ASIDE else (ticks >> SEQUENCE_BITS) + 1
+        yield note(now - below, reached)
     if target + (counter >> SEQUENCE_BITS) >= LIMIT_MS:
         yield unlock()
         return "refused for ever" if seen.ms >= LIMIT_MS else "refused"
@@ -485,6 +492,11 @@ def advance(rules: Rules, ticks: int = 0, own_row: Row | None = None, past_tick:
         return Step(raise_to, (target, seen, target + (counter >> SEQUENCE_BITS) - now, past_tick))
     old = seen if seen.incarnation == rules.incarnation else Offset(target)
     return Step(set_aside, (target, old, ticks, now if rules.flushes else 0))
+
+
+def note(ms: int, reached_ms: int) -> Action:
+    """The first step stays: a clock's later ones are above it."""
+    return Action("note", lambda s: [(None, s._replace(noted=s.noted or (ms, reached_ms)))], at_once=True)
 
 
 def target_ms(rules: Rules, seen: Offset, row: Row, counter: int, now: int) -> int:
@@ -651,13 +663,17 @@ def activated(rules: Rules, above_tick: int) -> Generator[Action, Any, Row]:
     )
 
 
-def reset(rules: Rules, from_ms: int, to_ms: int) -> Steps:
-    """Takes a shard back from ``from_ms``, where a wrong clock began, to ``to_ms``, above all before that."""
+def reset(rules: Rules, to_ms: int) -> Steps:
+    """Takes a shard back from where a wrong clock began to ``to_ms``, above all before that."""
     high_water = yield from stop(rules)
 
-    def results(s: Shared) -> list[tuple[None, Shared]]:
+    def results(s: Shared) -> list[tuple[str | None, Shared]]:
         if s.lock or s.row_lock:
             return []
+        from_ms, reached_ms = s.noted or (0, 0)
+        is_unknown = reached_ms > to_ms and rules.flaw is not Flaw.RESET_FROM_A_LATER_STEP
+        if from_ms <= to_ms or is_unknown:
+            return [("refused", s)]
         offset = Offset(to_ms - (s.counter >> SEQUENCE_BITS), FENCED)
         row = Row(True, offset, to_ms << SEQUENCE_BITS, rules.incarnation, rules.timeline)
         back = s._replace(
@@ -671,8 +687,7 @@ def reset(rules: Rules, from_ms: int, to_ms: int) -> Steps:
         )
         return [(None, back._replace(flushed=back.stored()))]
 
-    yield Action("reset", results)
-    return "reset"
+    return (yield Action("reset", results)) or "reset"
 
 
 def activate_and_draw(rules: Rules) -> Steps:

@@ -275,7 +275,7 @@ ANSWERS_OF_TWO = ((PAST_3, DRAW), (PAST_5, DRAW), (DRAW,))
 ANSWER_AND_FENCE = ((PAST_5, DRAW), (FENCE, ACTIVATE), (DRAW,))
 ANSWER_AND_CRASH = ((PAST_8, DRAW), (DRAW,), (CRASH, PAST_8, DRAW))
 ANSWER_AND_COPY = ((COPY, PAST_8, DRAW), (REPLACE, PAST_8, DRAW))
-RESTART, RESET = Step(restart), Step(reset, (300, 40))
+RESTART, RESET = Step(restart), Step(reset, (40,))
 WILD_CLOCK = ((DRAW, DRAW), (DRAW,))
 WILD_CLOCK_AND_CRASH = ((DRAW, DRAW), (CRASH, DRAW, DRAW))
 WILD_CLOCK_AND_FENCE = ((DRAW, DRAW), (FENCE, ACTIVATE))
@@ -286,6 +286,8 @@ RESTARTS_AND_RESERVATION = (
 CRASHES_AND_PROMOTION = ((COPY, CRASH, DRAW, CRASH, DRAW, CRASH, DRAW), (REPLACE, DRAW, RESTART, DRAW))
 RESET_AND_DRAWS = ((DRAW, RESET, DRAW), (DRAW,))
 RESET_AND_RESERVATION = ((DRAW, RESET, RESERVE_2), (DRAW,))
+RESERVATION_AND_RESET = ((RESERVE_8, RESET, DRAW),)
+STEPS_AND_RESET = ((DRAW, DRAW, DRAW, RESET, DRAW),)
 PUBLISHED_DRAWS = ((PUBLISHED, PUBLISHED), (PUBLISHED,), (PUBLISHED,))
 
 STEADY, WIDE = Rules(times=(0,)), Rules(times=(0, 1, 2, 3))
@@ -296,6 +298,9 @@ WILD = Rules(times=(0, 511, 512, 1024))
 WILD_LATER = Rules(times=(0, 512, 1024, -1024))
 """Of the layout the present only: across a crash the clock is assumed not to step back."""
 AN_HOUR_AHEAD = Rules(times=(0, 300))
+NEARLY_AN_HOUR_AHEAD = Rules(times=(0, 297, 300))
+STEPPING = Rules(times=(0, 90, 300))
+"""What is nearer is followed, and not noted."""
 NEVER_FLUSHES = Rules(times=(0,), flushes=False)
 
 
@@ -332,6 +337,8 @@ SCENARIOS = [
     pytest.param(RESTARTS_AND_RESERVATION, STEADY, 10, id="restarts, a reservation, and a promotion"),
     pytest.param(CRASHES_AND_PROMOTION, STEADY, 10, id="crashes, a promotion, and a restart"),
     pytest.param(ANSWER_AND_COPY, NEVER_FLUSHES, 1_000, id="an answer, and one of a copy"),
+    pytest.param(RESERVATION_AND_RESET, NEARLY_AN_HOUR_AHEAD, 10, id="a reservation, taken back"),
+    pytest.param(STEPS_AND_RESET, STEPPING, 10, id="steps of a clock, taken back"),
 ]
 LARGE_SCENARIOS = [
     pytest.param(RESERVATION_AND_DRAWS, Rules(flushes=False), 50_000, id="a reservation that is overtaken"),
@@ -402,6 +409,8 @@ BROKEN = [
     (Flaw.PROMOTION_LIKE_A_RESTART, RESTARTS, STEADY, "twice"),
     (Flaw.RESET_WITHOUT_PASSING_OVER, RESET_AND_DRAWS, AN_HOUR_AHEAD, "twice"),
     (Flaw.RESERVE_OVER_PASSED, RESET_AND_RESERVATION, AN_HOUR_AHEAD, "twice"),
+    (Flaw.STEP_NOTED_ABOVE_WHAT_IS_SET_ASIDE, RESERVATION_AND_RESET, NEARLY_AN_HOUR_AHEAD, "twice"),
+    (Flaw.RESET_FROM_A_LATER_STEP, STEPS_AND_RESET, STEPPING, "twice"),
 ]
 
 

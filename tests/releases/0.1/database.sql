@@ -167,7 +167,7 @@ CREATE SEQUENCE shard_0000.id_counter
 --
 
 CREATE SEQUENCE shard_0000.id_offset
-    START WITH 72520522792960
+    START WITH 72550587564032
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -313,7 +313,7 @@ CREATE SEQUENCE shard_0001.id_counter
 --
 
 CREATE SEQUENCE shard_0001.id_offset
-    START WITH 72576357367809
+    START WITH 72606422138881
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -2381,7 +2381,7 @@ COMMENT ON FUNCTION shardids.incarnation() IS 'What this incarnation of the serv
 
 CREATE FUNCTION shardids.is_ahead(seen bigint, drawn bigint, max_ahead interval) RETURNS boolean
     LANGUAGE sql PARALLEL SAFE
-    RETURN (((seen + (drawn >> shardids.sequence_bits())) >= shardids.offset_base()) AND ((seen + (drawn >> shardids.sequence_bits())) < (shardids.offset_base() + ((1)::bigint << shardids.time_bits()))) AND (((((((seen + (drawn >> shardids.sequence_bits())) + (shardids.epoch_ms() - shardids.offset_base())))::double precision - (date_part('epoch'::text, clock_timestamp()) * (1000)::double precision)) >= (0)::double precision) AND (((((seen + (drawn >> shardids.sequence_bits())) + (shardids.epoch_ms() - shardids.offset_base())))::double precision - (date_part('epoch'::text, clock_timestamp()) * (1000)::double precision)) <= (date_part('epoch'::text, max_ahead) * (1000)::double precision))) IS TRUE));
+    RETURN (((((seen # shardids.offset_base()) + (drawn >> shardids.sequence_bits())) >= 0) AND (((seen # shardids.offset_base()) + (drawn >> shardids.sequence_bits())) <= (((1)::bigint << shardids.time_bits()) - 1))) AND ((((((((seen # shardids.offset_base()) + (drawn >> shardids.sequence_bits())) + shardids.epoch_ms()))::double precision - (date_part('epoch'::text, clock_timestamp()) * (1000)::double precision)) >= (0)::double precision) AND ((((((seen # shardids.offset_base()) + (drawn >> shardids.sequence_bits())) + shardids.epoch_ms()))::double precision - (date_part('epoch'::text, clock_timestamp()) * (1000)::double precision)) <= (date_part('epoch'::text, max_ahead) * (1000)::double precision))) IS TRUE));
 
 
 --
@@ -2395,8 +2395,7 @@ CREATE FUNCTION shardids.is_believed(clock_ms bigint) RETURNS boolean
 begin
   return (select clock_ms <= greatest(
            shardids.ms_of(n.clock_confirmed_at),
-           (select max(shardids.offset_ms(pg_sequence_last_value(i.oid)) + (coalesce(pg_sequence_last_value(c.oid), 0) >> shardids.sequence_bits()))
-            from shardids.shard s join pg_class i on i.oid = s.id_offset join pg_class c on c.oid = s.id_counter),
+           (select max(r.ms) from shardids.reached() r),
            (select max(nullif(s.high_water_tick, -1) >> shardids.sequence_bits()) from shardids.shard s))
          + (extract(epoch from n.max_step) * 1000)::bigint
   from shardids.node n);
@@ -2732,7 +2731,7 @@ CREATE FUNCTION shardids.note_step(clock_ms bigint) RETURNS void
     AS $$
 declare
   latest bigint;
-  slot regclass;
+  slot integer;
   lowest bigint;
 begin
   if clock_ms < 1 then
@@ -2741,15 +2740,14 @@ begin
   perform shardids.wait_for_lock(1936220516, -1);
   latest := coalesce(pg_sequence_last_value('shardids.step_latest'), -3600000);
   if clock_ms not between latest and latest + 3600000 then
-    select q.slot, coalesce(pg_sequence_last_value(q.slot), 0) into slot, lowest
-    from unnest(array['shardids.step_1', 'shardids.step_2', 'shardids.step_3', 'shardids.step_4']::regclass[]) q (slot)
-    order by 2 limit 1;
+    select k.slot, k.step_ms into slot, lowest from shardids.noted_steps() k order by 2 limit 1;
     -- First of all what is given up, so that it is never unknown.
     if least(lowest, clock_ms) > coalesce(pg_sequence_last_value('shardids.step_dropped'), 0) then
       perform setval('shardids.step_dropped', least(lowest, clock_ms));
     end if;
     if clock_ms > lowest then
-      perform setval(slot, clock_ms);
+      perform setval(format('shardids.before_%s', slot), greatest((select max(r.ms) from shardids.reached() r where r.ms < clock_ms), 1));
+      perform setval(format('shardids.step_%s', slot), clock_ms);
     end if;
   end if;
   if clock_ms <> latest then
@@ -2767,6 +2765,27 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids.note_step(clock_ms bigint) IS 'Notes that the clock has gone ahead by more than an hour at once';
+
+
+--
+-- Name: noted_steps(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.noted_steps() RETURNS TABLE(slot integer, step_ms bigint, before_ms bigint)
+    LANGUAGE sql PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+  select n, coalesce(pg_sequence_last_value(format('shardids.step_%s', n)::regclass), 0),
+         coalesce(pg_sequence_last_value(format('shardids.before_%s', n)::regclass), 0)
+  from generate_series(1, 4) n;
+$$;
+
+
+--
+-- Name: FUNCTION noted_steps(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.noted_steps() IS 'The times to which the node''s clock went ahead by more than an hour at once, and those that its shards had reached before; 0: none';
 
 
 --
@@ -2900,6 +2919,36 @@ $$;
 
 
 --
+-- Name: pass_barrier(integer, regclass); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.pass_barrier(shard integer, name regclass) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  if not exists (select from pg_trigger t where t.tgrelid = name and t.tgname = 'shardids_barrier'
+                 and t.tgfoid = 'shardids.pass_barrier()'::regprocedure) then
+    return;
+  end if;
+  if not pg_try_advisory_xact_lock_shared(1936220521, shard) then
+    perform shardids.wait_for_lock(1936220521, shard, shared => true);
+  end if;
+  if coalesce(pg_sequence_last_value(format('%I.id_offset', shardids.schema_of(shard))::regclass), -1) < 0 then
+    perform shardids.refuse('SI002', shard);
+  end if;
+end
+$$;
+
+
+--
+-- Name: FUNCTION pass_barrier(shard integer, name regclass); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.pass_barrier(shard integer, name regclass) IS 'Waits for the write barrier of a table, and is refused where a write would be, without a write';
+
+
+--
 -- Name: past_skipped(integer, bigint, bigint); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -2954,6 +3003,7 @@ declare
   bits constant integer := shardids.sequence_bits();
   now_ms constant bigint := shardids.ms_of(clock_timestamp());
   ahead_ms bigint;
+  before_ms bigint;
 begin
   select s.* into this from shardids.shard s where s.id = plan_reset.shard;
   if not found then
@@ -2979,13 +3029,18 @@ begin
       hint = format('To let it issue IDs if it is fenced: shardids shard show %s', shard);
   end if;
   if from_ms is null then
-    select min(pg_sequence_last_value(q.slot)) into from_ms
-    from unnest(array['shardids.step_1', 'shardids.step_2', 'shardids.step_3', 'shardids.step_4']::regclass[]) q (slot)
-    where pg_sequence_last_value(q.slot) > now_ms;
+    select k.step_ms, k.before_ms into from_ms, before_ms from shardids.noted_steps() k where k.step_ms > now_ms order by 1 limit 1;
     if from_ms is null or pg_sequence_last_value('shardids.step_dropped') > now_ms then
       raise exception using
         errcode = 'SI007',
         message = format('when the clock of shard %s went ahead is not recorded [node "%s"]', shard, node.name),
+        hint = 'Name the earliest time that the wrong clock can have shown: --from TIME.';
+    -- A second: draws under way while the step was noted.
+    elsif before_ms > starts_ms - 1000 then
+      raise exception using
+        errcode = 'SI007',
+        message = format('a shard of the node was at %s, past the present and max_ahead, when the clock went to %s: since when it was wrong is not recorded [node "%s"]',
+                         shardids.time_of(shardids.id_of(before_ms << bits, 0)), shardids.time_of(shardids.id_of(from_ms << bits, 0)), node.name),
         hint = 'Name the earliest time that the wrong clock can have shown: --from TIME.';
     end if;
   end if;
@@ -3042,6 +3097,19 @@ COMMENT ON FUNCTION shardids.publish(shard integer, name name) IS 'Publishes the
 CREATE FUNCTION shardids.raised(seen bigint, target bigint, id_offset regclass) RETURNS bigint
     LANGUAGE sql
     RETURN CASE WHEN shardids.is_near(seen, target) THEN nextval(id_offset) ELSE setval(id_offset, target) END;
+
+
+--
+-- Name: reached(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.reached() RETURNS TABLE(ms bigint)
+    LANGUAGE sql PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+  select shardids.offset_ms(pg_sequence_last_value(i.oid)) + (coalesce(pg_sequence_last_value(c.oid), 0) >> shardids.sequence_bits())
+  from shardids.shard s join pg_class i on i.oid = s.id_offset join pg_class c on c.oid = s.id_counter;
+$$;
 
 
 --
@@ -3121,7 +3189,8 @@ begin
       reason := 'SI005';
     when 'SI012' then
       what := format('would follow a clock that went ahead by %s at once; the limit is max_step = %s',
-                     justify_hours(make_interval(secs => amount / 1000)), node.max_step);
+                     coalesce(justify_hours(make_interval(secs => amount / 1000))::text, 'more than max_step'),
+                     node.max_step);
       next := format('If the server''s clock is right: shardids node confirm-clock %s', node.name);
     when 'SI006' then
       what := format('has no more IDs: the layout''s time ended at %s',
@@ -4540,6 +4609,61 @@ CREATE TABLE shard_0001.shardids_version (
 
 
 --
+-- Name: before_1; Type: SEQUENCE; Schema: shardids; Owner: -
+--
+
+CREATE SEQUENCE shardids.before_1
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+
+--
+-- Name: SEQUENCE before_1; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON SEQUENCE shardids.before_1 IS 'The latest time below step_1 that a shard of the node had reached when the clock went to step_1';
+
+
+--
+-- Name: before_2; Type: SEQUENCE; Schema: shardids; Owner: -
+--
+
+CREATE SEQUENCE shardids.before_2
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+
+--
+-- Name: before_3; Type: SEQUENCE; Schema: shardids; Owner: -
+--
+
+CREATE SEQUENCE shardids.before_3
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+
+--
+-- Name: before_4; Type: SEQUENCE; Schema: shardids; Owner: -
+--
+
+CREATE SEQUENCE shardids.before_4
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+
+--
 -- Name: node; Type: TABLE; Schema: shardids; Owner: -
 --
 
@@ -5372,9 +5496,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (383396072627634178);
-INSERT INTO shard_0000.kept VALUES (383396072627634179);
-INSERT INTO shard_0000.kept VALUES (383396072627634180);
+INSERT INTO shard_0000.kept VALUES (383415651001171970);
+INSERT INTO shard_0000.kept VALUES (383415651001171971);
+INSERT INTO shard_0000.kept VALUES (383415651001171972);
 
 
 --
@@ -5402,8 +5526,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711510462980634704/5/16698', 1, 4540389286435880960, '757', '2026-11-23 23:19:06.805532+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711510462980634704/5/16698', 1, 4540389286435880960, '758', '2026-11-23 23:19:06.835941+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711530519020554339/5/16698', 1, 3731051971369500672, '757', '2026-11-24 00:36:54.685281+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711530519020554339/5/16698', 1, 3731051971369500672, '758', '2026-11-24 00:36:54.694535+00', NULL);
 
 
 --
@@ -5429,7 +5553,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-23 23:19:06.251779+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-24 00:36:54.591334+00');
 
 
 --
@@ -5448,7 +5572,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-23 23:19:06.849534+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-24 00:36:54.69875+00', NULL);
 
 
 --
@@ -5525,7 +5649,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 4540389377844627829, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3731052062782915389, true);
 
 
 --
@@ -5539,14 +5663,42 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 4540389377844627795, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 3731052062782915366, true);
+
+
+--
+-- Name: before_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
+--
+
+SELECT pg_catalog.setval('shardids.before_1', 1, true);
+
+
+--
+-- Name: before_2; Type: SEQUENCE SET; Schema: shardids; Owner: -
+--
+
+SELECT pg_catalog.setval('shardids.before_2', 1, false);
+
+
+--
+-- Name: before_3; Type: SEQUENCE SET; Schema: shardids; Owner: -
+--
+
+SELECT pg_catalog.setval('shardids.before_3', 1, false);
+
+
+--
+-- Name: before_4; Type: SEQUENCE SET; Schema: shardids; Owner: -
+--
+
+SELECT pg_catalog.setval('shardids.before_4', 1, false);
 
 
 --
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91408746803, true);
+SELECT pg_catalog.setval('shardids.step_1', 91413414683, true);
 
 
 --
@@ -5581,7 +5733,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91408746834, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91413414693, true);
 
 
 --
@@ -6345,6 +6497,13 @@ REVOKE ALL ON FUNCTION shardids.note_step(clock_ms bigint) FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION noted_steps(); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.noted_steps() FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION number_rows(numbered regclass, number name, tenant name, kind text, per text, zone text, prefix text, padding integer, lanes integer, keep_days integer); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -6363,6 +6522,13 @@ REVOKE ALL ON FUNCTION shardids.open_table(name regclass) FROM PUBLIC;
 --
 
 REVOKE ALL ON FUNCTION shardids.pass_barrier() FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION pass_barrier(shard integer, name regclass); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.pass_barrier(shard integer, name regclass) FROM PUBLIC;
 
 
 --
@@ -6398,6 +6564,13 @@ REVOKE ALL ON FUNCTION shardids.publish(shard integer, name name) FROM PUBLIC;
 --
 
 REVOKE ALL ON FUNCTION shardids.raised(seen bigint, target bigint, id_offset regclass) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION reached(); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.reached() FROM PUBLIC;
 
 
 --

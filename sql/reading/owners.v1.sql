@@ -1,0 +1,70 @@
+-- Purpose:    whose code may run as the session's role when rows of tables are written, or the tables are made again elsewhere:
+--             the roles that own the tables, or something that these depend on, or could have put a condition on their triggers.
+-- Settings:   shardids.tables: a JSON array of names; shardids.trusted: one of roles that may be among them; shardids.is_node:
+--             whether schema shardids is the engine's, so that members of its owner are trusted
+-- Locks:      none.
+-- Privileges: none.
+--
+-- Which code there is, is not asked: an expression of PostgreSQL's own functions runs any statement, by query_to_xml.
+-- Superusers and the session's role are trusted. Nothing is returned to a role that may do less than they: its INSERT does the same.
+
+with recursive here as (
+  select d.oid from pg_database d where d.datname = current_database()),
+engine as (
+  select n.nspowner as owner from pg_namespace n
+  where n.nspname = 'shardids' and current_setting('shardids.is_node')::boolean),
+trusted as materialized (
+  select r.oid from pg_roles r
+  where r.rolsuper or r.rolname = current_user
+     or exists (select from engine e where pg_has_role(r.oid, e.owner, 'member'))
+     or r.rolname in (select t.name from jsonb_array_elements_text(current_setting('shardids.trusted')::jsonb) t (name))),
+reached (classid, objid) as (
+  select 'pg_class'::regclass::oid, to_regclass(t.name)::oid
+  from jsonb_array_elements_text(current_setting('shardids.tables')::jsonb) t (name)
+  union
+  select n.classid, n.objid
+  from reached r
+  cross join lateral (
+    -- What it depends on. Extensions and schemas don't change what is in them.
+    select d.refclassid, d.refobjid from pg_depend d
+    where d.classid = r.classid and d.objid = r.objid and d.deptype <> 'e' and d.refclassid <> 'pg_namespace'::regclass
+    union all select 'pg_attrdef'::regclass, a.oid from pg_attrdef a
+    where r.classid = 'pg_class'::regclass and a.adrelid = r.objid
+    union all select 'pg_constraint'::regclass, c.oid from pg_constraint c
+    where r.classid = 'pg_class'::regclass and c.conrelid = r.objid
+    union all select 'pg_constraint'::regclass, c.oid from pg_constraint c
+    where r.classid = 'pg_type'::regclass and c.contypid = r.objid
+    union all select 'pg_trigger'::regclass, g.oid from pg_trigger g
+    where r.classid = 'pg_class'::regclass and g.tgrelid = r.objid
+    union all select 'pg_rewrite'::regclass, w.oid from pg_rewrite w
+    where r.classid = 'pg_class'::regclass and w.ev_class = r.objid
+    union all select 'pg_policy'::regclass, p.oid from pg_policy p
+    where r.classid = 'pg_class'::regclass and p.polrelid = r.objid
+    union all select 'pg_class'::regclass, i.indexrelid from pg_index i
+    where r.classid = 'pg_class'::regclass and i.indrelid = r.objid
+    union all select 'pg_class'::regclass, h.inhrelid from pg_inherits h
+    where r.classid = 'pg_class'::regclass and h.inhparent = r.objid
+    union all select 'pg_statistic_ext'::regclass, s.oid from pg_statistic_ext s
+    where r.classid = 'pg_class'::regclass and s.stxrelid = r.objid
+    union all select 'pg_class'::regclass, t.typrelid from pg_type t
+    where r.classid = 'pg_type'::regclass and t.oid = r.objid and t.typtype = 'c') n (classid, objid)),
+code (role, classid, objid) as (
+  select s.refobjid, r.classid, r.objid
+  from reached r
+  join pg_shdepend s on s.classid = r.classid and s.objid = r.objid and s.objsubid = 0 and s.deptype = 'o'
+                    and s.refclassid = 'pg_authid'::regclass and s.dbid = (select h.oid from here h)
+  union
+  select a.grantee, 'pg_trigger'::regclass, g.oid
+  from reached r
+  join pg_trigger g on r.classid = 'pg_trigger'::regclass and g.oid = r.objid and g.tgqual is not null
+  join pg_class c on c.oid = g.tgrelid
+  cross join lateral aclexplode(c.relacl) a
+  where a.privilege_type = 'TRIGGER')
+select distinct on (1) case c.role when 0 then 'public' else pg_get_userbyid(c.role)::text end as role,
+       pg_describe_object(c.classid, c.objid, 0) as object, current_user as as_role
+from code c
+where c.role not in (select t.oid from trusted t)
+  and exists (select from pg_roles r where r.rolname = current_user
+              and (r.rolsuper or r.rolcreaterole or not current_setting('shardids.is_node')::boolean
+                   or exists (select from engine e where pg_has_role(r.oid, e.owner, 'member'))))
+order by 1, not (c.classid = 'pg_class'::regclass and exists (select from pg_class t where t.oid = c.objid and t.relkind in ('r', 'p'))), 2;
