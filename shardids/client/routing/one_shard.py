@@ -118,7 +118,7 @@ class ShardSession(Claiming):
         return self.shard
 
     def objects_by_shard(self, objects: Iterable[object]) -> dict[int, list[object]]:
-        """Returns the objects of a bulk operation, of which those of other shards are refused."""
+        """Returns the objects of a bulk operation; those of other shards are refused."""
         mine = list(objects)
         for one in mine:
             state: State = inspect(one)
@@ -131,7 +131,7 @@ class ShardSession(Claiming):
     def rows_by_shard(
         self, mapper: Mapper[Any], rows: Iterable[dict[str, Any]], *, are_new: bool
     ) -> dict[int, list[dict[str, Any]]]:
-        """Returns the rows of a bulk operation, of which those of other shards are refused."""
+        """Returns the rows of a bulk operation; those of other shards are refused."""
         by_shard = mappings_by_shard(mapper, rows, self.finder, self.shard)
         if self.after is not None and are_new:
             for row in by_shard.get(self.shard, ()):

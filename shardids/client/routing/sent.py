@@ -142,7 +142,7 @@ class Sent(NamedTuple):
         parts: each SELECT in it, and itself if it is one, by its ``id``.
         others: the tables that an UPDATE or DELETE reads besides its own.
         ctes: the statements of its CTEs, by their ``id``.
-        unread: text, hints and extensions of syntax, of which no list of elements says anything.
+        unread: text, hints and extensions of syntax: no list of elements says anything of them.
     """
 
     statement: Any
