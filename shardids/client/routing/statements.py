@@ -250,7 +250,8 @@ class Execution:
         entity = inspect(statement.column_descriptions[0].get("entity"), raiseerr=False)
         source = statement.columns_clause_froms[0] if entity is None else entity.selectable
         key = tuple(getattr(source, "primary_key", ()))
-        # Without loader options, which need their objects; criteria for all of a class's rows stay.
+        # Without loader options, which need their objects; criteria for all of a class's rows stay. Nothing
+        # public takes options or FOR UPDATE away.
         bare = statement.options()
         bare._with_options = tuple(o for o in statement._with_options if isinstance(o, LoaderCriteriaOption))
         bare._for_update_arg = None
