@@ -9,7 +9,7 @@ from typing import overload
 
 from sqlalchemy import Connection, text
 
-from shardids.client.routing.after import advance_past
+from shardids.client.routing.one_shard import advance_past
 from shardids.ids.layout import Layout
 from shardids.ids.text import checked_integer
 

@@ -14,8 +14,8 @@ from shardids.catalog.forks import in_child
 from shardids.catalog.topology import Node
 from shardids.catalog.urls import parse_url, with_login_of
 from shardids.client.reflection import ShardInspector
-from shardids.client.routing.marks import mark_writes
-from shardids.client.routing.replay import heed_stand_ins
+from shardids.client.routing.claiming import mark_writes
+from shardids.client.routing.fanout import heed_stand_ins
 
 
 class NodeEngines:

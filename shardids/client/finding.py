@@ -17,8 +17,7 @@ from shardids.client.lookups import Claims
 from shardids.client.old_ids import KnownOldIds, WithinShard, how_ids_tell
 from shardids.client.routing import After, Key
 from shardids.client.routing.claiming import shown as shown_value
-from shardids.client.routing.models import ShardFinder, Tells
-from shardids.client.routing.stored import claimed_value
+from shardids.client.routing.models import ShardFinder, Tells, claimed_value
 from shardids.errors import BadArgument, UnknownId, UnknownValue
 from shardids.ids import DecodedId, Layout
 from shardids.ids.text import as_integer, checked_integer, shown

@@ -10,7 +10,7 @@ from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.expressions import Func
 
-from shardids.client.routing.after import refuse_earlier_value
+from shardids.client.routing.one_shard import refuse_earlier_value
 from shardids.django.aliases import get_cluster
 from shardids.django.choice import written_after
 from shardids.errors import WrongShard

@@ -18,7 +18,7 @@ from shardids.client.copying.copy import copy_failed
 from shardids.client.copying.lanes import ROWS_A_TRANSACTION, BlockFailed, Copied, Lanes
 from shardids.client.copying.target import Target, refuse_lookups, target_of
 from shardids.client.retries import PATIENCE_S
-from shardids.client.routing.inserts import shard_told
+from shardids.client.routing.writes import shard_told
 from shardids.errors import BadArgument, ClusterConflict, ShardidsError
 from shardids.load.csvs import CsvFile
 from shardids.load.marks import Mark, read_marks

@@ -34,7 +34,7 @@ from sqlalchemy.orm import (
 )
 
 from shardids import Cluster, primary_key, sharding_key
-from shardids.client.routing.replay import STAND_IN
+from shardids.client.routing.fanout import STAND_IN
 from shardids.errors import BadArgument
 from tests.conftest import BlankDatabases, found_cluster
 

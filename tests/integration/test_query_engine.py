@@ -179,7 +179,7 @@ def test_aggregates_are_computed_on_the_nodes_first(cluster: Cluster, session: S
     assert [row[:5] for row in found] == [row[:5] for row in expected]
     assert [round(row[5], 9) for row in found] == [round(row[5], 9) for row in expected]
     assert "GROUP BY" in sent[-1]
-    assert "shardids_nodes.photos.shardids_node" in sent[-1]
+    assert "GROUP BY shardids_node," in sent[-1]
     few = grouped.group_by(parity).having(func.count() > 0, func.sum(likes) > 39).where(likes > -1)
     assert [row[0] for row in asked(few.order_by(func.count().desc()).limit(1))] == [expected[1][0]]
     nothing = select(func.count(), func.coalesce(func.avg(likes), -1)).where(likes > 1000)

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from sqlalchemy import (
     Connection,
+    Double,
     ForeignKey,
+    cast,
     collate,
     delete,
     event,
@@ -43,7 +45,7 @@ from sqlalchemy.orm import (
 from sqlalchemy.orm.exc import StaleDataError
 
 from shardids import AsyncCluster, Cluster, primary_key, sharding_key, views
-from shardids.client.routing.replay import STAND_IN
+from shardids.client.routing.fanout import STAND_IN
 from shardids.errors import BadArgument, CannotCombine, FanOutRefused, WrongShard
 from tests.conftest import BlankDatabases, found_cluster
 from tests.support.clusters import catalog_at
@@ -548,6 +550,7 @@ WRONG: list[tuple[Any, str, str]] = [
     (select(func.max(User.age) - func.min(User.age)), "max", "query node"),
     (select(func.count(), User.name), "count", "query node"),
     (select(func.max(User.name)), "max", "query node"),
+    (select(func.count(), func.sum(cast(User.age, Double))), "sum() over", "query node"),
     (select(User.age).distinct(), "DISTINCT", "query node"),
     (select(User.age, func.count()).group_by(User.age), "GROUP BY", "query node"),
     (select(func.count(User.id) + 1).having(func.count(User.id) > 1), "HAVING", "query node"),

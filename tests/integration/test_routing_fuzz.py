@@ -27,9 +27,7 @@ from sqlalchemy import (
     ForeignKey,
     Integer,
     Numeric,
-    String,
     TextClause,
-    TypeDecorator,
     UpdateBase,
     and_,
     bindparam,
@@ -45,7 +43,6 @@ from sqlalchemy import (
     or_,
     select,
     text,
-    type_coerce,
     union_all,
     update,
 )
@@ -65,10 +62,11 @@ from sqlalchemy.orm import (
 
 from shardids import Cluster, primary_key, sharding_key, views
 from shardids.catalog.connections import open_engine
-from shardids.client.routing.readings import Read
+from shardids.client.routing.criteria import Read
 from shardids.errors import BadArgument
 from tests.conftest import BlankDatabases, found_cluster
 from tests.support.clusters import catalog_at
+from tests.support.column_types import Negated, Reversed
 
 _USUAL = {"short": "1000", "long": "50000"}.get(os.environ.get("SHARDIDS_FAULTS", ""), "200")
 COUNT = int(os.environ.get("SHARDIDS_FUZZ_STATEMENTS", _USUAL))
@@ -86,29 +84,6 @@ class Country(Base):
 
     code: Mapped[str] = mapped_column(primary_key=True)
     size: Mapped[int]
-
-
-class Reversed(TypeDecorator[str]):
-    """Text that is stored from its end: its own order is not that of the column."""
-
-    impl = String
-    cache_ok = True
-
-    def process_bind_param(self, value: str | None, _dialect: Any) -> str | None:
-        return None if value is None else value[::-1]
-
-    def process_result_value(self, value: str | None, _dialect: Any) -> str | None:
-        return None if value is None else value[::-1]
-
-
-class Negated(TypeDecorator[int]):
-    """A number that is selected with another sign."""
-
-    impl = Integer
-    cache_ok = True
-
-    def column_expression(self, column: Any) -> Any:
-        return type_coerce(-column, self)
 
 
 class User(Base):

@@ -27,7 +27,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped
 
 from shardids import Cluster, primary_key, sharding_key
-from shardids.client.routing.stored import kind_of_key
+from shardids.client.routing.models import kind_of_key
 from shardids.errors import BadArgument, UnsupportedKey, WrongShard
 from tests.conftest import BlankDatabases, found_cluster
 

@@ -28,6 +28,7 @@ from sqlalchemy import (
     update,
     values,
 )
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import URL
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, aliased, mapped_column, relationship
 
@@ -340,6 +341,15 @@ REFUSED: list[tuple[str, Any]] = [
     ("TABLESAMPLE", select(User.__table__.tablesample(10).c.id)),
     ("HAVING", select(func.count(User.id)).having(func.count(User.id) > 1)),
     ("prefix", select(User.id).prefix_with("ALL")),
+    ("suffix", select(User.id).suffix_with("-- all")),
+    ("hint", select(User.id).with_hint(User, "ONLY")),
+    ("hint of the statement", select(User.id).with_statement_hint("-- all")),
+    ("CTE that nothing reads", select(User.id).add_cte(select(U.id).limit(1).cte("other"))),
+    *(
+        [("DISTINCT ON", select(User.id, User.age).ext(postgresql.distinct_on(User.age)))]
+        if hasattr(postgresql, "distinct_on")  # from SQLAlchemy 2.1 on
+        else []
+    ),
 ]
 
 

@@ -14,9 +14,6 @@ from sqlalchemy import (
     REAL,
     Date,
     Double,
-    Integer,
-    String,
-    TypeDecorator,
     bindparam,
     delete,
     func,
@@ -24,7 +21,6 @@ from sqlalchemy import (
     literal_column,
     select,
     text,
-    type_coerce,
     update,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, aliased, joinedload, mapped_column, relationship
@@ -33,31 +29,9 @@ from sqlalchemy.schema import ForeignKey
 from shardids import Cluster, primary_key, sharding_key, views
 from tests.conftest import BlankDatabases, found_cluster
 from tests.support.clusters import catalog_at
+from tests.support.column_types import Negated, Reversed
 
 SHARDS = 4
-
-
-class Reversed(TypeDecorator[str]):
-    """Text that is stored from its end."""
-
-    impl = String
-    cache_ok = True
-
-    def process_bind_param(self, value: str | None, _dialect: Any) -> str | None:
-        return None if value is None else value[::-1]
-
-    def process_result_value(self, value: str | None, _dialect: Any) -> str | None:
-        return None if value is None else value[::-1]
-
-
-class Negated(TypeDecorator[int]):
-    """A number that is selected with another sign."""
-
-    impl = Integer
-    cache_ok = True
-
-    def column_expression(self, column: Any) -> Any:
-        return type_coerce(-column, self)
 
 
 class Base(DeclarativeBase):

@@ -23,9 +23,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, aliased, mapped_column, rela
 
 from shardids import primary_key, sharding_key
 from shardids.catalog.topology import shard_for_key
-from shardids.client.routing.criteria import narrowed, shards_named
+from shardids.client.routing.criteria import Named, Read, narrowed
 from shardids.client.routing.models import Key, facts_of
-from shardids.client.routing.readings import Read
 from shardids.errors import BadArgument, UnsupportedKey
 from shardids.ids.layout import DEFAULT, Layout
 
@@ -93,6 +92,10 @@ def id_in(shard: int, ms: int = 1000, sequence: int = 0) -> int:
 
 def name_in(shard: int) -> str:
     return next(f"n{n}" for n in range(1000) if shard_for_key(f"n{n}", 16) == shard)
+
+
+def shards_named(where: Any, parameters: Any, finder: Finder) -> Named:
+    return Read(select(User.id).where(true() if where is None else where), parameters, finder).named()
 
 
 A = aliased(Photo)
@@ -245,7 +248,7 @@ def test_statements_that_are_alike_are_read_by_their_own_values() -> None:
 def test_what_a_statement_writes_is_read_by_its_own_values() -> None:
     for shard in (3, 4):
         inserted = Read(insert(Photo).values(user_id=id_in(shard)), None, Finder())
-        assert inserted.written() == {"user_id": id_in(shard)}
+        assert inserted.rows(None)[0] == {"user_id": id_in(shard)}
         changed = Read(update(Photo).values(user_id=id_in(shard)), None, Finder())
-        assert changed.written() == {"user_id": id_in(shard)}
+        assert changed.rows(None)[0] == {"user_id": id_in(shard)}
         assert changed.named().shards is None

@@ -38,7 +38,7 @@ from shardids import lookup_key, lookup_key_column, primary_key, sharding_key_co
 from shardids.catalog import claims
 from shardids.catalog.lookups import claims_name, shard_of_claim
 from shardids.catalog.topology import shard_for_key
-from shardids.client.routing.stored import claimed_value
+from shardids.client.routing.models import claimed_value
 from shardids.errors import BadArgument
 from shardids.models.lookups import lookups_of
 

@@ -35,9 +35,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-from shardids.client.routing.fanout import Question, node_statement
-from shardids.client.routing.merging import MergePlan, OrderKey, plan
-from shardids.client.routing.replay import Capture
+from shardids.client.routing.fanout import Capture, MergePlan, OrderKey, Question, node_statement, plan
 from shardids.errors import CannotCombine
 
 NAN = float("nan")

@@ -13,9 +13,8 @@ from sqlalchemy.orm import InstrumentedAttribute, Mapper
 
 from shardids.catalog.topology import RegisteredLookup
 from shardids.client.copying.sources import Row
-from shardids.client.routing.inserts import shard_told
-from shardids.client.routing.models import ShardFinder, Tells, how_it_tells
-from shardids.client.routing.stored import default_key, kind_of_key
+from shardids.client.routing.models import ShardFinder, Tells, default_key, how_it_tells, kind_of_key
+from shardids.client.routing.writes import shard_told
 from shardids.errors import BadArgument
 
 _MOST_REMEMBERED: Final = 100_000

@@ -7,7 +7,7 @@ is asked for, and only numbers that Python adds and compares exactly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator
 from decimal import Context, localcontext
 from typing import Any, Final, NamedTuple
 
@@ -29,12 +29,18 @@ from sqlalchemy.sql import operators, visitors
 from sqlalchemy.sql.elements import FunctionFilter, UnaryExpression
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import Exists
-from sqlalchemy.types import Date, DateTime, Float, SmallInteger, String, TypeDecorator
+from sqlalchemy.types import Date, DateTime, Float, SmallInteger, String
 
-from shardids.client.routing.functions import Kind, KindOf
 from shardids.client.routing.models import how_it_tells
-from shardids.client.routing.sent import as_sent
-from shardids.client.routing.sources import plain
+from shardids.client.routing.sent import (
+    Clauses,
+    Kind,
+    KindOf,
+    as_sent,
+    clauses_of,
+    is_native_enum,
+    plain,
+)
 
 NODE_COLUMN: Final = "shardids_node"
 """The column that names a row's node: the tables in schema ``shardids_nodes`` are partitioned by it."""
@@ -127,20 +133,19 @@ def _tells_shard(element: Any) -> bool:
 
 def folds_of(statement: Any) -> tuple[Fold, ...]:
     """Returns how the columns of a SELECT of nothing but aggregates fold; empty if they don't."""
-    if not isinstance(statement, Select) or statement._group_by_clauses or statement._distinct:
+    if not isinstance(statement, Select) or clauses_of(statement).group_by or clauses_of(statement).distinct:
         return ()
-    folds: list[Fold] = []
-    for one in statement.inner_columns:
-        found, is_negated = _found(one)
-        if found is not None:
-            folds.append(all if is_negated else any)
-            continue
-        parts = parts_of(_without_zero(one))
-        column: Any = one
-        if parts is None or parts.fold is None or column.type.column_expression(column) is not None:
-            return ()
-        folds.append(parts.fold)
-    return tuple(folds)
+    folds = [fold_of(one) for one in statement.inner_columns]
+    return () if None in folds else tuple(fold for fold in folds if fold is not None)
+
+
+def fold_of(column: Any) -> Fold | None:
+    """Returns how the values of a column of aggregates fold; ``None`` if they don't."""
+    found, is_negated = _found(column)
+    if found is not None:
+        return all if is_negated else any
+    parts = parts_of(_without_zero(column))
+    return None if parts is None or column.type.column_expression(column) is not None else parts.fold
 
 
 def folded(column: Any) -> Iterator[Any]:
@@ -199,85 +204,68 @@ def in_two_steps(statement: Any, dialect: Dialect, kind_of: KindOf) -> Select[An
     It is for tables that have the column ``shardids_node``.
     """
     sent = as_sent(statement, dialect)
-    _, core, sources = sent.parts.get(id(statement), (None, None, []))
-    if core is None or len(sent.parts) != 1 or len(sources) != 1 or not _is_plain(core):
+    core, sources = sent.part(statement)
+    if core is None or len(sent.parts) != 1 or len(sources) != 1 or sent.ctes or sent.unread:
+        return None
+    clauses = clauses_of(core)
+    if clauses.distinct or clauses.locks or clauses.fetch is not None:
         return None
     table: Any = sources[0]
     while table.__visit_name__ == "alias":
         table = table.element
     if not isinstance(table, Table) or table.schema is not None:
         return None
-    expressions = [*core.inner_columns, *core._having_criteria, *core._order_by_clauses]
-    keys = list(core._group_by_clauses)
     where = [] if core.whereclause is None else [core.whereclause]
-    if not all(map(_Known(kind_of, table), (*expressions, *keys, *where))):
+    expressions = (*core.inner_columns, *clauses.having, *clauses.order_by, *clauses.group_by, *where)
+    if not all(_is_known(part, kind_of) for one in expressions for part in visitors.iterate(one)):
         return None
-    return _Steps(core, sources[0], keys, kind_of).made(expressions)
+    return _Steps(core, clauses, sources[0], kind_of).made()
 
 
-def _is_plain(core: Any) -> bool:
-    clauses = (
-        *("_distinct", "_distinct_on", "_for_update_arg", "_fetch_clause", "_prefixes", "_suffixes"),
-        *("_hints", "_statement_hints", "_independent_ctes"),
-    )
-    given = (getattr(core, name, None) for name in clauses)
-    # What is a clause has no truth value.
-    return all(one is None or one is False or (isinstance(one, Sized) and not len(one)) for one in given)
-
-
-class _Known:
-    """Whether an expression holds nothing but what is known."""
-
-    def __init__(self, kind_of: KindOf, table: Table) -> None:
-        self._kind_of = kind_of
-        self._table = table
-
-    def __call__(self, expression: Any) -> bool:
-        return all(map(self._is_known, visitors.iterate(expression)))
-
-    def _is_known(self, element: Any) -> bool:
-        type_ = getattr(element, "type", None)
-        while isinstance(type_, TypeDecorator):
-            type_ = type_.impl_instance
-        type_ = getattr(type_, "item_type", type_)
-        if isinstance(type_, Enum) and type_.native_enum:
-            # Its name would be looked up beside the tables.
-            return False
-        if isinstance(element, FunctionElement):
-            return self._kind_of(_name(element)) in (Kind.SCALAR, Kind.AGGREGATE)
-        if element.__visit_name__ == "column":
-            return getattr(element, "table", None) is not None or element.name == "*"
-        return element.__visit_name__ in _ELEMENTS
+def _is_known(element: Any, kind_of: KindOf) -> bool:
+    if is_native_enum(getattr(element, "type", None)):
+        # Its name would be looked up beside the tables.
+        return False
+    if isinstance(element, FunctionElement):
+        return kind_of(_name(element)) in (Kind.SCALAR, Kind.AGGREGATE)
+    if element.__visit_name__ == "column":
+        return getattr(element, "table", None) is not None or element.name == "*"
+    return element.__visit_name__ in _ELEMENTS
 
 
 class _Steps:
     """One statement in the making: what is computed on the nodes gets a name, and is found again by it."""
 
-    def __init__(self, core: Any, source: Any, keys: Sequence[Any], kind_of: KindOf) -> None:
+    def __init__(self, core: Any, clauses: Clauses, source: Any, kind_of: KindOf) -> None:
         self._core = core
+        self._clauses = clauses
         self._source = source
-        self._keys = keys
+        self._keys = clauses.group_by
         self._kind_of = kind_of
         self._partials: list[tuple[Any, Parts]] = []
 
-    def made(self, expressions: Sequence[Any]) -> Select[Any] | None:
-        for expression in expressions:
-            for aggregate in self._aggregates(expression):
-                parts = parts_of(aggregate)
-                if parts is None:
-                    return None
-                self._partials.append((aggregate, parts))
+    def made(self) -> Select[Any] | None:
+        columns, having, order_by = (
+            list(self._core.inner_columns),
+            self._clauses.having,
+            self._clauses.order_by,
+        )
+        expressions = (*columns, *having, *order_by)
+        for aggregate in (found for one in expressions for found in self._aggregates(one)):
+            parts = parts_of(aggregate)
+            if parts is None:
+                return None
+            self._partials.append((aggregate, parts))
         if not (self._keys or self._partials):
             return None
         inner = self._inner()
-        core = self._core
         if not all(self._is_combined(self._combined(one, inner), inner) for one in expressions):
             return None
-        outer = select(*(self._combined(one, inner) for one in core.inner_columns)).select_from(inner)
+        outer = select(*(self._combined(one, inner) for one in columns)).select_from(inner)
         outer = outer.group_by(*(inner.c[f"k{n}"] for n in range(len(self._keys))))
-        outer = outer.having(*(self._combined(one, inner) for one in core._having_criteria))
-        outer = outer.order_by(*(self._combined(one, inner) for one in core._order_by_clauses))
-        return outer.limit(core._limit_clause).offset(core._offset_clause)
+        outer = outer.having(*(self._combined(one, inner) for one in having))
+        outer = outer.order_by(*(self._combined(one, inner) for one in order_by))
+        return outer.limit(self._clauses.limit).offset(self._clauses.offset)
 
     def _is_combined(self, expression: Any, inner: Any) -> bool:
         """Returns whether it reads nothing but what the nodes have computed."""
@@ -285,7 +273,7 @@ class _Steps:
         return all(getattr(part, "table", None) is inner for part in columns)
 
     def _inner(self) -> Any:
-        node: Any = column(NODE_COLUMN, _selectable=self._source)
+        node: Any = column(NODE_COLUMN)
         keys = [key.label(f"k{n}") for n, key in enumerate(self._keys)]
         parts = [
             part.label(f"a{n}_{place}")

@@ -3,69 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import Any, Final, Protocol
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Any, Final
 
 import psycopg
-from sqlalchemy import AliasedReturnsRows, BindParameter, Connection, Insert, Update, inspect, text
+from sqlalchemy import (
+    BindParameter,
+    Connection,
+    Engine,
+    Insert,
+    Update,
+    event,
+    inspect,
+    text,
+)
 from sqlalchemy.dialects.postgresql.dml import OnConflictDoUpdate
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import InstanceState, Mapper, PassiveFlag, Session
 from sqlalchemy.orm.attributes import get_history
-from sqlalchemy.sql import visitors
-from sqlalchemy.util import LRUCache
 
-from shardids.client.routing.inserts import rows_in_values
-from shardids.client.routing.marks import writing
-from shardids.client.routing.models import Claimant, Claimed, mapper_written
-from shardids.client.routing.stored import claimed_value
+from shardids.catalog.claims import MARK
+from shardids.client.routing.criteria import reading_of, rows_in_values
+from shardids.client.routing.models import Claimant, claimed_value, mapper_written
+from shardids.client.routing.sent import assigned
 from shardids.errors import BadArgument
 from shardids.models.lookups import Lookup, lookups_are_defined, lookups_of, lookups_of_mapper
 
-
-class ClaimingOverNodes(Protocol):
-    """A session over all shards, as its claims see it."""
-
-    @property
-    def claims(self) -> Claimant:
-        """The cluster."""
-
-    @property
-    def begun(self) -> list[Connection]:
-        """The connections that the session's transaction uses."""
-
-    def _autoflush(self) -> None: ...
+_IS_CLAIMED: Final[ContextVar[bool]] = ContextVar("shardids_is_claimed", default=False)
 
 
-class Flushed:
-    """The claims as criteria of a session's statements see them: with those of what it has yet to flush."""
+@contextmanager
+def writing() -> Iterator[None]:
+    """The session claims what is written inside, once it is written."""
+    token = _IS_CLAIMED.set(True)
+    try:
+        yield
+    finally:
+        _IS_CLAIMED.reset(token)
 
-    def __init__(self, session: ClaimingOverNodes) -> None:
-        self._session = session
-        self._isolations: dict[object, str] = {}
 
-    def claim(self, lookup: Lookup, rows: Claimed) -> None:
-        """See :class:`Claimant`."""
-        self._session.claims.claim(lookup, rows)
+def mark_writes(engine: Engine) -> None:
+    """Makes a new engine, and all that are derived from it, mark what sessions claim; before it is used."""
+    event.listen(engine, "before_cursor_execute", _marked, retval=True)
 
-    def shards_of(self, lookup: Lookup, values: Iterable[Any]) -> Claimed | None:
-        """See :class:`Claimant`."""
-        self._session._autoflush()
-        if self._has_snapshot():
-            return None
-        return self._session.claims.shards_of(lookup, values)
 
-    def _has_snapshot(self) -> bool:
-        """Returns whether the session sees rows as they were: claims say where they are now."""
-        isolations: dict[object, str] = {}
-        for connection in self._session.begun:
-            # It is the same to the end of the transaction: this is a query of it.
-            transaction = connection.get_transaction()
-            isolations[transaction] = self._isolations.get(transaction) or str(
-                connection.exec_driver_sql("select current_setting('transaction_isolation')").scalar()
-            )
-        self._isolations = isolations
-        return any(isolation != "read committed" for isolation in isolations.values())
+def _marked(
+    _connection: object, _cursor: object, sql: str, parameters: Any, context: Any, _is_many: object
+) -> tuple[str, Any]:
+    if _IS_CLAIMED.get() and lookups_are_defined() and (context.isinsert or context.isupdate):
+        statement = getattr(context.compiled, "statement", None)
+        if lookups_of(getattr(statement, "table", None)):
+            return MARK + sql, parameters
+    return sql, parameters
 
 
 class Claiming(Session):
@@ -82,10 +72,24 @@ class Claiming(Session):
         """Returns the shard that this statement was sent to; ``None`` if its rows are claimed already."""
         return self._sent_to
 
+    def writing_to(self, shard: int) -> AbstractContextManager[None]:
+        """While SQLAlchemy writes rows of one shard by their keys."""
+        return nullcontext()
+
+    def objects_by_shard(self, objects: Iterable[object]) -> Mapping[int, Sequence[object]]:
+        """Returns the objects of a bulk operation by their shards."""
+        raise NotImplementedError
+
+    def rows_by_shard(
+        self, mapper: Mapper[Any], rows: Iterable[dict[str, Any]], *, are_new: bool
+    ) -> Mapping[int, Sequence[dict[str, Any]]]:
+        """Returns the rows of a bulk operation by their shards."""
+        raise NotImplementedError
+
     def _execute_internal(self, statement: Any, params: Any = None, **options: Any) -> Any:
         if options.get("_parent_execute_state") is not None:
             return super()._execute_internal(statement, params, **options)
-        refuse_inside(statement)
+        _refuse_inside(statement)
         written = written_by(statement, params)
         # Executing one statement can execute others: what an autoflush calls, relationships that load.
         outer, self._sent_to = self._sent_to, None
@@ -105,9 +109,28 @@ class Claiming(Session):
         with writing():
             super().flush(objects)
 
-    def _bulk_save_mappings(self, *arguments: Any, **options: Any) -> None:
-        with writing():
-            super()._bulk_save_mappings(*arguments, **options)
+    def bulk_save_objects(self, objects: Any, *arguments: Any, **options: Any) -> None:
+        """As :meth:`sqlalchemy.orm.Session.bulk_save_objects`, each object in its shard."""
+        for shard, some in self.objects_by_shard(objects).items():
+            with writing(), self.writing_to(shard):
+                super().bulk_save_objects(some, *arguments, **options)
+            self._claim_objects(some, shard)
+
+    def bulk_insert_mappings(self, mapper: Any, mappings: Any, *arguments: Any, **options: Any) -> None:
+        """As :meth:`sqlalchemy.orm.Session.bulk_insert_mappings`, each row into its shard."""
+        of: Mapper[Any] = inspect(mapper).mapper
+        for shard, some in self.rows_by_shard(of, mappings, are_new=True).items():
+            with writing(), self.writing_to(shard):
+                super().bulk_insert_mappings(mapper, some, *arguments, **options)
+            self._claim_rows(of, some, shard, are_new=True)
+
+    def bulk_update_mappings(self, mapper: Any, mappings: Any) -> None:
+        """As :meth:`sqlalchemy.orm.Session.bulk_update_mappings`, each row in its shard."""
+        of: Mapper[Any] = inspect(mapper).mapper
+        for shard, some in self.rows_by_shard(of, mappings, are_new=False).items():
+            with writing(), self.writing_to(shard):
+                super().bulk_update_mappings(mapper, some)
+            self._claim_rows(of, some, shard, are_new=False)
 
     @contextmanager
     def _lost_if_it_fails(self) -> Iterator[None]:
@@ -124,7 +147,7 @@ class Claiming(Session):
         """Claims what a flush has written. Raises as :meth:`Claimant.claim` does."""
         self._claim(_flushed(self, shard_of))
 
-    def claim_rows(
+    def _claim_rows(
         self, mapper: Mapper[Any], rows: Iterable[Mapping[str, Any]], shard: int, *, are_new: bool
     ) -> None:
         """Claims what a bulk operation has written into a shard."""
@@ -132,7 +155,7 @@ class Claiming(Session):
             with self._lost_if_it_fails():
                 self._claim((lookup, row.get(key, _UNKNOWN), shard) for row in rows if are_new or key in row)
 
-    def claim_objects(self, objects: Iterable[object], shard: int) -> None:
+    def _claim_objects(self, objects: Iterable[object], shard: int) -> None:
         """Claims what a bulk operation has written of objects into a shard."""
         states: list[InstanceState[Any]] = [
             state for state in map(inspect, objects) if lookups_of_mapper(state.mapper)
@@ -185,43 +208,18 @@ def _written_of(state: InstanceState[Any], *, is_new: bool) -> Iterator[tuple[Lo
             yield from ((lookup, value) for value in added or ())
 
 
-def refuse_inside(statement: Any) -> None:
+def _refuse_inside(statement: Any) -> None:
     """Refuses an INSERT or UPDATE of a look-up key within another statement: its values would not be claimed.
 
     Raises:
         BadArgument: a CTE or ``from_statement()`` has one.
     """
-    if not lookups_are_defined():
-        return
-    generate = getattr(statement, "_generate_cache_key", None)
-    key = None if generate is None else generate()
-    if key is not None and key.key in _FREE_OF_WRITES:
-        return
-    for part in _within(statement):
-        if part is not statement and isinstance(part, Insert | Update) and lookups_of(part.table):
-            raise BadArgument(
-                f"{lookups_of(part.table)[0]} is a look-up key, and an INSERT or UPDATE within another"
-                " statement writes it",
-                hint="Execute it by itself: a session claims what insert() and update() write.",
-            )
-    if key is not None:
-        _FREE_OF_WRITES[key.key] = True
-
-
-def _within(statement: Any) -> Iterator[Any]:
-    """Yields all parts of a statement, also CTEs that only its columns name."""
-    todo, seen = [statement], set()
-    while todo:
-        for part in visitors.iterate(todo.pop()):
-            yield part
-            source = getattr(part, "table", None)
-            if isinstance(source, AliasedReturnsRows) and source not in seen:
-                seen.add(source)
-                todo.append(source)
-
-
-_FREE_OF_WRITES: Final[LRUCache[Any, bool]] = LRUCache(500)
-"""Statements within which nothing writes look-up keys."""
+    inside = reading_of(statement)[0].inner_lookup if lookups_are_defined() else None
+    if inside is not None:
+        raise BadArgument(
+            f"{inside} is a look-up key, and an INSERT or UPDATE within another statement writes it",
+            hint="Execute it by itself: a session claims what insert() and update() write.",
+        )
 
 
 def written_by(statement: Any, given: Any) -> list[tuple[Lookup, Any]]:
@@ -238,13 +236,16 @@ def written_by(statement: Any, given: Any) -> list[tuple[Lookup, Any]]:
 
 def _written(statement: Any, given: Any, lookups: Sequence[Lookup]) -> Iterator[tuple[Lookup, Any]]:
     names = _names(statement, lookups)
-    # Dialects know the values of an INSERT or UPDATE by these names; there are no public ones.
-    set_ = {**(statement._values or {}), **dict(getattr(statement, "_ordered_values", None) or ())}
-    own = {str(getattr(column, "key", column)): value for column, value in set_.items()}
-    given_rows = [given] if isinstance(given, Mapping) else list(given or ())
-    rows = [{**own, **row} for row in (rows_in_values(statement) or given_rows or [{}])]
-    _refuse_select(statement, lookups)
-    for row in rows:
+    if getattr(statement, "select", None) is not None:
+        raise BadArgument(
+            f"INSERT … SELECT into {statement.table.name}, where {lookups[0]} is a look-up key: only the"
+            " database knows its values",
+            hint="Select the rows first, and insert them with their values, which are claimed.",
+        )
+    own = assigned(statement)
+    given_rows: list[Any] = [given] if isinstance(given, Mapping) else list(given or ())
+    rows = rows_in_values(statement) or given_rows
+    for row in ({**own, **row} for row in rows or [{}]):
         for lookup in lookups:
             key = next((name for name in names[lookup] if name in row), None)
             if key is not None:
@@ -267,15 +268,6 @@ def _names(statement: Any, lookups: Sequence[Lookup]) -> dict[Lookup, tuple[str,
     }
 
 
-def _refuse_select(statement: Any, lookups: Sequence[Lookup]) -> None:
-    if getattr(statement, "select", None) is not None:
-        raise BadArgument(
-            f"INSERT … SELECT into {statement.table.name}, where {lookups[0]} is a look-up key: only the"
-            " database knows its values",
-            hint="Select the rows first, and insert them with their values, which are claimed.",
-        )
-
-
 def _literal(value: Any, row: Mapping[str, Any]) -> Any:
     """Returns the value of a literal or a parameter."""
     if isinstance(value, BindParameter):
@@ -287,16 +279,13 @@ def _conflicting(
     statement: Any, row: Mapping[str, Any], names: Mapping[Lookup, Sequence[str]]
 ) -> Iterator[tuple[Lookup, Any]]:
     """Yields what ON CONFLICT DO UPDATE sets; ``excluded`` has the value of the row itself."""
-    clause = getattr(statement, "_post_values_clause", None)
-    if not isinstance(clause, OnConflictDoUpdate):
-        return
-    for column, value in dict(clause.update_values_to_set).items():
+    clauses = (one for one in statement.get_children() if isinstance(one, OnConflictDoUpdate))
+    for column, value in (pair for one in clauses for pair in dict(one.update_values_to_set).items()):
         key = str(getattr(column, "key", column))
-        for lookup, known in names.items():
-            if key in known:
-                is_own = getattr(getattr(value, "table", None), "name", None) == "excluded"
-                if not (is_own and value.name == lookup.column):
-                    yield lookup, _literal(value, row)
+        for lookup in (lookup for lookup, known in names.items() if key in known):
+            is_own = getattr(getattr(value, "table", None), "name", None) == "excluded"
+            if not (is_own and value.name == lookup.column):
+                yield lookup, _literal(value, row)
 
 
 def refuse_many(statement: Any, given: Any) -> None:

@@ -1,33 +1,62 @@
-"""Which shards a statement's criteria name: by IDs, by foreign keys to them, and by sharding keys."""
+"""Which shards a statement names: by IDs, by foreign keys to them, and by sharding keys.
+
+What a statement's structure says is read once for all that differ in their values only.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from sqlalchemy import BindParameter, ColumnElement
+from sqlalchemy import (
+    AliasedReturnsRows,
+    BindParameter,
+    ClauseElement,
+    ColumnElement,
+    Insert,
+    Update,
+    inspect,
+)
+from sqlalchemy.engine import Dialect
+from sqlalchemy.orm import Mapper
 from sqlalchemy.sql import operators, visitors
 from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList, False_, Grouping, UnaryExpression
+from sqlalchemy.util import LRUCache
 
-from shardids.client.routing.models import ShardFinder, Tells, how_it_tells
-from shardids.client.routing.values import Choice, Values
-from shardids.models.lookups import lookup_of
+from shardids.client.routing.models import (
+    Claimed,
+    ShardFinder,
+    Tells,
+    claimed_value,
+    facts_of,
+    how_it_tells,
+    mapper_written,
+)
+from shardids.client.routing.sent import assigned
+from shardids.client.routing.shapes import Check, reads_references
+from shardids.errors import BadArgument, ShardidsError
+from shardids.models.lookups import Lookup, lookup_of, lookups_of
 
-_UPPER = {operators.le: 0, operators.lt: -1}
-_LOWER = {operators.ge: 0, operators.gt: 1}
-_MIRRORED = {
+_UPPER: Final = {operators.le: 0, operators.lt: -1}
+_LOWER: Final = {operators.ge: 0, operators.gt: 1}
+_MIRRORED: Final = {
     operators.le: operators.ge,
     operators.lt: operators.gt,
     operators.ge: operators.le,
     operators.gt: operators.lt,
 }
 
+Choice = frozenset[int] | None
+"""Shards outside of which no row fulfils a criterion; ``None`` if it could be any."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
+LookUp = Callable[[Lookup, Iterable[Any]], Claimed | None]
+"""Returns the shards whose rows can have values of a look-up key; ``None`` if they are not known."""
+
+
+class Named(NamedTuple):
     """What the criteria of a statement name.
 
     Attributes:
@@ -37,34 +66,6 @@ class Named:
 
     shards: Choice
     lists: Mapping[str, Mapping[int, list[Any]]]
-
-
-def shards_named(where: ColumnElement[bool] | None, parameters: Any, finder: ShardFinder) -> Named:
-    """Reads a WHERE clause. What can't be read names nothing, so the answer is never too small.
-
-    A statement runs within one shard at a time: a condition on any of its tables holds for all of them.
-
-    Raises:
-        BadArgument: an ID of no shard of this cluster.
-        UnsupportedKey: a sharding key that has no hash.
-    """
-    reader = Reader()
-    return reader.where(where).named(Values(reader.binds, parameters, finder))
-
-
-Read = Callable[[Values], Choice]
-"""Tells the shards that a condition names, with the values of one execution."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Criteria:
-    """A WHERE clause as it was read; ``None`` if it names nothing, whatever its values are."""
-
-    read: Read | None
-
-    def named(self, values: Values) -> Named:
-        """Returns what the criteria name with these values. Raises as :func:`shards_named` does."""
-        return _NOTHING if self.read is None else Named(shards=self.read(values), lists=values.lists)
 
 
 def narrowed(statement: Any, parameters: Any, named: Named, shard: int) -> tuple[Any, Any]:
@@ -84,27 +85,189 @@ def narrowed(statement: Any, parameters: Any, named: Named, shard: int) -> tuple
     return statement, {**given, **narrow_given} if narrow_given else parameters
 
 
-_NOTHING: Final = Named(shards=None, lists={})
+@dataclass(slots=True, kw_only=True)
+class Reading:
+    """What a statement's structure says.
+
+    Attributes:
+        shards: tells the shards that the WHERE clause names, with the values of one execution; ``None`` if
+            it names nothing, whatever its values are.
+        name: the model or table that is written, for messages.
+        telling: of an INSERT or UPDATE: what in a row tells its shard, by attribute and column.
+        written: of those, the ones that the statement sets itself, by the number of their literal.
+        mappers: the classes that a SELECT is of.
+        inner_lookup: a look-up key that an INSERT or UPDATE within the statement writes.
+        of_references: whether it reads reference tables alone; ``None`` if that was not looked at.
+        stays: whether it was found to read one shard when its criteria name one, with old IDs or without.
+    """
+
+    shards: Callable[[Read], Choice] | None
+    name: str = ""
+    telling: Mapping[str, Tells] = field(default_factory=dict)
+    written: Mapping[str, int] = field(default_factory=dict)
+    mappers: Sequence[Mapper[Any]] = ()
+    inner_lookup: Lookup | None = None
+    of_references: bool | None = None
+    stays: set[bool] = field(default_factory=set)
 
 
-class Reader:
-    """Reads the structure of criteria: what has to be compared, not the values to compare with.
+_KNOWN: Final[LRUCache[Any, Reading]] = LRUCache(500)
+
+
+def reading_of(statement: Any) -> tuple[Reading, Sequence[BindParameter[Any]]]:
+    """Returns what a statement's structure says, and its literals and parameters."""
+    # What SQLAlchemy finds the compiled statement by, and keeps: nothing public tells so quickly what two
+    # statements have in common.
+    generate = getattr(statement, "_generate_cache_key", None)
+    key = None if generate is None else generate()
+    reading = None if key is None else _KNOWN.get(key.key)
+    if key is not None and reading is not None:
+        return reading, key.bindparams
+    binds: Sequence[BindParameter[Any]] = () if key is None else key.bindparams
+    reader = _Reader(statement, binds)
+    reading = reader.reading()
+    if key is not None and len(reader.binds) == len(binds):
+        _KNOWN[key.key] = reading
+    return reading, reader.binds
+
+
+class Read:
+    """One statement with its values. What can't be read names nothing, so the answer is never too small.
+
+    A statement runs within one shard at a time: a condition on any of its tables holds for all of them.
+
+    Attributes:
+        reading: what its structure says.
+    """
+
+    __slots__ = ("_binds", "_given", "_lists", "_look_up", "_statement", "finder", "reading")
+
+    def __init__(
+        self, statement: Any, parameters: Any, finder: ShardFinder, look_up: LookUp | None = None
+    ) -> None:
+        self.reading, self._binds = reading_of(statement)
+        self._statement = statement
+        self._given: Mapping[str, Any] = parameters if isinstance(parameters, Mapping) else {}
+        self.finder = finder
+        self._look_up = look_up
+        self._lists: dict[str, dict[int, list[Any]]] = {}
+
+    def named(self) -> Named:
+        """Returns what the criteria name.
+
+        Raises:
+            BadArgument: an ID of no shard of this cluster.
+            UnsupportedKey: a sharding key that has no hash.
+        """
+        return Named(None if self.reading.shards is None else self.reading.shards(self), self._lists)
+
+    def in_one_shard(self, dialect: Callable[[], Dialect]) -> None:
+        """Refuses a statement whose criteria name one shard, but which also reads rows of others.
+
+        Raises:
+            CannotCombine: a table or a subquery in it is not bound to the rows that the criteria are about.
+        """
+        by_table = self.finder.old_ids is not None
+        if by_table not in self.reading.stays:
+            Check(self._statement, dialect(), by_table=by_table).in_one_shard()
+            self.reading.stays.add(by_table)
+
+    def of_references(self, dialect: Callable[[], Dialect]) -> bool:
+        """Returns whether it reads reference tables alone, which every node answers alike."""
+        if self.reading.of_references is None:
+            is_free = getattr(self._statement, "is_select", False) and self.reading.shards is None
+            self.reading.of_references = bool(is_free) and reads_references(self._statement, dialect())
+        return self.reading.of_references
+
+    def rows(self, given: Any) -> Sequence[Mapping[str, Any]]:
+        """Returns the rows that an INSERT or UPDATE writes, as far as they are known."""
+        written = {name: self.value(slot) for name, slot in self.reading.written.items()}
+        if several := rows_in_values(self._statement):
+            return [
+                {name: value for name, value in row.items() if not isinstance(value, ClauseElement)}
+                for row in several
+            ]
+        if isinstance(given, Mapping) and given:
+            return [{**written, **given}]
+        if isinstance(given, Sequence) and given:
+            return [{**written, **row} for row in given] if written else given
+        return [written]
+
+    def value(self, slot: int) -> Any:
+        """Returns the value of a literal or a parameter; ``None`` if it is not known."""
+        bind = self._binds[slot]
+        return self._given.get(bind.key, bind.effective_value) if self._given else bind.effective_value
+
+    def shards_of(
+        self, column: ColumnElement[Any], tells: Tells, given: Iterable[Any], slot: int, *, is_split: bool
+    ) -> Choice:
+        """Returns the shards that values tell, and keeps those of each; its error names the column."""
+        by_shard: dict[int, list[Any]] = defaultdict(list)
+        bind = self._binds[slot]
+        try:
+            # The parameter's type, not the column's, decides what is sent.
+            told = tells.shards([one for one in given if one is not None], self.finder, bind.type)
+        except ShardidsError as error:
+            raise type(error)(f"{column}: {error.message}", hint=error.hint) from None
+        for value, shard in told:
+            by_shard[shard].append(value)
+        if is_split:
+            self._lists[bind.key] = dict(by_shard)
+        return frozenset(by_shard)
+
+    def looked_up(self, lookup: Lookup, given: Iterable[Any], slot: int) -> Choice:
+        """Returns the shards whose rows can have values of a look-up key, which the nodes are asked for."""
+        if self._look_up is None:
+            return None
+        type_ = self._binds[slot].type
+        try:
+            wanted = [claimed_value(lookup, value, type_) for value in given if value is not None]
+        except BadArgument:
+            return None  # A value of another type, of which PostgreSQL makes one.
+        found = self._look_up(lookup, wanted)
+        return None if found is None else frozenset(found.values())
+
+
+_Told = Callable[[Read], Choice]
+
+
+class _Reader:
+    """Reads the structure of a statement: what has to be compared, not the values to compare with.
 
     Attributes:
         binds: the literals and parameters; what is read names them by their number.
-        reused: the keys of those that stand in several places: no shard gets only its part of their values.
     """
 
-    def __init__(self, binds: Sequence[BindParameter[Any]] = ()) -> None:
+    def __init__(self, statement: Any, binds: Sequence[BindParameter[Any]]) -> None:
         self.binds = list(binds)
-        self.reused: Collection[str] = ()
+        self._statement = statement
         self._slots = {id(bind): slot for slot, bind in enumerate(self.binds)}
+        places = Counter(one.key for one in visitors.iterate(statement) if isinstance(one, BindParameter))
+        # No shard gets only its part of the values of a parameter that stands in several places.
+        self._reused = {key for key, count in places.items() if count > 1}
 
-    def where(self, where: ColumnElement[bool] | None) -> Criteria:
-        """Reads a WHERE clause."""
-        return Criteria(read=None if where is None else self._read(where))
+    def reading(self) -> Reading:
+        where = getattr(self._statement, "whereclause", None)
+        reading = Reading(shards=None if where is None else self._read(where))
+        inside = (one for one in _within(self._statement) if isinstance(one, Insert | Update))
+        lookups = (lookup for one in inside if one is not self._statement for lookup in lookups_of(one.table))
+        reading.inner_lookup = next(lookups, None)
+        columns = getattr(self._statement, "column_descriptions", ())
+        found = (inspect(one.get("entity"), raiseerr=False) for one in columns)
+        reading.mappers = [one.mapper for one in found if hasattr(one, "mapper")]
+        if isinstance(self._statement, Insert | Update):
+            table, mapper = self._statement.table, mapper_written(self._statement)
+            telling = {column.key: how_it_tells(column) for column in table.columns}
+            reading.name = str(getattr(table, "name", table))
+            if mapper is not None:
+                telling |= dict(facts_of(mapper).telling)
+                reading.name = facts_of(mapper).name
+            reading.telling = {key: tells for key, tells in telling.items() if tells is not None}
+            sets = ((str(key), self._slot(value)) for key, value in assigned(self._statement).items())
+            reading.written = {key: slot for key, slot in sets if key in reading.telling and slot is not None}
+        return reading
 
-    def slot(self, element: object) -> int | None:
+    def _slot(self, element: object) -> int | None:
         """Returns the number of a literal or a parameter; ``None`` if the element is neither."""
         while isinstance(element, Grouping):
             element = element.element
@@ -115,8 +278,8 @@ class Reader:
             self.binds.append(element)
         return self._slots[id(element)]
 
-    def _read(self, element: object) -> Read | None:
-        read: Read | None = None
+    def _read(self, element: object) -> _Told | None:
+        read: _Told | None = None
         match element:
             case False_():
                 read = _never
@@ -129,112 +292,89 @@ class Reader:
                 read = _common([*map(self._read, clauses), *self._ranges(clauses)])
             case BooleanClauseList() if element.operator is operators.or_:
                 read = _united(list(map(self._read, element.clauses)))
+            case BinaryExpression() if element.operator is operators.in_op:
+                read = self._compared(element.left, element.right, is_list=True)
+            case BinaryExpression() if element.operator is operators.eq:
+                sides = ((element.left, element.right), (element.right, element.left))
+                read = _common([self._compared(column, other, is_list=False) for column, other in sides])
             case BinaryExpression():
-                read = _common([self._compared(element), *self._ranges([element])])
+                read = _common(self._ranges([element]))
         return read
 
-    def _compared(self, element: BinaryExpression[Any]) -> Read | None:
-        if element.operator is operators.in_op:
-            return self._listed(element)
-        if element.operator is not operators.eq:
+    def _compared(self, column: Any, other: object, *, is_list: bool) -> _Told | None:
+        """Reads a column that is equal to a value, or to one of a list."""
+        base, slot = _base(column), self._slot(other)
+        tells = how_it_tells(base)
+        lookup = lookup_of(base) if tells is None else None
+        if slot is None or (tells is None and lookup is None):
             return None
-        sides = ((element.left, element.right), (element.right, element.left))
-        return _common([self._equal(column, other) for column, other in sides])
+        is_split = is_list and isinstance(other, BindParameter) and other.key not in self._reused
 
-    def _equal(self, column: ColumnElement[Any], other: object) -> Read | None:
-        tells, slot = _tells(column), self.slot(other)
-        if slot is None:
-            return None
-        if tells is None:
-            return _looked_up(column, slot, lambda value: [value])
-
-        def read(values: Values) -> Choice:
-            value = values.value(slot)
-            if value is None:
-                return None
-            shard = values.shard(column, tells, value, slot)
-            return frozenset() if shard is None else frozenset((shard,))
-
-        return read
-
-    def _listed(self, element: BinaryExpression[Any]) -> Read | None:
-        column, tells, slot = element.left, _tells(element.left), self.slot(element.right)
-        if slot is None:
-            return None
-        if tells is None:
-            return _looked_up(column, slot, _listed_values)
-        is_split = isinstance(element.right, BindParameter) and element.right.key not in self.reused
-
-        def read(values: Values) -> Choice:
+        def read(values: Read) -> Choice:
             given = values.value(slot)
-            if not isinstance(given, Collection) or isinstance(given, str | bytes):
+            is_several = isinstance(given, Collection) and not isinstance(given, str | bytes)
+            if given is None or (is_list and not is_several):
                 return None
-            by_shard = values.shards(column, tells, given, slot)
-            if is_split:
-                values.lists[values.binds[slot].key] = by_shard
-            return frozenset(by_shard)
+            wanted = given if is_list else [given]
+            if tells is None:
+                return values.looked_up(lookup, wanted, slot)  # type: ignore[arg-type]  # one of both is there
+            return values.shards_of(column, tells, wanted, slot, is_split=is_split)
 
         return read
 
-    def _ranges(self, clauses: list[Any]) -> list[Read]:
+    def _ranges(self, clauses: list[Any]) -> list[_Told]:
         """Reads the bounds of each ID column: taken together, they may lie within one millisecond."""
         bounds: dict[ColumnElement[Any], list[tuple[Any, int]]] = defaultdict(list)
-        for column, operator, slot in self._bounds(clauses):
-            bounds[column].append((operator, slot))
+        for column, operator, bound in _bounds(clauses):
+            tells, slot = how_it_tells(_base(column)), self._slot(bound)
+            if tells is not None and tells.kind is None and slot is not None:
+                bounds[column].append((operator, slot))
         return [
-            partial(_within, tuple(of_column))
+            partial(_between, tuple(of_column))
             for of_column in bounds.values()
             if any(operator in _LOWER for operator, _ in of_column)
             and any(operator in _UPPER for operator, _ in of_column)
         ]
 
-    def _bounds(self, clauses: Iterable[Any]) -> Iterable[tuple[ColumnElement[Any], Callable[..., Any], int]]:
-        for one in clauses:
-            if not isinstance(one, BinaryExpression):
-                continue
-            sides: list[tuple[Any, Any, Any]] = []
-            if one.operator is operators.between_op:
-                low, high = getattr(one.right, "clauses", (None, None))
-                sides = [(one.left, operators.ge, low), (one.left, operators.le, high)]
-            elif one.operator in _MIRRORED:
-                sides = [
-                    (one.left, one.operator, one.right),
-                    (one.right, _MIRRORED[one.operator], one.left),
-                ]
-            for column, operator, bound in sides:
-                tells = _tells(column)
-                slot = self.slot(bound)
-                if tells and tells.kind is None and slot is not None:
-                    yield column, operator, slot
+
+def _bounds(clauses: Iterable[Any]) -> Iterator[tuple[Any, Any, Any]]:
+    """Yields the bounds among conditions: a side, the operator, and the other side."""
+    for one in clauses:
+        if not isinstance(one, BinaryExpression):
+            continue
+        if one.operator is operators.between_op:
+            low, high = getattr(one.right, "clauses", (None, None))
+            yield from ((one.left, operators.ge, low), (one.left, operators.le, high))
+        elif one.operator in _MIRRORED:
+            yield from (
+                (one.left, one.operator, one.right),
+                (one.right, _MIRRORED[one.operator], one.left),
+            )
 
 
-def _looked_up(
-    column: ColumnElement[Any], slot: int, values_of: Callable[[Any], Iterable[Any] | None]
-) -> Read | None:
-    """Returns what tells the shards of rows with a value of a look-up key, or with one of several."""
-    bases = column.base_columns
-    lookup = lookup_of(next(iter(bases))) if len(bases) == 1 else None
-    if lookup is None:
-        return None
-
-    def read(values: Values) -> Choice:
-        given = values.value(slot)
-        wanted = None if given is None else values_of(given)
-        return None if wanted is None else values.looked_up(lookup, wanted, slot)
-
-    return read
+def _within(statement: Any) -> Iterator[Any]:
+    """Yields all parts of a statement, also CTEs that only its columns name."""
+    todo, seen = [statement], set()
+    while todo:
+        for part in visitors.iterate(todo.pop()):
+            yield part
+            source = getattr(part, "table", None)
+            if isinstance(source, AliasedReturnsRows) and source not in seen:
+                seen.add(source)
+                todo.append(source)
 
 
-def _listed_values(given: Any) -> Iterable[Any] | None:
-    is_list = isinstance(given, Collection) and not isinstance(given, str | bytes)
-    return given if is_list else None
+def _base(element: Any) -> Any:
+    """Returns the table's column that an expression is; ``None`` if it is of none or of several."""
+    bases = list(getattr(element, "base_columns", ()))
+    return bases[0] if len(bases) == 1 else None
 
 
-def _never(_values: Values) -> Choice:
+def _never(_values: Read) -> Choice:
     return frozenset()
 
 
-def _within(bounds: Sequence[tuple[Any, int]], values: Values) -> Choice:
+def _between(bounds: Sequence[tuple[Any, int]], values: Read) -> Choice:
     """Returns the shards of the IDs within bounds; ``None`` if those are of several milliseconds."""
     lows, highs = [], []
     for operator, slot in bounds:
@@ -260,37 +400,41 @@ def _within(bounds: Sequence[tuple[Any, int]], values: Values) -> Choice:
     return frozenset(range(first, min(last + 1, values.finder.shard_count)))
 
 
-def _tells(element: ColumnElement[Any]) -> Tells | None:
-    bases = element.base_columns
-    return how_it_tells(next(iter(bases))) if len(bases) == 1 else None
-
-
-def _common(reads: Iterable[Read | None]) -> Read | None:
+def _common(reads: Iterable[_Told | None]) -> _Told | None:
     """Returns what tells the shards that all conditions name."""
     known = [read for read in reads if read is not None]
     if len(known) <= 1:
         return known[0] if known else None
 
-    def read(values: Values) -> Choice:
+    def read(values: Read) -> Choice:
         choices = [choice for one in known if (choice := one(values)) is not None]
         return frozenset.intersection(*choices) if choices else None
 
     return read
 
 
-def _united(reads: Sequence[Read | None]) -> Read | None:
+def _united(reads: Iterable[_Told | None]) -> _Told | None:
     """Returns what tells the shards that any condition names: nothing, if one names nothing."""
-    known = [read for read in reads if read is not None]
-    if len(known) < len(reads):
+    known = list(reads)
+    if None in known:
         return None
 
-    def read(values: Values) -> Choice:
+    def read(values: Read) -> Choice:
         found: frozenset[int] = frozenset()
         for one in known:
-            choice = one(values)
+            choice = one(values)  # type: ignore[misc]  # none is None
             if choice is None:
                 return None
             found |= choice
         return found
 
     return read
+
+
+def rows_in_values(statement: Any) -> list[dict[str, Any]]:
+    """Returns the rows of ``values([…])`` in an INSERT."""
+    return [
+        {str(getattr(column, "key", column)): value for column, value in row.items()}
+        for rows in getattr(statement, "_multi_values", ())
+        for row in rows
+    ]

@@ -1,22 +1,363 @@
-"""Asks several shards one question: one statement a node, the nodes at once, their rows merged."""
+"""Asks several shards one question: one statement a node, the nodes at once, their rows merged.
+
+A statement executed with the option :data:`STAND_IN` does not reach the server: a :class:`Capture` keeps its
+SQL, and a :class:`Replay` answers it with rows that were fetched before. What is loaded from them, with which
+loader options, stays SQLAlchemy's business.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from functools import cache, partial
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from functools import cache, partial, total_ordering
+from heapq import merge
+from itertools import chain, islice
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import psycopg
-from sqlalchemy import ARRAY, Connection, Enum, TypeDecorator
+from sqlalchemy import (
+    ARRAY,
+    CHAR,
+    BindParameter,
+    Boolean,
+    Column,
+    ColumnElement,
+    Connection,
+    Date,
+    DateTime,
+    Engine,
+    Enum,
+    Float,
+    Integer,
+    Interval,
+    LargeBinary,
+    Numeric,
+    Select,
+    String,
+    TableClause,
+    TextClause,
+    Time,
+    TypeDecorator,
+    event,
+    extract,
+    type_coerce,
+)
+from sqlalchemy.engine.cursor import (
+    CursorFetchStrategy,
+    FullyBufferedCursorFetchStrategy,
+    ResultFetchStrategy,
+)
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.sql import operators, visitors
+from sqlalchemy.sql.elements import Label
+from sqlalchemy.sql.selectable import ScalarSelect
+from sqlalchemy.types import NullType, Uuid
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from shardids.client.routing.merging import MergePlan
-from shardids.client.routing.replay import STAND_IN, Capture, Replay, Row
+from shardids.client.routing.aggregates import BYTE_ORDER, Fold, folds_of
+from shardids.client.routing.sent import clauses_of, is_native_enum
+from shardids.errors import CannotCombine
+from shardids.models.kinds import innermost
+
+STAND_IN = "shardids_stand_in"
+"""The execution option that holds a :class:`Capture` or a :class:`Replay`."""
+
+Row = Sequence[Any]
+"""A row as the driver gives it."""
+
+
+class Capture:
+    """Keeps what a statement would have sent.
+
+    Attributes:
+        sql: the SQL, in the driver's parameter style.
+        parameters: their values by name.
+        columns: names and types of its result's columns.
+        compiled: what SQLAlchemy made of the statement; the same object for all that are compiled alike.
+        multiplies_rows: whether collections are loaded by a join, so that one object is several rows.
+        sends_enums: whether a parameter is a native enum, or an array of them.
+        spent: whether statements with this option go to the server from now on.
+    """
+
+    spent = False
+    sql: str
+    parameters: dict[str, Any]
+    columns: Sequence[tuple[str, Any]] = ()
+    compiled: Any
+    multiplies_rows: bool = False
+    sends_enums: bool = False
+
+    def answer(self, sql: str, parameters: dict[str, Any], context: Any) -> bool:
+        """Takes the statement; there is no result."""
+        self.sql, self.parameters, self.compiled = sql, parameters, context.compiled
+        self.columns = [(str(column.keyname), column.type) for column in context.compiled._result_columns]
+        self.sends_enums = any(map(is_native_enum, (bind.type for bind in context.compiled.binds.values())))
+        self.multiplies_rows = getattr(context.compiled.compile_state, "multi_row_eager_loaders", False)
+        return True
+
+
+class Replay:
+    """Answers one statement with rows; those that follow from it, such as its loaders', go to the server.
+
+    Attributes:
+        spent: whether it has answered.
+    """
+
+    def __init__(self, strategy: ResultFetchStrategy) -> None:
+        self.spent = False
+        self._strategy = strategy
+
+    @classmethod
+    def of(cls, rows: Iterable[Row], description: Any) -> Self:
+        """Returns one that has all rows, as the driver gives them, with their description."""
+        return cls(
+            FullyBufferedCursorFetchStrategy(None, alternate_description=description, initial_buffer=rows)
+        )
+
+    def answer(self, _sql: str, _parameters: dict[str, Any], context: Any) -> bool:
+        """Sets the rows as the statement's result, the first time."""
+        if self.spent:
+            return False
+        self.spent = True
+        context.cursor_fetch_strategy = self._strategy
+        return True
+
+
+def heed_stand_ins(engine: Engine) -> None:
+    """Makes a new engine, and all that are derived from it, heed :data:`STAND_IN`.
+
+    Once, and before it is used: a listener must not be added while another thread goes through the listeners.
+    """
+    event.listen(engine, "do_execute", _answer)
+
+
+def _answer(_cursor: object, sql: str, parameters: Any, context: Any) -> bool:
+    stand_in: Capture | Replay | None = context.execution_options.get(STAND_IN)
+    return stand_in is not None and stand_in.answer(sql, parameters, context)
+
+
+_SORTABLE: Final = (Integer, Numeric, Float, Boolean, LargeBinary, Uuid)
+_MOMENTS: Final = (Date, DateTime, Time)
+"""Types of which Python cannot have every value: 'infinity', or 24:00."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderKey:
+    """One key of ORDER BY.
+
+    Attributes:
+        expression: what is sorted by.
+        descending: whether from the highest down.
+        nulls_first: whether NULL comes before all values.
+    """
+
+    expression: ColumnElement[Any]
+    descending: bool
+    nulls_first: bool
+
+    @property
+    def in_byte_order(self) -> bool:
+        """Whether it is text in the order of its code points."""
+        type_: Any = innermost(self.expression.type)
+        if not isinstance(type_, String) or isinstance(type_, Enum | CHAR):
+            return False
+        expression: Any = self.expression
+        if getattr(expression, "operator", None) is operators.collate:
+            return str(expression.right.collation) in BYTE_ORDER
+        return isinstance(expression, Column) and type_.collation in BYTE_ORDER
+
+    @property
+    def clause(self) -> ColumnElement[Any]:
+        """The key as SQLAlchemy writes it."""
+        directed = self.expression.desc() if self.descending else self.expression.asc()
+        return directed.nulls_first() if self.nulls_first else directed.nulls_last()
+
+    def sql(self, name: str) -> str:
+        """Returns the key in ORDER BY of a column of this name."""
+        return (
+            f"{name} {'DESC' if self.descending else 'ASC'} NULLS {'FIRST' if self.nulls_first else 'LAST'}"
+        )
+
+    def sort(self, rows: list[Any], place: int) -> None:
+        """Sorts rows as PostgreSQL does by the value at this place, and leaves equal ones in their order."""
+        rows.sort(key=lambda row: self.rank(row[place]), reverse=self.descending)
+
+    def rank(self, value: Any) -> tuple[Any, ...]:
+        """Returns what a value is compared by: the lower first, or the higher if the order is descending."""
+        if value is None:
+            return (0,) if self.nulls_first is not self.descending else (3,)
+        if type(value) is str and not self.in_byte_order:
+            raise CannotCombine(
+                f"ORDER BY {self.expression} sorts text by a language's rules, which Python can't",
+                hint='Order by collate(column, "C"), or sort in Python.',
+            )
+        # NaN, the only value that differs from itself, is above all numbers and equal to itself.
+        return (1, value) if value == value else (2,)  # noqa: PLR0124  -- NaN
+
+    def compared(self) -> ColumnElement[Any]:
+        """Returns the SQL of a value that Python compares as PostgreSQL compares the key's.
+
+        Raises:
+            CannotCombine: there is none.
+        """
+        type_ = innermost(self.expression.type)
+        declared: Any = self.expression.type
+        while isinstance(declared, TypeDecorator) and not isinstance(declared, Interval):
+            declared = declared.impl_instance
+        if isinstance(declared, Interval):
+            type_ = declared  # Which stands for a date on other servers.
+        if isinstance(type_, _MOMENTS) and not (isinstance(type_, Time) and type_.timezone):
+            return extract("epoch", self.expression)
+        if isinstance(type_, _SORTABLE) or self.in_byte_order:
+            # The value itself, whatever the column's type makes of it.
+            return type_coerce(self.expression, NullType())
+        raise CannotCombine(
+            f"ORDER BY {self.expression} over several shards: Python can't sort {type_!r} as PostgreSQL does",
+            hint='Order by a number, a date, a UUID, or text of collation C: collate(column, "C").',
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergePlan:
+    """How to combine.
+
+    Attributes:
+        branch: the statement for each shard: all rows that can be among the first ``offset + limit``.
+        keys: what to merge rows by; none if any order does.
+        key_name: the names of the columns that a branch has for merging only, with their number.
+        limit, offset: applied to the merged rows.
+        folds: for a statement of aggregates, how to fold each column's values; otherwise empty.
+        locks: whether it locks rows.
+    """
+
+    branch: Select[Any]
+    keys: tuple[OrderKey, ...] = ()
+    key_name: str = "shardids_key_{}"
+    limit: int | None = None
+    offset: int = 0
+    folds: tuple[Fold, ...] = ()
+    locks: bool = False
+
+    @property
+    def key_names(self) -> list[str]:
+        """The names of the columns to merge by."""
+        return [self.key_name.format(number) for number in range(len(self.keys))]
+
+    def merged(
+        self, answers: Sequence[Sequence[Row]], places: Sequence[int], *, is_sorted: bool = False
+    ) -> list[Row]:
+        """Returns the rows of all nodes as one, in the plan's order; ``places`` has the keys."""
+        if self.folds:
+            columns = zip(*chain.from_iterable(answers), strict=True)
+            rows: list[Row] = [
+                [_folded(fold, values) for fold, values in zip(self.folds, columns, strict=True)]
+            ]
+        else:
+            rows = list(chain.from_iterable(answers))
+            if not is_sorted:
+                # To sort what is made of sorted runs is to merge them.
+                for key, place in reversed(list(zip(self.keys, places, strict=True))):
+                    key.sort(rows, place)
+        return rows[self.offset : None if self.limit is None else self.offset + self.limit]
+
+
+def _folded(fold: Fold, values: Sequence[Any]) -> Any:
+    known = [value for value in values if value is not None]
+    return fold(known) if known else None
+
+
+def plan(statement: Any, parameters: Any) -> MergePlan:
+    """Plans a SELECT that asks several shards; whether its shape is right is for :mod:`shapes` to say.
+
+    Raises:
+        CannotCombine: Python can't order, limit or fold the answers; the hint says what to do.
+    """
+    if not isinstance(statement, Select):
+        raise CannotCombine(
+            f"a {type(statement).__name__} can't be sent to several shards",
+            hint='Name the shard: bind_arguments={"shard_id": number}; or write one select() a part.',
+        )
+    clauses = clauses_of(statement)
+    if clauses.fetch is not None:
+        raise CannotCombine("FETCH over several shards is not supported", hint="Use limit().")
+    limit = _number(clauses.limit, parameters, "LIMIT")
+    offset = _number(clauses.offset, parameters, "OFFSET") or 0
+    folds = folds_of(statement)
+    if folds:
+        # One row a shard, and one in the end: there is nothing to sort, and limits are for that one.
+        branch = statement.order_by(None).limit(None).offset(None)
+        return MergePlan(branch=branch, folds=folds, limit=limit, offset=offset)
+    keys = tuple(order_keys(statement))
+    if offset and not keys:
+        raise CannotCombine("OFFSET over several shards needs an order", hint="Add order_by().")
+    name = "shardids_key_{}"
+    while any(str(column).startswith(name[:-2]) for column in list(statement.selected_columns.keys())):
+        name = f"x{name}"
+    branch = statement
+    if offset:
+        branch = branch.limit(None if limit is None else limit + offset).offset(None)
+    branch = branch.add_columns(*(key.compared().label(name.format(n)) for n, key in enumerate(keys)))
+    return MergePlan(branch=branch, keys=keys, key_name=name, limit=limit, offset=offset, locks=clauses.locks)
+
+
+def order_keys(statement: Select[Any]) -> Iterator[OrderKey]:
+    """Returns the keys of a statement's ORDER BY.
+
+    Raises:
+        CannotCombine: one of them is text that is not the name of a column.
+    """
+    for clause in clauses_of(statement).order_by:
+        descending, nulls_first = False, None
+        element: Any = clause
+        while True:
+            operator = getattr(element, "modifier", None)
+            if operator in (operators.desc_op, operators.asc_op):
+                descending = operator is operators.desc_op
+            elif operator in (operators.nulls_first_op, operators.nulls_last_op):
+                nulls_first = operator is operators.nulls_first_op
+            elif element.__visit_name__ not in ("label_reference", "grouping") or isinstance(
+                element, ScalarSelect
+            ):
+                break
+            element = element.element
+        if isinstance(element, Label):
+            element = element.element
+        if isinstance(element, TextClause) or element.__visit_name__ == "textual_label_reference":
+            written = str(getattr(element, "element", element))
+            named = statement.selected_columns.get(written)
+            if named is None:
+                raise CannotCombine(
+                    f"ORDER BY {written!r} over several shards",
+                    hint="Order by a column or an expression, not by text.",
+                )
+            element = named.element if isinstance(named, Label) else named
+        yield OrderKey(
+            expression=element,
+            descending=descending,
+            nulls_first=descending if nulls_first is None else nulls_first,
+        )
+
+
+def tables_of(statement: Any) -> list[str]:
+    """Returns the names of the tables in a statement, in order of their appearance."""
+    names = (e.name for e in visitors.iterate(statement) if isinstance(e, TableClause))
+    return list(dict.fromkeys(names))
+
+
+def _number(clause: Any, parameters: Any, what: str) -> int | None:
+    if clause is None:
+        return None
+    value = None
+    if isinstance(clause, BindParameter):
+        value = (parameters or {}).get(clause.key, clause.effective_value)
+    if not isinstance(value, int):
+        raise CannotCombine(f"{what} over several shards must be a number, not an expression")
+    return value
+
 
 ANY_SHARD = "shardids_any_shard"
 """The schema that a statement is compiled with, to be replaced by each shard's."""
@@ -61,7 +402,9 @@ def gather(plan: MergePlan, asked: Mapping[Connection, Sequence[Question]]) -> R
     else:
         answers = _awaited(parts) if next(iter(asked)).dialect.is_async else together(parts)
     places, kept, description = split_columns(plan, answers[0][1])
-    rows = plan.merged([rows for rows, _ in answers], places)
+    # PostgreSQL's sort leaves equal rows in any order, and those of one object have the order of a branch.
+    is_sorted = len(answers) == 1 and not next(iter(asked.values()))[0].compiled.multiplies_rows
+    rows = plan.merged([rows for rows, _ in answers], places, is_sorted=is_sorted)
     if places:
         rows = [[row[place] for place in kept] for row in rows]
     return Replay.of(rows, description)
@@ -87,7 +430,7 @@ def node_statement(plan: MergePlan, questions: Sequence[Question]) -> tuple[str,
     sql = "\nUNION ALL ".join(
         _with_types_in_common(branch, columns, always=plan.locks) for branch in branches
     )
-    if plan.keys:
+    if plan.keys and not questions[0].compiled.multiplies_rows:
         names = (key.sql(name) for key, name in zip(plan.keys, plan.key_names, strict=True))
         sql += f"\nORDER BY {', '.join(names)}"
     if plan.limit is not None and not plan.folds:
@@ -201,3 +544,110 @@ def fetched(connection: Connection, sql: str, parameters: dict[str, Any]) -> tup
         ) from error
     finally:
         result.close()
+
+
+def stream(plan: MergePlan, asked: Mapping[Connection, Sequence[Question]], chunk: int) -> Replay:
+    """Returns the answer of all shards as :func:`fanout.gather` does, but reads it as it is used.
+
+    Args:
+        plan: how to combine the shards' rows; without folds.
+        asked: the questions, by the session's connection to the node that holds the shards.
+        chunk: how many rows to fetch from a node at once.
+    """
+    nodes = [_Node(connection, *node_statement(plan, questions)) for connection, questions in asked.items()]
+    keys, kept, description = split_columns(plan, nodes[0].cursor.description)
+    rows = _in_order(plan, nodes, keys, chunk)
+    if keys:
+        rows = ([row[place] for place in kept] for row in rows)
+    return Replay(_Streamed(rows, nodes, description))
+
+
+class _Node:
+    """A server-side cursor on one node."""
+
+    def __init__(self, connection: Connection, sql: str, parameters: dict[str, Any]) -> None:
+        self._result = sent_to(connection, sql, parameters, stream_results=True)
+        self.cursor: Any = self._result.cursor
+
+    def rows(self, chunk: int) -> Iterator[Row]:
+        while rows := self._result.fetchmany(chunk):
+            yield from rows
+
+    def close(self) -> None:
+        self._result.close()
+
+
+def _in_order(plan: MergePlan, nodes: Sequence[_Node], places: Sequence[int], chunk: int) -> Iterator[Row]:
+    streams = [node.rows(chunk) for node in nodes]
+    if not plan.keys:
+        rows: Iterator[Row] = chain.from_iterable(streams)
+    else:
+        keys = list(zip(plan.keys, places, strict=True))
+
+        def rank(row: Row) -> tuple[Any, ...]:
+            ranks = ((key, key.rank(row[place])) for key, place in keys)
+            return tuple(_Descending(one) if key.descending else one for key, one in ranks)
+
+        rows = merge(*streams, key=rank)
+    return islice(rows, plan.offset, None if plan.limit is None else plan.offset + plan.limit)
+
+
+@total_ordering
+class _Descending:
+    """A rank that comes before lower ones."""
+
+    __slots__ = ("rank",)
+
+    def __init__(self, rank: Any) -> None:
+        self.rank = rank
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Descending) and bool(self.rank == other.rank)
+
+    def __lt__(self, other: _Descending) -> bool:
+        return bool(other.rank < self.rank)
+
+    __hash__ = None  # type: ignore[assignment]  # it is only compared
+
+
+class _Streamed(CursorFetchStrategy):
+    """Gives a result of SQLAlchemy its rows, and ends the cursors on the nodes with it."""
+
+    __slots__ = ("_nodes", "_rows", "alternate_cursor_description")
+
+    def __init__(self, rows: Iterator[Row], nodes: Sequence[_Node], description: Any) -> None:
+        self._rows = rows
+        self._nodes = nodes
+        self.alternate_cursor_description = description
+
+    def soft_close(self, result: Any, dbapi_cursor: Any) -> None:
+        self._close()
+        super().soft_close(result, dbapi_cursor)
+
+    def hard_close(self, result: Any, dbapi_cursor: Any) -> None:
+        self._close()
+        super().hard_close(result, dbapi_cursor)
+
+    def yield_per(self, result: Any, dbapi_cursor: Any, num: int) -> None:
+        """Changes nothing: the nodes are read that way already."""
+
+    def fetchone(self, result: Any, dbapi_cursor: Any, hard_close: bool = False) -> Any:
+        row = next(self._rows, None)
+        if row is None:
+            result._soft_close(hard=hard_close)
+        return row
+
+    def fetchmany(self, result: Any, dbapi_cursor: Any, size: int | None = None) -> Any:
+        rows = list(islice(self._rows, size))
+        if not rows:
+            result._soft_close()
+        return rows
+
+    def fetchall(self, result: Any, dbapi_cursor: Any) -> Any:
+        rows = list(self._rows)
+        result._soft_close()
+        return rows
+
+    def _close(self) -> None:
+        for node in self._nodes:
+            node.close()

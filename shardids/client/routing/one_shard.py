@@ -2,25 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, UpdateBase, event, insert, inspect
-from sqlalchemy.orm import InstanceState, Mapper, Session, SessionTransaction
+from sqlalchemy import Column, Connection, Engine, UpdateBase, event, inspect, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import InstanceState, Mapper, ORMExecuteState, Session, SessionTransaction
+from sqlalchemy.util import immutabledict
 
-from shardids.client.routing.after import (
-    advance_past,
-    refuse_earlier_object,
-    refuse_earlier_rows,
-    refuse_earlier_statement,
-)
 from shardids.client.routing.claiming import Claiming
-from shardids.client.routing.inserts import rows_of, shard_of_row, with_default_key
-from shardids.client.routing.models import Claimant, ShardFinder, facts_of, refuse_reference
+from shardids.client.routing.criteria import Read
+from shardids.client.routing.models import (
+    Claimant,
+    ShardFinder,
+    facts_of,
+    is_filled,
+    mapper_written,
+    refuse_reference,
+)
 from shardids.client.routing.placing import Sign, described, new_relatives, set_default_key, signs_of
-from shardids.client.routing.readings import Read
-from shardids.errors import WrongShard
+from shardids.client.routing.writes import mappings_by_shard, shard_of_row
+from shardids.errors import BadArgument, WrongShard
+
+After = int | Iterable[int]
+"""The IDs, one or several, that the IDs of a session sort after."""
+
+_READ_ONLY: Final = "25006"
+_ADVANCE_PAST: Final = text("select shardids.advance_past(:shard, :id)")
+
+
+def advance_past(connection: Connection, shard: int, id_: int) -> None:
+    """Raises a shard of the connection's node past an ID, if it is not past it.
+
+    Raises:
+        BadArgument: the shard is not past it, and the transaction is read-only.
+        TooFarAhead: the ID leads by more than ``max_past``.
+        UnknownShard, ShardFenced, ShardMoved, CopyNotActivated: the shard issues no IDs here.
+    """
+    try:
+        connection.execute(_ADVANCE_PAST, {"shard": shard, "id": id_})
+    except DBAPIError as error:
+        if getattr(error.orig, "sqlstate", None) != _READ_ONLY:
+            raise
+        raise BadArgument(
+            f"shard {shard} is not past ID {id_} yet, and neither a read-only transaction nor a standby can"
+            " raise it",
+            hint="What is only read needs no after=. To raise the shard first, in a transaction that writes:"
+            f" cluster.reserve({shard}, 1, after={id_})",
+        ) from error
+
+
+def _refuse_earlier_statement(statement: Any, rows: Iterable[Mapping[str, Any]], latest: int) -> None:
+    """Refuses rows of an INSERT, of a mapped class or a table, as :func:`refuse_earlier_value` does."""
+    mapper = mapper_written(statement)
+    for row in rows:
+        if mapper is not None:
+            _refuse_earlier(mapper, row, latest)
+        for column in statement.table.primary_key if mapper is None else ():
+            if is_filled(column):
+                refuse_earlier_value(statement.table.name, column.key, row.get(column.key), latest)
+
+
+def _refuse_earlier(mapper: Mapper[Any], values: Mapping[str, Any], latest: int) -> None:
+    for column in mapper.primary_key:
+        if isinstance(column, Column) and is_filled(column):
+            key = mapper.get_property_by_column(column).key
+            refuse_earlier_value(mapper.class_.__name__, key, values.get(key), latest)
+
+
+def refuse_earlier_value(name: str, key: str, value: Any, latest: int) -> None:
+    """Refuses the key of a new row if it is an ID that does not sort after ``latest``.
+
+    Raises:
+        BadArgument: it is one.
+    """
+    is_id = isinstance(value, int) or (isinstance(value, str) and value.isdecimal())
+    if is_id and int(value) <= latest:
+        raise BadArgument(
+            f"{key} {value} of a new row of {name} does not sort after {latest}, as this session's are to",
+            hint="If it was set aside before, leave it to the shard, or reserve others:"
+            " cluster.reserve(shard, count, after=…). Nothing was written.",
+        )
+
 
 State = InstanceState[Any]
 
@@ -53,41 +117,34 @@ class ShardSession(Claiming):
     def _shard_written(self) -> int:
         return self.shard
 
-    def bulk_save_objects(self, objects: Any, *arguments: Any, **options: Any) -> None:
-        """As :meth:`sqlalchemy.orm.Session.bulk_save_objects`; objects of other shards are refused."""
-        objects = list(objects)
-        for one in objects:
+    def objects_by_shard(self, objects: Iterable[object]) -> dict[int, list[object]]:
+        """Returns the objects of a bulk operation; those of other shards are refused."""
+        mine = list(objects)
+        for one in mine:
             state: State = inspect(one)
             set_default_key(state)
             refuse_others(state, signs_of(state, self.finder), self.shard)
             if self.after is not None and state.key is None:
-                refuse_earlier_object(state, self.after)
-        super().bulk_save_objects(objects, *arguments, **options)
-        self.claim_objects(objects, self.shard)
+                _refuse_earlier(state.mapper, state.dict, self.after)
+        return {self.shard: mine}
 
-    def bulk_insert_mappings(self, mapper: Any, mappings: Any, *arguments: Any, **options: Any) -> None:
-        """As :meth:`sqlalchemy.orm.Session.bulk_insert_mappings`; rows of other shards are refused."""
-        mappings = list(mappings)
-        refuse_rows(inspect(mapper).mapper, mappings, self.finder, self.shard)
-        if self.after is not None:
-            refuse_earlier_rows(inspect(mapper).mapper, mappings, self.after)
-        super().bulk_insert_mappings(mapper, mappings, *arguments, **options)
-        self.claim_rows(inspect(mapper).mapper, mappings, self.shard, are_new=True)
-
-    def bulk_update_mappings(self, mapper: Any, mappings: Any) -> None:
-        """As :meth:`sqlalchemy.orm.Session.bulk_update_mappings`; rows of other shards are refused."""
-        mappings = list(mappings)
-        refuse_rows(inspect(mapper).mapper, mappings, self.finder, self.shard)
-        super().bulk_update_mappings(mapper, mappings)
-        self.claim_rows(inspect(mapper).mapper, mappings, self.shard, are_new=False)
+    def rows_by_shard(
+        self, mapper: Mapper[Any], rows: Iterable[dict[str, Any]], *, are_new: bool
+    ) -> dict[int, list[dict[str, Any]]]:
+        """Returns the rows of a bulk operation; those of other shards are refused."""
+        by_shard = mappings_by_shard(mapper, rows, self.finder, self.shard)
+        if self.after is not None and are_new:
+            for row in by_shard.get(self.shard, ()):
+                _refuse_earlier(mapper, row, self.after)
+        return by_shard
 
     def _execute_internal(self, statement: Any, params: Any = None, **options: Any) -> Any:
         # What SQLAlchemy does for the event do_orm_execute would take several times as long as the check.
-        if not loads_more(statement):
+        if not loads_more(self, statement):
             refuse_statement(statement, params, self.finder, self.shard)
         if self.after is not None and getattr(statement, "is_insert", False):
-            rows = rows_of(statement, Read(statement, params, self.finder), params)
-            refuse_earlier_statement(statement, rows, self.after)
+            rows = Read(statement, params, self.finder).rows(params)
+            _refuse_earlier_statement(statement, rows, self.after)
         return super()._execute_internal(statement, params, **options)
 
 
@@ -135,19 +192,6 @@ def refuse_others(state: State, signs: Iterable[Sign], only: int) -> None:
             )
 
 
-def refuse_rows(mapper: Mapper[Any], rows: Iterable[dict[str, Any]], finder: ShardFinder, only: int) -> None:
-    """Refuses rows of a bulk operation that say that they are of another shard than ``only``, the session's.
-
-    Raises:
-        WrongShard: one does.
-        BadArgument: an ID of no shard of the cluster.
-    """
-    reading = Read(insert(mapper), None, finder).reading
-    for row in rows:
-        with_default_key(facts_of(mapper), row)
-        shard_of_row(row, reading, finder, only)
-
-
 def refuse_statement(statement: Any, given: Any, finder: ShardFinder, only: int) -> None:
     """Refuses a statement that is about rows of other shards than ``only``, the session's.
 
@@ -157,8 +201,8 @@ def refuse_statement(statement: Any, given: Any, finder: ShardFinder, only: int)
     """
     read = Read(statement, given, finder)
     if read.reading.telling:
-        for row in rows_of(statement, read, given):
-            shard_of_row(row, read.reading, finder, only)
+        for row in read.rows(given):
+            shard_of_row(row, read, only)
     named = read.named().shards
     if named and (only not in named or (len(named) > 1 and isinstance(statement, UpdateBase))):
         others = ", ".join(str(shard) for shard in sorted(named - {only})[:3])
@@ -168,19 +212,18 @@ def refuse_statement(statement: Any, given: Any, finder: ShardFinder, only: int)
         )
 
 
-def loads_more(statement: Any) -> bool:
+def loads_more(session: Session, statement: Any) -> bool:
     """Returns whether SQLAlchemy loads with it what belongs to an object that the session has."""
-    # As ORMExecuteState.is_column_load and is_relationship_load tell it.
-    options = getattr(statement, "_compile_options", None)
-    path = getattr(options, "_current_path", None)
-    return getattr(options, "_for_refresh_state", False) or not getattr(path, "is_root", True)
+    state = ORMExecuteState(session, statement, None, immutabledict(), {}, statement, [])
+    return bool(state.is_column_load or state.is_relationship_load)
 
 
 @event.listens_for(ShardSession, "before_flush")
 def _keep_to_shard(session: Any, *_: object) -> None:
     refuse_objects(session, session.finder, session.shard)
     for one in session.new if session.after is not None else ():
-        refuse_earlier_object(inspect(one), session.after)
+        state: State = inspect(one)
+        _refuse_earlier(state.mapper, state.dict, session.after)
 
 
 def _advance(session: Any, transaction: SessionTransaction, connection: Connection) -> None:

@@ -13,11 +13,11 @@ from sqlalchemy.sql.elements import ClauseElement
 from shardids.client.routing.models import (
     ShardFinder,
     Tells,
+    default_key,
     facts_of,
     refuse_reference,
     require_located,
 )
-from shardids.client.routing.stored import default_key
 from shardids.errors import BadArgument, ShardidsError, WrongShard
 
 State = InstanceState[Any]

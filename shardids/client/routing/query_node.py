@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from logging import INFO
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import psycopg.errors
-from sqlalchemy import Connection, Engine, Result, Table, text
+from sqlalchemy import Connection, Engine, Result, Select, Table, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import ORMExecuteState
 from sqlalchemy.sql import visitors
@@ -19,12 +19,11 @@ from sqlalchemy.util import await_only
 
 from shardids.catalog.references import REFERENCE_SCHEMA
 from shardids.catalog.statement_log import shown_statement
-from shardids.catalog.topology import Node, Placement
+from shardids.catalog.topology import Placement
 from shardids.client.routing.aggregates import in_two_steps
-from shardids.client.routing.fanout import ANY_SHARD, compiled, fetched
-from shardids.client.routing.functions import Kind, kinds_on
-from shardids.client.routing.replay import STAND_IN, Replay
-from shardids.client.routing.sent import as_sent
+from shardids.client.routing.fanout import ANY_SHARD, STAND_IN, Replay, compiled, fetched
+from shardids.client.routing.nodes import NodeSession
+from shardids.client.routing.sent import Kind, as_sent, clauses_of, kinds_on
 from shardids.errors import (
     CannotCombine,
     ClusterConflict,
@@ -65,54 +64,10 @@ _NOT_THERE: Final = (
 """What the query node, or a node behind it, says of what it does not have or does not do."""
 
 
-class Shards(Protocol):
-    """What is asked of the cluster."""
-
-    @property
-    def placement(self) -> Placement:
-        """Which node holds which shard."""
-
-    def node_of(self, shard: int) -> Node:
-        """Returns the node that holds a shard now."""
-
-    def query_node(self) -> Node | None:
-        """Returns the query node, if there is one."""
-
-    def refresh(self) -> bool:
-        """Reads the placement and the query node's address again."""
-
-    def engine(self, node: Node) -> Engine:
-        """Returns the engine of a database."""
-
-    def schema_of(self, shard: int) -> str:
-        """Returns the schema of a shard."""
-
-
-class Router(Protocol):
-    """What is asked of the session over all shards."""
-
-    @property
-    def shards(self) -> Shards:
-        """The cluster."""
-
-    @property
-    def begun(self) -> list[Connection]:
-        """The connections that the session's transaction uses."""
-
-    def node_connection(self, shard: int) -> Connection:
-        """Returns the session's connection to the node that holds a shard, in its transaction."""
-
-    def options_of(self, shard: int) -> dict[str, Any]:
-        """Returns the execution options that send a statement into a shard."""
-
-
-def by_views(
-    router: Router, context: ORMExecuteState, statement: Any, refused: CannotCombine, shard: int
-) -> Result[Any]:
+def by_views(context: ORMExecuteState, statement: Any, refused: CannotCombine, shard: int) -> Result[Any]:
     """Executes a SELECT on the query node, in a transaction of its own that only reads.
 
     Args:
-        router: the session.
         context: what the session executes.
         statement: the SELECT.
         refused: why the shards' answers can't be combined.
@@ -124,26 +79,27 @@ def by_views(
         ClusterConflict: the query node does not read the shards where they are.
         MissingPrivilege: the role may not read the views.
     """
-    if getattr(statement, "_for_update_arg", None) is not None:
+    session: NodeSession = context.session  # type: ignore[assignment]  # it is one
+    if isinstance(statement, Select) and clauses_of(statement).locks:
         raise CannotCombine(
             f"{refused.message}; and the query node locks no rows",
             hint="Select the primary keys first, and lock the rows by them.",
         ) from refused
-    node = router.shards.query_node()
+    node = session.shards.query_node()
     if node is None:
         raise CannotCombine(
             f"{refused.message}; and the cluster has no query node",
             hint=f"{refused.hint} A query node could: shardids query-node create".strip(),
         ) from refused
-    role = _require_same_view(router, statement, refused, shard)
-    engine = router.shards.engine(node)
+    role = _require_same_view(session, statement, refused, shard)
+    engine = session.shards.engine(node)
     try:
-        rows, description = _answer(router, engine, statement, context.parameters, role)
+        rows, description = _answer(session, engine, statement, context.parameters, role)
     except DBAPIError as error:
         explained = _explained(error, refused)
         if explained is None:
             raise
-        router.shards.refresh()
+        session.shards.refresh()
         raise explained from error
     # The shard's node is not asked: the statement is loaded from the rows that are there.
     if _log.isEnabledFor(INFO):
@@ -152,24 +108,24 @@ def by_views(
     return context.invoke_statement(
         statement,
         bind_arguments={"shard_id": shard},
-        execution_options={STAND_IN: replay, ENGINE: "views", **router.options_of(shard)},
+        execution_options={STAND_IN: replay, ENGINE: "views", **session.within(shard)},
     )
 
 
 def _answer(
-    router: Router, engine: Engine, statement: Any, parameters: Any, role: str
+    session: NodeSession, engine: Engine, statement: Any, parameters: Any, role: str
 ) -> tuple[list[Any], Any]:
     """Asks the nodes all at once; and one after another where postgres_fdw can't.
 
     It uses one connection a node, also for a subquery while an asynchronous scan waits there for rows.
     """
     try:
-        with _reading(router, engine, role) as connection:
+        with _reading(session, engine, role) as connection:
             return _asked(connection, statement, parameters)
     except ConnectionFailed as error:
         if not _is_said_by_server(error):
             raise
-    with _reading(router, engine, role) as connection:
+    with _reading(session, engine, role) as connection:
         connection.execute(_ONE_AFTER_ANOTHER)
         return _asked(connection, statement, parameters)
 
@@ -185,7 +141,7 @@ def _is_said_by_server(error: ConnectionFailed) -> bool:
     return isinstance(cause, psycopg.errors.ConnectionFailure) and cause.diag.sqlstate is not None
 
 
-def _require_same_view(router: Router, statement: Any, refused: CannotCombine, shard: int) -> str:
+def _require_same_view(session: NodeSession, statement: Any, refused: CannotCombine, shard: int) -> str:
     """Refuses where the session's transaction would see something else than the query node's.
 
     The server is asked, for it alone knows what triggers and cascades have written.
@@ -193,12 +149,12 @@ def _require_same_view(router: Router, statement: Any, refused: CannotCombine, s
     Returns:
         the role that the session has.
     """
-    connection = router.node_connection(shard)
+    connection = session.node_connection(shard)
     tables, functions = _named_in(statement, connection)
     kind_of = kinds_on(connection)
     role = ""
-    for one in {connection: None, **dict.fromkeys(router.begun)}:
-        seen = one.execute(_SEEN, {"schema": router.shards.schema_of(shard), "tables": tables}).one()
+    for one in {connection: None, **dict.fromkeys(session.begun)}:
+        seen = one.execute(_SEEN, {"schema": session.shards.schema_of(shard), "tables": tables}).one()
         reason, hint = "", refused.hint
         if seen.isolation != "read committed":
             reason = f"the session's transaction is {seen.isolation}, and the query node sees a later moment"
@@ -243,7 +199,7 @@ def _named_in(statement: Any, connection: Connection) -> tuple[list[str], list[s
         CannotCombine: a table has a schema: it is on the nodes, and another may be on the query node.
     """
     parts = as_sent(statement, connection.dialect).parts.values()
-    sources = [source for _, _, froms in parts for source in froms]
+    sources = [source for _, froms in parts for source in froms]
     tables: dict[str, None] = {}
     functions: dict[str, None] = {}
     for element in (part for one in (statement, *sources) for part in visitors.iterate(one)):
@@ -260,7 +216,7 @@ def _named_in(statement: Any, connection: Connection) -> tuple[list[str], list[s
 
 
 @contextmanager
-def _reading(router: Router, engine: Engine, role: str) -> Iterator[Connection]:
+def _reading(session: NodeSession, engine: Engine, role: str) -> Iterator[Connection]:
     """Opens a transaction on a query node that reads every shard from its owner.
 
     Each statement has its own: on the nodes, postgres_fdw keeps the snapshots of the first, and a shard that
@@ -280,9 +236,9 @@ def _reading(router: Router, engine: Engine, role: str) -> Iterator[Connection]:
                     f'the session has taken role "{role}", and would have "{role_there}" on the query node',
                     hint="Execute one select() a table, or open the cluster as that role.",
                 )
-            if digest != _digest(router.shards.placement):
-                router.shards.refresh()
-            if digest == _digest(router.shards.placement):
+            if digest != _digest(session.shards.placement):
+                session.shards.refresh()
+            if digest == _digest(session.shards.placement):
                 break
             connection.rollback()
             if time.monotonic() > deadline:

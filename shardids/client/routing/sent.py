@@ -1,11 +1,137 @@
-"""What SQLAlchemy makes of a statement before it writes SQL: every SELECT in it, and what each reads from."""
+"""A statement as SQLAlchemy sends it: every SELECT in it, each one's FROM, and what its functions compute."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from enum import Enum
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
 
+from sqlalchemy import ARRAY, ColumnElement, Connection, Engine, FromClause, TypeDecorator, text
+from sqlalchemy import Enum as EnumType
 from sqlalchemy.engine import Dialect
+from sqlalchemy.sql.elements import Grouping, Label
+from sqlalchemy.sql.selectable import ForUpdateArg
+
+
+class Kind(Enum):
+    """What a function computes; ``UNKNOWN`` are those that may depend on more than their arguments."""
+
+    SCALAR = "scalar"
+    AGGREGATE = "aggregate"
+    WINDOW = "window"
+    UNKNOWN = "unknown"
+
+
+SYNTAX: Final = frozenset({"coalesce", "nullif", "greatest", "least"})
+"""What looks like a function and is none to PostgreSQL: it computes one value of one row."""
+
+STABLE: Final = frozenset(
+    (
+        *("now", "current_timestamp", "current_date", "localtimestamp", "transaction_timestamp", "age"),
+        *("concat", "concat_ws", "format", "to_char", "to_date", "to_timestamp", "to_number", "date_trunc"),
+        *("date_part", "extract", "to_json", "to_jsonb", "json_build_object", "json_build_array"),
+        *("jsonb_build_object", "jsonb_build_array", "row_to_json", "array_to_json"),
+        *("array_to_string", "length"),
+    )
+)
+"""Functions that depend on settings or the clock besides their arguments, and on nothing else."""
+
+KindOf = Callable[[str], Kind]
+
+_asked: WeakKeyDictionary[Engine, dict[str, Kind]] = WeakKeyDictionary()
+
+
+def kinds_on(connection: Connection) -> KindOf:
+    """Returns the kinds of functions as the connection's server knows them; asked once per name and engine.
+
+    A name that is not listed is a scalar function if every function of this name is immutable and returns one
+    value, and an aggregate or a window function if every one is.
+    """
+    known = _asked.setdefault(connection.engine, {})
+
+    def kind_of(name: str) -> Kind:
+        if name in SYNTAX or name in STABLE:
+            return Kind.SCALAR
+        if name not in known:
+            known[name] = _ask(connection, name)
+        return known[name]
+
+    return kind_of
+
+
+def _ask(connection: Connection, name: str) -> Kind:
+    found = connection.execute(
+        text("""select distinct case when prokind = 'f' and provolatile = 'i' and not proretset then 'scalar'
+                                     when prokind = 'a' then 'aggregate'
+                                     when prokind = 'w' then 'window' else 'unknown' end
+                from pg_catalog.pg_proc where proname = :name"""),
+        {"name": name},
+    ).scalars()
+    kinds = set(found)
+    return Kind(kinds.pop()) if len(kinds) == 1 else Kind.UNKNOWN
+
+
+class Clauses(NamedTuple):
+    """The clauses of a SELECT that SQLAlchemy has public methods to set, and none to read."""
+
+    group_by: Sequence[Any]
+    having: Sequence[Any]
+    order_by: Sequence[Any]
+    distinct: bool
+    distinct_on: Sequence[Any]
+    limit: Any
+    offset: Any
+    fetch: Any
+    locks: bool
+
+
+def clauses_of(select: Any) -> Clauses:
+    """Returns the clauses of a SELECT."""
+    # Dialects read a SELECT by these names, so they are the same in every version of SQLAlchemy 2.
+    return Clauses(
+        group_by=select._group_by_clauses,
+        having=select._having_criteria,
+        order_by=select._order_by_clauses,
+        distinct=select._distinct,
+        distinct_on=select._distinct_on,
+        limit=select._limit_clause,
+        offset=select._offset_clause,
+        fetch=select._fetch_clause,
+        locks=any(isinstance(one, ForUpdateArg) for one in select.get_children()),
+    )
+
+
+def assigned(statement: Any) -> dict[str, Any]:
+    """Returns the values that an INSERT or UPDATE sets itself, by the column's key or the attribute."""
+    # The same holds for these; SQLAlchemy 2.0 keeps those of ordered_values() apart.
+    values = {**(statement._values or {}), **dict(getattr(statement, "_ordered_values", None) or ())}
+    return {str(getattr(column, "key", column)): value for column, value in values.items()}
+
+
+def plain(element: Any) -> Any:
+    """Returns an expression without its label and parentheses."""
+    while isinstance(element, Label | Grouping):
+        element = element.element
+    return element
+
+
+def is_native_enum(type_: Any) -> bool:
+    """Returns whether each shard has a type of its own for these values, or for their elements."""
+    while isinstance(type_, TypeDecorator | ARRAY):
+        type_ = type_.item_type if isinstance(type_, ARRAY) else type_.impl_instance
+    return isinstance(type_, EnumType) and type_.native_enum
+
+
+class Part(NamedTuple):
+    """A SELECT as it is sent; ``core`` is ``None`` if nothing is known of it."""
+
+    core: Any
+    froms: list[Any]
+
+
+_UNKNOWN: Final = Part(None, [])
 
 
 class Sent(NamedTuple):
@@ -13,12 +139,21 @@ class Sent(NamedTuple):
 
     Attributes:
         statement: with all that loader options, inheritance and extra criteria added to it.
-        parts: each SELECT in it, and itself if it is one, by its ``id``: as it was, as it is sent, and the
-            items of its FROM.
+        parts: each SELECT in it, and itself if it is one, by its ``id``.
+        others: the tables that an UPDATE or DELETE reads besides its own.
+        ctes: the statements of its CTEs, by their ``id``.
+        unread: text, hints and extensions of syntax: no list of elements says anything of them.
     """
 
     statement: Any
-    parts: dict[int, tuple[Any, Any, list[Any]]]
+    parts: dict[int, Part]
+    others: list[Any]
+    ctes: dict[int, Any]
+    unread: list[str]
+
+    def part(self, select: Any) -> Part:
+        """Returns a SELECT as it is sent."""
+        return self.parts.get(id(select), _UNKNOWN)
 
 
 def as_sent(statement: Any, dialect: Dialect) -> Sent:
@@ -26,10 +161,14 @@ def as_sent(statement: Any, dialect: Dialect) -> Sent:
     base: Any = dialect.statement_compiler
     compiler = _recorder(base)(dialect, statement)
     state = compiler.compile_state
-    found = compiler.parts.get(id(statement))
-    if found is not None:
-        return Sent(found[1], compiler.parts)
-    return Sent(getattr(state, "statement", statement), compiler.parts)
+    core = compiler.parts.get(id(statement), _UNKNOWN).core
+    return Sent(
+        getattr(state, "statement", statement) if core is None else core,
+        compiler.parts,
+        compiler.others,
+        {id(cte.element): cte.element for cte in compiler.ctes or ()},
+        compiler.unread,
+    )
 
 
 @cache
@@ -38,25 +177,51 @@ def _recorder(base: Any) -> Any:
 
     class Recorder(base):  # type: ignore[misc]  # the dialect's compiler
         def __init__(self, *arguments: Any, **options: Any) -> None:
-            self.parts: dict[int, tuple[Any, Any, list[Any]]] = {}
-            self._under_way: list[Any] = []
+            self.parts: dict[int, Part] = {}
+            self.others: list[Any] = []
+            self.unread: list[str] = []
+            self._given: list[Any] = []
             super().__init__(*arguments, **options)
 
         def visit_select(self, select_stmt: Any, *arguments: Any, **options: Any) -> Any:
-            self._under_way.append(select_stmt)
+            self._given.append(select_stmt)
             try:
                 return super().visit_select(select_stmt, *arguments, **options)
             finally:
-                self._under_way.pop()
+                self._given.pop()
 
+        # What a SELECT reads from besides the tables of those around it is known here alone.
         def _setup_select_stack(self, select: Any, *arguments: Any) -> Any:
             froms = super()._setup_select_stack(select, *arguments)
-            given = self._under_way[-1]
-            if id(given) in self.parts and set(self.parts[id(given)][2]) != set(froms):
-                # Used twice, correlated to different tables: nothing is known of either.
-                self.parts[id(given)] = (given, None, [])
-            else:
-                self.parts[id(given)] = (given, select, froms)
+            given = id(self._given[-1])
+            is_twice = given in self.parts and set(self.parts[given].froms) != set(froms)
+            # Used twice, correlated to different tables: nothing is known of either.
+            self.parts[given] = _UNKNOWN if is_twice else Part(select, froms)
+            listed = (ColumnElement, FromClause, ForUpdateArg)
+            children = select.get_children()
+            self.unread += [type(one).__name__ for one in children if not isinstance(one, listed)]
             return froms
+
+        def update_from_clause(self, statement: Any, table: Any, others: Any, *rest: Any, **kw: Any) -> Any:
+            self.others += others
+            return super().update_from_clause(statement, table, others, *rest, **kw)
+
+        def delete_extra_from_clause(
+            self, statement: Any, table: Any, others: Any, *rest: Any, **kw: Any
+        ) -> Any:
+            self.others += others
+            return super().delete_extra_from_clause(statement, table, others, *rest, **kw)
+
+        def visit_textclause(self, textclause: Any, *arguments: Any, **options: Any) -> Any:
+            self.unread.append(f"TextClause {textclause.text!r}")
+            return super().visit_textclause(textclause, *arguments, **options)
+
+        def format_from_hint_text(self, sqltext: Any, table: Any, hint: Any, *rest: Any) -> Any:
+            self.unread.append(f"the hint {hint!r}")
+            return super().format_from_hint_text(sqltext, table, hint, *rest)
+
+        def get_statement_hint_text(self, hint_texts: Any) -> Any:
+            self.unread.append(f"the hint {' '.join(hint_texts)!r}")
+            return super().get_statement_hint_text(hint_texts)
 
     return Recorder

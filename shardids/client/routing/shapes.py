@@ -8,22 +8,240 @@ list of elements; what is not on the list is refused by name, and is for the que
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NoReturn
 
-from sqlalchemy import Select, Table
+from sqlalchemy import Column, Select, Table, Update
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql import operators, visitors
+from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList, ColumnClause, Grouping
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import ScalarSelect, SelectStatementGrouping
 
-from shardids.client.routing.functions import Kind, KindOf
-from shardids.client.routing.models import how_it_tells
-from shardids.client.routing.sent import Sent, as_sent
-from shardids.client.routing.sources import Scope, Source, Trait, plain, unlocated
+from shardids.client.routing.aggregates import fold_of
+from shardids.client.routing.models import Tells, how_it_tells
+from shardids.client.routing.sent import Clauses, Kind, KindOf, Sent, as_sent, assigned, clauses_of, plain
 from shardids.errors import CannotCombine
 from shardids.models.references import is_reference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trait:
+    """What is known of a column.
+
+    Attributes:
+        tells: how its value tells the shard of its row.
+        base: the table's column that it is.
+        required: whether it is never NULL.
+    """
+
+    tells: Tells | None
+    base: Column[Any] | None
+    required: bool
+
+
+_NOTHING = Trait(tells=None, base=None, required=False)
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Source:
+    """One item of FROM.
+
+    Attributes:
+        name: for messages.
+        located: whether each of its rows lives in one shard; otherwise nothing says where they live, and
+            every shard may have the same ones.
+        traits: of a subquery's columns; ``None`` for a table.
+        optional: whether an outer join may leave its columns NULL.
+        everywhere: whether every shard has the same rows of it, as of reference tables.
+    """
+
+    name: str
+    located: bool
+    traits: Mapping[Any, Trait] | None = None
+    optional: bool = False
+    everywhere: bool = False
+
+    def trait(self, column: Any) -> Trait:
+        """Returns what is known of one of its columns."""
+        if self.traits is None:
+            (base,) = column.base_columns
+            if not isinstance(base, Column):
+                return _NOTHING
+            found = Trait(tells=how_it_tells(base), base=base, required=not base.nullable)
+        else:
+            found = self.traits.get(column, _NOTHING)
+        if self.optional and found.required:
+            return Trait(tells=found.tells, base=found.base, required=False)
+        return found
+
+
+@dataclass(slots=True, kw_only=True)
+class Scope:
+    """The sources of one SELECT, and which of them are known to live together.
+
+    Attributes:
+        outer: the scope of the statement around it.
+        sources: by the element of FROM.
+        conditions: the conditions of joins, each with whether it filters rows, as in an inner join.
+        by_table: whether two tables may have rows of the same ID in different shards.
+    """
+
+    outer: Scope | None
+    by_table: bool
+    sources: dict[Any, Source] = field(default_factory=dict)
+    conditions: list[tuple[Any, bool]] = field(default_factory=list)
+    _parent: dict[Source, Source] = field(default_factory=dict)
+    _attached: set[Source] = field(default_factory=set)
+    _around: Source = field(default_factory=lambda: Source(name="the statement around", located=True))
+
+    @property
+    def located(self) -> list[Source]:
+        """The sources whose rows live in one shard each."""
+        return [source for source in self.sources.values() if source.located]
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether all its rows live in the shard of the row of the statement around."""
+        return self.outer is not None and all(
+            self._root(source) is self._root(self._around) for source in self.located
+        )
+
+    def add(self, element: Any, source: Source) -> list[Source]:
+        """Adds an item of FROM."""
+        self.sources[element] = source
+        return [source]
+
+    def trait(self, column: Any) -> tuple[Source, Trait] | None:
+        """Returns where a column comes from and what is known of it; ``None`` if it is an expression."""
+        column = plain(column)
+        if not isinstance(column, ColumnClause):
+            return None
+        scope: Scope | None = self
+        while scope is not None:
+            source = scope.sources.get(column.table)
+            if source is not None:
+                mine = source if scope is self or not source.located else self._around
+                return mine, source.trait(column)
+            scope = scope.outer
+        return None
+
+    def tells_shard(self, columns: Iterable[Any]) -> bool:
+        """Returns whether rows of two shards always differ in one of the columns: NULL does not differ."""
+        found = map(self.trait, columns)
+        return any(one is not None and one[1].required and one[1].tells is not None for one in found)
+
+    def join(self, join: Any, left: list[Source], right: list[Source]) -> list[Source]:
+        """Joins two parts of FROM.
+
+        Raises:
+            CannotCombine: an outer join that would look for partners in one shard only.
+        """
+        inner = not (join.isouter or join.full)
+        self.conditions.append((join.onclause, inner))
+        mine = {*left, *right}
+        for one, other, refers in self._links(conjuncts([join.onclause])):
+            # The condition of an outer join discards no row of its left side.
+            if inner or (one in mine and other in mine and not (one in left and other in left)):
+                self._note(one, other, refers)
+        if not inner:
+            roots = {self._root(source) for source in left if source.located}
+            lonely = [s for s in right if s.located and self._root(s) not in roots]
+            lonely += [s for s in right if not (s.located or s.everywhere or s in self._attached)]
+            if join.full:
+                lonely += [source for source in (*left, *right) if not source.located]
+                lonely += left[1:] if len(roots) > 1 else []
+            if lonely:
+                raise _not_together(lonely[0])
+        return [*left, *right]
+
+    def bind(self, where: Iterable[Any]) -> None:
+        """Notes what conditions that every row fulfils bind together."""
+        links = list(self._links(conjuncts(where)))
+        for one, other, refers in (*links, *links):
+            self._note(one, other, refers)
+
+    def check(self) -> None:
+        """Refuses sources that do not live together.
+
+        Raises:
+            CannotCombine: there are such.
+        """
+        located = self.located
+        for source in located[1:]:
+            if self._root(source) is not self._root(located[0]):
+                raise _not_together(source)
+        for source in self.sources.values():
+            known = source.located or source.everywhere or source in self._attached
+            if not known and (located or self.outer is not None):
+                raise _not_together(source)
+
+    def _links(self, conditions: Iterable[Any]) -> Iterator[tuple[Source, Source, bool]]:
+        """Yields pairs of sources that equalities bind, and whether the first refers to the second."""
+        for condition in conditions:
+            if not (isinstance(condition, BinaryExpression) and condition.operator is operators.eq):
+                continue
+            left, right = self.trait(condition.left), self.trait(condition.right)
+            if left is None or right is None:
+                continue
+            for (one, its), (other, others) in ((left, right), (right, left)):
+                if (
+                    one.located
+                    and other.located
+                    and its.tells
+                    and others.tells
+                    and its.tells.alike(others.tells, by_table=self.by_table)
+                ):
+                    yield one, other, False
+                elif not other.located and _refers(its, others):
+                    yield one, other, True
+
+    def _note(self, one: Source, other: Source, refers: bool) -> None:
+        if refers:
+            if one.located or one in self._attached:
+                self._attached.add(other)
+            return
+        self._parent[self._root(one)] = self._root(other)
+
+    def _root(self, source: Source) -> Source:
+        while source in self._parent and self._parent[source] is not source:
+            source = self._parent[source]
+        return source
+
+
+def conjuncts(conditions: Iterable[Any]) -> Iterator[Any]:
+    """Yields the conditions that all have to hold."""
+    for condition in conditions:
+        if isinstance(condition, BooleanClauseList) and condition.operator is operators.and_:
+            yield from conjuncts(condition.clauses)
+        elif isinstance(condition, Grouping):
+            yield from conjuncts([condition.element])
+        else:
+            yield condition
+
+
+def _refers(one: Trait, other: Trait) -> bool:
+    return one.base is not None and other.base is not None and one.base.references(other.base)
+
+
+def _not_together(source: Source) -> CannotCombine:
+    if source.located:
+        return CannotCombine(
+            f"{source.name} is joined over several shards by something else than what tells the shard",
+            hint="Join it along a foreign key to an ID or by sharding keys, or execute one select() a table.",
+        )
+    return unlocated(source)
+
+
+def unlocated(table: Any) -> CannotCombine:
+    """Returns the error for a table, or a source, of which nothing says where its rows live."""
+    return CannotCombine(
+        f"nothing says in which shard the rows of {getattr(table, 'name', 'a subquery')} live",
+        hint="Join it along a foreign key from a table that has an ID or a sharding key, or name the shard:"
+        ' bind_arguments={"shard_id": number}.',
+    )
+
 
 _IN_PYTHON: Final = (
     'Select the rows and compute it in Python, or name the shard: bind_arguments={"shard_id": number}.'
@@ -94,6 +312,7 @@ class Check:
             CannotCombine: its rows are not each of one shard, or are not computed one by one.
         """
         scope, _ = self._read(self._given, None, top=True, folded=folded)
+        self._require_read()
         self.top = scope
         if scope.sources and not scope.located:
             raise unlocated(next(iter(scope.sources.values())))
@@ -117,15 +336,15 @@ class Check:
             CannotCombine: it would change other rows, or in another way, than in one database.
         """
         statement = self._sent.statement
-        if self._kind_of and (statement._prefixes or statement._hints or statement._independent_ctes):
-            raise CannotCombine("a prefix, hint or CTE of an UPDATE or DELETE", hint=_IN_PYTHON)
         conditions = [] if statement.whereclause is None else [statement.whereclause]
-        values = list(_assigned(statement))
+        values = [
+            value.__clause_element__() if hasattr(value, "__clause_element__") else value
+            for value in (assigned(statement) if isinstance(statement, Update) else {}).values()
+            if hasattr(value, "__clause_element__") or hasattr(value, "__visit_name__")
+        ]
         scope = Scope(outer=None, by_table=self._by_table)
         target = statement.table
-        for source in dict.fromkeys(
-            [target, *(s for one in (*conditions, *values) for s in one._from_objects)]
-        ):
+        for source in dict.fromkeys([target, *self._sent.others]):
             if source not in scope.sources:
                 self._source(source, scope, optional=False)
         scope.bind(conditions)
@@ -134,7 +353,8 @@ class Check:
             raise unlocated(target)
         within = _Around(scope=scope, computes=self._kind_of is None)
         self._all(conditions, replace(within, filters=True))
-        self._all((*values, *statement._returning), within)
+        self._all((*values, *statement.exported_columns), within)
+        self._require_read()
 
     # SELECT.
 
@@ -153,9 +373,10 @@ class Check:
         A SELECT that is bound to the row around it sees all the rows that it would see in one database, so it
         may compute over them. Any other has to give its rows one by one.
         """
-        _, core, froms = self._sent.parts.get(id(select), (None, None, []))
+        core, froms = self._sent.part(select)
         if core is None:
             _refuse(select)
+        clauses = clauses_of(core)
         scope = Scope(outer=outer, by_table=self._by_table)
         for source in froms:
             self._source(source, scope, optional=False)
@@ -167,44 +388,31 @@ class Check:
             _refuse_subquery(scope)
         scope.check()
         if not bound:
-            self._require_rows(core, scope, top=top)
-        self._clauses(core, _Around(scope=scope, computes=bound or self._kind_of is None), folded)
-        return scope, bound
-
-    def _clauses(
-        self, core: Any, within: _Around, folded: Callable[[Any], Iterable[Any]] | None = None
-    ) -> None:
-        scope: Any = within.scope
-        self._all([] if core.whereclause is None else [core.whereclause], replace(within, filters=True))
+            _require_rows(clauses, list(core.inner_columns), scope, top=top)
+        within = _Around(scope=scope, computes=bound or self._kind_of is None)
+        self._all(conditions, replace(within, filters=True))
         for condition, filters in scope.conditions:
             self._check(condition, replace(within, filters=filters))
         # Each group is of one shard.
-        grouped = replace(within, computes=within.computes or bool(core._group_by_clauses))
-        for column in core.inner_columns:
+        grouped = replace(within, computes=within.computes or bool(clauses.group_by))
+        # What can be made of the shards' own is not what is refused.
+        for column in sorted(core.inner_columns, key=lambda one: fold_of(one) is not None):
             self._all([column] if folded is None else folded(column), grouped)
-        for rest in (core._having_criteria, core._order_by_clauses):
-            self._all(rest, grouped)
-        numbers = [one for one in (core._limit_clause, core._offset_clause) if one is not None]
-        for rest in (core._group_by_clauses, core._distinct_on, numbers):
-            self._all(rest, within)
+        self._all((*clauses.having, *clauses.order_by), grouped)
+        numbers = [one for one in (clauses.limit, clauses.offset) if one is not None]
+        self._all((*clauses.group_by, *clauses.distinct_on, *numbers), within)
+        return scope, bound
 
-    def _require_rows(self, core: Any, scope: Scope, *, top: bool) -> None:
-        """Refuses what is computed over more rows than those of one shard."""
-        if not top and (core._limit_clause is not None or core._offset_clause is not None):
-            _refuse_subquery(scope)
-        distinct = list(core._distinct_on) or (list(core.inner_columns) if core._distinct else [])
-        for keys, what in ((core._group_by_clauses, "GROUP BY"), (distinct, "DISTINCT")):
-            if keys and not scope.tells_shard(keys):
-                raise CannotCombine(f"{what} over several shards sees one shard at a time", hint=_IN_PYTHON)
-        if core._having_criteria and not core._group_by_clauses:
-            raise CannotCombine("HAVING over several shards sees one shard at a time", hint=_IN_PYTHON)
+    def _require_read(self) -> None:
+        """Refuses a statement of several shards with anything that was not among its expressions."""
         if self._kind_of is None:
             return
-        for name in ("_prefixes", "_suffixes", "_hints", "_statement_hints", "_independent_ctes"):
-            if getattr(core, name, None):
-                raise CannotCombine(
-                    f"{name.strip('_').replace('_', ' ')} of a SELECT over several shards", hint=_IN_PYTHON
-                )
+        for named in self._sent.unread:
+            raise _not_known(named)
+        read = {id(one.element) for one in self._derived}
+        for found, one in self._sent.ctes.items():
+            if found not in read:
+                _refuse(one)
 
     # Expressions.
 
@@ -327,10 +535,22 @@ class Check:
         )
 
 
+def _require_rows(clauses: Clauses, columns: Sequence[Any], scope: Scope, *, top: bool) -> None:
+    """Refuses what is computed over more rows than those of one shard."""
+    if not top and (clauses.limit is not None or clauses.offset is not None):
+        _refuse_subquery(scope)
+    distinct = clauses.distinct_on or (columns if clauses.distinct else ())
+    for keys, what in ((clauses.group_by, "GROUP BY"), (distinct, "DISTINCT")):
+        if keys and not scope.tells_shard(keys):
+            raise CannotCombine(f"{what} over several shards sees one shard at a time", hint=_IN_PYTHON)
+    if clauses.having and not clauses.group_by:
+        raise CannotCombine("HAVING over several shards sees one shard at a time", hint=_IN_PYTHON)
+
+
 def reads_references(statement: Any, dialect: Dialect) -> bool:
     """Returns whether a SELECT reads reference tables and nothing else: every node has the same answer."""
     parts = as_sent(statement, dialect).parts.values()
-    sources = [source for _, core, froms in parts for source in (froms if core is not None else [None])]
+    sources = [source for core, froms in parts for source in (froms if core is not None else [None])]
     tables = [table for source in sources for table in _tables(source)]
     return bool(tables) and all(map(is_reference, tables))
 
@@ -353,21 +573,16 @@ def _is_known(column: Any) -> bool:
     return column.table is not None
 
 
-def _assigned(statement: Any) -> Iterator[Any]:
-    """Yields the expressions that an UPDATE sets."""
-    values = {**(getattr(statement, "_values", None) or {})}
-    values |= dict(getattr(statement, "_ordered_values", None) or ())
-    for value in values.values():
-        element = value.__clause_element__() if hasattr(value, "__clause_element__") else value
-        if hasattr(element, "__visit_name__"):
-            yield element
-
-
 def _refuse(element: Any) -> NoReturn:
     named = type(element).__name__.removeprefix("Annotated")
-    written = f" {str(element)!r}" if element.__visit_name__ in ("textclause", "column") else ""
-    raise CannotCombine(
-        f"{named}{written} over several shards is not known to be right",
+    raise _not_known(
+        f"{named} {str(element)!r}" if element.__visit_name__ in ("textclause", "column") else named
+    )
+
+
+def _not_known(named: str) -> CannotCombine:
+    return CannotCombine(
+        f"{named} over several shards is not known to be right",
         hint="Write it with SQLAlchemy's expressions over mapped columns, or name the shard:"
         ' bind_arguments={"shard_id": number}.',
     )

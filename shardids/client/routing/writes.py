@@ -1,46 +1,210 @@
-"""Rows that SQLAlchemy writes without asking for each object's connection: associations, and in bulk."""
+"""Writes rows, each into its shard: INSERT, UPDATE by keys, association tables, and in bulk."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
-from sqlalchemy import Connection, Insert, insert, inspect
-from sqlalchemy.orm import Mapper
+from sqlalchemy import ClauseElement, CursorResult, Insert, Result, insert, inspect
+from sqlalchemy.orm import Mapper, ORMExecuteState
 
-from shardids.client.routing.claiming import Claiming
-from shardids.client.routing.connection import ShardConnection
-from shardids.client.routing.inserts import shard_of_row, with_default_key
-from shardids.client.routing.models import ShardFinder, facts_of
-from shardids.client.routing.placing import set_default_key, shard_of_object
-from shardids.client.routing.readings import Read
-from shardids.client.routing.statements import Shards
-from shardids.errors import BadArgument
+from shardids.client.routing.criteria import Read, rows_in_values
+from shardids.client.routing.models import ModelFacts, ShardFinder, Tells, default_key, facts_of
+from shardids.client.routing.nodes import NodeSession
+from shardids.client.routing.placing import set_default_key, shard_of_object, shown_value
+from shardids.client.routing.statements import Execution
+from shardids.errors import BadArgument, ShardidsError, WrongShard
 
-
-class Writer(Protocol):
-    """What is needed of the session over all shards."""
-
-    @property
-    def shards(self) -> ShardFinder:
-        """Who knows the shards of IDs and keys."""
-
-    def node_connection(self, shard: int) -> Connection:
-        """Returns the session's connection to the node that holds a shard, in its transaction."""
-
-    def options_of(self, shard: int) -> dict[str, Any]:
-        """Returns the execution options that send a statement into a shard."""
+_BESIDE: Final = "the session or bind_arguments"
+"""What names a shard beside the statement."""
 
 
-class Matched:
+def insert_rows(context: ORMExecuteState, only: int | None) -> Result[Any]:
+    """Inserts each row into its shard; ``only`` is the shard that was named beside the statement.
+
+    Raises:
+        WrongShard: a row of two shards, or of another shard than ``only``.
+        BadArgument: nothing tells a row's shard, or an ID is of no shard of this cluster.
+        UnsupportedKey: a sharding key that has no hash.
+    """
+    session: NodeSession = context.session  # type: ignore[assignment]  # it is one
+    statement: Any = context.statement
+    if only is None and statement.select is not None:
+        return _insert_selected(context, session, statement)
+    given: Any = context.parameters
+    if not given and (rows := rows_in_values(statement)):
+        statement, given = _one_row_a_time(statement, rows), rows
+    read = Read(statement, given, session.shards)
+    facts = facts_of(context.bind_mapper) if isinstance(context.bind_mapper, Mapper) else None
+    if given and facts is not None and facts.key_column is not None and facts.key_column.default is not None:
+        copies: list[dict[str, Any]] = [
+            dict(row) for row in (given if isinstance(given, Sequence) else [given])
+        ]
+        for row in copies:
+            with_default_key(facts, row)
+        given = copies if isinstance(given, Sequence) else copies[0]
+    by_shard: dict[int, list[int]] = defaultdict(list)
+    for number, values in enumerate(read.rows(given)):
+        by_shard[shard_of_row(values, read, only)].append(number)
+
+    def into(shard: int) -> Result[Any]:
+        mine = [given[n] for n in by_shard[shard]] if isinstance(given, Sequence) else given
+        with session.inserting(shard):
+            return session.execute(statement, mine, execution_options=context.local_execution_options)
+
+    results = session.in_each(by_shard, into)
+    if len(results) > 1 and len(statement.exported_columns):
+        return _in_order_of(list(by_shard.values()), results)
+    return _merged(results)
+
+
+def _insert_selected(context: ORMExecuteState, session: NodeSession, statement: Any) -> Result[Any]:
+    """INSERT … SELECT in each shard, of rows that are of that shard.
+
+    Raises:
+        BadArgument: nothing shows that the rows are of the shards that they are read in.
+        CannotCombine: the SELECT reads rows of several shards for one row, or computes over them.
+    """
+    execution = Execution(context)
+    telling = Read(statement, None, session.shards).reading.telling
+    check = execution.check(statement.select)
+    check.select()
+    found = []
+    # Nothing public says which columns from_select() names.
+    for name, column in zip(statement._select_names, statement.select.selected_columns, strict=True):
+        if name in telling:
+            source, trait = check.top.trait(column) or (None, None)
+            if not (source and trait and trait.required and trait.tells and source.located) or not (
+                trait.tells.alike(telling[name], by_table=session.shards.old_ids is not None)
+            ):
+                raise BadArgument(
+                    f"INSERT … SELECT over several shards: nothing says that {name} of {statement.table.name}"
+                    " is of the shard of the row that is read",
+                    hint="Select an ID or a sharding key for it; or select the rows, and insert them.",
+                )
+            found.append(name)
+    if not found:
+        raise BadArgument(
+            f"nothing names the shard of a row of {statement.table.name} in INSERT … SELECT",
+            hint=f'Select one of {", ".join(telling)}, or name the shard: bind_arguments={{"shard_id": n}}.',
+        )
+    shards = execution.asked(Read(statement.select, context.parameters, session.shards).named())
+
+    def into(shard: int) -> Result[Any]:
+        with session.inserting(shard):
+            options = {**context.local_execution_options, "preserve_rowcount": True}
+            return session.execute(statement, context.parameters, execution_options=options)
+
+    return _merged(session.in_each(shards, into))
+
+
+def update_by_key(context: ORMExecuteState) -> Result[Any]:
+    """UPDATE of rows that are given by their primary keys, each in its shard. Raises as insert_rows()."""
+    session: NodeSession = context.session  # type: ignore[assignment]  # it is one
+    read = Read(context.statement, None, session.shards)
+    by_shard: dict[int, list[Any]] = defaultdict(list)
+    for row in context.parameters or ():
+        by_shard[shard_of_row(row, read, None)].append(row)  # type: ignore[arg-type]  # a mapping
+
+    def into(shard: int) -> Result[Any]:
+        with session.writing_to(shard):
+            return session.execute(
+                context.statement,
+                by_shard[shard],
+                execution_options=context.local_execution_options,
+                bind_arguments={"shard_id": shard},
+            )
+
+    return _merged(session.in_each(by_shard, into))
+
+
+def _merged(results: list[Result[Any]]) -> Result[Any]:
+    several = len(results) > 1 and isinstance(results[0], CursorResult)
+    return results[0].merge(*results[1:]) if several else results[0]
+
+
+def with_default_key(facts: ModelFacts, row: dict[str, Any]) -> None:
+    """Gives a row without a sharding key the one that its default in Python makes."""
+    column, key = facts.key_column, str(facts.key)
+    if column is not None and column.default is not None and not (key in row or column.key in row):
+        row[key] = default_key(column)
+
+
+def _in_order_of(numbers: list[list[int]], results: list[Result[Any]]) -> Result[Any]:
+    """Returns the returned rows in the order of the rows that were given, where there is one for each."""
+    frozen = [result.freeze() for result in results]
+    rows = [row for one in frozen for row in one().all()]
+    order = [number for of_shard in numbers for number in of_shard]
+    if len(order) == len(rows):
+        rows = [row for _, row in sorted(zip(order, rows, strict=True), key=lambda pair: pair[0])]
+    return frozen[0].with_new_rows(rows)()
+
+
+def _one_row_a_time(statement: Any, rows: list[dict[str, Any]]) -> Any:
+    """Returns an INSERT without the rows of ``values([…])``, which become its parameters.
+
+    Raises:
+        BadArgument: one of several rows has an SQL expression.
+    """
+    if any(
+        hasattr(value, "__clause_element__") or isinstance(value, ClauseElement)
+        for row in rows
+        for value in row.values()
+    ):
+        raise BadArgument(
+            "values([…]) with an SQL expression can't be sent to several shards",
+            hint='Insert these rows one by one, or name the shard: bind_arguments={"shard_id": number}.',
+        )
+    # A copy of it; values() adds rows, and nothing public takes them away.
+    statement = statement.execution_options()
+    statement._multi_values = ()
+    return statement
+
+
+def shard_of_row(row: Mapping[str, Any], read: Read, only: int | None) -> int:
+    """Returns the shard of a row; ``only`` is the one that was named beside it. Raises as insert_rows()."""
+    return shard_told(row, read.reading.telling, read.reading.name, read.finder, only=only)
+
+
+def shard_told(
+    row: Mapping[str, Any], telling: Mapping[str, Tells], name: str, finder: ShardFinder, *, only: int | None
+) -> int:
+    """Returns the shard that a row of the table or model of that name tells. Raises as insert_rows()."""
+    told = {} if only is None else {_BESIDE: only}
+    for key, tells in telling.items():
+        value = row.get(key)
+        if value is not None:
+            try:
+                told[key] = tells.shard(value, finder)
+            except ShardidsError as error:
+                what = f"{key} {shown_value(value)} of a row of {name}: {error.message}"
+                raise type(error)(what, hint=error.hint) from None
+    shards = list(dict.fromkeys(told.values()))
+    if len(shards) == 1:
+        return shards[0]
+    said = ", ".join(
+        f"{key if key == _BESIDE else f'{key} {shown_value(row.get(key))}'} names shard {shard}"
+        for key, shard in told.items()
+    )
+    if shards:
+        raise WrongShard(
+            f"a row of {name} would belong to two shards: {said}",
+            hint="Foreign keys can't cross shards. Nothing was written.",
+        )
+    raise BadArgument(
+        f"nothing tells the shard of a row of {name}",
+        hint=f"Give one of {', '.join(telling) or 'sharding_key() or primary_key()'}, or name the shard:"
+        ' bind_arguments={"shard_id": number}.',
+    )
+
+
+class _Matched:
     """How many rows the shards say that they changed."""
 
-    def __init__(self, results: Iterable[Any]) -> None:
-        found = list(results)
-        self.rowcount = sum(result.rowcount for result in found)
-        self._is_sane = all(result.supports_sane_multi_rowcount() for result in found)
+    def __init__(self, results: Sequence[Any]) -> None:
+        self.rowcount = sum(result.rowcount for result in results)
+        self._is_sane = all(result.supports_sane_multi_rowcount() for result in results)
 
     def supports_sane_multi_rowcount(self) -> bool:
         """Returns whether the count can be relied on."""
@@ -50,10 +214,10 @@ class Matched:
 class AssociationConnection:
     """What a flush writes the rows of association tables over: each into the shard that its keys name."""
 
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
+    def __init__(self, session: NodeSession) -> None:
+        self._session = session
 
-    def execute(self, statement: Any, rows: Sequence[Mapping[str, Any]]) -> Matched:
+    def execute(self, statement: Any, rows: Sequence[Mapping[str, Any]]) -> _Matched:
         """Executes an INSERT, UPDATE or DELETE of rows of an association table.
 
         Raises:
@@ -63,17 +227,13 @@ class AssociationConnection:
         by_shard: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
         for row in rows:
             by_shard[self._shard_of(statement, row)].append(row)
-        return Matched(
-            ShardConnection(self._writer.node_connection(shard), self._writer.options_of(shard)).execute(
-                statement, of_shard
-            )
-            for shard, of_shard in by_shard.items()
-        )
+        connect = self._session.shard_connection
+        return _Matched([connect(shard).execute(statement, some) for shard, some in by_shard.items()])
 
     def _shard_of(self, statement: Any, row: Mapping[str, Any]) -> int:
-        read = Read(statement, row, self._writer.shards)
+        read = Read(statement, row, self._session.shards)
         if isinstance(statement, Insert):
-            return shard_of_row(row, read.reading, self._writer.shards, None)
+            return shard_of_row(row, read, None)
         named = read.named().shards
         if named is None or len(named) != 1:
             raise BadArgument(
@@ -82,53 +242,6 @@ class AssociationConnection:
                 " its columns foreign keys to their IDs.",
             )
         return next(iter(named))
-
-
-class BulkWrites(Claiming):
-    """Bulk operations of a session over all shards."""
-
-    shards: Shards
-    _writing: int | None = None
-    _inserting: int | None = None
-
-    def bulk_save_objects(self, objects: Any, *arguments: Any, **options: Any) -> None:
-        """As :meth:`sqlalchemy.orm.Session.bulk_save_objects`, each object into its shard."""
-        for shard, some in objects_by_shard(objects, self.shards).items():
-            with self.writing_to(shard):
-                super().bulk_save_objects(some, *arguments, **options)
-            self.claim_objects(some, shard)
-
-    def bulk_insert_mappings(self, mapper: Any, mappings: Any, *arguments: Any, **options: Any) -> None:
-        """As :meth:`sqlalchemy.orm.Session.bulk_insert_mappings`, each row into its shard."""
-        for shard, some in mappings_by_shard(inspect(mapper).mapper, mappings, self.shards).items():
-            with self.writing_to(shard):
-                super().bulk_insert_mappings(mapper, some, *arguments, **options)
-            self.claim_rows(inspect(mapper).mapper, some, shard, are_new=True)
-
-    def bulk_update_mappings(self, mapper: Any, mappings: Any) -> None:
-        """As :meth:`sqlalchemy.orm.Session.bulk_update_mappings`, each row in its shard."""
-        for shard, some in mappings_by_shard(inspect(mapper).mapper, mappings, self.shards).items():
-            with self.writing_to(shard):
-                super().bulk_update_mappings(mapper, some)
-            self.claim_rows(inspect(mapper).mapper, some, shard, are_new=False)
-
-    @contextmanager
-    def writing_to(self, shard: int) -> Iterator[None]:
-        """While SQLAlchemy writes rows of one shard by their keys."""
-        self._writing = shard
-        try:
-            yield
-        finally:
-            self._writing = None
-
-    @contextmanager
-    def inserting(self, shard: int) -> Iterator[None]:
-        """While rows are inserted into one shard, not objects into any."""
-        self._inserting = shard
-        try:
-            yield
-        finally:
-            self._inserting = None
 
 
 def objects_by_shard(objects: Iterable[object], finder: ShardFinder) -> dict[int, list[object]]:
@@ -148,12 +261,15 @@ def objects_by_shard(objects: Iterable[object], finder: ShardFinder) -> dict[int
 
 
 def mappings_by_shard(
-    mapper: Mapper[Any], rows: Iterable[dict[str, Any]], finder: ShardFinder
+    mapper: Mapper[Any], rows: Iterable[dict[str, Any]], finder: ShardFinder, only: int | None = None
 ) -> dict[int, list[dict[str, Any]]]:
-    """Returns the rows of a bulk operation by their shards. Raises as :func:`objects_by_shard` does."""
-    reading = Read(insert(mapper), None, finder).reading
+    """Returns the rows of a bulk operation by their shards, or refuses those of others than ``only``.
+
+    Raises as :func:`objects_by_shard` does.
+    """
+    read = Read(insert(mapper), None, finder)
     by_shard: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         with_default_key(facts_of(mapper), row)
-        by_shard[shard_of_row(row, reading, finder, None)].append(row)
+        by_shard[shard_of_row(row, read, only)].append(row)
     return by_shard
