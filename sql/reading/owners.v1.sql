@@ -64,4 +64,5 @@ select distinct on (1) case c.role when 0 then 'public' else pg_get_userbyid(c.r
        pg_describe_object(c.classid, c.objid, 0) as object, current_user as as_role
 from code c
 where c.role not in (select t.oid from trusted t)
+  and not (c.role = 0 and current_setting('shardids.trusted')::jsonb ? 'public')
 order by 1, not (c.classid = 'pg_class'::regclass and exists (select from pg_class t where t.oid = c.objid and t.relkind in ('r', 'p'))), 2;

@@ -147,7 +147,11 @@ def test_who_may_make_a_trigger_with_a_condition_has_to_be_trusted(hostile: Host
         mover.plan_move(hostile.catalog, shard, "b")
     with connected(hostile.urls["a"]) as admin:
         admin.execute(f"revoke trigger on {schema}.notes from app".encode())
-    mover.plan_move(hostile.catalog, shard, "b")
+        mover.plan_move(hostile.catalog, shard, "b")
+        admin.execute(f"grant trigger on {schema}.notes to public".encode())
+    with pytest.raises(MoveRefused, match="--trust public"):
+        mover.plan_move(hostile.catalog, shard, "b")
+    mover.plan_move(hostile.catalog, shard, "b", options=mover.Options(trusted=("public",)))
 
 
 def _load(hostile: Hostile, folder: Path, role: URL, shard: int, table: str, *trusted: str) -> int:
