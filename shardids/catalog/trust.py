@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from sqlalchemy import Connection
 
@@ -38,6 +39,22 @@ class Untrusted:
     def remedy(self) -> str:
         """Returns what to do."""
         return f'If "{self.role}" may do all that "{self.as_role}" may: --trust {self.role}'
+
+
+_ADMINISTERS: Final = """
+    select r.rolsuper or r.rolcreaterole or coalesce(pg_catalog.pg_has_role(e.nspowner, 'member'), false)
+    from pg_catalog.pg_roles r
+    left join pg_catalog.pg_namespace e on e.nspname operator(pg_catalog.=) 'shardids'
+    where r.rolname operator(pg_catalog.=) current_user"""
+
+
+def administers(connection: Connection) -> bool:
+    """Returns whether the session's role is a superuser, may make roles, or may act as the engine's owner.
+
+    Code of a table's owner runs with the rights of any other role, too, but those are an application's. Its
+    session may have any ``search_path``.
+    """
+    return bool(connection.exec_driver_sql(_ADMINISTERS).scalar())
 
 
 def untrusted(

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from shardids import Cluster
 from shardids.catalog.statement_log import logged_copy
 from shardids.catalog.topology import Node
-from shardids.catalog.trust import untrusted
+from shardids.catalog.trust import administers, untrusted
 from shardids.client import blocks
 from shardids.client.copying.copy import failed_line, in_words
 from shardids.client.copying.lanes import Block, Copied, of_driver
@@ -111,6 +111,8 @@ class Sender:
         Raises:
             MissingPrivilege: they could.
         """
+        if not administers(connection):
+            return
         # That of COPY: until the transaction ends, no trigger, default or constraint is made there.
         of_driver(connection).execute(sql.SQL("lock table {} in row exclusive mode").format(table))
         # Its settings are not the load's.

@@ -11,7 +11,8 @@ from sqlalchemy import BigInteger, Connection, Date, Engine, LargeBinary, Text, 
 from sqlalchemy.types import TypeEngine
 
 from shardids.catalog.nodes import Nodes
-from shardids.catalog.queries import read
+from shardids.catalog.queries import prepare, read
+from shardids.catalog.schemas import engine_owner, require_own
 from shardids.catalog.topology import Placement, RegisteredLookup
 from shardids.errors import BadArgument, ClusterConflict
 from shardids.models.lookups import Lookup
@@ -45,7 +46,6 @@ class ShardColumn:
     has_column_grants: bool
     writers: list[str]
     is_guarded: bool
-    planted: str | None
     changed: str | None
 
     def fault(self) -> tuple[str, str] | None:
@@ -134,19 +134,20 @@ def check_claims(columns: dict[int, ShardColumn], lookup: RegisteredLookup) -> N
             )
 
 
-def check_owners(columns: dict[int, ShardColumn], lookup: RegisteredLookup) -> None:
-    """Refuses claims of other roles than the engine's owner, and triggers on claims: they decide what runs.
+def check_owners(nodes: Nodes, placement: Placement, columns: dict[int, ShardColumn]) -> None:
+    """Refuses shards whose claims, or their functions, belong to other roles: they decide what runs.
 
     Raises:
-        ClusterConflict: there are some.
+        MissingPrivilege: there are some.
     """
-    for shard, column in sorted(columns.items()):
-        if column.planted:
-            raise ClusterConflict(
-                f"claims of {lookup} in shard {shard}: {column.planted}, and decides what runs when others"
-                " claim",
-                hint=f"DROP it; then: shardids lookup create {lookup}",
-            )
+
+    def check(name: str, engine: Engine) -> None:
+        schemas = [columns[shard].schema for shard in placement.by_node()[name] if shard in columns]
+        with engine.connect() as connection, connection.begin():
+            prepare(connection)
+            require_own(connection, schemas, engine_owner(connection))
+
+    nodes.each(check, placement.by_node()).all()
 
 
 def check_columns(columns: dict[int, ShardColumn], placement: Placement, lookup: RegisteredLookup) -> None:

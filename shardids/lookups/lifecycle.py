@@ -34,9 +34,9 @@ def create(catalog: Catalog, name: str, *, dry_run: bool = False) -> list[int]:
 
     Raises:
         BadArgument: values of the column can't be claimed in some shard; nothing was made.
-        ClusterConflict: shards are missing, or being moved; or what has the name of claims is not of the
-            engine's owner.
-        MissingPrivilege: the role lacks a privilege.
+        ClusterConflict: shards are missing, or being moved.
+        MissingPrivilege: the role lacks a privilege; or an object with the name of claims belongs to another
+            role than the engine's owner.
     """
     wanted = parsed(name)
     lookup = catalog.lookups().get((wanted.table, wanted.column), wanted)
@@ -45,7 +45,7 @@ def create(catalog: Catalog, name: str, *, dry_run: bool = False) -> list[int]:
     with Nodes(placement.nodes, catalog.url, application_name="shardids lookup") as nodes:
         columns = shard_columns(nodes, placement, lookup)
         check_columns(columns, placement, lookup)
-        check_owners(columns, lookup)
+        check_owners(nodes, placement, columns)
         made = [shard for shard, column in sorted(columns.items()) if not column.has_claims]
         rights = json.dumps(_rights(columns))
 

@@ -61,6 +61,7 @@ def opened(catalog: Catalog, name: str) -> Iterator[Opened]:
     Raises:
         ClusterConflict: there is no such look-up, or the shards differ.
         BadArgument: values of the column can't be claimed any more.
+        MissingPrivilege: claims belong to another role than the engine's owner.
     """
     registered = known(catalog, name)
     placement, description = catalog.placement(), catalog.describe()
@@ -77,7 +78,7 @@ def opened(catalog: Catalog, name: str) -> Iterator[Opened]:
     ):
         columns = shard_columns(nodes, placement, registered)
         check_columns(columns, placement, registered)
-        check_owners(columns, registered)
+        check_owners(nodes, placement, columns)
         check_claims(columns, registered)
         schema_of = partial(schema_name, description.schema_prefix)
         claims_ = partial(

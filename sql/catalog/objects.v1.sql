@@ -107,7 +107,8 @@ object as materialized (
            case when a.attstorage <> t.typstorage then 'storage ' || a.attstorage::text end,
            'compression ' || nullif(a.attcompression::text, ''),
            'statistics ' || nullif(a.attstattarget, -1)::text,
-           'with ' || a.attoptions::text,
+           -- Those of PostgreSQL itself: a vendor's server keeps notes of its own here, such as Debian's 15.20, which differ by table.
+           'with ' || (select array_agg(o order by o)::text from unnest(a.attoptions) o where o ~ '^n_distinct(_inherited)?='),
            'options ' || a.attfdwoptions::text,
            case when not a.attislocal then 'inherited' end)
   from attribute a

@@ -13,7 +13,7 @@ language sql stable set search_path = pg_catalog, pg_temp as $check$
   with wanted as (
     select n.oid, n.nspname, n.nspowner, n.nspacl,
            n.nspname in ('shardids', 'shardids_catalog', 'shardids_query', 'shardids_nodes', 'shardids_foreign',
-                         'shardids_local', 'shardids_inplace', 'shardids_relay', 'shardids_adopt')
+                         'shardids_local', 'shardids_inplace', 'shardids_relay', 'shardids_adopt', 'shardids_reader')
              as is_whole
     from pg_namespace n where n.nspname = any ($1)),
   ours as (select r.oid from pg_roles r where r.rolname = $2),
@@ -36,9 +36,9 @@ language sql stable set search_path = pg_catalog, pg_temp as $check$
       union all select 'pg_statistic_ext'::regclass, s.oid, s.stxnamespace, s.stxname, s.stxowner from pg_statistic_ext s) o
       on o.namespace = n.oid
     where (n.is_whole
-           or o.classid = 'pg_class'::regclass and (o.name in ('id_counter', 'id_offset', 'shardids_version') or starts_with(o.name, 'shardids_counter'))
+           or o.classid = 'pg_class'::regclass and (o.name in ('id_counter', 'id_offset', 'shardids_version') or starts_with(o.name, 'shardids_counter') or starts_with(o.name, 'shardids_lookup_'))
            or o.classid = 'pg_proc'::regclass and (o.name in ('next_id', 'next_ids', 'late_id', 'set_aside', 'next_number', 'next_lane_number')
-                                                   or starts_with(o.name, 'shardids_number_')))
+                                                   or starts_with(o.name, 'shardids_number_') or starts_with(o.name, 'shardids_lookup_')))
       -- The owner of an extension can make any object of its own a member.
       and not exists (
         select from pg_depend d
@@ -69,7 +69,7 @@ language sql stable set search_path = pg_catalog, pg_temp as $check$
     join pg_depend d on d.classid = c.classid and d.objid = c.oid and d.refclassid = 'pg_proc'::regclass
     join pg_proc p on p.oid = d.refobjid
     join pg_roles r on r.oid = p.proowner and not r.rolsuper
-    where o.classid = 'pg_class'::regclass and o.is_whole and p.proowner is distinct from (select oid from ours)
+    where o.classid = 'pg_class'::regclass and p.proowner is distinct from (select oid from ours)
     union all
     -- The owner of a server chooses the database that it leads to.
     select n.nspname, 'server', format('foreign server %I', s.srvname), s.srvowner

@@ -121,7 +121,7 @@ problem (text) as (
   select format('%s.%s has privileges of its own', relid::regclass, attname) from col where attacl is not null
   union all
   select format('%s.%s has options or a statistics target', relid::regclass, attname) from col
-  where attoptions is not null or attstattarget <> -1
+  where attoptions::text ~ '[{,]n_distinct(_inherited)?=' or attstattarget <> -1
   union all
   select format('%s hangs on %s.%s', pg_describe_object(classid, objid, objsubid), relid::regclass, attname) from dependent
   union all

@@ -28,19 +28,8 @@ declare
 begin
   perform pg_advisory_xact_lock(1936220517, (select s.id from shardids.shard s where s.schema = current_setting('shardids.schema')));
   -- Their owner decides what runs when others claim.
-  for other in
-    select c.relowner as role, 'table' as kind from pg_class c where c.oid = to_regclass(there)
-    union all
-    select p.proowner, 'function' from pg_proc p
-    where p.pronamespace = (select n.oid from pg_namespace n where n.nspname = current_setting('shardids.schema'))
-      and p.proname = current_setting('shardids.claims')
-  loop
-    if other.role <> owner then
-      raise exception using
-        errcode = 'object_not_in_prerequisite_state',
-        message = format('%s %s belongs to role "%s"', other.kind, there, pg_get_userbyid(other.role)),
-        hint = 'DROP it, and create the look-up again.';
-    end if;
+  for other in select * from shardids.strangers_objects(array[schema]::name[], pg_get_userbyid(owner)) loop
+    raise insufficient_privilege using message = other.message, hint = other.fix;
   end loop;
   if to_regclass(there) is null then
     -- The column's own type, with its length and its collation.

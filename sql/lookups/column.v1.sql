@@ -36,18 +36,6 @@ select s.id as shard, s.schema,
              and g.tgfoid = 'shardids.refuse_unclaimed'::regproc)) as is_guarded,
        (select string_agg(distinct w.what, '; ' order by w.what)
         from (
-          select format('role "%s" owns %I', pg_get_userbyid(o.role), current_setting('shardids.claims'))
-          from (select claims.relowner union all
-                select p.proowner from pg_proc p where p.pronamespace = n.oid and p.proname = current_setting('shardids.claims')) o (role)
-          where o.role <> e.nspowner
-          union all
-          select format('%I is no table', claims.relname) where claims.relkind <> 'r'
-          union all
-          select format('trigger %I is on %I', g.tgname, claims.relname)
-          from pg_trigger g where g.tgrelid = claims.oid and not g.tgisinternal
-            and g.tgfoid not in (select p.oid from pg_proc p where p.pronamespace = e.oid)) w (what)) as planted,
-       (select string_agg(distinct w.what, '; ' order by w.what)
-        from (
           select format('%s has %s on %I', case a.grantee when 0 then 'PUBLIC' else format('role "%s"', pg_get_userbyid(a.grantee)) end,
                         a.privilege_type, claims.relname)
           from aclexplode(claims.relacl) a
@@ -57,7 +45,6 @@ select s.id as shard, s.schema,
           where p.pronamespace = n.oid and p.proname = current_setting('shardids.claims')
           having claims.oid is not null and count(*) <> 2) w (what)) as changed
 from shardids.shard s
-join pg_namespace e on e.nspname = 'shardids'
 join pg_namespace n on n.nspname = s.schema
 left join pg_class c on c.relnamespace = n.oid and c.relname = current_setting('shardids.table') and c.relkind in ('r', 'p')
 left join pg_attribute a on a.attrelid = c.oid and a.attname = current_setting('shardids.column') and not a.attisdropped

@@ -6,7 +6,7 @@
 -- Privileges: none.
 --
 -- Which code there is, is not asked: an expression of PostgreSQL's own functions runs any statement, by query_to_xml.
--- Superusers and the session's role are trusted. Nothing is returned to a role that may do less than they: its INSERT does the same.
+-- Superusers and the session's role are trusted.
 
 with recursive here as (
   select d.oid from pg_database d where d.datname = current_database()),
@@ -64,7 +64,5 @@ select distinct on (1) case c.role when 0 then 'public' else pg_get_userbyid(c.r
        pg_describe_object(c.classid, c.objid, 0) as object, current_user as as_role
 from code c
 where c.role not in (select t.oid from trusted t)
-  and exists (select from pg_roles r where r.rolname = current_user
-              and (r.rolsuper or r.rolcreaterole or not current_setting('shardids.is_node')::boolean
-                   or exists (select from engine e where pg_has_role(r.oid, e.owner, 'member'))))
+  and not (c.role = 0 and current_setting('shardids.trusted')::jsonb ? 'public')
 order by 1, not (c.classid = 'pg_class'::regclass and exists (select from pg_class t where t.oid = c.objid and t.relkind in ('r', 'p'))), 2;

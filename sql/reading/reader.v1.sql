@@ -14,6 +14,7 @@ do $do$
 declare
   engine constant name := (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = 'shardids');
   is_superuser constant boolean := (select r.rolsuper from pg_roles r where r.rolname = current_user);
+  stranger record;
 begin
   if to_regrole('shardids_reader') is null then
     begin
@@ -38,12 +39,9 @@ begin
     grant shardids_reader to current_user;
   end if;
   create schema if not exists shardids_reader authorization shardids_reader;
-  if (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = 'shardids_reader') <> 'shardids_reader' then
-    raise insufficient_privilege using
-      message = format('schema shardids_reader belongs to role "%s", not to "shardids_reader"',
-                       (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = 'shardids_reader')),
-      hint = 'If it is empty: DROP SCHEMA shardids_reader';
-  end if;
+  for stranger in select * from shardids.strangers_objects(array['shardids_reader']::name[], 'shardids_reader') loop
+    raise insufficient_privilege using message = stranger.message, hint = stranger.fix;
+  end loop;
   drop function if exists shardids_reader.read(text[]);
 
   -- Each query returns one jsonb. Of one that fails: the error.

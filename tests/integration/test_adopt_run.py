@@ -283,6 +283,23 @@ def test_rows_are_read_as_a_role_that_only_reads_where_others_own_tables(shop: S
     assert_as_before(shop)
 
 
+def test_rows_are_not_written_to_tables_of_others_in_the_shards(shop: Shop) -> None:
+    table = f"{schema(1)}.users"
+    node = shop.catalog.node_of(1).name
+    with shop.connected(node) as admin:
+        admin.execute("create role mallory")
+        admin.execute(f"alter table {table} owner to mallory".encode())
+        try:
+            where = f'node "{node}": role "mallory" can change what table {table} runs'
+            with pytest.raises(AdoptionRefused, match=where):
+                adoption.run(shop.catalog, shop.plan)
+            adoption.check(shop.catalog, shop.plan, trusted=["mallory"])
+        finally:
+            admin.execute(f"alter table {table} owner to postgres".encode())
+            admin.execute("drop owned by mallory; drop role mallory")
+    assert_as_before(shop)
+
+
 def test_a_table_that_is_changed_meanwhile_stops_the_switch(shop: Shop) -> None:
     adoption.run(shop.catalog, shop.plan)
     with shop.connected("source") as source:

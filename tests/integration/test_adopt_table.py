@@ -267,6 +267,22 @@ REFUSED = {
 }
 
 
+def test_column_options_that_postgresql_does_not_know_are_left_alone(database: tuple[URL, Catalog]) -> None:
+    url, catalog = database
+    with connected(url) as connection:
+        connection.execute(
+            "create table t (id serial primary key); set allow_system_table_mods = on;"
+            " update pg_attribute set attoptions = '{pg_attver=22158952}' where attrelid = 't'::regclass"
+        )
+        change_key(catalog, "public.t", 0, dry_run=True)
+        connection.execute(
+            "update pg_attribute set attoptions = '{pg_attver=22158952,n_distinct=7}'"
+            " where attrelid = 't'::regclass"
+        )
+    with pytest.raises(AdoptionRefused, match=r"t\.id has options"):
+        change_key(catalog, "public.t", 0, dry_run=True)
+
+
 @pytest.mark.parametrize("says", sampled(REFUSED, every=3))
 def test_what_is_not_known_is_refused(database: tuple[URL, Catalog], says: str) -> None:
     url, catalog = database

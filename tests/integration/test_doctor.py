@@ -263,6 +263,20 @@ def test_tables_that_are_well(pair: Pair) -> None:
     assert examined(with_tables(pair)[0]).findings == ()
 
 
+NOTES = """set allow_system_table_mods = on;
+    update pg_attribute set attoptions = array['pg_attver=' || attrelid]
+    where attrelid = any (array['shard_0000.users', 'shard_0001.users']::regclass[]) and attname <> 'name'"""
+
+
+def test_column_options_that_postgresql_does_not_know_are_no_difference(pair: Pair) -> None:
+    a, _ = with_tables(pair)
+    run(a, NOTES)
+    assert examined(a).findings == ()
+    run(a, "alter table shard_0000.users alter name set (n_distinct = 7)")
+    (finding,) = examined(a).findings
+    assert "n_distinct" in finding.what
+
+
 def test_an_index_that_is_finished_while_indexes_are_read_is_not_invalid(pair: Pair) -> None:
     a, _ = with_tables(pair)
     change = "update pg_index set indisvalid = {} where indexrelid = 'shard_0001.users_name'::regclass"

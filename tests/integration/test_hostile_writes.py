@@ -15,7 +15,7 @@ from shardids.adopt import replication as adopting
 from shardids.adopt.sides import Side as AdoptSide
 from shardids.catalog.nodes import administrative_engine
 from shardids.catalog.rows import Catalog
-from shardids.catalog.trust import untrusted
+from shardids.catalog.trust import administers, untrusted
 from shardids.catalog.urls import parse_url
 from shardids.dev.embedded import temporary_servers
 from shardids.errors import ClusterConflict, CopyFailed, MissingPrivilege, MoveRefused
@@ -147,7 +147,11 @@ def test_who_may_make_a_trigger_with_a_condition_has_to_be_trusted(hostile: Host
         mover.plan_move(hostile.catalog, shard, "b")
     with connected(hostile.urls["a"]) as admin:
         admin.execute(f"revoke trigger on {schema}.notes from app".encode())
-    mover.plan_move(hostile.catalog, shard, "b")
+        mover.plan_move(hostile.catalog, shard, "b")
+        admin.execute(f"grant trigger on {schema}.notes to public".encode())
+    with pytest.raises(MoveRefused, match="--trust public"):
+        mover.plan_move(hostile.catalog, shard, "b")
+    mover.plan_move(hostile.catalog, shard, "b", options=mover.Options(trusted=("public",)))
 
 
 def _load(hostile: Hostile, folder: Path, role: URL, shard: int, table: str, *trusted: str) -> int:
@@ -180,10 +184,10 @@ def test_a_load_goes_on_with_trust_and_as_a_role_that_administers_nothing(
     with pytest.raises(CopyFailed, match=f'role "app" can change what table {schema}.notes runs'):
         _load(hostile, tmp_path, hostile.urls["a"], shard, "notes")
     assert _load(hostile, tmp_path, hostile.urls["a"], shard, "notes", "app") == 2
-    for role in ("loader", "app"):
-        engine = administrative_engine(hostile.url(role), what="node")
+    for url, is_asked in ((hostile.url("loader"), False), (hostile.urls["a"], True)):
+        engine = administrative_engine(url, what="node")
         with engine.connect() as connection:
-            assert untrusted(connection, [f"{schema}.notes"]) == []
+            assert administers(connection) is is_asked
         engine.dispose()
 
 

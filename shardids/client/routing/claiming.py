@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, Final
+from weakref import WeakSet
 
 import psycopg
 from sqlalchemy import (
@@ -31,11 +32,13 @@ from shardids.errors import BadArgument
 from shardids.models.lookups import Lookup, lookups_are_defined, lookups_of, lookups_of_mapper
 
 _IS_CLAIMED: Final[ContextVar[bool]] = ContextVar("shardids_is_claimed", default=False)
+_WAITING: Final[WeakSet[Engine]] = WeakSet()
 
 
 @contextmanager
 def writing() -> Iterator[None]:
     """The session claims what is written inside, once it is written."""
+    _mark_waiting()
     token = _IS_CLAIMED.set(True)
     try:
         yield
@@ -44,14 +47,25 @@ def writing() -> Iterator[None]:
 
 
 def mark_writes(engine: Engine) -> None:
-    """Makes a new engine, and all that are derived from it, mark what sessions claim; before it is used."""
-    event.listen(engine, "before_cursor_execute", _marked, retval=True)
+    """Makes an engine, and all that are derived from it, mark what sessions claim.
+
+    Until a look-up key is defined it only waits: a listener adds to the cost of each statement.
+    """
+    _WAITING.add(engine)
+    _mark_waiting()
+
+
+def _mark_waiting() -> None:
+    if _WAITING and lookups_are_defined():
+        for engine in list(_WAITING):
+            event.listen(engine, "before_cursor_execute", _marked, retval=True)
+            _WAITING.discard(engine)
 
 
 def _marked(
     _connection: object, _cursor: object, sql: str, parameters: Any, context: Any, _is_many: object
 ) -> tuple[str, Any]:
-    if _IS_CLAIMED.get() and lookups_are_defined() and (context.isinsert or context.isupdate):
+    if _IS_CLAIMED.get() and (context.isinsert or context.isupdate):
         statement = getattr(context.compiled, "statement", None)
         if lookups_of(getattr(statement, "table", None)):
             return MARK + sql, parameters
@@ -89,7 +103,7 @@ class Claiming(Session):
     # All of SQLAlchemy's ways to execute meet in it, also those that a class of the application's own adds.
     # A statement with a parent is routed already: a listener executes it.
     def _execute_internal(self, statement: Any, params: Any = None, **options: Any) -> Any:
-        if options.get("_parent_execute_state") is not None:
+        if not lookups_are_defined() or options.get("_parent_execute_state") is not None:
             return super()._execute_internal(statement, params, **options)
         _refuse_inside(statement)
         written = written_by(statement, params)
@@ -107,7 +121,7 @@ class Claiming(Session):
 
     def flush(self, objects: Any = None) -> None:
         """Writes objects, as :meth:`sqlalchemy.orm.Session.flush` does, and claims their look-up keys."""
-        with writing():
+        with writing() if lookups_are_defined() else nullcontext():
             super().flush(objects)
 
     def bulk_save_objects(self, objects: Any, *arguments: Any, **options: Any) -> None:
@@ -191,8 +205,7 @@ def _refuse_inside(statement: Any) -> None:
     Raises:
         BadArgument: a CTE or ``from_statement()`` has one.
     """
-    inside = reading_of(statement)[0].inner_lookup if lookups_are_defined() else None
-    if inside is not None:
+    if (inside := reading_of(statement)[0].inner_lookup) is not None:
         raise BadArgument(
             f"{inside} is a look-up key, and an INSERT or UPDATE within another statement writes it",
             hint="Execute it by itself: a session claims what insert() and update() write.",

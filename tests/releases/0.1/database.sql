@@ -4065,7 +4065,7 @@ CREATE FUNCTION shardids.strangers_objects(schemas name[], owner name) RETURNS T
   with wanted as (
     select n.oid, n.nspname, n.nspowner, n.nspacl,
            n.nspname in ('shardids', 'shardids_catalog', 'shardids_query', 'shardids_nodes', 'shardids_foreign',
-                         'shardids_local', 'shardids_inplace', 'shardids_relay', 'shardids_adopt')
+                         'shardids_local', 'shardids_inplace', 'shardids_relay', 'shardids_adopt', 'shardids_reader')
              as is_whole
     from pg_namespace n where n.nspname = any ($1)),
   ours as (select r.oid from pg_roles r where r.rolname = $2),
@@ -4088,9 +4088,9 @@ CREATE FUNCTION shardids.strangers_objects(schemas name[], owner name) RETURNS T
       union all select 'pg_statistic_ext'::regclass, s.oid, s.stxnamespace, s.stxname, s.stxowner from pg_statistic_ext s) o
       on o.namespace = n.oid
     where (n.is_whole
-           or o.classid = 'pg_class'::regclass and (o.name in ('id_counter', 'id_offset', 'shardids_version') or starts_with(o.name, 'shardids_counter'))
+           or o.classid = 'pg_class'::regclass and (o.name in ('id_counter', 'id_offset', 'shardids_version') or starts_with(o.name, 'shardids_counter') or starts_with(o.name, 'shardids_lookup_'))
            or o.classid = 'pg_proc'::regclass and (o.name in ('next_id', 'next_ids', 'late_id', 'set_aside', 'next_number', 'next_lane_number')
-                                                   or starts_with(o.name, 'shardids_number_')))
+                                                   or starts_with(o.name, 'shardids_number_') or starts_with(o.name, 'shardids_lookup_')))
       -- The owner of an extension can make any object of its own a member.
       and not exists (
         select from pg_depend d
@@ -4121,7 +4121,7 @@ CREATE FUNCTION shardids.strangers_objects(schemas name[], owner name) RETURNS T
     join pg_depend d on d.classid = c.classid and d.objid = c.oid and d.refclassid = 'pg_proc'::regclass
     join pg_proc p on p.oid = d.refobjid
     join pg_roles r on r.oid = p.proowner and not r.rolsuper
-    where o.classid = 'pg_class'::regclass and o.is_whole and p.proowner is distinct from (select oid from ours)
+    where o.classid = 'pg_class'::regclass and p.proowner is distinct from (select oid from ours)
     union all
     -- The owner of a server chooses the database that it leads to.
     select n.nspname, 'server', format('foreign server %I', s.srvname), s.srvowner
@@ -5496,9 +5496,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (383415651001171970);
-INSERT INTO shard_0000.kept VALUES (383415651001171971);
-INSERT INTO shard_0000.kept VALUES (383415651001171972);
+INSERT INTO shard_0000.kept VALUES (383417753534464002);
+INSERT INTO shard_0000.kept VALUES (383417753534464003);
+INSERT INTO shard_0000.kept VALUES (383417753534464004);
 
 
 --
@@ -5526,8 +5526,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711530519020554339/5/16698', 1, 3731051971369500672, '757', '2026-11-24 00:36:54.685281+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711530519020554339/5/16698', 1, 3731051971369500672, '758', '2026-11-24 00:36:54.694535+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711532670501921112/5/16698', 1, 2472137545845047296, '757', '2026-11-24 00:45:15.968748+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711532670501921112/5/16698', 1, 2472137545845047296, '758', '2026-11-24 00:45:15.981067+00', NULL);
 
 
 --
@@ -5553,7 +5553,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-24 00:36:54.591334+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-24 00:45:15.799635+00');
 
 
 --
@@ -5572,7 +5572,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-24 00:36:54.69875+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-24 00:45:15.989795+00', NULL);
 
 
 --
@@ -5649,7 +5649,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3731052062782915389, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 2472137637258963296, true);
 
 
 --
@@ -5663,7 +5663,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 3731052062782915366, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 2472137637258963276, true);
 
 
 --
@@ -5698,7 +5698,7 @@ SELECT pg_catalog.setval('shardids.before_4', 1, false);
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91413414683, true);
+SELECT pg_catalog.setval('shardids.step_1', 91413915967, true);
 
 
 --
@@ -5733,7 +5733,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91413414693, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91413915979, true);
 
 
 --
