@@ -170,6 +170,24 @@ _MOMENTS: Final = (Date, DateTime, Time)
 """Types of which Python cannot have every value: 'infinity', or 24:00."""
 
 
+@total_ordering
+class _Descending:
+    """A rank that comes before lower ones."""
+
+    __slots__ = ("rank",)
+
+    def __init__(self, rank: Any) -> None:
+        self.rank = rank
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Descending) and bool(self.rank == other.rank)
+
+    def __lt__(self, other: _Descending) -> bool:
+        return bool(other.rank < self.rank)
+
+    __hash__ = None  # type: ignore[assignment]  # it is only compared
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderKey:
     """One key of ORDER BY.
@@ -201,12 +219,12 @@ class OrderKey:
             f"{name} {'DESC' if self.descending else 'ASC'} NULLS {'FIRST' if self.nulls_first else 'LAST'}"
         )
 
-    def sort(self, rows: list[Any], place: int) -> None:
-        """Sorts rows as PostgreSQL does by the value at this place, and leaves equal ones in their order."""
-        rows.sort(key=lambda row: self.rank(row[place]), reverse=self.descending)
+    def rank(self, value: Any) -> Any:
+        """Returns what a value is compared by, as PostgreSQL does: the lower first."""
+        rank = self._rank(value)
+        return _Descending(rank) if self.descending else rank
 
-    def rank(self, value: Any) -> tuple[Any, ...]:
-        """Returns what a value is compared by: the lower first, or the higher if the order is descending."""
+    def _rank(self, value: Any) -> tuple[Any, ...]:
         if value is None:
             return (0,) if self.nulls_first is not self.descending else (3,)
         if type(value) is str and not self.in_byte_order:
@@ -267,26 +285,31 @@ class MergePlan:
         return [self.key_name.format(number) for number in range(len(self.keys))]
 
     def merged(
-        self, answers: Sequence[Sequence[Row]], places: Sequence[int], *, is_sorted: bool = False
-    ) -> list[Row]:
-        """Returns the rows of all nodes as one, in the plan's order; ``places`` has the keys."""
+        self, streams: Iterable[Iterable[Row]], places: Sequence[int], *, is_sorted: bool
+    ) -> Iterator[Row]:
+        """Returns the rows of all nodes as one, in the plan's order; ``places`` has the keys.
+
+        If each stream ``is_sorted``, they are read no further than needed.
+        """
         if self.folds:
-            columns = zip(*chain.from_iterable(answers), strict=True)
-            rows: list[Row] = [
-                [_folded(fold, values) for fold, values in zip(self.folds, columns, strict=True)]
+            columns = zip(*chain.from_iterable(streams), strict=True)
+            known = ([value for value in values if value is not None] for values in columns)
+            folded = [
+                fold(values) if values else None for fold, values in zip(self.folds, known, strict=True)
             ]
+            rows: Iterator[Row] = iter([folded])
+        elif not places:
+            rows = chain.from_iterable(streams)
         else:
-            rows = list(chain.from_iterable(answers))
-            if not is_sorted:
-                # To sort what is made of sorted runs is to merge them.
-                for key, place in reversed(list(zip(self.keys, places, strict=True))):
-                    key.sort(rows, place)
-        return rows[self.offset : None if self.limit is None else self.offset + self.limit]
+            keys = list(zip(self.keys, places, strict=True))
 
+            def rank(row: Row) -> list[Any]:
+                return [key.rank(row[place]) for key, place in keys]
 
-def _folded(fold: Fold, values: Sequence[Any]) -> Any:
-    known = [value for value in values if value is not None]
-    return fold(known) if known else None
+            # To sort what is made of sorted runs is to merge them, in fewer steps of Python.
+            every = chain.from_iterable(streams)
+            rows = merge(*streams, key=rank) if is_sorted else iter(sorted(every, key=rank))
+        return islice(rows, self.offset, None if self.limit is None else self.offset + self.limit)
 
 
 def plan(statement: Any, parameters: Any) -> MergePlan:
@@ -404,13 +427,9 @@ def gather(plan: MergePlan, asked: Mapping[Connection, Sequence[Question]]) -> R
         answers = [part() for part in parts]
     else:
         answers = _awaited(parts) if next(iter(asked)).dialect.is_async else together(parts)
-    places, kept, description = _split_columns(plan, answers[0][1])
     # PostgreSQL's sort leaves equal rows in any order, and those of one object have the order of a branch.
     is_sorted = len(answers) == 1 and not next(iter(asked.values()))[0].compiled.multiplies_rows
-    rows = plan.merged([rows for rows, _ in answers], places, is_sorted=is_sorted)
-    if places:
-        rows = [[row[place] for place in kept] for row in rows]
-    return Replay(rows, description)
+    return _merged(plan, [rows for rows, _ in answers], answers[0][1], is_sorted=is_sorted)
 
 
 def stream(plan: MergePlan, asked: Mapping[Connection, Sequence[Question]], chunk: int) -> Replay:
@@ -422,44 +441,27 @@ def stream(plan: MergePlan, asked: Mapping[Connection, Sequence[Question]], chun
         sent_to(connection, *node_statement(plan, questions), stream_results=True)
         for connection, questions in asked.items()
     ]
-    places, kept, description = _split_columns(plan, results[0].cursor.description)
-
-    def rank(row: Row) -> tuple[Any, ...]:
-        ranks = ((key, key.rank(row[place])) for key, place in zip(plan.keys, places, strict=True))
-        return tuple(_Descending(one) if key.descending else one for key, one in ranks)
-
     streams = [chain.from_iterable(iter(partial(result.fetchmany, chunk), [])) for result in results]
-    rows: Iterator[Row] = merge(*streams, key=rank) if places else chain.from_iterable(streams)
-    rows = islice(rows, plan.offset, None if plan.limit is None else plan.offset + plan.limit)
-    if places:
-        rows = ([row[place] for place in kept] for row in rows)
-    return Replay(rows, description, results)
+    return _merged(plan, streams, results[0].cursor.description, is_sorted=True, results=results)
 
 
-@total_ordering
-class _Descending:
-    """A rank that comes before lower ones."""
-
-    __slots__ = ("rank",)
-
-    def __init__(self, rank: Any) -> None:
-        self.rank = rank
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Descending) and bool(self.rank == other.rank)
-
-    def __lt__(self, other: _Descending) -> bool:
-        return bool(other.rank < self.rank)
-
-    __hash__ = None  # type: ignore[assignment]  # it is only compared
-
-
-def _split_columns(plan: MergePlan, description: Sequence[Any]) -> tuple[list[int], list[int], list[Any]]:
-    """Returns the places of the plan's keys, those of all else, and the description of that."""
+def _merged(
+    plan: MergePlan,
+    streams: Sequence[Iterable[Row]],
+    description: Sequence[Any],
+    *,
+    is_sorted: bool,
+    results: Sequence[Any] = (),
+) -> Replay:
+    """Returns the rows of all nodes without the columns that they are merged by; ``results`` are streamed."""
     found = {column[0]: place for place, column in enumerate(description)}
-    keys = [found[name] for name in plan.key_names]
-    kept = [place for place in range(len(description)) if place not in keys]
-    return keys, kept, [description[place] for place in kept]
+    places = [found[name] for name in plan.key_names]
+    rows = plan.merged(streams, places, is_sorted=is_sorted)
+    if places:
+        kept = [place for place in range(len(description)) if place not in places]
+        rows = ([row[place] for place in kept] for row in rows)
+        description = [description[place] for place in kept]
+    return Replay(rows, description, results)
 
 
 def node_statement(plan: MergePlan, questions: Sequence[Question]) -> tuple[str, dict[str, Any]]:
