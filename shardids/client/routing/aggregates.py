@@ -240,41 +240,33 @@ class _Steps:
         self._core = core
         self._clauses = clauses
         self._source = source
-        self._keys = clauses.group_by
         self._kind_of = kind_of
         self._partials: list[tuple[Any, Parts]] = []
 
     def made(self) -> Select[Any] | None:
-        columns, having, order_by = (
-            list(self._core.inner_columns),
-            self._clauses.having,
-            self._clauses.order_by,
-        )
-        expressions = (*columns, *having, *order_by)
-        for aggregate in (found for one in expressions for found in self._aggregates(one)):
+        given = (list(self._core.inner_columns), self._clauses.having, self._clauses.order_by)
+        for aggregate in (found for some in given for one in some for found in self._aggregates(one)):
             parts = parts_of(aggregate)
             if parts is None:
                 return None
             self._partials.append((aggregate, parts))
-        if not (self._keys or self._partials):
+        if not (self._clauses.group_by or self._partials):
             return None
         inner = self._inner()
-        if not all(self._is_combined(self._combined(one, inner), inner) for one in expressions):
+        columns, having, order_by = ([self._combined(one, inner) for one in some] for some in given)
+        # They read nothing but what the nodes have computed.
+        read = (part for one in (*columns, *having, *order_by) for part in visitors.iterate(one))
+        if any(
+            part.__visit_name__ == "column" and getattr(part, "table", None) is not inner for part in read
+        ):
             return None
-        outer = select(*(self._combined(one, inner) for one in columns)).select_from(inner)
-        outer = outer.group_by(*(inner.c[f"k{n}"] for n in range(len(self._keys))))
-        outer = outer.having(*(self._combined(one, inner) for one in having))
-        outer = outer.order_by(*(self._combined(one, inner) for one in order_by))
+        outer = select(*columns).select_from(inner).having(*having).order_by(*order_by)
+        outer = outer.group_by(*(inner.c[f"k{n}"] for n in range(len(self._clauses.group_by))))
         return outer.limit(self._clauses.limit).offset(self._clauses.offset)
-
-    def _is_combined(self, expression: Any, inner: Any) -> bool:
-        """Returns whether it reads nothing but what the nodes have computed."""
-        columns = (part for part in visitors.iterate(expression) if part.__visit_name__ == "column")
-        return all(getattr(part, "table", None) is inner for part in columns)
 
     def _inner(self) -> Any:
         node: Any = column(NODE_COLUMN)
-        keys = [key.label(f"k{n}") for n, key in enumerate(self._keys)]
+        keys = [key.label(f"k{n}") for n, key in enumerate(self._clauses.group_by)]
         parts = [
             part.label(f"a{n}_{place}")
             for n, (_, parts) in enumerate(self._partials)
@@ -283,23 +275,23 @@ class _Steps:
         inner = select(node, *keys, *parts).select_from(self._source)
         if self._core.whereclause is not None:
             inner = inner.where(self._core.whereclause)
-        return inner.group_by(node, *self._keys).subquery()
+        return inner.group_by(node, *self._clauses.group_by).subquery()
 
     def _aggregates(self, expression: Any) -> Iterator[Any]:
-        if self._is_key(expression) is not None:
-            return
-        if self._is_aggregate(expression):
-            yield expression
-            return
-        for child in expression.get_children():
-            yield from self._aggregates(child)
+        if self._is_key(expression) is None:
+            if self._is_aggregate(expression):
+                yield expression
+            else:
+                for child in expression.get_children():
+                    yield from self._aggregates(child)
 
     def _is_aggregate(self, element: Any) -> bool:
         function = element.func if isinstance(element, FunctionFilter) else element
         return isinstance(function, FunctionElement) and self._kind_of(_name(function)) is Kind.AGGREGATE
 
     def _is_key(self, element: Any) -> int | None:
-        return next((n for n, key in enumerate(self._keys) if element is key or element.compare(key)), None)
+        keys = enumerate(self._clauses.group_by)
+        return next((n for n, key in keys if element is key or element.compare(key)), None)
 
     def _combined(self, expression: Any, inner: Any) -> Any:
         def replace(element: Any, **_: Any) -> Any:
