@@ -166,6 +166,17 @@ def people(cluster: Cluster, each: int = 2) -> dict[str, int]:
         return {user.name: user.id for user in users}
 
 
+def test_events_of_a_flush_ask_all_shards(cluster: Cluster) -> None:
+    people(cluster)
+    counts: list[int | None] = []
+    with cluster.sharded_session() as session:
+        for name in ("before_flush", "after_flush", "after_flush_postexec"):
+            event.listen(session, name, lambda one, *_: counts.append(len(one.scalars(select(User)).all())))
+        session.add(User(name="eve", age=3))
+        session.flush()
+        assert counts == [16, 17, 17]
+
+
 def test_objects_are_written_where_their_key_and_their_parents_say(cluster: Cluster) -> None:
     ids = people(cluster)
     assert len(set(ids.values())) == 16

@@ -76,6 +76,7 @@ class Claiming(Session):
     """A session that claims the values of look-up keys that it writes."""
 
     claims: Claimant
+    is_flushing = False
     _sent_to: int | None = None
 
     def connection_to(self, shard: int) -> Connection:
@@ -121,8 +122,12 @@ class Claiming(Session):
 
     def flush(self, objects: Any = None) -> None:
         """Writes objects, as :meth:`sqlalchemy.orm.Session.flush` does, and claims their look-up keys."""
-        with writing() if lookups_are_defined() else nullcontext():
-            super().flush(objects)
+        outer, self.is_flushing = self.is_flushing, True
+        try:
+            with writing() if lookups_are_defined() else nullcontext():
+                super().flush(objects)
+        finally:
+            self.is_flushing = outer
 
     def bulk_save_objects(self, objects: Any, *arguments: Any, **options: Any) -> None:
         """As :meth:`sqlalchemy.orm.Session.bulk_save_objects`, each object in its shard."""

@@ -181,7 +181,7 @@ class RoutedSession(NodeSession, Claiming, ShardedSession):
         return mappings_by_shard(mapper, rows, self.shards)
 
     def _flush_before(self, *, is_wanted: bool = True) -> None:
-        if is_wanted and self.autoflush and self._placed is None:
+        if is_wanted and self.autoflush and not self.is_flushing:
             self.flush()
 
     def _look_up(self, lookup: Lookup, values: Iterable[Any]) -> Claimed | None:
