@@ -100,6 +100,8 @@ class Claiming(Session):
         """Returns the rows of a bulk operation by their shards."""
         raise NotImplementedError
 
+    # All of SQLAlchemy's ways to execute meet in it, also those that a class of the application's own adds.
+    # A statement with a parent is routed already: a listener executes it.
     def _execute_internal(self, statement: Any, params: Any = None, **options: Any) -> Any:
         if not lookups_are_defined() or options.get("_parent_execute_state") is not None:
             return super()._execute_internal(statement, params, **options)
@@ -113,9 +115,8 @@ class Claiming(Session):
             shard = self._shard_written()
         finally:
             self._sent_to = outer
-        if written and shard is not None:
-            with self._lost_if_it_fails():
-                self._claim((lookup, value, shard) for lookup, value in written)
+        if shard is not None:
+            self._claim_beside(written, shard)
         return result
 
     def flush(self, objects: Any = None) -> None:
@@ -128,7 +129,8 @@ class Claiming(Session):
         for shard, some in self.objects_by_shard(objects).items():
             with writing(), self.writing_to(shard):
                 super().bulk_save_objects(some, *arguments, **options)
-            self._claim_objects(some, shard)
+            states: Iterator[InstanceState[Any]] = map(inspect, some)
+            self._claim_beside((pair for one in states for pair in _written_of(one)), shard)
 
     def bulk_insert_mappings(self, mapper: Any, mappings: Any, *arguments: Any, **options: Any) -> None:
         """As :meth:`sqlalchemy.orm.Session.bulk_insert_mappings`, each row into its shard."""
@@ -136,7 +138,8 @@ class Claiming(Session):
         for shard, some in self.rows_by_shard(of, mappings, are_new=True).items():
             with writing(), self.writing_to(shard):
                 super().bulk_insert_mappings(mapper, some, *arguments, **options)
-            self._claim_rows(of, some, shard, are_new=True)
+            keys = lookups_of_mapper(of).items()
+            self._claim_beside(((one, row.get(key, _UNKNOWN)) for row in some for key, one in keys), shard)
 
     def bulk_update_mappings(self, mapper: Any, mappings: Any) -> None:
         """As :meth:`sqlalchemy.orm.Session.bulk_update_mappings`, each row in its shard."""
@@ -144,43 +147,28 @@ class Claiming(Session):
         for shard, some in self.rows_by_shard(of, mappings, are_new=False).items():
             with writing(), self.writing_to(shard):
                 super().bulk_update_mappings(mapper, some)
-            self._claim_rows(of, some, shard, are_new=False)
+            keys = lookups_of_mapper(of).items()
+            self._claim_beside(((one, row[key]) for row in some for key, one in keys if key in row), shard)
 
-    @contextmanager
-    def _lost_if_it_fails(self) -> Iterator[None]:
-        """Rolls back to the last savepoint, as a failed flush does: what was written can't be committed."""
+    def claim_flushed(self, shard_of: Callable[[InstanceState[Any]], int]) -> None:
+        """Claims what a flush has written. Raises as :meth:`Claimant.claim` does."""
+        states: Iterator[InstanceState[Any]] = map(inspect, (*self.new, *self.dirty))
+        self._claim((lookup, value, shard_of(one)) for one in states for lookup, value in _written_of(one))
+
+    def _claim_beside(self, written: Iterable[tuple[Lookup, Any]], shard: int) -> None:
+        """Claims what was written into a shard, and not by a flush."""
+        found = [(lookup, value, shard) for lookup, value in written]
+        if not found:
+            return
+        # As a failed flush does, it rolls back to the last savepoint, and COMMIT is refused until rollback():
+        # what was written can't be committed. A part of a transaction without a savepoint has no public name.
         transaction = self._autobegin_t()._begin()
         try:
-            yield
+            self._claim(found)
         except BaseException:
             transaction.rollback(_capture_exception=True)
             raise
         transaction.commit()
-
-    def claim_flushed(self, shard_of: Callable[[InstanceState[Any]], int]) -> None:
-        """Claims what a flush has written. Raises as :meth:`Claimant.claim` does."""
-        self._claim(_flushed(self, shard_of))
-
-    def _claim_rows(
-        self, mapper: Mapper[Any], rows: Iterable[Mapping[str, Any]], shard: int, *, are_new: bool
-    ) -> None:
-        """Claims what a bulk operation has written into a shard."""
-        for key, lookup in lookups_of_mapper(mapper).items():
-            with self._lost_if_it_fails():
-                self._claim((lookup, row.get(key, _UNKNOWN), shard) for row in rows if are_new or key in row)
-
-    def _claim_objects(self, objects: Iterable[object], shard: int) -> None:
-        """Claims what a bulk operation has written of objects into a shard."""
-        states: list[InstanceState[Any]] = [
-            state for state in map(inspect, objects) if lookups_of_mapper(state.mapper)
-        ]
-        if states:
-            with self._lost_if_it_fails():
-                self._claim(
-                    (lookup, value, shard)
-                    for state in states
-                    for lookup, value in _written_of(state, is_new=state.key is None)
-                )
 
     def _claim(self, written: Iterable[tuple[Lookup, Any, int]]) -> None:
         wanted: dict[Lookup, dict[Any, int]] = {}
@@ -202,20 +190,9 @@ _UNKNOWN: Final = text("DEFAULT")
 """Stands for what a default makes, of which the session is not told."""
 
 
-def _flushed(
-    session: Session, shard_of: Callable[[InstanceState[Any]], int]
-) -> Iterator[tuple[Lookup, Any, int]]:
-    for is_new, objects in ((True, session.new), (False, session.dirty)):
-        for one in objects:
-            state: InstanceState[Any] = inspect(one)
-            if lookups_of_mapper(state.mapper):
-                for lookup, value in _written_of(state, is_new=is_new):
-                    yield lookup, value, shard_of(state)
-
-
-def _written_of(state: InstanceState[Any], *, is_new: bool) -> Iterator[tuple[Lookup, Any]]:
+def _written_of(state: InstanceState[Any]) -> Iterator[tuple[Lookup, Any]]:
     for key, lookup in lookups_of_mapper(state.mapper).items():
-        if is_new:
+        if state.key is None:
             yield lookup, state.dict.get(key, _UNKNOWN)
         else:
             added = get_history(state.obj(), key, PassiveFlag.PASSIVE_NO_INITIALIZE).added
@@ -248,7 +225,13 @@ def written_by(statement: Any, given: Any) -> list[tuple[Lookup, Any]]:
 
 
 def _written(statement: Any, given: Any, lookups: Sequence[Lookup]) -> Iterator[tuple[Lookup, Any]]:
-    names = _names(statement, lookups)
+    mapper = mapper_written(statement)
+    attributes = {} if mapper is None else lookups_of_mapper(mapper)
+    # What the rows of the statement can call each: the attribute or the column.
+    names: dict[Lookup, tuple[str, ...]] = {
+        one: (*(key for key, there in attributes.items() if there == one), one.key, one.column)
+        for one in lookups
+    }
     if getattr(statement, "select", None) is not None:
         raise BadArgument(
             f"INSERT … SELECT into {statement.table.name}, where {lookups[0]} is a look-up key: only the"
@@ -269,16 +252,6 @@ def _written(statement: Any, given: Any, lookups: Sequence[Lookup]) -> Iterator[
                     hint="Give it in the statement: values are claimed, and a default is not known before.",
                 )
         yield from _conflicting(statement, row, names)
-
-
-def _names(statement: Any, lookups: Sequence[Lookup]) -> dict[Lookup, tuple[str, ...]]:
-    """Returns what the rows of a statement can call each look-up key: the attribute or the column."""
-    mapper = mapper_written(statement)
-    attributes = {} if mapper is None else lookups_of_mapper(mapper)
-    return {
-        lookup: (*(key for key, there in attributes.items() if there == lookup), lookup.key, lookup.column)
-        for lookup in lookups
-    }
 
 
 def _literal(value: Any, row: Mapping[str, Any]) -> Any:

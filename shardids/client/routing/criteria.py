@@ -433,6 +433,7 @@ def _united(reads: Iterable[_Told | None]) -> _Told | None:
 
 def rows_in_values(statement: Any) -> list[dict[str, Any]]:
     """Returns the rows of ``values([…])`` in an INSERT."""
+    # Dialects know them by this name; there is no public one.
     return [
         {str(getattr(column, "key", column)): value for column, value in row.items()}
         for rows in getattr(statement, "_multi_values", ())

@@ -1,8 +1,7 @@
 """Asks several shards one question: one statement a node, the nodes at once, their rows merged.
 
 A statement executed with the option :data:`STAND_IN` does not reach the server: a :class:`Capture` keeps its
-SQL, and a :class:`Replay` answers it with rows that were fetched before. What is loaded from them, with which
-loader options, stays SQLAlchemy's business.
+SQL, and a :class:`Replay` answers it with rows that nodes gave. SQLAlchemy compiles and loads it as ever.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache, partial, total_ordering
 from heapq import merge
 from itertools import chain, islice
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import psycopg
 from sqlalchemy import (
@@ -38,7 +37,6 @@ from sqlalchemy import (
     Numeric,
     Select,
     String,
-    TableClause,
     TextClause,
     Time,
     TypeDecorator,
@@ -46,13 +44,8 @@ from sqlalchemy import (
     extract,
     type_coerce,
 )
-from sqlalchemy.engine.cursor import (
-    CursorFetchStrategy,
-    FullyBufferedCursorFetchStrategy,
-    ResultFetchStrategy,
-)
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.sql import operators, visitors
+from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import Label
 from sqlalchemy.sql.selectable import ScalarSelect
 from sqlalchemy.types import NullType, Uuid
@@ -63,8 +56,16 @@ from shardids.client.routing.sent import clauses_of, is_native_enum
 from shardids.errors import CannotCombine
 from shardids.models.kinds import innermost
 
+T = TypeVar("T")
+
 STAND_IN = "shardids_stand_in"
 """The execution option that holds a :class:`Capture` or a :class:`Replay`."""
+ANY_SHARD = "shardids_any_shard"
+"""The schema that a statement is compiled with, to be replaced by each shard's."""
+
+_PARAMETER = re.compile(r"%%|%\(([^)]+)\)s")
+"""A parameter, its name the group, or a percent sign that stands for itself."""
+_MOST_THREADS = 32
 
 Row = Sequence[Any]
 """A row as the driver gives it."""
@@ -76,7 +77,7 @@ class Capture:
     Attributes:
         sql: the SQL, in the driver's parameter style.
         parameters: their values by name.
-        columns: names and types of its result's columns.
+        columns: labels and types of its result's columns.
         compiled: what SQLAlchemy made of the statement; the same object for all that are compiled alike.
         multiplies_rows: whether collections are loaded by a join, so that one object is several rows.
         sends_enums: whether a parameter is a native enum, or an array of them.
@@ -91,40 +92,62 @@ class Capture:
     multiplies_rows: bool = False
     sends_enums: bool = False
 
-    def answer(self, sql: str, parameters: dict[str, Any], context: Any) -> bool:
+    def answer(self, _cursor: Any, sql: str, parameters: dict[str, Any], context: Any) -> bool:
         """Takes the statement; there is no result."""
         self.sql, self.parameters, self.compiled = sql, parameters, context.compiled
-        self.columns = [(str(column.keyname), column.type) for column in context.compiled._result_columns]
-        self.sends_enums = any(map(is_native_enum, (bind.type for bind in context.compiled.binds.values())))
-        self.multiplies_rows = getattr(context.compiled.compile_state, "multi_row_eager_loaders", False)
+        state = self.compiled.compile_state
+        columns = (one for *_, one, _ in getattr(state, "columns_plus_names", ()))
+        self.columns = [(one.name if isinstance(one, Label) else "", one.type) for one in columns]
+        self.sends_enums = any(map(is_native_enum, (bind.type for bind in self.compiled.binds.values())))
+        self.multiplies_rows = getattr(state, "multi_row_eager_loaders", False)
         return True
 
 
 class Replay:
     """Answers one statement with rows; those that follow from it, such as its loaders', go to the server.
 
+    It is the cursor of the statement's result.
+
+    Args:
+        rows: as the driver gives them.
+        description: of their columns, as the driver gives it.
+        sources: the results that the rows are read from meanwhile.
+
     Attributes:
         spent: whether it has answered.
     """
 
-    def __init__(self, strategy: ResultFetchStrategy) -> None:
+    def __init__(self, rows: Iterable[Row], description: Any, sources: Sequence[Any] = ()) -> None:
         self.spent = False
-        self._strategy = strategy
+        self.description = description
+        self._rows = iter(rows)
+        self._sources = sources
 
-    @classmethod
-    def of(cls, rows: Iterable[Row], description: Any) -> Self:
-        """Returns one that has all rows, as the driver gives them, with their description."""
-        return cls(
-            FullyBufferedCursorFetchStrategy(None, alternate_description=description, initial_buffer=rows)
-        )
-
-    def answer(self, _sql: str, _parameters: dict[str, Any], context: Any) -> bool:
+    def answer(self, cursor: Any, _sql: str, _parameters: dict[str, Any], context: Any) -> bool:
         """Sets the rows as the statement's result, the first time."""
         if self.spent:
             return False
         self.spent = True
-        context.cursor_fetch_strategy = self._strategy
+        cursor.close()
+        context.cursor = self
         return True
+
+    def fetchone(self) -> Row | None:
+        """Returns the next row."""
+        return next(self._rows, None)
+
+    def fetchmany(self, size: int | None = None) -> list[Row]:
+        """Returns the next rows."""
+        return list(islice(self._rows, size))
+
+    def fetchall(self) -> list[Row]:
+        """Returns the rest of the rows."""
+        return list(self._rows)
+
+    def close(self) -> None:
+        """Ends the results on the nodes."""
+        for source in self._sources:
+            source.close()
 
 
 def heed_stand_ins(engine: Engine) -> None:
@@ -132,13 +155,15 @@ def heed_stand_ins(engine: Engine) -> None:
 
     Once, and before it is used: a listener must not be added while another thread goes through the listeners.
     """
-    event.listen(engine, "do_execute", _answer)
+
+    def answer(cursor: Any, sql: str, parameters: Any, context: Any) -> bool:
+        stand_in: Capture | Replay | None = context.execution_options.get(STAND_IN)
+        return stand_in is not None and stand_in.answer(cursor, sql, parameters, context)
+
+    event.listen(engine, "do_execute", answer)
 
 
-def _answer(_cursor: object, sql: str, parameters: Any, context: Any) -> bool:
-    stand_in: Capture | Replay | None = context.execution_options.get(STAND_IN)
-    return stand_in is not None and stand_in.answer(sql, parameters, context)
-
+# How the rows of several shards become the answer to one SELECT.
 
 _SORTABLE: Final = (Integer, Numeric, Float, Boolean, LargeBinary, Uuid)
 _MOMENTS: Final = (Date, DateTime, Time)
@@ -169,12 +194,6 @@ class OrderKey:
         if getattr(expression, "operator", None) is operators.collate:
             return str(expression.right.collation) in BYTE_ORDER
         return isinstance(expression, Column) and type_.collation in BYTE_ORDER
-
-    @property
-    def clause(self) -> ColumnElement[Any]:
-        """The key as SQLAlchemy writes it."""
-        directed = self.expression.desc() if self.descending else self.expression.asc()
-        return directed.nulls_first() if self.nulls_first else directed.nulls_last()
 
     def sql(self, name: str) -> str:
         """Returns the key in ORDER BY of a column of this name."""
@@ -342,12 +361,6 @@ def order_keys(statement: Select[Any]) -> Iterator[OrderKey]:
         )
 
 
-def tables_of(statement: Any) -> list[str]:
-    """Returns the names of the tables in a statement, in order of their appearance."""
-    names = (e.name for e in visitors.iterate(statement) if isinstance(e, TableClause))
-    return list(dict.fromkeys(names))
-
-
 def _number(clause: Any, parameters: Any, what: str) -> int | None:
     if clause is None:
         return None
@@ -357,16 +370,6 @@ def _number(clause: Any, parameters: Any, what: str) -> int | None:
     if not isinstance(value, int):
         raise CannotCombine(f"{what} over several shards must be a number, not an expression")
     return value
-
-
-ANY_SHARD = "shardids_any_shard"
-"""The schema that a statement is compiled with, to be replaced by each shard's."""
-
-_PARAMETER = re.compile(r"%%|%\(([^)]+)\)s")
-"""A parameter, its name the group, or a percent sign that stands for itself."""
-_MOST_THREADS = 32
-
-T = TypeVar("T")
 
 
 class Question(NamedTuple):
@@ -401,16 +404,57 @@ def gather(plan: MergePlan, asked: Mapping[Connection, Sequence[Question]]) -> R
         answers = [part() for part in parts]
     else:
         answers = _awaited(parts) if next(iter(asked)).dialect.is_async else together(parts)
-    places, kept, description = split_columns(plan, answers[0][1])
+    places, kept, description = _split_columns(plan, answers[0][1])
     # PostgreSQL's sort leaves equal rows in any order, and those of one object have the order of a branch.
     is_sorted = len(answers) == 1 and not next(iter(asked.values()))[0].compiled.multiplies_rows
     rows = plan.merged([rows for rows, _ in answers], places, is_sorted=is_sorted)
     if places:
         rows = [[row[place] for place in kept] for row in rows]
-    return Replay.of(rows, description)
+    return Replay(rows, description)
 
 
-def split_columns(plan: MergePlan, description: Sequence[Any]) -> tuple[list[int], list[int], list[Any]]:
+def stream(plan: MergePlan, asked: Mapping[Connection, Sequence[Question]], chunk: int) -> Replay:
+    """Returns the answer of all shards as :func:`gather` does, but reads it as it is used.
+
+    It reads by server-side cursors, ``chunk`` rows a node at once. The plan has no folds.
+    """
+    results = [
+        sent_to(connection, *node_statement(plan, questions), stream_results=True)
+        for connection, questions in asked.items()
+    ]
+    places, kept, description = _split_columns(plan, results[0].cursor.description)
+
+    def rank(row: Row) -> tuple[Any, ...]:
+        ranks = ((key, key.rank(row[place])) for key, place in zip(plan.keys, places, strict=True))
+        return tuple(_Descending(one) if key.descending else one for key, one in ranks)
+
+    streams = [chain.from_iterable(iter(partial(result.fetchmany, chunk), [])) for result in results]
+    rows: Iterator[Row] = merge(*streams, key=rank) if places else chain.from_iterable(streams)
+    rows = islice(rows, plan.offset, None if plan.limit is None else plan.offset + plan.limit)
+    if places:
+        rows = ([row[place] for place in kept] for row in rows)
+    return Replay(rows, description, results)
+
+
+@total_ordering
+class _Descending:
+    """A rank that comes before lower ones."""
+
+    __slots__ = ("rank",)
+
+    def __init__(self, rank: Any) -> None:
+        self.rank = rank
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Descending) and bool(self.rank == other.rank)
+
+    def __lt__(self, other: _Descending) -> bool:
+        return bool(other.rank < self.rank)
+
+    __hash__ = None  # type: ignore[assignment]  # it is only compared
+
+
+def _split_columns(plan: MergePlan, description: Sequence[Any]) -> tuple[list[int], list[int], list[Any]]:
     """Returns the places of the plan's keys, those of all else, and the description of that."""
     found = {column[0]: place for place, column in enumerate(description)}
     keys = [found[name] for name in plan.key_names]
@@ -420,17 +464,22 @@ def split_columns(plan: MergePlan, description: Sequence[Any]) -> tuple[list[int
 
 def node_statement(plan: MergePlan, questions: Sequence[Question]) -> tuple[str, dict[str, Any]]:
     """One statement, and its parameters, for all shards of a node: the branches, joined by UNION ALL."""
+    first = questions[0].compiled
     # PostgreSQL gives a parameter one type, and each shard has enums of its own.
-    alike = len({id(one.compiled) for one in questions}) == 1 and not questions[0].compiled.sends_enums
-    branches, parameters = _alike(questions) if alike else _unlike(questions)
+    are_alike = len({id(one.compiled) for one in questions}) == 1 and not first.sends_enums
+    branches: list[str] = []
+    parameters: dict[str, Any] = {}
+    sql = ""
+    for number, question in enumerate(questions):
+        if number == 0 or not are_alike:
+            sql, mine = _written(question.compiled, "" if are_alike else f"shard_{number}_")
+            parameters |= mine
+        branches.append(f"({sql.replace(f'{ANY_SHARD}.', f'{question.schema}.')})")
     if len(branches) == 1:
         return branches[0], parameters
-    columns = questions[0].compiled.columns
     # PostgreSQL locks rows in a part of FROM, not in a part of UNION.
-    sql = "\nUNION ALL ".join(
-        _with_types_in_common(branch, columns, always=plan.locks) for branch in branches
-    )
-    if plan.keys and not questions[0].compiled.multiplies_rows:
+    sql = "\nUNION ALL ".join(_with_types_in_common(branch, plan, first.columns) for branch in branches)
+    if plan.keys and not first.multiplies_rows:
         names = (key.sql(name) for key, name in zip(plan.keys, plan.key_names, strict=True))
         sql += f"\nORDER BY {', '.join(names)}"
     if plan.limit is not None and not plan.folds:
@@ -438,53 +487,40 @@ def node_statement(plan: MergePlan, questions: Sequence[Question]) -> tuple[str,
     return sql, parameters
 
 
-def _with_types_in_common(branch: str, columns: Sequence[tuple[str, Any]], *, always: bool) -> str:
+def _written(compiled: Capture, prefix: str) -> tuple[str, dict[str, Any]]:
+    """Returns SQL whose parameters' names have a prefix, and the parameters.
+
+    Integers are inlined: the driver's work grows with the number of parameters.
+    """
+    given = compiled.parameters
+
+    def name(found: re.Match[str]) -> str:
+        if found[1] not in given:
+            return found[0]
+        value = given[found[1]]
+        return f"({value})" if type(value) is int else f"%({prefix}{found[1]})s"
+
+    sql = _PARAMETER.sub(name, compiled.sql) if given else compiled.sql
+    return sql, {f"{prefix}{name}": value for name, value in given.items() if type(value) is not int}
+
+
+def _with_types_in_common(branch: str, plan: MergePlan, columns: Sequence[tuple[str, Any]]) -> str:
     """Casts what each shard has a type of its own for: PostgreSQL takes no union of two shards' enums."""
     casts = [_cast(type_) for _, type_ in columns]
-    if not (always or any(casts)):
+    if not (plan.locks or any(casts)):
         return branch
-    names = ['"{}"'.format(name.replace('"', '""').replace("%", "%%")) for name, _ in columns]
-    selected = ", ".join(
-        f"c{n}{cast} AS {name}" for n, (name, cast) in enumerate(zip(names, casts, strict=True))
-    )
-    given = ", ".join(f"c{n}" for n in range(len(names)))
-    return f"(SELECT {selected} FROM {branch} AS one ({given}))"  # noqa: S608 -- SQLAlchemy's own SQL
+    names = [name if name in plan.key_names else f"c{n}" for n, (name, _) in enumerate(columns)]
+    selected = (f"c{n}{cast} AS {name}" for n, (name, cast) in enumerate(zip(names, casts, strict=True)))
+    given = (f"c{n}" for n in range(len(columns)))
+    return f"(SELECT {', '.join(selected)} FROM {branch} AS one ({', '.join(given)}))"  # noqa: S608 -- own names
 
 
 def _cast(type_: Any) -> str:
     while isinstance(type_, TypeDecorator):
         type_ = type_.impl_instance
-    if isinstance(type_, ARRAY):
-        return _cast(type_.item_type) and "::text[]"
-    return "::text" if isinstance(type_, Enum) and type_.native_enum else ""
-
-
-def _alike(questions: Sequence[Question]) -> tuple[list[str], dict[str, Any]]:
-    sql, parameters = _without_integers(questions[0].compiled)
-    before = f"{ANY_SHARD}."
-    return [f"({sql.replace(before, f'{question.schema}.')})" for question in questions], parameters
-
-
-def _unlike(questions: Sequence[Question]) -> tuple[list[str], dict[str, Any]]:
-    """Branches whose parameters differ: each has its own names for them."""
-    branches: list[str] = []
-    parameters: dict[str, Any] = {}
-    for number, question in enumerate(questions):
-        sql, mine = _without_integers(question.compiled)
-        prefix = f"shard_{number}_"
-        sql = _PARAMETER.sub(lambda m, p=prefix: f"%({p}{m[1]})s" if m[1] else m[0], sql)  # type: ignore[misc]  # m is a match
-        branches.append(f"({sql.replace(f'{ANY_SHARD}.', f'{question.schema}.')})")
-        parameters |= {f"{prefix}{name}": value for name, value in mine.items()}
-    return branches, parameters
-
-
-def _without_integers(compiled: Capture) -> tuple[str, dict[str, Any]]:
-    """Returns the SQL with its integers inlined: the driver's work grows with the number of parameters."""
-    integers = {name: value for name, value in compiled.parameters.items() if type(value) is int}
-    if not integers:
-        return compiled.sql, compiled.parameters
-    sql = _PARAMETER.sub(lambda m: f"({integers[m[1]]})" if m[1] in integers else m[0], compiled.sql)
-    return sql, {name: value for name, value in compiled.parameters.items() if name not in integers}
+    if not is_native_enum(type_):
+        return ""
+    return "::text[]" if isinstance(type_, ARRAY) else "::text"
 
 
 def together(parts: Sequence[Callable[[], T]]) -> list[T]:
@@ -544,110 +580,3 @@ def fetched(connection: Connection, sql: str, parameters: dict[str, Any]) -> tup
         ) from error
     finally:
         result.close()
-
-
-def stream(plan: MergePlan, asked: Mapping[Connection, Sequence[Question]], chunk: int) -> Replay:
-    """Returns the answer of all shards as :func:`fanout.gather` does, but reads it as it is used.
-
-    Args:
-        plan: how to combine the shards' rows; without folds.
-        asked: the questions, by the session's connection to the node that holds the shards.
-        chunk: how many rows to fetch from a node at once.
-    """
-    nodes = [_Node(connection, *node_statement(plan, questions)) for connection, questions in asked.items()]
-    keys, kept, description = split_columns(plan, nodes[0].cursor.description)
-    rows = _in_order(plan, nodes, keys, chunk)
-    if keys:
-        rows = ([row[place] for place in kept] for row in rows)
-    return Replay(_Streamed(rows, nodes, description))
-
-
-class _Node:
-    """A server-side cursor on one node."""
-
-    def __init__(self, connection: Connection, sql: str, parameters: dict[str, Any]) -> None:
-        self._result = sent_to(connection, sql, parameters, stream_results=True)
-        self.cursor: Any = self._result.cursor
-
-    def rows(self, chunk: int) -> Iterator[Row]:
-        while rows := self._result.fetchmany(chunk):
-            yield from rows
-
-    def close(self) -> None:
-        self._result.close()
-
-
-def _in_order(plan: MergePlan, nodes: Sequence[_Node], places: Sequence[int], chunk: int) -> Iterator[Row]:
-    streams = [node.rows(chunk) for node in nodes]
-    if not plan.keys:
-        rows: Iterator[Row] = chain.from_iterable(streams)
-    else:
-        keys = list(zip(plan.keys, places, strict=True))
-
-        def rank(row: Row) -> tuple[Any, ...]:
-            ranks = ((key, key.rank(row[place])) for key, place in keys)
-            return tuple(_Descending(one) if key.descending else one for key, one in ranks)
-
-        rows = merge(*streams, key=rank)
-    return islice(rows, plan.offset, None if plan.limit is None else plan.offset + plan.limit)
-
-
-@total_ordering
-class _Descending:
-    """A rank that comes before lower ones."""
-
-    __slots__ = ("rank",)
-
-    def __init__(self, rank: Any) -> None:
-        self.rank = rank
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Descending) and bool(self.rank == other.rank)
-
-    def __lt__(self, other: _Descending) -> bool:
-        return bool(other.rank < self.rank)
-
-    __hash__ = None  # type: ignore[assignment]  # it is only compared
-
-
-class _Streamed(CursorFetchStrategy):
-    """Gives a result of SQLAlchemy its rows, and ends the cursors on the nodes with it."""
-
-    __slots__ = ("_nodes", "_rows", "alternate_cursor_description")
-
-    def __init__(self, rows: Iterator[Row], nodes: Sequence[_Node], description: Any) -> None:
-        self._rows = rows
-        self._nodes = nodes
-        self.alternate_cursor_description = description
-
-    def soft_close(self, result: Any, dbapi_cursor: Any) -> None:
-        self._close()
-        super().soft_close(result, dbapi_cursor)
-
-    def hard_close(self, result: Any, dbapi_cursor: Any) -> None:
-        self._close()
-        super().hard_close(result, dbapi_cursor)
-
-    def yield_per(self, result: Any, dbapi_cursor: Any, num: int) -> None:
-        """Changes nothing: the nodes are read that way already."""
-
-    def fetchone(self, result: Any, dbapi_cursor: Any, hard_close: bool = False) -> Any:
-        row = next(self._rows, None)
-        if row is None:
-            result._soft_close(hard=hard_close)
-        return row
-
-    def fetchmany(self, result: Any, dbapi_cursor: Any, size: int | None = None) -> Any:
-        rows = list(islice(self._rows, size))
-        if not rows:
-            result._soft_close()
-        return rows
-
-    def fetchall(self, result: Any, dbapi_cursor: Any) -> Any:
-        rows = list(self._rows)
-        result._soft_close()
-        return rows
-
-    def _close(self) -> None:
-        for node in self._nodes:
-            node.close()

@@ -104,7 +104,7 @@ def by_views(context: ORMExecuteState, statement: Any, refused: CannotCombine, s
     # The shard's node is not asked: the statement is loaded from the rows that are there.
     if _log.isEnabledFor(INFO):
         _log.info("views: %s rows of the query node: %s", len(rows), shown_statement(str(statement)))
-    replay = Replay.of(rows, description)
+    replay = Replay(rows, description)
     return context.invoke_statement(
         statement,
         bind_arguments={"shard_id": shard},

@@ -213,7 +213,8 @@ class RoutedSession(NodeSession, Claiming, ShardedSession):
         self.fail_together()
         shard = None if self.dispatch.do_orm_execute else self._only_shard(statement, params, options)
         if shard is None:
-            # After all listeners of the application, which may change the statement, and before SQLAlchemy's.
+            # After all listeners of the application, which may change the statement, and before SQLAlchemy's
+            # own: the event do_orm_execute has no public way to be the last.
             listener = options.get("_add_event")
 
             def route(context: ORMExecuteState) -> Result[Any] | None:
@@ -228,6 +229,7 @@ class RoutedSession(NodeSession, Claiming, ShardedSession):
         with self.explained():
             return super()._execute_internal(statement, params, **options)
 
+    # ShardedQuery.set_shard() names a shard by _sa_shard_id, which the loaders of a statement inherit.
     def _into(self, shard: int) -> dict[str, Any]:
         """Returns the execution options of a statement that goes on by itself, into its only shard."""
         return {"_sa_shard_id": shard, ENGINE: "shard", **self.within(shard)}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, Join, Result, inspect, select, true, tuple_
+from sqlalchemy import Connection, Join, Result, TableClause, inspect, select, true, tuple_
 from sqlalchemy.orm import LoaderCriteriaOption, ORMExecuteState
 from sqlalchemy.sql import visitors
 
@@ -21,7 +21,6 @@ from shardids.client.routing.fanout import (
     gather,
     plan,
     stream,
-    tables_of,
 )
 from shardids.client.routing.models import facts_of
 from shardids.client.routing.nodes import NodeSession
@@ -94,7 +93,9 @@ class Execution:
                 hint=f'Say whose rows it is about: {criteria}; or open the session with fan_out="all".',
             )
         models = [mapper.class_.__name__ for mapper in self.context.all_mappers]
-        models = models or tables_of(self.context.statement)
+        statement: Any = self.context.statement
+        tables = (one.name for one in visitors.iterate(statement) if isinstance(one, TableClause))
+        models = models or list(dict.fromkeys(tables))
         raise FanOutRefused(
             f"the statement on {', '.join(models)} names no shard, and this session does not ask all"
             f" {count} of them",
@@ -249,7 +250,8 @@ class Execution:
         entity = inspect(statement.column_descriptions[0].get("entity"), raiseerr=False)
         source = statement.columns_clause_froms[0] if entity is None else entity.selectable
         key = tuple(getattr(source, "primary_key", ()))
-        # Without loader options, which need their objects; criteria for all of a class's rows stay.
+        # Without loader options, which need their objects; criteria for all of a class's rows stay. Nothing
+        # public takes options or FOR UPDATE away.
         bare = statement.options()
         bare._with_options = tuple(o for o in statement._with_options if isinstance(o, LoaderCriteriaOption))
         bare._for_update_arg = None

@@ -104,6 +104,8 @@ class Decisions:
         """Returns a node's engine for sessions that commit on several nodes; it shares the pool."""
         if self._engines.get(node, (None,))[0] is not engine:
             made = engine.execution_options(**{_NODE: node})
+            # Public are the dialect's functions for PREPARE and what follows, per node; a transaction over
+            # nodes has to be ended by whichever of its parts is asked first, also if that one is lost.
             made._connection_cls = _PartConnection
             self._engines[node] = (engine, made)
         return self._engines[node][1]
