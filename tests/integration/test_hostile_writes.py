@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy.engine import URL
 
-from shardids import Cluster, mover
+from shardids import Cluster, mover, references
 from shardids.adopt import replication as adopting
 from shardids.adopt.sides import Side as AdoptSide
 from shardids.catalog.nodes import administrative_engine
@@ -189,6 +189,16 @@ def test_a_load_goes_on_with_trust_and_as_a_role_that_administers_nothing(
         with engine.connect() as connection:
             assert administers(connection) is is_asked
         engine.dispose()
+
+
+def test_no_reference_table_is_made_of_a_table_of_others(hostile: Hostile) -> None:
+    with connected(hostile.urls["a"]) as admin:
+        admin.execute("create table shardids_ref.lands (id bigint primary key, name text)")
+        admin.execute("alter table shardids_ref.lands owner to app")
+    with pytest.raises(MissingPrivilege, match='role "app" can change what table shardids_ref') as no:
+        references.create_table(hostile.catalog, "lands", writer="a")
+    assert no.value.hint.endswith("--trust app")
+    references.create_table(hostile.catalog, "lands", writer="a", trusted=["app"])
 
 
 @pytest.mark.parametrize("kind", ["publication", "slot", "subscription"])
