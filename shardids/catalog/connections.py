@@ -248,8 +248,9 @@ def has_stale_plan(error: BaseException) -> bool:
     After the rollback psycopg prepares it anew.
     """
     cause = error.orig if isinstance(error, DBAPIError) else error
-    is_refused = isinstance(cause, psycopg.errors.FeatureNotSupported)
-    return is_refused and cause.diag.source_function == "RevalidateCachedQuery"
+    if not isinstance(cause, psycopg.errors.FeatureNotSupported):
+        return False
+    return cause.diag.source_function == "RevalidateCachedQuery"
 
 
 def keep_commits(engine: Engine) -> None:
