@@ -65,8 +65,9 @@ def open_engine(
 
     ``what`` is that name: ``the catalog`` or ``node "a"``.
 
-    No statement is prepared on the server unless ``options`` say so, which keeps PgBouncer in
-    transaction mode safe. Nothing is connected yet. The child of a fork makes its own connections.
+    Statements that repeat are prepared on the server, unless a pooler stands before it or ``options`` have
+    a ``prepare_threshold``; those of administrative engines never. Nothing is connected yet. The child of a
+    fork makes its own connections.
 
     ``administrative``: for shardids' own statements, which run under READ COMMITTED. Every failure becomes a
     ShardidsError; otherwise only lost connections and the errors that shardids defines do, and the rest stay
@@ -82,7 +83,8 @@ def open_engine(
     ``create``: what makes the engine; the default is :func:`sqlalchemy.create_engine`.
     """
     # A database of encoding SQL_ASCII would give bytes.
-    connect_args = {"prepare_threshold": None, "client_encoding": "utf8"} | options.pop("connect_args", {})
+    given = options.pop("connect_args", {})
+    connect_args = {"prepare_threshold": None, "client_encoding": "utf8"} | given
     is_timeout_given = "connect_timeout" in url.query or "PGCONNECT_TIMEOUT" in os.environ
     if connect_timeout_s is not None and not is_timeout_given:
         connect_args = {"connect_timeout": connect_timeout_s} | connect_args
@@ -97,6 +99,8 @@ def open_engine(
         )
     if administrative:
         _pin_settings(engine)
+    elif "prepare_threshold" not in given:
+        on_connect(engine, _prepare_what_repeats)
 
     @event.listens_for(engine, "handle_error", retval=True)
     def _translate(context: ExceptionContext) -> BaseException | None:
@@ -133,6 +137,32 @@ def on_connect(engine: Engine, do: Callable[[psycopg.Connection[Any], Connection
         except BaseException:
             connection.close()
             raise
+
+
+_PREPARE_THRESHOLD: Final = 5
+"""psycopg's default: how often a statement is sent before it is prepared."""
+_MOST_PREPARED: Final = 32
+"""Of a connection. A third of psycopg's: the plan of a query over 512 shards of a node takes 7 MB."""
+
+
+def _prepare_what_repeats(connection: psycopg.Connection[Any], _record: object) -> None:
+    """Lets psycopg prepare statements where the server's process is the connection's own.
+
+    A pooler tells the client a process number of its own. In transaction mode it would send the next
+    execution to a server connection that has not prepared it.
+    """
+    # That of an engine in autocommit mode stays.
+    autocommit, connection.autocommit = connection.autocommit, True
+    cursor = connection.cursor()
+    cursor.execute("select pg_catalog.pg_backend_pid()")
+    found = cursor.fetchone()
+    cursor.close()
+    connection.autocommit = autocommit
+    if found is not None and found[0] == connection.info.backend_pid:
+        # That of asyncio is behind an adapter.
+        driver: Any = getattr(connection, "driver_connection", connection)
+        driver.prepare_threshold = _PREPARE_THRESHOLD
+        driver.prepared_max = _MOST_PREPARED
 
 
 def _pin_settings(engine: Engine) -> None:
@@ -210,6 +240,17 @@ def may_have_moved(error: BaseException) -> bool:
         return isinstance(error.orig, gone)
     lost = isinstance(error, ConnectionFailed) and not isinstance(error, CommitUncertain)
     return lost or isinstance(error, ShardFenced | UnknownShard)
+
+
+def has_stale_plan(error: BaseException) -> bool:
+    """Returns whether a prepared statement failed because its columns' types have changed since.
+
+    After the rollback psycopg prepares it anew.
+    """
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    if not isinstance(cause, psycopg.errors.FeatureNotSupported):
+        return False
+    return cause.diag.source_function == "RevalidateCachedQuery"
 
 
 def keep_commits(engine: Engine) -> None:

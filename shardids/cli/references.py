@@ -9,7 +9,15 @@ import typer
 
 from shardids import references, views
 from shardids.catalog.references import references_of
-from shardids.cli.common import CatalogOption, DryRunOption, JsonOption, YesOption, confirm, opened
+from shardids.cli.common import (
+    CatalogOption,
+    DryRunOption,
+    JsonOption,
+    TrustOption,
+    YesOption,
+    confirm,
+    opened,
+)
 from shardids.cli.output import out, print_error, print_rows, print_warnings
 
 app = typer.Typer(
@@ -37,6 +45,7 @@ def create(
             metavar="PACKAGE.MODULE:BASE", help="The models that define it, if it is not there yet."
         ),
     ] = None,
+    trust: TrustOption = None,
     dry_run: DryRunOption = False,
 ) -> None:
     """Make a table of schema shardids_ref the same on all nodes; repeated, complete what was interrupted."""
@@ -46,7 +55,9 @@ def create(
 
         metadata = load_metadata(models)[0]
     with opened(catalog) as there:
-        node = references.create_table(there, name, writer=writer, models=metadata, dry_run=dry_run)
+        node = references.create_table(
+            there, name, writer=writer, models=metadata, trusted=trust or (), dry_run=dry_run
+        )
         print_warnings(() if dry_run else views.follow(there))
     would = "would be" if dry_run else "is"
     out.print(f'Reference table {name} {would} on all nodes, and written to on node "{node}"', markup=False)

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from sqlalchemy.exc import DBAPIError
 
-from shardids.catalog.connections import may_have_moved
+from shardids.catalog.connections import has_stale_plan, may_have_moved
 from shardids.catalog.topology import Node
 from shardids.client.listener import FollowedPlacement
 from shardids.errors import ShardFenced, ShardidsError, ShardMoved
@@ -70,10 +70,13 @@ class Attempts:
         Raises:
             ShardidsError, DBAPIError: ``error``, with what was tried, if another attempt cannot help.
         """
-        if not may_have_moved(error):
+        is_stale = has_stale_plan(error)
+        if not (is_stale or may_have_moved(error)):
             raise error
         is_first = self._refused_at is None
         self._refused_at = self._refused_at or time.monotonic()
+        if is_stale and (is_first or time.monotonic() < self._refused_at + self._patience_s):
+            return 0.0
         left_s = self._refused_at + self._patience_s - time.monotonic()
         self._could_read = self._followed.try_refresh(min(max(left_s, _LEAST_READ_S), TIMEOUT_MAX))
         left_s = self._refused_at + self._patience_s - time.monotonic()

@@ -8,7 +8,8 @@ from typing import Any, Final
 from sqlalchemy import Connection, text
 
 from shardids.catalog.references import REFERENCE_SCHEMA
-from shardids.errors import ClusterConflict
+from shardids.catalog.trust import untrusted
+from shardids.errors import ClusterConflict, MissingPrivilege
 from shardids.mover.requirements import CAPACITY
 from shardids.mover.sides import Side, server_major
 from shardids.references.state import digests
@@ -37,11 +38,12 @@ _TABLE = text("""
     from pg_class c where c.relnamespace = to_regnamespace(:schema) and c.relname = :name""")
 
 
-def require_fit(connection: Connection, name: str, work: Work) -> None:
-    """Refuses a table that can't be a reference table.
+def require_fit(connection: Connection, name: str, work: Work, trusted: Sequence[str]) -> None:
+    """Refuses a table that can't be a reference table; ``trusted``: as :mod:`shardids.catalog.trust` says.
 
     Raises:
         ClusterConflict: the writer lacks it, or it has what can't be followed.
+        MissingPrivilege: code of roles that are not trusted would run on the nodes.
     """
     found = connection.execute(
         _TABLE, {"schema": REFERENCE_SCHEMA, "name": name, "tables": list(work.known.states)}
@@ -56,6 +58,8 @@ def require_fit(connection: Connection, name: str, work: Work) -> None:
             f"{REFERENCE_SCHEMA}.{name} can't be a reference table: {'; '.join(reasons)}",
             hint="Change the table, then repeat the command.",
         )
+    for one in untrusted(connection, [f"{REFERENCE_SCHEMA}.{name}"], trusted=trusted):
+        raise MissingPrivilege(one.reason, hint=one.remedy)
 
 
 def _unfit(found: Any) -> Iterator[str]:

@@ -31,15 +31,18 @@ def create_table(
     *,
     writer: str | None = None,
     models: MetaData | None = None,
+    trusted: Sequence[str] = (),
     dry_run: bool = False,
 ) -> str:
     """Makes a table of schema ``shardids_ref`` a reference table of all nodes; returns the writer's name.
 
     On the writer it is there already, or is made as ``models`` say. Nodes that lack it get its definition.
     Calling it again completes what was interrupted. With ``dry_run`` everything is checked and nothing
-    changed.
+    changed. ``trusted`` names roles whose code may run as the role that connects, on all nodes: see
+    :mod:`shardids.catalog.trust`.
 
     Raises:
+        MissingPrivilege: code of other roles would run.
         BadArgument: the name can't be one, or the models have no such reference table.
         ClusterConflict: it can't be a reference table, or a node can't follow; the message says why.
         ConnectionFailed: a node does not answer.
@@ -61,7 +64,7 @@ def create_table(
             if model is not None and not _exists(connection, name):
                 options = connection.execution_options(**{REFERENCE: True})
                 model.create(options)
-            require_fit(connection, name, work)
+            require_fit(connection, name, work, trusted)
             if dry_run:
                 transaction.rollback()
         if name not in work.known.states:

@@ -25,10 +25,11 @@ return abs(date_part('epoch', clock_timestamp()) * 1000
            - (seen + (drawn >> shardids.sequence_bits())
               + (shardids.epoch_ms() - shardids.offset_base() - 29950))) < 30050::double precision;
 
--- The tick is one of this incarnation, a time of the layout, and ahead of the clock by no more than the limit.
+-- The tick is one of this incarnation, a time of the layout, and ahead of the clock by no more than the limit. Without the
+-- first IS TRUE, pg_dump writes another expression, which makes the same function look changed after a restore.
 create function shardids.is_ahead(seen bigint, drawn bigint, max_ahead interval) returns boolean
 language sql volatile parallel safe
-return (seen # shardids.offset_base()) + (drawn >> shardids.sequence_bits()) between 0 and (1::bigint << shardids.time_bits()) - 1
+return ((seen # shardids.offset_base()) + (drawn >> shardids.sequence_bits()) between 0 and (1::bigint << shardids.time_bits()) - 1) is true
        and ((seen # shardids.offset_base()) + (drawn >> shardids.sequence_bits()) + shardids.epoch_ms()
             - date_part('epoch', clock_timestamp()) * 1000 between 0 and date_part('epoch', max_ahead) * 1000) is true;
 

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from sqlalchemy.engine import URL
 
-from shardids import Cluster, mover
+from shardids import Cluster, mover, references
 from shardids.adopt import replication as adopting
 from shardids.adopt.sides import Side as AdoptSide
 from shardids.catalog.nodes import administrative_engine
 from shardids.catalog.rows import Catalog
 from shardids.catalog.trust import administers, untrusted
 from shardids.catalog.urls import parse_url
+from shardids.cli import app
 from shardids.dev.embedded import temporary_servers
 from shardids.errors import ClusterConflict, CopyFailed, MissingPrivilege, MoveRefused
 from shardids.load import LoadSettings, load
@@ -119,8 +120,8 @@ def test_a_shard_of_a_role_that_is_trusted_by_name_moves(hostile: Hostile) -> No
     shard, schema = hostile.shard()
     with pytest.raises(MoveRefused, match='role "app" can change what table'):
         mover.move(hostile.catalog, shard, "b")
-    with connected(hostile.url("app")) as app:
-        app.execute(f"insert into {schema}.notes (word) values ('w')".encode())
+    with connected(hostile.url("app")) as owner:
+        owner.execute(f"insert into {schema}.notes (word) values ('w')".encode())
     options = mover.Options(trusted=("app",))
     assert mover.move(hostile.catalog, shard, "b", options=options).outcome == "moved"
     # Members of the engine's owner can do all of that anyway.
@@ -132,6 +133,20 @@ def test_a_shard_of_a_role_that_is_trusted_by_name_moves(hostile: Hostile) -> No
         finally:
             admin.execute("revoke postgres from app")
             other.execute("revoke postgres from app")
+
+
+def test_the_command_line_takes_roles_to_trust(
+    hostile: Hostile, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    shard, schema = hostile.shard()
+    words = ["shard", "move", str(shard), "--to", "b", "--dry-run", "--catalog", dsn(hostile.urls["a"])]
+    for more, code in (([], 1), (["--trust", "mallory"], 1), (["--trust", "mallory", "--trust", "app"], 0)):
+        with pytest.raises(SystemExit) as ended:
+            app([*words, *more], prog_name="shardids")
+        assert (ended.value.code or 0) == code
+        told = capsys.readouterr()
+        assert (f'role "app" can change what table {schema}.notes runs' in told.err) is (code == 1)
 
 
 def test_who_may_make_a_trigger_with_a_condition_has_to_be_trusted(hostile: Hostile) -> None:
@@ -189,6 +204,16 @@ def test_a_load_goes_on_with_trust_and_as_a_role_that_administers_nothing(
         with engine.connect() as connection:
             assert administers(connection) is is_asked
         engine.dispose()
+
+
+def test_no_reference_table_is_made_of_a_table_of_others(hostile: Hostile) -> None:
+    with connected(hostile.urls["a"]) as admin:
+        admin.execute("create table shardids_ref.lands (id bigint primary key, name text)")
+        admin.execute("alter table shardids_ref.lands owner to app")
+    with pytest.raises(MissingPrivilege, match='role "app" can change what table shardids_ref') as no:
+        references.create_table(hostile.catalog, "lands", writer="a")
+    assert no.value.hint.endswith("--trust app")
+    references.create_table(hostile.catalog, "lands", writer="a", trusted=["app"])
 
 
 @pytest.mark.parametrize("kind", ["publication", "slot", "subscription"])

@@ -13,6 +13,8 @@ from sqlalchemy.engine import URL
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 from shardids import Cluster, primary_key
+from shardids.catalog.connections import open_engine
+from shardids.catalog.urls import parse_url
 from tests.conftest import BlankDatabases, found_cluster
 from tests.support.pgbouncer import PgBouncer
 
@@ -133,3 +135,14 @@ def test_nothing_of_a_session_is_left_on_the_server(home: URL) -> None:
                 assert connection.scalar(text("show search_path")) == '"$user", public'
                 locks = "select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()"
                 assert connection.scalar(text(locks)) == 0
+
+
+def test_nothing_is_prepared(databases: BlankDatabases, pgbouncer: PgBouncer) -> None:
+    direct = databases.take()
+    engine = open_engine(parse_url(pgbouncer.url(direct.database)), what="the database")
+    for _ in range(20):
+        with engine.begin() as connection:
+            connection.execute(text("select 1"))
+            assert connection.scalar(text("select count(*) from pg_prepared_statements")) == 0
+    engine.dispose()
+    databases.give_back(direct)

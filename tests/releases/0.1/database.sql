@@ -2381,7 +2381,7 @@ COMMENT ON FUNCTION shardids.incarnation() IS 'What this incarnation of the serv
 
 CREATE FUNCTION shardids.is_ahead(seen bigint, drawn bigint, max_ahead interval) RETURNS boolean
     LANGUAGE sql PARALLEL SAFE
-    RETURN (((((seen # shardids.offset_base()) + (drawn >> shardids.sequence_bits())) >= 0) AND (((seen # shardids.offset_base()) + (drawn >> shardids.sequence_bits())) <= (((1)::bigint << shardids.time_bits()) - 1))) AND ((((((((seen # shardids.offset_base()) + (drawn >> shardids.sequence_bits())) + shardids.epoch_ms()))::double precision - (date_part('epoch'::text, clock_timestamp()) * (1000)::double precision)) >= (0)::double precision) AND ((((((seen # shardids.offset_base()) + (drawn >> shardids.sequence_bits())) + shardids.epoch_ms()))::double precision - (date_part('epoch'::text, clock_timestamp()) * (1000)::double precision)) <= (date_part('epoch'::text, max_ahead) * (1000)::double precision))) IS TRUE));
+    RETURN ((((((seen # shardids.offset_base()) + (drawn >> shardids.sequence_bits())) >= 0) AND (((seen # shardids.offset_base()) + (drawn >> shardids.sequence_bits())) <= (((1)::bigint << shardids.time_bits()) - 1))) IS TRUE) AND ((((((((seen # shardids.offset_base()) + (drawn >> shardids.sequence_bits())) + shardids.epoch_ms()))::double precision - (date_part('epoch'::text, clock_timestamp()) * (1000)::double precision)) >= (0)::double precision) AND ((((((seen # shardids.offset_base()) + (drawn >> shardids.sequence_bits())) + shardids.epoch_ms()))::double precision - (date_part('epoch'::text, clock_timestamp()) * (1000)::double precision)) <= (date_part('epoch'::text, max_ahead) * (1000)::double precision))) IS TRUE));
 
 
 --
@@ -5496,9 +5496,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (383417753534464002);
-INSERT INTO shard_0000.kept VALUES (383417753534464003);
-INSERT INTO shard_0000.kept VALUES (383417753534464004);
+INSERT INTO shard_0000.kept VALUES (383423189927067650);
+INSERT INTO shard_0000.kept VALUES (383423189927067651);
+INSERT INTO shard_0000.kept VALUES (383423189927067652);
 
 
 --
@@ -5526,8 +5526,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711532670501921112/5/16698', 1, 2472137545845047296, '757', '2026-11-24 00:45:15.968748+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711532670501921112/5/16698', 1, 2472137545845047296, '758', '2026-11-24 00:45:15.981067+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711538237521940501/5/16698', 1, 3919147624556396544, '757', '2026-11-24 01:06:52.105555+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711538237521940501/5/16698', 1, 3919147624556396544, '758', '2026-11-24 01:06:52.116469+00', NULL);
 
 
 --
@@ -5553,7 +5553,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-24 00:45:15.799635+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-24 01:06:51.953272+00');
 
 
 --
@@ -5572,7 +5572,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-24 00:45:15.989795+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-24 01:06:52.120786+00', NULL);
 
 
 --
@@ -5649,7 +5649,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 2472137637258963296, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3919147715971608681, true);
 
 
 --
@@ -5663,7 +5663,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 2472137637258963276, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 3919147715971608660, true);
 
 
 --
@@ -5698,7 +5698,7 @@ SELECT pg_catalog.setval('shardids.before_4', 1, false);
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91413915967, true);
+SELECT pg_catalog.setval('shardids.step_1', 91415212097, true);
 
 
 --
@@ -5733,7 +5733,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91413915979, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91415212114, true);
 
 
 --
