@@ -167,7 +167,8 @@ class Claiming(Session):
             return
         # As a failed flush does, it rolls back to the last savepoint, and COMMIT is refused until rollback():
         # what was written can't be committed. A part of a transaction without a savepoint has no public name.
-        transaction = self._autobegin_t()._begin()
+        around: Any = self.get_nested_transaction() or self.get_transaction()
+        transaction = around._begin()
         try:
             self._claim(found)
         except BaseException:
