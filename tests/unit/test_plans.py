@@ -59,7 +59,7 @@ def plan_of(*keys: OrderKey, limit: int | None = None, offset: int = 0) -> Merge
 def sorted_by(one: OrderKey, values: list[Any]) -> list[Any]:
     answers = [[[value] for value in values[::2]], [[value] for value in values[1::2]]]
     found = [value for (value,) in plan_of(one).merged(answers, [0], is_sorted=False)]
-    runs = [sorted(answer, key=lambda row: one.rank(row[0])) for answer in answers]
+    runs = [sorted(one_run, key=lambda row: one.rank(row[0]), reverse=one.descending) for one_run in answers]
     assert [repr(value) for (value,) in plan_of(one).merged(runs, [0], is_sorted=True)] == [*map(repr, found)]
     return found
 

@@ -219,12 +219,8 @@ class OrderKey:
             f"{name} {'DESC' if self.descending else 'ASC'} NULLS {'FIRST' if self.nulls_first else 'LAST'}"
         )
 
-    def rank(self, value: Any) -> Any:
-        """Returns what a value is compared by, as PostgreSQL does: the lower first."""
-        rank = self._rank(value)
-        return _Descending(rank) if self.descending else rank
-
-    def _rank(self, value: Any) -> tuple[Any, ...]:
+    def rank(self, value: Any) -> tuple[Any, ...]:
+        """Returns what a value is compared by: the lower first, or the higher if the order is descending."""
         if value is None:
             return (0,) if self.nulls_first is not self.descending else (3,)
         if type(value) is str and not self.in_byte_order:
@@ -302,14 +298,21 @@ class MergePlan:
             rows = chain.from_iterable(streams)
         else:
             keys = list(zip(self.keys, places, strict=True))
-
-            def rank(row: Row) -> list[Any]:
-                return [key.rank(row[place]) for key, place in keys]
-
-            # To sort what is made of sorted runs is to merge them, in fewer steps of Python.
-            every = chain.from_iterable(streams)
-            rows = merge(*streams, key=rank) if is_sorted else iter(sorted(every, key=rank))
+            rows = merge(*streams, key=partial(_ranks, keys)) if is_sorted else _sorted(streams, keys)
         return islice(rows, self.offset, None if self.limit is None else self.offset + self.limit)
+
+
+def _ranks(keys: Sequence[tuple[OrderKey, int]], row: Row) -> list[Any]:
+    ranks = ((key, key.rank(row[place])) for key, place in keys)
+    return [_Descending(rank) if key.descending else rank for key, rank in ranks]
+
+
+def _sorted(streams: Iterable[Iterable[Row]], keys: Sequence[tuple[OrderKey, int]]) -> Iterator[Row]:
+    """Sorts rows, and leaves equal ones in their order; of sorted runs that is quicker than to merge them."""
+    rows = list(chain.from_iterable(streams))
+    for key, place in reversed(keys):
+        rows.sort(key=lambda row: key.rank(row[place]), reverse=key.descending)
+    return iter(rows)
 
 
 def plan(statement: Any, parameters: Any) -> MergePlan:
