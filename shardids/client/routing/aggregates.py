@@ -204,7 +204,7 @@ def in_two_steps(statement: Any, dialect: Dialect, kind_of: KindOf) -> Select[An
     It is for tables that have the column ``shardids_node``.
     """
     sent = as_sent(statement, dialect)
-    core, sources = sent.part(statement)
+    _, core, sources = sent.part(statement)
     if core is None or len(sent.parts) != 1 or len(sources) != 1 or sent.ctes or sent.unread:
         return None
     clauses = clauses_of(core)

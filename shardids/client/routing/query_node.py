@@ -199,7 +199,7 @@ def _named_in(statement: Any, connection: Connection) -> tuple[list[str], list[s
         CannotCombine: a table has a schema: it is on the nodes, and another may be on the query node.
     """
     parts = as_sent(statement, connection.dialect).parts.values()
-    sources = [source for _, froms in parts for source in froms]
+    sources = [source for _, _, froms in parts for source in froms]
     tables: dict[str, None] = {}
     functions: dict[str, None] = {}
     for element in (part for one in (statement, *sources) for part in visitors.iterate(one)):

@@ -125,13 +125,14 @@ def is_native_enum(type_: Any) -> bool:
 
 
 class Part(NamedTuple):
-    """A SELECT as it is sent; ``core`` is ``None`` if nothing is known of it."""
+    """A SELECT as it was, which keeps its ``id``, and as it is sent: ``None`` if nothing is known of it."""
 
+    given: Any
     core: Any
     froms: list[Any]
 
 
-_UNKNOWN: Final = Part(None, [])
+_UNKNOWN: Final = Part(None, None, [])
 
 
 class Sent(NamedTuple):
@@ -193,10 +194,11 @@ def _recorder(base: Any) -> Any:
         # What a SELECT reads from besides the tables of those around it is known here alone.
         def _setup_select_stack(self, select: Any, *arguments: Any) -> Any:
             froms = super()._setup_select_stack(select, *arguments)
-            given = id(self._given[-1])
-            is_twice = given in self.parts and set(self.parts[given].froms) != set(froms)
+            given = self._given[-1]
+            known = self.parts.get(id(given))
             # Used twice, correlated to different tables: nothing is known of either.
-            self.parts[given] = _UNKNOWN if is_twice else Part(select, froms)
+            is_unlike = known is not None and set(known.froms) != set(froms)
+            self.parts[id(given)] = Part(given, None, []) if is_unlike else Part(given, select, froms)
             listed = (ColumnElement, FromClause, ForUpdateArg)
             children = select.get_children()
             self.unread += [type(one).__name__ for one in children if not isinstance(one, listed)]

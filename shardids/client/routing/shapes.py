@@ -373,7 +373,7 @@ class Check:
         A SELECT that is bound to the row around it sees all the rows that it would see in one database, so it
         may compute over them. Any other has to give its rows one by one.
         """
-        core, froms = self._sent.part(select)
+        _, core, froms = self._sent.part(select)
         if core is None:
             _refuse(select)
         clauses = clauses_of(core)
@@ -550,7 +550,7 @@ def _require_rows(clauses: Clauses, columns: Sequence[Any], scope: Scope, *, top
 def reads_references(statement: Any, dialect: Dialect) -> bool:
     """Returns whether a SELECT reads reference tables and nothing else: every node has the same answer."""
     parts = as_sent(statement, dialect).parts.values()
-    sources = [source for core, froms in parts for source in (froms if core is not None else [None])]
+    sources = [source for _, core, froms in parts for source in (froms if core is not None else [None])]
     tables = [table for source in sources for table in _tables(source)]
     return bool(tables) and all(map(is_reference, tables))
 
