@@ -15,7 +15,7 @@ from shardids.ids.layout import Layout
 from shardids.install import trees
 
 _MOST_AHEAD_MS = 60_000
-"""Ticks may run ahead this far, and by the node's safety margin, after a bulk load or a failover."""
+"""Ticks may run ahead this far, and by six of the node's safety margins, after bulk loads and restarts."""
 _NEAR_THE_LIMIT = 0.8
 _STEP_MS = 16
 """A shard that follows the clock is ahead of it by less: the increment of its ``id_offset``."""
@@ -364,7 +364,7 @@ def slow_draws(facts: ClusterFacts) -> Iterator[Found]:
     " reset-clock N`.",
 )
 def ticks_ahead(facts: ClusterFacts) -> Iterator[Found]:
-    """A shard's IDs are more than a minute and twice the safety margin ahead of its server's clock."""
+    """A shard's IDs are more than a minute and six safety margins ahead of its server's clock."""
     for name, node in facts.nodes.items():
         if node.engine is None:
             continue
@@ -374,7 +374,7 @@ def ticks_ahead(facts: ClusterFacts) -> Iterator[Found]:
             if node.shards[shard].state == "active"
             and node.shards[shard].is_activated_here
             and (ahead_ms := _lead_ms(last, facts.description.layout))
-            > _MOST_AHEAD_MS + 2 * node.engine.safety_margin_ms
+            > _MOST_AHEAD_MS + 6 * node.engine.safety_margin_ms
         }
         refused = {shard: ms for shard, ms in ahead.items() if ms > node.engine.max_ahead_ms}
         # Begins max_ahead past the present once it was reset.

@@ -136,7 +136,7 @@ def test_all_well(pair: tuple[URL, URL], tmp_path: Path) -> None:
         ),
         (
             "a",
-            [f"select shardids.reserve(1, {MOST_TICKS}) from generate_series(1, 25)"],
+            [f"select shardids.reserve(1, {MOST_TICKS}) from generate_series(1, 35)"],
             "ShardidsShardAhead",
         ),
         (

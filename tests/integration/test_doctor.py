@@ -561,7 +561,7 @@ def test_ticks_ahead_of_the_clock(pair: Pair) -> None:
     a, _ = pair
     run(a, "update shardids.node set max_ahead = '20 minutes', max_reserve = 16777216")
     with connected(a) as connection:
-        for shard, reservations in ((0, 3), (1, 6), (2, 22)):
+        for shard, reservations in ((0, 6), (1, 8), (2, 22)):
             connection.execute(
                 f"select shardids.reserve({shard}, 16777216) from generate_series(1, {reservations})"
             )
