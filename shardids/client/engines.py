@@ -43,6 +43,9 @@ class NodeEngines:
 
     def of(self, node: Node) -> Engine:
         """Returns the engine, with its pool, of a node."""
+        known = self._of_nodes.get(node)
+        if known is not None:
+            return known
         with self._lock:
             if node not in self._of_nodes:
                 url = with_login_of(parse_url(node.url), self._login)

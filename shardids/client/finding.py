@@ -175,7 +175,7 @@ class ShardsOfCluster:
         return max(ids, default=None)
 
     def _checked(self, shard: int | None) -> int:
-        number = as_integer("a shard", shard)
+        number = shard if type(shard) is int else as_integer("a shard", shard)
         if not 0 <= number < self.shard_count:
             raise BadArgument(
                 f"there is no shard {shown(number)} in this cluster",

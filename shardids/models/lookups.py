@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import Column, Enum, Table, event
 from sqlalchemy.orm import MappedColumn, Mapper, mapped_column
@@ -81,8 +81,8 @@ def lookups_of(table: Any) -> tuple[Lookup, ...]:
 
 
 def lookups_are_defined() -> bool:
-    """Returns whether any table of this process has a look-up key."""
-    return bool(_TABLES)
+    """Returns whether any table of this process has, or had, a look-up key."""
+    return _are_defined
 
 
 def lookups_of_mapper(mapper: Mapper[Any]) -> Mapping[str, Lookup]:
@@ -98,7 +98,7 @@ def lookups_of_mapper(mapper: Mapper[Any]) -> Mapping[str, Lookup]:
     return found
 
 
-_TABLES: WeakSet[Table] = WeakSet()
+_are_defined = False
 _OF_MAPPERS: WeakKeyDictionary[Mapper[Any], Mapping[str, Lookup]] = WeakKeyDictionary()
 
 
@@ -134,7 +134,8 @@ def _check(column: Column[Any], table: object) -> None:
     for is_wrong, what, hint in _faults(column, table):
         if is_wrong:
             raise BadArgument(f"{table.name}.{column.name} can't be a look-up key: {what}", hint=hint)
-    _TABLES.add(table)
+    global _are_defined  # noqa: PLW0603 -- asked before each statement
+    _are_defined = True
 
 
 def _is_changed_unseen(type_: TypeEngine[Any]) -> bool:

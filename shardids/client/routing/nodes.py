@@ -140,8 +140,10 @@ class NodeSession(Session):
 
     def node_connection(self, shard: int) -> Connection:
         """Returns the session's connection to the node that holds a shard, in its transaction."""
-        with self.explained():
+        try:
             return super().connection(bind_arguments={"bind": self.engine_of(shard)})
+        except PoolTimeout as error:
+            raise self.without_connection() from error
 
     connection_to = node_connection
 
@@ -153,19 +155,15 @@ class NodeSession(Session):
         """Returns the session's connection to a node as seen from a shard."""
         return ShardConnection(self.node_connection(shard), self.within(shard))
 
-    @contextmanager
-    def explained(self) -> Iterator[None]:
-        """Explains a pool that gives no connection."""
-        try:
-            yield
-        except PoolTimeout as error:
-            raise ConnectionFailed(
-                f'no connection of the pool to node "{self._wanted}" became free; this session holds those to'
-                f" {len(self.begun)} nodes meanwhile",
-                hint="A session over all shards holds a connection per node to the end of its transaction, so"
-                " sessions can wait for each other: give Cluster.connect() a pool_size of at least the number"
-                " of sessions at a time, or end sessions sooner.",
-            ) from error
+    def without_connection(self) -> ConnectionFailed:
+        """Returns the error of a pool that gives no connection."""
+        return ConnectionFailed(
+            f'no connection of the pool to node "{self._wanted}" became free; this session holds those to'
+            f" {len(self.begun)} nodes meanwhile",
+            hint="A session over all shards holds a connection per node to the end of its transaction, so"
+            " sessions can wait for each other: give Cluster.connect() a pool_size of at least the number"
+            " of sessions at a time, or end sessions sooner.",
+        )
 
     @contextmanager
     def writing_to(self, shard: int) -> Iterator[None]:
@@ -199,7 +197,8 @@ class NodeSession(Session):
 
     def fail_together(self) -> None:
         """Makes the transaction fail on all nodes if it has failed on one."""
-        if any(map(_has_failed, self.begun)):
+        begun = self.begun
+        if len(begun) > 1 and any(map(_has_failed, begun)):
             self._fail()
 
     def _fail(self) -> None:

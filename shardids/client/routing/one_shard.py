@@ -23,7 +23,7 @@ from shardids.client.routing.models import (
 )
 from shardids.client.routing.placing import Sign, described, new_relatives, set_default_key, signs_of
 from shardids.client.routing.writes import mappings_by_shard, shard_of_row
-from shardids.errors import BadArgument, WrongShard
+from shardids.errors import BadArgument, ShardidsError, WrongShard
 
 After = int | Iterable[int]
 """The IDs, one or several, that the IDs of a session sort after."""
@@ -140,8 +140,11 @@ class ShardSession(Claiming):
 
     def _execute_internal(self, statement: Any, params: Any = None, **options: Any) -> Any:
         # What SQLAlchemy does for the event do_orm_execute would take several times as long as the check.
-        if not loads_more(self, statement):
+        try:
             refuse_statement(statement, params, self.finder, self.shard)
+        except ShardidsError:
+            if not loads_more(self, statement):
+                raise
         if self.after is not None and getattr(statement, "is_insert", False):
             rows = Read(statement, params, self.finder).rows(params)
             _refuse_earlier_statement(statement, rows, self.after)

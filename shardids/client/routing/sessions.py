@@ -10,6 +10,7 @@ from weakref import WeakSet
 
 from sqlalchemy import Engine, Result, event, inspect
 from sqlalchemy.engine import Dialect
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.horizontal_shard import ShardedQuery, ShardedSession, set_shard_id
 from sqlalchemy.orm import Mapper, ORMExecuteState, Session
 
@@ -226,8 +227,10 @@ class RoutedSession(NodeSession, Claiming, ShardedSession):
             options["bind_arguments"] = {**(options.get("bind_arguments") or {}), "shard_id": shard}
             given = options.get("execution_options") or {}
             options["execution_options"] = {**given, **self._into(shard)}
-        with self.explained():
+        try:
             return super()._execute_internal(statement, params, **options)
+        except PoolTimeout as error:
+            raise self.without_connection() from error
 
     # ShardedQuery.set_shard() names a shard by _sa_shard_id, which the loaders of a statement inherit.
     def _into(self, shard: int) -> dict[str, Any]:
@@ -241,12 +244,13 @@ class RoutedSession(NodeSession, Claiming, ShardedSession):
         """
         if not getattr(statement, "is_select", False) or options.get("_add_event") is not None:
             return None
-        given = (
-            options.get("execution_options") or _EMPTY,
-            statement.get_execution_options(),
-            getattr(self, "execution_options", _EMPTY),  # Sessions have them from SQLAlchemy 2.1 on.
-        )
-        if any("_sa_shard_id" in one for one in given) or _shard_option(statement) is not None:
+        if (
+            "_sa_shard_id" in (options.get("execution_options") or _EMPTY)
+            or "_sa_shard_id" in statement.get_execution_options()
+            # Sessions have them from SQLAlchemy 2.1 on.
+            or "_sa_shard_id" in getattr(self, "execution_options", _EMPTY)
+            or _shard_option(statement) is not None
+        ):
             return None
         read = self._read(statement, params)
         for mapper in read.reading.mappers:
@@ -265,8 +269,11 @@ class RoutedSession(NodeSession, Claiming, ShardedSession):
         return shard
 
     def _require_one_shard(self, statement: Any, read: Read, shard: int) -> None:
-        if not loads_more(self, statement):
+        try:
             read.in_one_shard(partial(self._dialect_of, shard))
+        except CannotCombine:
+            if not loads_more(self, statement):
+                raise
 
     def _dialect_of(self, shard: int) -> Dialect:
         return self.shards.engine(self.shards.node_of(shard)).dialect
@@ -365,6 +372,8 @@ def _shard_option(statement: Any) -> Any:
     """Returns the shard of a statement's option ``set_shard_id()``; ``None`` if it has none."""
     # SQLAlchemy has no public way to see the options of its own extension.
     options = getattr(statement, "_with_options", ())
+    if not options:
+        return None
     return next((option.shard_id for option in options if isinstance(option, set_shard_id)), None)
 
 
