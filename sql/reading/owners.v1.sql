@@ -8,9 +8,7 @@
 -- Which code there is, is not asked: an expression of PostgreSQL's own functions runs any statement, by query_to_xml.
 -- Superusers and the session's role are trusted.
 
-with recursive here as (
-  select d.oid from pg_database d where d.datname = current_database()),
-engine as (
+with recursive engine as (
   select n.nspowner as owner from pg_namespace n
   where n.nspname = 'shardids' and current_setting('shardids.is_node')::boolean),
 trusted as materialized (
@@ -49,10 +47,25 @@ reached (classid, objid) as (
     union all select 'pg_class'::regclass, t.typrelid from pg_type t
     where r.classid = 'pg_type'::regclass and t.oid = r.objid and t.typtype = 'c') n (classid, objid)),
 code (role, classid, objid) as (
-  select s.refobjid, r.classid, r.objid
+  -- By the columns: pg_shdepend does not record what predefined roles own, and others may be members of these.
+  select o.owner, r.classid, r.objid
   from reached r
-  join pg_shdepend s on s.classid = r.classid and s.objid = r.objid and s.objsubid = 0 and s.deptype = 'o'
-                    and s.refclassid = 'pg_authid'::regclass and s.dbid = (select h.oid from here h)
+  cross join lateral (
+    select t.relowner from pg_class t where r.classid = 'pg_class'::regclass and t.oid = r.objid
+    union all select t.proowner from pg_proc t where r.classid = 'pg_proc'::regclass and t.oid = r.objid
+    union all select t.typowner from pg_type t where r.classid = 'pg_type'::regclass and t.oid = r.objid
+    union all select t.oprowner from pg_operator t where r.classid = 'pg_operator'::regclass and t.oid = r.objid
+    union all select t.opcowner from pg_opclass t where r.classid = 'pg_opclass'::regclass and t.oid = r.objid
+    union all select t.opfowner from pg_opfamily t where r.classid = 'pg_opfamily'::regclass and t.oid = r.objid
+    union all select t.collowner from pg_collation t where r.classid = 'pg_collation'::regclass and t.oid = r.objid
+    union all select t.conowner from pg_conversion t where r.classid = 'pg_conversion'::regclass and t.oid = r.objid
+    union all select t.stxowner from pg_statistic_ext t where r.classid = 'pg_statistic_ext'::regclass and t.oid = r.objid
+    union all select t.dictowner from pg_ts_dict t where r.classid = 'pg_ts_dict'::regclass and t.oid = r.objid
+    union all select t.cfgowner from pg_ts_config t where r.classid = 'pg_ts_config'::regclass and t.oid = r.objid
+    union all select t.lanowner from pg_language t where r.classid = 'pg_language'::regclass and t.oid = r.objid
+    union all select t.srvowner from pg_foreign_server t where r.classid = 'pg_foreign_server'::regclass and t.oid = r.objid
+    union all select t.fdwowner from pg_foreign_data_wrapper t where r.classid = 'pg_foreign_data_wrapper'::regclass and t.oid = r.objid
+    union all select t.extowner from pg_extension t where r.classid = 'pg_extension'::regclass and t.oid = r.objid) o (owner)
   union
   select a.grantee, 'pg_trigger'::regclass, g.oid
   from reached r

@@ -20,6 +20,27 @@ self as (
 trusted as materialized (
   select r.oid from pg_roles r
   where r.rolsuper or exists (select from engine e where pg_has_role(r.oid, e.owner, 'member'))),
+-- pg_shdepend does not record what predefined roles own, and others may be members of these.
+owners (oid) as materialized (
+  select t.relowner from pg_class t
+  union select t.proowner from pg_proc t
+  union select t.typowner from pg_type t
+  union select t.oprowner from pg_operator t
+  union select t.opcowner from pg_opclass t
+  union select t.opfowner from pg_opfamily t
+  union select t.collowner from pg_collation t
+  union select t.conowner from pg_conversion t
+  union select t.stxowner from pg_statistic_ext t
+  union select t.dictowner from pg_ts_dict t
+  union select t.cfgowner from pg_ts_config t
+  union select t.lanowner from pg_language t
+  union select t.srvowner from pg_foreign_server t
+  union select t.fdwowner from pg_foreign_data_wrapper t
+  union select t.extowner from pg_extension t
+  union select t.evtowner from pg_event_trigger t
+  union select t.pubowner from pg_publication t
+  -- It owns schema public from PostgreSQL 15 on: a schema holds no code.
+  union select t.nspowner from pg_namespace t where t.nspowner <> 'pg_database_owner'::regrole),
 functions as (
   select p.oid, p.proowner, p.prosecdef, p.prosrc, p.proconfig, p.prokind, n.nspowner, n.oid as namespace
   from pg_namespace n left join pg_proc p on p.pronamespace = n.oid
@@ -53,20 +74,20 @@ select case
            then format('role "%s" may not use it', current_user)
        end as fault,
        not exists (
-         select from pg_shdepend d
-         where d.dbid in (select h.oid from here h) and d.refclassid = 'pg_authid'::regclass and d.deptype = 'o'
-           and d.refobjid not in (select t.oid from trusted t)
-           and not exists (select from self where self.oid = d.refobjid)
-           and not exists (select from reader r where r.oid = d.refobjid)) as is_alone,
+         select from owners o
+         where o.oid not in (select t.oid from trusted t)
+           and not exists (select from self where self.oid = o.oid)
+           and not exists (select from reader r where r.oid = o.oid)) as is_alone,
        not (select self.may_more from self)
        and not exists (
-         select from pg_auth_members m join self on self.oid = m.member
-         where m.roleid not in (select r.oid from pg_roles r
-                                where r.rolname in ('pg_read_all_data', 'pg_monitor', 'pg_read_all_settings',
-                                                    'pg_read_all_stats', 'pg_stat_scan_tables')))
+         select from pg_roles r, self
+         where r.oid <> self.oid and pg_has_role(self.oid, r.oid, 'member')
+           and r.rolname not in ('pg_read_all_data', 'pg_monitor', 'pg_read_all_settings',
+                                 'pg_read_all_stats', 'pg_stat_scan_tables'))
        and not exists (
          select from pg_shdepend d join self on self.oid = d.refobjid
          where d.refclassid = 'pg_authid'::regclass and d.deptype = 'o')
+       and not exists (select from owners o, self where pg_has_role(self.oid, o.oid, 'member'))
        and not exists (
          select from pg_class c join pg_namespace n on n.oid = c.relnamespace
          where c.relkind in ('r', 'p', 'v', 'f', 'm') and n.nspname not in ('pg_catalog', 'information_schema')

@@ -452,6 +452,26 @@ def test_a_role_that_only_reads_reads_itself(node: tuple[URL, str], make_role: M
         assert "can write" in (_skips(reading.set(database=url.database)) or "")
 
 
+def test_what_predefined_roles_own_is_of_others(node: tuple[URL, str], make_role: MakeRole) -> None:
+    url, _ = node
+    engine = administrative_engine(url, what="node")
+    with engine.begin() as connection:
+        remove_reader(connection)
+    engine.dispose()
+    reading = make_role("reading")
+    with connected(url) as admin:
+        admin.execute("alter table shard_0000.notes owner to current_user")
+        admin.execute("create function public.f() returns integer language sql return 1")
+        admin.execute(
+            sql.SQL("grant pg_read_all_data, pg_monitor to {}").format(sql.Identifier(str(reading.username)))
+        )
+        assert _skips(url) is None
+        assert _skips(reading.set(database=url.database)) is None
+        admin.execute("alter function public.f() owner to pg_monitor")
+        assert "can write" in (_skips(url) or "")
+        assert "can write" in (_skips(reading.set(database=url.database)) or "")
+
+
 def test_without_a_reader_migrations_read_version_tables_that_hold_no_code_of_others(
     node: tuple[URL, str],
 ) -> None:

@@ -15,6 +15,7 @@ from shardids.adopt import replication as adopting
 from shardids.adopt.sides import Side as AdoptSide
 from shardids.catalog.nodes import administrative_engine
 from shardids.catalog.rows import Catalog
+from shardids.catalog.sqlfiles import read_sql
 from shardids.catalog.trust import administers, untrusted
 from shardids.catalog.urls import parse_url
 from shardids.cli import app
@@ -23,7 +24,7 @@ from shardids.errors import ClusterConflict, CopyFailed, MissingPrivilege, MoveR
 from shardids.load import LoadSettings, load
 from tests.conftest import dsn, found_cluster
 from tests.support.clusters import catalog_at, connected
-from tests.support.planted_code import PLANTED, Recorded, plant, table_of
+from tests.support.planted_code import PLANTED, Recorded, owner_columns, plant, table_of
 
 SHARDS = 16
 PASSWORD = "p"
@@ -114,6 +115,44 @@ def test_each_kind_of_planted_code_is_found_in_a_table_of_the_engines_owner(host
     finally:
         engine.dispose()
     assert "postgres" not in hostile.ran()
+
+
+@pytest.mark.parametrize("owner", ["pg_monitor", "pg_database_owner"])
+def test_predefined_roles_are_not_trusted_since_others_act_as_them(hostile: Hostile, owner: str) -> None:
+    shard, schema = hostile.shard(owner=None)
+    for url in hostile.urls.values():
+        with connected(url) as admin:
+            admin.execute(
+                f"create schema of_{owner}; grant usage on schema of_{owner} to public;"
+                f"create function of_{owner}.ok(text) returns boolean language plpgsql as $f$ begin"
+                " raise warning 'planted: % as % of %', 'check', current_user, session_user; return true; end $f$;"
+                f"alter function of_{owner}.ok(text) owner to {owner}".encode()
+            )
+    with connected(hostile.urls["a"]) as admin:
+        admin.execute(f"alter table {schema}.notes add check (of_{owner}.ok(word))".encode())
+        admin.execute(f"insert into {schema}.notes (word) values ('w')".encode())
+    assert hostile.ran() == {"postgres"}
+    refused = f'role "{owner}" can change what function of_{owner}.ok'
+    with pytest.raises(MoveRefused, match=refused):
+        mover.move(hostile.catalog, shard, "b", options=mover.Options(offline=True))
+    with connected(hostile.urls["a"]) as admin:
+        admin.execute(f"alter function of_{owner}.ok(text) owner to postgres".encode())
+        admin.execute(f"alter table {schema}.notes owner to {owner}".encode())
+    with pytest.raises(MoveRefused, match=f'role "{owner}" can change what table {schema}.notes'):
+        mover.move(hostile.catalog, shard, "b", options=mover.Options(offline=True))
+    assert hostile.ran() == set()
+
+
+def test_the_owner_of_each_kind_of_object_is_read_from_its_catalog(hostile: Hostile) -> None:
+    with connected(hostile.urls["a"]) as admin:
+        there = owner_columns(admin)
+    shared = {"spcowner", "subowner"}
+    for file, others in (
+        ("owners", {"nspowner", "lomowner", "evtowner", "pubowner"}),
+        ("state", {"lomowner"}),
+    ):
+        query = read_sql(f"reading/{file}.v1")
+        assert {column for column in there if f"select t.{column} from" not in query} == shared | others
 
 
 def test_a_shard_of_a_role_that_is_trusted_by_name_moves(hostile: Hostile) -> None:

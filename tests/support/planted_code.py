@@ -222,6 +222,14 @@ def kinds(db: Db) -> set[Kind]:
     return {(table, column) for table, column in rows}
 
 
+def owner_columns(db: Db) -> set[str]:
+    """The columns of PostgreSQL's catalogs that name the owner of an object."""
+    rows = db.execute("""
+        select k.fkcols[1] from pg_get_catalog_foreign_keys() k
+        where k.pktable = 'pg_authid'::regclass and k.fkcols[1] ~ 'owner$'""")
+    return {column for (column,) in rows}
+
+
 def table_of(kind: Kind) -> str:
     """The table that has a plant."""
     return "_".join(kind)
