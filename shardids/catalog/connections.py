@@ -108,6 +108,12 @@ def open_engine(
         # The pool replaces a connection whose ping fails, unless another error is raised in its place.
         if context.is_pre_ping or not isinstance(error, psycopg.Error):
             return None
+        if has_stale_plan(error) and context.connection is not None:
+            driver: Any = context.connection.connection.driver_connection
+            if driver.autocommit:
+                # No ROLLBACK will come, after which psycopg prepares anew.
+                context.is_disconnect = True
+                context.invalidate_pool_on_disconnect = False
         ours = translate(error, what=what, url=url)
         if ours is None and administrative:
             ours = statement_failed(error, what, url)

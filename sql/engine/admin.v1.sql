@@ -78,7 +78,7 @@ begin
   elsif stored_ms > 0 and now_ms - stored_ms > extract(epoch from node.max_step) * 1000 and not shardids.is_believed(now_ms) then
     perform shardids.refuse('SI012', shard, now_ms - stored_ms);
   elsif now_ms - stored_ms > 3600000 then
-    perform shardids.note_step(now_ms);
+    perform shardids.note_step(now_ms, stored_ms);
   end if;
   return ((greatest(stored_ms + 3 * extract(epoch from node.safety_margin)::numeric * 1000,
                     now_ms + 5 * extract(epoch from node.safety_margin)::numeric * 1000)::bigint + 1) << bits);
@@ -318,7 +318,8 @@ begin
       hint = format('To let it issue IDs if it is fenced: shardids shard show %s', shard);
   end if;
   if from_ms is null then
-    select k.step_ms, k.before_ms into from_ms, before_ms from shardids.noted_steps() k where k.step_ms > now_ms order by 1 limit 1;
+    select k.step_ms, (select max(b.before_ms) from shardids.noted_steps() b where b.step_ms > now_ms and b.before_ms < k.step_ms)
+    into from_ms, before_ms from shardids.noted_steps() k where k.step_ms > now_ms order by 1 limit 1;
     if from_ms is null or pg_sequence_last_value('shardids.step_dropped') > now_ms then
       raise exception using
         errcode = 'SI007',

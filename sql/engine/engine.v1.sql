@@ -313,8 +313,7 @@ language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp 
 begin
   return (select clock_ms <= greatest(
            shardids.ms_of(n.clock_confirmed_at),
-           (select max(r.ms) from shardids.reached() r),
-           (select max(nullif(s.high_water_tick, -1) >> shardids.sequence_bits()) from shardids.shard s))
+           (select max(r.ms) from shardids.reached() r))
          + (extract(epoch from n.max_step) * 1000)::bigint
   from shardids.node n);
 end
@@ -328,11 +327,12 @@ return case when seen < 0 then -1 - seen else seen & 4398046511103 end;
 
 comment on function shardids.offset_ms(bigint) is 'The offset in ms that a value of id_offset holds, active or fenced';
 
--- The time that each shard of the node has reached, by its sequences.
+-- The time that each shard of the node has reached, by what is stored of it.
 create function shardids.reached() returns table (ms bigint)
 language sql volatile parallel safe set search_path = pg_catalog, pg_temp as $$
-  select shardids.offset_ms(pg_sequence_last_value(i.oid)) + (coalesce(pg_sequence_last_value(c.oid), 0) >> shardids.sequence_bits())
-  from shardids.shard s join pg_class i on i.oid = s.id_offset join pg_class c on c.oid = s.id_counter;
+  select greatest(shardids.offset_ms(pg_sequence_last_value(i.oid)) + (coalesce(pg_sequence_last_value(c.oid), 0) >> shardids.sequence_bits()),
+                  nullif(s.high_water_tick, -1) >> shardids.sequence_bits())
+  from shardids.shard s left join pg_class i on i.oid = s.id_offset left join pg_class c on c.oid = s.id_counter;
 $$;
 
 create function shardids.noted_steps() returns table (slot integer, step_ms bigint, before_ms bigint)
@@ -348,8 +348,9 @@ comment on function shardids.noted_steps() is
 -- The times to which the clock has gone ahead by more than an hour at once, of the whole node: where the IDs of a wrong clock
 -- begin; and the time that the shards had reached by then, which is where those of the right one end. Rows would go with the
 -- transaction that drew; a sequence stays. The four latest are kept, as a wrong clock's are later than those of the true time.
+-- reached_ms is the time of the shard that goes ahead: a clock may have been wrong by less since an earlier note.
 -- The lock goes with the subtransaction that raises SI099.
-create function shardids.note_step(clock_ms bigint) returns void
+create function shardids.note_step(clock_ms bigint, reached_ms bigint) returns void
 language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
 declare
   latest bigint;
@@ -360,6 +361,8 @@ begin
     return;
   end if;
   perform shardids.wait_for_lock(1936220516, -1);
+  perform setval(format('shardids.before_%s', k.slot), reached_ms)
+  from shardids.noted_steps() k where k.before_ms < reached_ms and reached_ms < k.step_ms;
   latest := coalesce(pg_sequence_last_value('shardids.step_latest'), -3600000);
   if clock_ms not between latest and latest + 3600000 then
     select k.slot, k.step_ms into slot, lowest from shardids.noted_steps() k order by 2 limit 1;
@@ -381,7 +384,7 @@ exception when sqlstate 'SI099' then
 end
 $$;
 
-comment on function shardids.note_step(bigint) is 'Notes that the clock has gone ahead by more than an hour at once';
+comment on function shardids.note_step(bigint, bigint) is 'Notes that the clock has gone ahead by more than an hour at once';
 
 -- Raises an offset where catch_up() does not. Brings the shard to the clock of this server, releases it after
 -- activate(), jumps past what a crash or a lost primary may have issued, and sets ticks aside. Every limit on raising stands
@@ -508,7 +511,7 @@ begin
             perform shardids.refuse('SI012', shard, now_ms - begins_ms);
           end if;
           -- What is set aside lies before the clock.
-          perform shardids.note_step(now_ms - (ticks >> bits) - 1);
+          perform shardids.note_step(now_ms - (ticks >> bits) - 1, begins_ms);
         end if;
         if base + target_ms <> seen then
           -- Past half the margin ahead of the clock, nobody draws before this offset, or one an eighth of the margin
@@ -713,7 +716,7 @@ revoke execute on function
   shardids.bound_to(regclass, integer), shardids.is_bound(regclass, regclass, integer), shardids.clock_offset(regclass),
   shardids.is_late(bigint, bigint), shardids.is_near(bigint, bigint), shardids.is_followed(regclass, regclass, integer, bigint, bigint),
   shardids.is_free(integer, bigint), shardids.begin_ms(bigint, bigint, bigint, bigint, boolean), shardids.wait_ms(bigint, bigint, bigint, boolean),
-  shardids.is_believed(bigint), shardids.reached(), shardids.noted_steps(), shardids.note_step(bigint), shardids.past_skipped(integer, bigint, bigint),
+  shardids.is_believed(bigint), shardids.reached(), shardids.noted_steps(), shardids.note_step(bigint, bigint), shardids.past_skipped(integer, bigint, bigint),
   shardids.check_sequences(integer, regclass, regclass), shardids.is_of_another_timeline(bigint, bigint),
   shardids.raised(bigint, bigint, regclass), shardids.incarnation(), shardids.late_id(regclass, integer), shardids.advance(integer, regclass, bigint, bigint),
   shardids.set_aside(regclass, integer, integer, bigint)

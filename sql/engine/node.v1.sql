@@ -85,5 +85,5 @@ create sequence shardids.before_4;
 create sequence shardids.step_dropped;
 create sequence shardids.step_latest;
 comment on sequence shardids.step_latest is 'The latest time to which the clock went ahead by more than an hour at once, in ms since the epoch';
-comment on sequence shardids.before_1 is 'The latest time below step_1 that a shard of the node had reached when the clock went to step_1';
+comment on sequence shardids.before_1 is 'The latest time below step_1 that a shard of the node had reached before its clock went to step_1 or past it';
 comment on sequence shardids.step_dropped is 'The latest such time that is in none of step_1 to step_4';

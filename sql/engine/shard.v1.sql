@@ -55,7 +55,7 @@ begin
   elsif shardids.is_believed(shardids.ms_of(clock_timestamp())) is false then
     perform shardids.refuse('SI012', shard);
   end if;
-  perform shardids.note_step(shardids.ms_of(clock_timestamp()));
+  perform shardids.note_step(shardids.ms_of(clock_timestamp()), 0);
   perform setval(format('%I.id_offset', schema)::regclass,
                  shardids.incarnation() + greatest(0, shardids.ms_of(clock_timestamp())));
   insert into shardids.shard

@@ -600,3 +600,58 @@ def test_a_transaction_older_than_a_reset_issues_nothing(clock: Clock, nodes: Ca
         set_clock(clock, db, plan.first.timestamp() - time.time() + 1)
         with pytest.raises(psycopg.errors.SerializationFailure, match="too old to see"):
             old.execute("select shard_0000.next_id()")
+
+
+def reset_refused(catalog: Catalog, shard: int = 0) -> None:
+    with pytest.raises(BadArgument, match="since when it was wrong is not recorded"):
+        clocks.reset_clock(catalog, shard)
+
+
+def test_a_clock_that_is_wrong_by_less_between_two_jumps(clock: Clock, nodes: Catalog) -> None:
+    with connect(nodes.nodes()["a"].url) as db:
+        small_lead(db)
+        for shard in (0, 1):
+            draw_all(db, shard)
+        set_clock(clock, db, MONTHS_S)
+        draw_all(db, 1)
+        set_clock(clock, db, 50 * 60)
+        draw_all(db, 0)
+        set_clock(clock, db, MONTHS_S + 300)
+        draw_all(db, 0)
+        set_clock(clock, db, 0)
+        reset_refused(nodes)
+
+
+def test_a_clock_that_is_wrong_again_after_a_reset(clock: Clock, nodes: Catalog) -> None:
+    with connect(nodes.nodes()["a"].url) as db:
+        small_lead(db)
+        draw_all(db)
+        jump(clock, db)
+        reset(nodes)
+        draw_all(db)
+        set_clock(clock, db, 50 * 60)
+        draw_all(db)
+        set_clock(clock, db, MONTHS_S + 3 * 86_400)
+        draw_all(db)
+        set_clock(clock, db, 0)
+        reset_refused(nodes)
+
+
+@pytest.mark.parametrize("is_drawn", [True, False])
+def test_a_lead_that_was_allowed_before_the_jump(clock: Clock, nodes: Catalog, is_drawn: bool) -> None:
+    """Its shard's own ticks, or, as after a move, those of its high-water tick."""
+    with connect(nodes.nodes()["a"].url) as db:
+        draw_all(db)
+        jump(clock, db, 1)
+        db.execute("select shardids.fence(0)")
+        db.execute(
+            "select shardids.activate(0, (shardids.ms_of(clock_timestamp()) + 3000000)"
+            " << shardids.sequence_bits())"
+        )
+        if is_drawn:
+            draw(db.cursor(binary=True), "reserve", 2_000)
+        set_clock(clock, db, MONTHS_S + 300)
+        draw_all(db)
+        set_clock(clock, db, 0)
+        small_lead(db)
+        reset_refused(nodes)

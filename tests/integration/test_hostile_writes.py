@@ -125,7 +125,8 @@ def test_predefined_roles_are_not_trusted_since_others_act_as_them(hostile: Host
             admin.execute(
                 f"create schema of_{owner}; grant usage on schema of_{owner} to public;"
                 f"create function of_{owner}.ok(text) returns boolean language plpgsql as $f$ begin"
-                " raise warning 'planted: % as % of %', 'check', current_user, session_user; return true; end $f$;"
+                " raise warning 'planted: % as % of %', 'check', current_user, session_user;"
+                " return true; end $f$;"
                 f"alter function of_{owner}.ok(text) owner to {owner}".encode()
             )
     with connected(hostile.urls["a"]) as admin:

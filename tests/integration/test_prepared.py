@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from shardids import AsyncCluster, Cluster
+from shardids.catalog.connections import open_engine
 from tests.support.clusters import connected
 
 OFTEN = 7
@@ -47,6 +48,24 @@ def test_what_repeats_is_prepared_under_asyncio(things: URL) -> None:
             return await session.run_sync(read_often)
 
     assert asyncio.run(prepared()) == 1
+
+
+def test_an_engine_in_autocommit_mode_gets_rid_of_a_stale_plan(things: URL) -> None:
+    engine = open_engine(things, what="the node", isolation_level="AUTOCOMMIT", pool_size=1, max_overflow=0)
+    read = text("select id from shard_0001.things")
+
+    def read_often() -> None:
+        for _ in range(OFTEN):
+            with engine.connect() as connection:
+                connection.execute(read).all()
+
+    with connected(things) as other:
+        read_often()
+        other.execute("alter table shard_0001.things alter id type bigint")
+        with pytest.raises(DBAPIError, match="cached plan"):
+            read_often()
+        read_often()
+    engine.dispose()
 
 
 def test_run_repeats_what_a_change_of_types_made_stale(things: URL) -> None:

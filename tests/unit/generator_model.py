@@ -496,7 +496,12 @@ def advance(rules: Rules, ticks: int = 0, own_row: Row | None = None, past_tick:
 
 def note(ms: int, reached_ms: int) -> Action:
     """The first step stays: a clock's later ones are above it."""
-    return Action("note", lambda s: [(None, s._replace(noted=s.noted or (ms, reached_ms)))], at_once=True)
+
+    def results(s: Shared) -> list[tuple[None, Shared]]:
+        first, before = s.noted or (ms, 0)
+        return [(None, s._replace(noted=(first, max(before, reached_ms if reached_ms < first else 0))))]
+
+    return Action("note", results, at_once=True)
 
 
 def target_ms(rules: Rules, seen: Offset, row: Row, counter: int, now: int) -> int:

@@ -349,8 +349,8 @@ LARGE_SCENARIOS = [
     pytest.param(ANSWERS_OF_TWO, Rules(), 120_000, id="answers of two"),
     pytest.param(ANSWER_AND_FENCE, STEADY, 80_000, id="an answer and a fence"),
     pytest.param(ANSWER_AND_CRASH, STEADY, 80_000, id="an answer, and one after a crash"),
-    pytest.param(RESET_AND_DRAWS, AN_HOUR_AHEAD, 50_000, id="a shard taken back from the future"),
-    pytest.param(RESET_AND_RESERVATION, AN_HOUR_AHEAD, 50_000, id="a shard taken back, and reservations"),
+    pytest.param(RESET_AND_DRAWS, AN_HOUR_AHEAD, 30_000, id="a shard taken back from the future"),
+    pytest.param(RESET_AND_RESERVATION, AN_HOUR_AHEAD, 30_000, id="a shard taken back, and reservations"),
 ]
 """Among the fault tests: tests/faults/test_generator_orders.py."""
 

@@ -692,7 +692,7 @@ begin
             perform shardids.refuse('SI012', shard, now_ms - begins_ms);
           end if;
           -- What is set aside lies before the clock.
-          perform shardids.note_step(now_ms - (ticks >> bits) - 1);
+          perform shardids.note_step(now_ms - (ticks >> bits) - 1, begins_ms);
         end if;
         if base + target_ms <> seen then
           -- Past half the margin ahead of the clock, nobody draws before this offset, or one an eighth of the margin
@@ -2395,8 +2395,7 @@ CREATE FUNCTION shardids.is_believed(clock_ms bigint) RETURNS boolean
 begin
   return (select clock_ms <= greatest(
            shardids.ms_of(n.clock_confirmed_at),
-           (select max(r.ms) from shardids.reached() r),
-           (select max(nullif(s.high_water_tick, -1) >> shardids.sequence_bits()) from shardids.shard s))
+           (select max(r.ms) from shardids.reached() r))
          + (extract(epoch from n.max_step) * 1000)::bigint
   from shardids.node n);
 end
@@ -2722,10 +2721,10 @@ COMMENT ON FUNCTION shardids.min_id(at timestamp with time zone) IS 'The lowest 
 
 
 --
--- Name: note_step(bigint); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: note_step(bigint, bigint); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.note_step(clock_ms bigint) RETURNS void
+CREATE FUNCTION shardids.note_step(clock_ms bigint, reached_ms bigint) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -2738,6 +2737,8 @@ begin
     return;
   end if;
   perform shardids.wait_for_lock(1936220516, -1);
+  perform setval(format('shardids.before_%s', k.slot), reached_ms)
+  from shardids.noted_steps() k where k.before_ms < reached_ms and reached_ms < k.step_ms;
   latest := coalesce(pg_sequence_last_value('shardids.step_latest'), -3600000);
   if clock_ms not between latest and latest + 3600000 then
     select k.slot, k.step_ms into slot, lowest from shardids.noted_steps() k order by 2 limit 1;
@@ -2761,10 +2762,10 @@ $$;
 
 
 --
--- Name: FUNCTION note_step(clock_ms bigint); Type: COMMENT; Schema: shardids; Owner: -
+-- Name: FUNCTION note_step(clock_ms bigint, reached_ms bigint); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.note_step(clock_ms bigint) IS 'Notes that the clock has gone ahead by more than an hour at once';
+COMMENT ON FUNCTION shardids.note_step(clock_ms bigint, reached_ms bigint) IS 'Notes that the clock has gone ahead by more than an hour at once';
 
 
 --
@@ -3029,7 +3030,8 @@ begin
       hint = format('To let it issue IDs if it is fenced: shardids shard show %s', shard);
   end if;
   if from_ms is null then
-    select k.step_ms, k.before_ms into from_ms, before_ms from shardids.noted_steps() k where k.step_ms > now_ms order by 1 limit 1;
+    select k.step_ms, (select max(b.before_ms) from shardids.noted_steps() b where b.step_ms > now_ms and b.before_ms < k.step_ms)
+    into from_ms, before_ms from shardids.noted_steps() k where k.step_ms > now_ms order by 1 limit 1;
     if from_ms is null or pg_sequence_last_value('shardids.step_dropped') > now_ms then
       raise exception using
         errcode = 'SI007',
@@ -3107,8 +3109,9 @@ CREATE FUNCTION shardids.reached() RETURNS TABLE(ms bigint)
     LANGUAGE sql PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
-  select shardids.offset_ms(pg_sequence_last_value(i.oid)) + (coalesce(pg_sequence_last_value(c.oid), 0) >> shardids.sequence_bits())
-  from shardids.shard s join pg_class i on i.oid = s.id_offset join pg_class c on c.oid = s.id_counter;
+  select greatest(shardids.offset_ms(pg_sequence_last_value(i.oid)) + (coalesce(pg_sequence_last_value(c.oid), 0) >> shardids.sequence_bits()),
+                  nullif(s.high_water_tick, -1) >> shardids.sequence_bits())
+  from shardids.shard s left join pg_class i on i.oid = s.id_offset left join pg_class c on c.oid = s.id_counter;
 $$;
 
 
@@ -3550,7 +3553,7 @@ begin
   elsif stored_ms > 0 and now_ms - stored_ms > extract(epoch from node.max_step) * 1000 and not shardids.is_believed(now_ms) then
     perform shardids.refuse('SI012', shard, now_ms - stored_ms);
   elsif now_ms - stored_ms > 3600000 then
-    perform shardids.note_step(now_ms);
+    perform shardids.note_step(now_ms, stored_ms);
   end if;
   return ((greatest(stored_ms + 3 * extract(epoch from node.safety_margin)::numeric * 1000,
                     now_ms + 5 * extract(epoch from node.safety_margin)::numeric * 1000)::bigint + 1) << bits);
@@ -4624,7 +4627,7 @@ CREATE SEQUENCE shardids.before_1
 -- Name: SEQUENCE before_1; Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON SEQUENCE shardids.before_1 IS 'The latest time below step_1 that a shard of the node had reached when the clock went to step_1';
+COMMENT ON SEQUENCE shardids.before_1 IS 'The latest time below step_1 that a shard of the node had reached before its clock went to step_1 or past it';
 
 
 --
@@ -5496,9 +5499,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (383423189927067650);
-INSERT INTO shard_0000.kept VALUES (383423189927067651);
-INSERT INTO shard_0000.kept VALUES (383423189927067652);
+INSERT INTO shard_0000.kept VALUES (383431753043279874);
+INSERT INTO shard_0000.kept VALUES (383431753043279875);
+INSERT INTO shard_0000.kept VALUES (383431753043279876);
 
 
 --
@@ -5526,8 +5529,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711538237521940501/5/16698', 1, 3919147624556396544, '757', '2026-11-24 01:06:52.105555+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711538237521940501/5/16698', 1, 3919147624556396544, '758', '2026-11-24 01:06:52.116469+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711547007284415648/5/16698', 1, 3449783702844866560, '757', '2026-11-24 01:40:53.711477+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711547007284415648/5/16698', 1, 3449783702844866560, '758', '2026-11-24 01:40:53.719529+00', NULL);
 
 
 --
@@ -5553,7 +5556,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-24 01:06:51.953272+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-24 01:40:53.607646+00');
 
 
 --
@@ -5572,7 +5575,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-24 01:06:52.120786+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-24 01:40:53.72383+00', NULL);
 
 
 --
@@ -5649,7 +5652,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3919147715971608681, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3449783794262120303, true);
 
 
 --
@@ -5663,7 +5666,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 3919147715971608660, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 3449783794262120279, true);
 
 
 --
@@ -5698,7 +5701,7 @@ SELECT pg_catalog.setval('shardids.before_4', 1, false);
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91415212097, true);
+SELECT pg_catalog.setval('shardids.step_1', 91417253709, true);
 
 
 --
@@ -5733,7 +5736,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91415212114, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91417253718, true);
 
 
 --
@@ -6490,10 +6493,10 @@ REVOKE ALL ON FUNCTION shardids.log_offset(id_offset regclass, base bigint, offs
 
 
 --
--- Name: FUNCTION note_step(clock_ms bigint); Type: ACL; Schema: shardids; Owner: -
+-- Name: FUNCTION note_step(clock_ms bigint, reached_ms bigint); Type: ACL; Schema: shardids; Owner: -
 --
 
-REVOKE ALL ON FUNCTION shardids.note_step(clock_ms bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION shardids.note_step(clock_ms bigint, reached_ms bigint) FROM PUBLIC;
 
 
 --
