@@ -1,5 +1,5 @@
 -- Purpose:    whose code may run as the session's role when rows of tables are written, or the tables are made again elsewhere:
---             the roles that own the tables, or something that these depend on, or could have put a condition on their triggers.
+--             the roles that own the tables, or something that these depend on, or could have made their triggers.
 -- Settings:   shardids.tables: a JSON array of names; shardids.trusted: one of roles that may be among them; shardids.is_node:
 --             whether schema shardids is the engine's, so that members of its owner are trusted
 -- Locks:      none.
@@ -9,7 +9,7 @@
 -- Superusers and the session's role are trusted.
 
 with recursive engine as (
-  select n.nspowner as owner from pg_namespace n
+  select n.oid, n.nspowner as owner from pg_namespace n
   where n.nspname = 'shardids' and current_setting('shardids.is_node')::boolean),
 trusted as materialized (
   select r.oid from pg_roles r
@@ -67,12 +67,17 @@ code (role, classid, objid) as (
     union all select t.fdwowner from pg_foreign_data_wrapper t where r.classid = 'pg_foreign_data_wrapper'::regclass and t.oid = r.objid
     union all select t.extowner from pg_extension t where r.classid = 'pg_extension'::regclass and t.oid = r.objid) o (owner)
   union
+  -- A trigger has no owner. Its maker chooses a condition, the arguments, and a function that others may have meant for
+  -- other tables: some paste arguments into statements. Those of the engine take any.
   select a.grantee, 'pg_trigger'::regclass, g.oid
   from reached r
-  join pg_trigger g on r.classid = 'pg_trigger'::regclass and g.oid = r.objid and g.tgqual is not null
+  join pg_trigger g on r.classid = 'pg_trigger'::regclass and g.oid = r.objid
+  join pg_proc p on p.oid = g.tgfoid
   join pg_class c on c.oid = g.tgrelid
   cross join lateral aclexplode(c.relacl) a
-  where a.privilege_type = 'TRIGGER')
+  where a.privilege_type = 'TRIGGER'
+    and (g.tgqual is not null
+         or not g.tgisinternal and not exists (select from engine e where e.oid = p.pronamespace)))
 select distinct on (1) case c.role when 0 then 'public' else pg_get_userbyid(c.role)::text end as role,
        pg_describe_object(c.classid, c.objid, 0) as object, current_user as as_role
 from code c

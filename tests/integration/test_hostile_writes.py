@@ -189,15 +189,24 @@ def test_the_command_line_takes_roles_to_trust(
         assert (f'role "app" can change what table {schema}.notes runs' in told.err) is (code == 1)
 
 
-def test_who_may_make_a_trigger_with_a_condition_has_to_be_trusted(hostile: Hostile) -> None:
+@pytest.mark.parametrize(
+    "how",
+    [
+        "when (old.* is distinct from new.*) execute function suppress_redundant_updates_trigger()",
+        "execute function tsvector_update_trigger('words', 'pg_catalog.simple', 'word')",
+        "execute function suppress_redundant_updates_trigger()",
+    ],
+)
+def test_who_may_make_a_trigger_on_a_table_that_has_one_has_to_be_trusted(hostile: Hostile, how: str) -> None:
     shard, schema = hostile.shard(owner=None)
     with connected(hostile.urls["a"]) as admin:
-        admin.execute(f"grant all on {schema}.notes to app".encode())
-        admin.execute(
-            f"create trigger own before update on {schema}.notes for each row"
-            " when (old.* is distinct from new.*)"
-            " execute function suppress_redundant_updates_trigger()".encode()
-        )
+        admin.execute(f"create table {schema}.lines (id bigint primary key, note bigint)".encode())
+        admin.execute(f"alter table {schema}.lines add foreign key (note) references {schema}.notes".encode())
+        admin.execute(f"grant all on {schema}.notes, {schema}.lines to app".encode())
+        admin.execute(f"select shardids.add_barriers({shard})".encode())
+        # Those of foreign keys and of the engine are nobody's.
+        mover.plan_move(hostile.catalog, shard, "b")
+        admin.execute(f"create trigger own before update on {schema}.notes for each row {how}".encode())
     with pytest.raises(MoveRefused, match=f'role "app" can change what trigger own on table {schema}.notes'):
         mover.plan_move(hostile.catalog, shard, "b")
     with connected(hostile.urls["a"]) as admin:
