@@ -23,6 +23,7 @@ from sqlalchemy.pool import Pool, PoolProxiedConnection
 from shardids.catalog.connections import has_own_session
 from shardids.catalog.queries import batches, prepare, rows
 from shardids.catalog.sqlfiles import read_sql
+from shardids.catalog.trust import administers
 from shardids.errors import ConnectionFailed, MissingPrivilege, ShardidsError, StatementFailed
 
 Row = TypeVar("Row")
@@ -237,7 +238,7 @@ def _body() -> str:
 
 
 def _state(connection: Connection, *, is_node: bool = True) -> _State:
-    prepare(connection, read_body=_body(), is_node=is_node)
+    prepare(connection, read_body=_body(), is_node=is_node, administers=administers(connection))
     (state,) = rows(connection, read_sql("reading/state.v1"), _State)
     return state
 

@@ -20,7 +20,7 @@ class Untrusted:
     Attributes:
         role: the role.
         object: something that it owns, and that writes to the tables use.
-        as_role: the session's role.
+        as_role: the session's user.
     """
 
     role: str
@@ -42,17 +42,20 @@ class Untrusted:
 
 
 _ADMINISTERS: Final = """
-    select r.rolsuper or r.rolcreaterole or coalesce(pg_catalog.pg_has_role(e.nspowner, 'member'), false)
-    from pg_catalog.pg_roles r
-    left join pg_catalog.pg_namespace e on e.nspname operator(pg_catalog.=) 'shardids'
-    where r.rolname operator(pg_catalog.=) current_user"""
+    select exists (
+      select from pg_catalog.pg_roles r
+      where pg_catalog.pg_has_role(session_user, r.oid, 'member')
+        and (r.rolsuper or r.rolcreaterole
+             or r.oid operator(pg_catalog.=) (select e.nspowner from pg_catalog.pg_namespace e
+                                              where e.nspname operator(pg_catalog.=) 'shardids')))"""
 
 
 def administers(connection: Connection) -> bool:
-    """Returns whether the session's role is a superuser, may make roles, or may act as the engine's owner.
+    """Returns whether the session's user may act as a superuser, with CREATEROLE, or as the engine's owner.
 
-    Code of a table's owner runs with the rights of any other role, too, but those are an application's. Its
-    session may have any ``search_path``.
+    Code of a table's owner runs with the rights of any other role, too, but those are an application's.
+    Which role is set decides nothing: such code resets it, and the database's owner sets it for all sessions.
+    The session may have any ``search_path``.
     """
     return bool(connection.exec_driver_sql(_ADMINISTERS).scalar())
 
@@ -63,14 +66,15 @@ def untrusted(
     """Returns the roles whose code may run as the session's role when rows of tables are written.
 
     In the open transaction: the answer holds for as long as that locks the tables against ALTER TABLE and
-    CREATE TRIGGER. ``trusted`` names roles that the caller trusts beside superusers, the session's role, and
-    on a node members of the engine's owner.
+    CREATE TRIGGER. ``trusted`` names roles that the caller trusts beside superusers, the session's user, the
+    role that is set if that user administers nothing, and on a node members of the engine's owner.
     """
     prepare(
         connection,
         tables=json.dumps(list(tables)),
         trusted=json.dumps(list(trusted)),
         is_node=is_node,
+        administers=administers(connection),
     )
     # The server fills as much with zeros, as it expects many more objects: 30 ms.
     connection.exec_driver_sql("set local work_mem = '1MB'")

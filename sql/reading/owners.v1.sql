@@ -1,19 +1,22 @@
 -- Purpose:    whose code may run as the session's role when rows of tables are written, or the tables are made again elsewhere:
 --             the roles that own the tables, or something that these depend on, or could have made their triggers.
 -- Settings:   shardids.tables: a JSON array of names; shardids.trusted: one of roles that may be among them; shardids.is_node:
---             whether schema shardids is the engine's, so that members of its owner are trusted
+--             whether schema shardids is the engine's, so that members of its owner are trusted; shardids.administers: whether
+--             the session's user has more rights than an application's role
 -- Locks:      none.
 -- Privileges: none.
 --
 -- Which code there is, is not asked: an expression of PostgreSQL's own functions runs any statement, by query_to_xml.
--- Superusers and the session's role are trusted.
+-- Superusers and the session's user are trusted. Its code can RESET ROLE, so a role that was set is trusted beside it only
+-- where that gains little: ALTER DATABASE SET role is in the hands of the database's owner.
 
 with recursive engine as (
   select n.oid, n.nspowner as owner from pg_namespace n
   where n.nspname = 'shardids' and current_setting('shardids.is_node')::boolean),
 trusted as materialized (
   select r.oid from pg_roles r
-  where r.rolsuper or r.rolname = current_user
+  where r.rolsuper or r.rolname = session_user
+     or r.rolname = current_user and not current_setting('shardids.administers')::boolean
      or exists (select from engine e where pg_has_role(r.oid, e.owner, 'member'))
      or r.rolname in (select t.name from jsonb_array_elements_text(current_setting('shardids.trusted')::jsonb) t (name))),
 reached (classid, objid) as (
@@ -79,7 +82,7 @@ code (role, classid, objid) as (
     and (g.tgqual is not null
          or not g.tgisinternal and not exists (select from engine e where e.oid = p.pronamespace)))
 select distinct on (1) case c.role when 0 then 'public' else pg_get_userbyid(c.role)::text end as role,
-       pg_describe_object(c.classid, c.objid, 0) as object, current_user as as_role
+       pg_describe_object(c.classid, c.objid, 0) as object, session_user as as_role
 from code c
 where c.role not in (select t.oid from trusted t)
   and not (c.role = 0 and current_setting('shardids.trusted')::jsonb ? 'public')

@@ -1,7 +1,7 @@
 -- Purpose:    how a session may read tables of other roles here: what speaks against the reader (null: nothing), whether
---             anybody else owns objects in this database, and whether the session's own role can write.
+--             anybody else owns objects in this database, and whether the session's user can write.
 -- Settings:   shardids.read_body: the body of shardids_reader.read, as this shardids installs it; shardids.is_node: whether
---             schema shardids is the engine's, so that its owner is trusted
+--             schema shardids is the engine's, so that its owner is trusted; shardids.administers: as in owners.v1.sql
 -- Locks:      none.
 -- Privileges: none.
 
@@ -15,7 +15,10 @@ here as (
   select d.oid from pg_database d where d.datname = current_database()),
 self as (
   select r.oid, r.rolsuper or r.rolcreaterole or r.rolcreatedb or r.rolreplication as may_more
-  from pg_roles r where r.rolname = current_user),
+  from pg_roles r where r.rolname = session_user),
+own as (
+  select r.oid from pg_roles r
+  where r.rolname = session_user or r.rolname = current_user and not current_setting('shardids.administers')::boolean),
 -- Superusers, and roles that can act as the engine's owner anyway.
 trusted as materialized (
   select r.oid from pg_roles r
@@ -76,7 +79,7 @@ select case
        not exists (
          select from owners o
          where o.oid not in (select t.oid from trusted t)
-           and not exists (select from self where self.oid = o.oid)
+           and not exists (select from own where own.oid = o.oid)
            and not exists (select from reader r where r.oid = o.oid)) as is_alone,
        not (select self.may_more from self)
        and not exists (
@@ -89,9 +92,10 @@ select case
          where d.refclassid = 'pg_authid'::regclass and d.deptype = 'o')
        and not exists (select from owners o, self where pg_has_role(self.oid, o.oid, 'member'))
        and not exists (
-         select from pg_class c join pg_namespace n on n.oid = c.relnamespace
+         select from self, pg_class c join pg_namespace n on n.oid = c.relnamespace
          where c.relkind in ('r', 'p', 'v', 'f', 'm') and n.nspname not in ('pg_catalog', 'information_schema')
            and not starts_with(n.nspname, 'pg_temp_') and not starts_with(n.nspname, 'pg_toast')
-           and (has_any_column_privilege(c.oid, 'insert, update') or has_table_privilege(c.oid, 'delete, truncate, trigger')))
+           and (has_any_column_privilege(self.oid, c.oid, 'insert, update')
+                or has_table_privilege(self.oid, c.oid, 'delete, truncate, trigger')))
          as only_reads,
-       current_user as role;
+       session_user as role;

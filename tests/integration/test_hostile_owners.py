@@ -452,6 +452,21 @@ def test_a_role_that_only_reads_reads_itself(node: tuple[URL, str], make_role: M
         assert "can write" in (_skips(reading.set(database=url.database)) or "")
 
 
+def test_objects_of_a_role_that_is_set_are_of_others_to_a_superuser(node: tuple[URL, str]) -> None:
+    url, role = node
+    engine = administrative_engine(url, what="node")
+    with engine.begin() as connection:
+        remove_reader(connection)
+    engine.dispose()
+    database = sql.Identifier(str(url.database))
+    with connected(url) as admin:
+        admin.execute(sql.SQL("alter database {} set role = {}").format(database, sql.Identifier(role)))
+        try:
+            assert 'role "postgres" can write' in (_skips(url) or "")
+        finally:
+            admin.execute(sql.SQL("alter database {} reset role").format(database))
+
+
 def test_what_predefined_roles_own_is_of_others(node: tuple[URL, str], make_role: MakeRole) -> None:
     url, _ = node
     engine = administrative_engine(url, what="node")

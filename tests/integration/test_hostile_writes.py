@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -38,7 +38,7 @@ class Hostile:
     urls: dict[str, URL]
     catalog: Catalog
     recorded: tuple[Recorded, ...]
-    unused: Iterator[int]
+    unused: Mapping[str, Iterator[int]]
 
     def ran(self) -> set[str]:
         """The roles that planted functions ran as since the last call, on either node."""
@@ -47,11 +47,11 @@ class Hostile:
     def url(self, role: str, node: str = "a") -> URL:
         return self.urls[node].set(username=role, password=PASSWORD)
 
-    def shard(self, owner: str | None = "app") -> tuple[int, str]:
-        """A shard on node a that nobody else uses, with a table of a role, and its schema."""
-        shard = next(n for n in self.unused if self.catalog.node_of(n).name == "a")
+    def shard(self, owner: str | None = "app", node: str = "a") -> tuple[int, str]:
+        """A shard on a node that nobody else uses, with a table of a role, and its schema."""
+        shard = next(n for n in self.unused[node] if self.catalog.node_of(n).name == node)
         schema = f"shard_{shard:04d}"
-        with connected(self.urls["a"]) as admin:
+        with connected(self.urls[node]) as admin:
             admin.execute(TABLE.replace("{s}", schema).encode())
             if owner is not None:
                 admin.execute(f"alter table {schema}.notes owner to {owner}".encode())
@@ -81,7 +81,8 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hostile]:
             plant(mallory, "mallory", folder / "ran", "shard_0000")
         recorded = tuple(Recorded(server.directory) for server in servers)
         with catalog_at(urls["a"]) as catalog:
-            yield Hostile(urls=urls, catalog=catalog, recorded=recorded, unused=iter(count(1)))
+            unused = {name: iter(count(1)) for name in urls}
+            yield Hostile(urls=urls, catalog=catalog, recorded=recorded, unused=unused)
 
 
 @pytest.mark.parametrize("offline", [False, True])
@@ -253,6 +254,50 @@ def test_a_load_goes_on_with_trust_and_as_a_role_that_administers_nothing(
         with engine.connect() as connection:
             assert administers(connection) is is_asked
         engine.dispose()
+
+
+def test_the_role_that_the_databases_owner_sets_for_all_sessions_is_not_trusted(
+    hostile: Hostile, tmp_path: Path
+) -> None:
+    shard, schema = hostile.shard(node="b")
+    with connected(hostile.urls["b"]) as admin:
+        admin.execute("alter database postgres owner to app")
+        try:
+            with connected(hostile.url("app", "b")) as app:
+                app.execute("alter database postgres set role = app")
+                # PostgreSQL sets it before, and keeps it.
+                app.execute("alter database postgres set session_authorization = app")
+            refused = f'role "app" can change what table {schema}.notes runs, .* as role "postgres"'
+            with connected(hostile.urls["b"]) as other:
+                row = other.execute("select current_user, session_user").fetchone()
+                assert row == ("app", "postgres")
+            with pytest.raises(CopyFailed, match=refused):
+                _load(hostile, tmp_path, hostile.urls["a"], shard, "notes")
+        finally:
+            admin.execute("alter database postgres reset all")
+            admin.execute("alter database postgres owner to postgres")
+
+
+def test_a_role_that_is_set_is_trusted_for_a_user_who_administers_nothing(hostile: Hostile) -> None:
+    _, schema = hostile.shard()
+    with connected(hostile.urls["a"]) as admin:
+        admin.execute("create role keeper")
+        admin.execute("create role deploy login password 'p' in role app, keeper")
+        admin.execute("alter role deploy set role = app")
+    engine = administrative_engine(hostile.url("deploy"), what="node")
+    for change, administers_, roles in (
+        ("alter role keeper login", False, []),
+        ("alter role keeper createrole", True, ["app"]),
+        ("alter role keeper nocreaterole; grant postgres to keeper", True, ["app"]),
+    ):
+        with connected(hostile.urls["a"]) as admin:
+            admin.execute(change.encode())
+        with engine.begin() as connection:
+            assert connection.exec_driver_sql("select current_user").scalar() == "app"
+            assert administers(connection) is administers_
+            found = untrusted(connection, [f"{schema}.notes"])
+            assert [(one.role, one.as_role) for one in found] == [(role, "deploy") for role in roles]
+    engine.dispose()
 
 
 def test_no_reference_table_is_made_of_a_table_of_others(hostile: Hostile) -> None:
