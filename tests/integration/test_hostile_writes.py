@@ -26,7 +26,7 @@ from tests.conftest import dsn, found_cluster
 from tests.support.clusters import catalog_at, connected
 from tests.support.planted_code import PLANTED, Recorded, owner_columns, plant, table_of
 
-SHARDS = 16
+SHARDS = 32
 PASSWORD = "p"
 TABLE = "create table {s}.notes (id bigint primary key default {s}.next_id(), word text)"
 
