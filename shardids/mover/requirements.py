@@ -186,21 +186,24 @@ def engines_agree(source: Connection, target: Connection, sides: Sides) -> list[
 _ROLES = text("""
     with schema (oid) as (select to_regnamespace(:schema)),
     objects as (
-      select oid, 'pg_class'::regclass as class, relowner as owner, relacl as acl
-      from pg_class where relnamespace = (table schema)
+      select relowner as owner, relacl as acl from pg_class where relnamespace = (table schema)
       union all
-      select oid, 'pg_proc'::regclass, proowner, proacl from pg_proc where pronamespace = (table schema)
+      select proowner, proacl from pg_proc where pronamespace = (table schema)
       union all
-      select oid, 'pg_type'::regclass, typowner, typacl from pg_type where typnamespace = (table schema)
+      select typowner, typacl from pg_type where typnamespace = (table schema)
       union all
-      select oid, 'pg_namespace'::regclass, nspowner, nspacl from pg_namespace where oid = (table schema))
+      select nspowner, nspacl from pg_namespace where oid = (table schema))
     select pg_get_userbyid(owner) from objects
     union
     select pg_get_userbyid(a.grantee) from objects, aclexplode(objects.acl) a where a.grantee <> 0
     union
-    select pg_get_userbyid(d.refobjid)
-    from pg_shdepend d join objects o on d.classid = o.class and d.objid = o.oid
-    where d.refclassid = 'pg_authid'::regclass and d.dbid = shardids.database()""")
+    select pg_get_userbyid(a.grantee)
+    from pg_class c join pg_attribute t on t.attrelid = c.oid, aclexplode(t.attacl) a
+    where c.relnamespace = (table schema) and a.grantee <> 0
+    union
+    select pg_get_userbyid(r.oid)
+    from pg_class c join pg_policy p on p.polrelid = c.oid, unnest(p.polroles) r (oid)
+    where c.relnamespace = (table schema) and r.oid <> 0""")
 
 
 def roles_exist(source: Connection, target: Connection, sides: Sides) -> list[Refusal]:

@@ -257,6 +257,12 @@ def test_a_shard_that_can_not_go_there(nodes: TwoNodes, moved_shard: int) -> Non
             "Create them there first",
         ),
         (
+            "create role of_column; grant select (name) on {s}.users to of_column;"
+            " create role of_policy; create policy p on {s}.users to of_policy",
+            'node "b" lacks roles that own or may use its objects: "of_column", "of_policy"',
+            "Create them there first",
+        ),
+        (
             "create schema elsewhere; create table elsewhere.t (id bigint primary key);"
             " alter table {s}.notes add x bigint references elsewhere.t",
             'its schema can\'t be made there: node "b": schema "elsewhere" does not exist',
