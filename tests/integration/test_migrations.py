@@ -45,6 +45,7 @@ ASKED = {
     # whose code runs where rows are written
     "tables",
     "trusted",
+    "administers",
     # IDs of the past
     "id_column",
     "time_column",
