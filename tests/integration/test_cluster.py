@@ -402,7 +402,8 @@ def test_routing_goes_on_when_the_catalog_was_dropped(
     with connected(cluster_url) as connection:
         connection.execute("drop schema shardids_catalog cascade")
     assert cluster.refresh() is False
-    assert len(warnings_of(caplog)) == 1
+    # The listener may warn, too, if it was about to connect.
+    assert ["routing continues" in one for one in warnings_of(caplog)].count(True) == 1
     write_everywhere(cluster, "orphaned")
 
 
