@@ -201,6 +201,7 @@ def correct_servers(database: Connection, servers: Sequence[ForeignServer]) -> l
     return done
 
 
+_QUERY_CANCELED: Final = "57014"
 _PASSED: Final = {"use_scram_passthrough": "true"}
 
 
@@ -230,12 +231,18 @@ def try_servers(database: Connection, trials: Iterable[tuple[str, sql.Composable
     ``trials`` are the servers' names, each with a query that reads from it.
 
     Raises:
+        ConnectionFailed: a server does not answer within the session's ``statement_timeout``.
         StatementFailed: a server cannot be read.
     """
     for server, query in trials:
         try:
             run(database, [query])
         except (ConnectionFailed, MissingPrivilege, StatementFailed) as error:
+            if isinstance(error, StatementFailed) and error.sqlstate == _QUERY_CANCELED:
+                raise ConnectionFailed(
+                    f"{where} gets no answer from {server}: {error.message}",
+                    hint="Check from there whether the node runs and its host and port can be reached.",
+                ) from error
             detail = getattr(getattr(error.__cause__, "orig", error.__cause__), "diag", None)
             reason = getattr(detail, "message_detail", None) or error.message
             raise StatementFailed(

@@ -14,7 +14,7 @@ from shardids.catalog.query_node import QueryNode, query_node_of
 from shardids.catalog.references import references_of
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Placement
-from shardids.errors import ShardidsError
+from shardids.errors import ConnectionFailed, ShardidsError
 from shardids.views.database import connection_to, strangers_on
 from shardids.views.refresh import Shown, digest_in, shown_tables, try_nodes, unlike_tables
 from shardids.views.statements import FOREIGN
@@ -89,6 +89,8 @@ def _faults(
             # libpq's connect_timeout does not hold in postgres_fdw: a silent node would keep it waiting.
             database.execute(text(f"set local statement_timeout = {_PATIENCE_S * 1000}"))
             try_nodes(database, placement, shown, there.where)
+        except ConnectionFailed as error:
+            yield Fault(what=error.message, to_do=error.hint, commands="")
         except ShardidsError as error:
             yield Fault(
                 what=error.message, to_do=error.hint or "Repair it", commands=f"{REFRESH} --store-password"

@@ -112,6 +112,8 @@ def test_a_server_that_is_silent_from_the_start(
     for words, code, said in told:
         assert code in (1, 3), (words, said)
         assert f"{what} can't be reached at" in said or "node-unreachable" in said, (words, said)
+        # No password helps against silence.
+        assert "--store-password" not in said, (words, said)
 
 
 def test_a_server_that_falls_silent_during_a_migration(
