@@ -4,7 +4,7 @@ Revision ID: ${up_revision}
 Revises: ${down_revision | comma,n}
 """
 
-from shardids.install.trees import run_sql
+from shardids.migrate.install.trees import run_sql
 
 revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}

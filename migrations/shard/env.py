@@ -1,5 +1,5 @@
 """Alembic environment of the shard tree."""
 
-from shardids.install.trees import run_environment
+from shardids.migrate.install.trees import run_environment
 
 run_environment("shard")

@@ -1,5 +1,5 @@
 -- Purpose:    what shardids adopt plan asks of columns: types, and what fills them. builtin_type is the type's name in
---             pg_catalog, null for domains, enums, arrays and types of extensions; sequence is what the default or the
+--             pg_catalog, null for domains, enums, arrays and types of extensions; sequences are what the default or the
 --             identity draws from.
 -- Locks:      none beyond those of reading the server's catalogs.
 -- Privileges: none.
@@ -26,9 +26,9 @@ select a.attrelid::bigint as table_oid,
        case when t.typtype = 'b' and t.typnamespace = 'pg_catalog'::regnamespace and t.typcategory <> 'A'
             then t.typname::text end as builtin_type,
        a.attnotnull as not_null,
-       a.attgenerated <> '' as is_generated,
+       a.attgenerated::text as generated,
        coalesce(l.collisdeterministic, true) as is_deterministic,
-       drawn.sequence
+       array_remove(array[drawn.sequence], null) as sequences
 from pg_attribute a
 join pg_class c on c.oid = a.attrelid and c.relkind in ('r', 'p', 'f') and not c.relispartition
 join pg_namespace n on n.oid = c.relnamespace and n.nspname !~ '^pg_' and n.nspname <> 'information_schema'

@@ -17,7 +17,6 @@ select k.conname::text as name,
        own.top <> k.conrelid or theirs.top <> k.confrelid as is_of_partition,
        -- Not enforced implies not valid (PostgreSQL 18).
        k.convalidated as is_checked,
-       k.condeferrable as is_deferrable,
        not exists (
          select from pg_operator o
          where o.oid = any (k.conpfeqop)

@@ -61,7 +61,8 @@ comment on table shardids_catalog.placement is 'Which node holds which shard';
 comment on column shardids_catalog.placement.state is 'creating: the node may not have it yet; lost: the node was replaced by a server that lacks it, and no client is sent there';
 
 -- What a mover is about to do, written before it does it. A move without ended_at is under way or was interrupted;
--- its mover holds the advisory lock (1936220520, shard) for as long as it lives.
+-- its mover holds the advisory lock (1936220520, first 32 bits of the epoch) for as long as it lives, and writes only while
+-- the epoch is its own.
 create table shardids_catalog.move (
   id         bigint      generated always as identity primary key,
   shard      integer     not null,
@@ -69,6 +70,7 @@ create table shardids_catalog.move (
   target     text        not null,
   offline    boolean     not null,
   step       text        not null,
+  epoch      uuid        not null default gen_random_uuid(),
   schema     text,
   high_water_tick bigint,
   started_at timestamptz not null default now(),
@@ -82,6 +84,7 @@ create unique index on shardids_catalog.move (shard) where ended_at is null;
 
 comment on table shardids_catalog.move is 'Moves of shards between nodes, and homes that were given to shards that were lost with a node';
 comment on column shardids_catalog.move.step is 'The last step that was begun';
+comment on column shardids_catalog.move.epoch is 'Of the leases of the command that works at the move, or last did';
 comment on column shardids_catalog.move.high_water_tick is 'The tick above which the target issues IDs, once it is the owner';
 comment on column shardids_catalog.move.schema is 'What pg_dump gave for the shard when the target''s tables were made; null when the move is over';
 

@@ -1,7 +1,8 @@
 -- Purpose:    all that the application has in the schemas of shards, one row for each object and way to define it, with
 --             the shards that have it so: shards that are alike are in the same rows. The schema's own name is
 --             {shard} in every definition, and the owner of schema shardids is {owner}, so that the rows of two
---             nodes can be compared. The generator, shardids' version table and the triggers of moves are left out.
+--             nodes can be compared. Of the generator and the engine only the privileges are listed; shardids' version table,
+--             and the triggers of moves, adoptions and look-ups, which have checks of their own, are left out.
 --             PostgreSQL's own functions write the definitions; some differ between its major versions.
 -- Settings:   shardids.shards: which shards, as an array of integers
 -- Locks:      ACCESS SHARE on relations until the end of the transaction, for some definitions: ask for some hundred
@@ -29,6 +30,12 @@ relation as materialized (
   where c.relkind in ('r', 'p', 'v', 'm', 'S', 'f', 'c')
     and c.relname not in ('id_counter', 'id_offset', 'shardids_version', 'shardids_load')
     and not exists (select from member m where m.classid = 'pg_class'::regclass and m.objid = c.oid)),
+-- PostgreSQL's own options; index options are in the index's definition. What a vendor's server or an extension adds is listed apart:
+-- Debian's 15.20 keeps notes in every column, which differ by table.
+known_option as materialized (
+  select array['fillfactor', 'toast_tuple_target', 'parallel_workers', 'user_catalog_table', 'vacuum_index_cleanup', 'vacuum_truncate',
+               'vacuum_max_eager_freeze_failure_rate', 'log_autovacuum_min_duration', 'log_autoanalyze_min_duration',
+               'security_barrier', 'security_invoker', 'check_option', 'n_distinct', 'n_distinct_inherited'] as names),
 attribute as materialized (
   select r.id, r.oid as relation, r.relname, r.relowner, a.attname, a.attnum, a.attacl, a.atttypid, a.atttypmod, a.attcollation,
          a.attnotnull, a.attidentity, a.attgenerated, a.atthasdef, a.attstorage, a.attcompression, a.attstattarget, a.attoptions,
@@ -37,11 +44,11 @@ attribute as materialized (
   join pg_attribute a on a.attrelid = r.oid and a.attnum > 0 and not a.attisdropped
   where r.relkind in ('r', 'p', 'f', 'c')),
 function as materialized (
-  select s.id, p.*, format('%s(%s)', p.proname, pg_get_function_identity_arguments(p.oid)) as signature
+  select s.id, p.*, format('%I(%s)', p.proname, pg_get_function_identity_arguments(p.oid)) as signature
   from shard s
   join pg_proc p on p.pronamespace = s.namespace
   where not (p.proname = 'next_id' and p.pronargs = 0 or p.proname = 'next_ids' and p.proargtypes = '23'
-             or p.proname in ('late_id', 'set_aside'))
+             or p.proname in (format('late_id_%s', s.id), format('set_aside_%s', s.id)))
     and not exists (select from member m where m.classid = 'pg_proc'::regclass and m.objid = p.oid)),
 type as materialized (
   select s.id, t.*
@@ -49,8 +56,38 @@ type as materialized (
   join pg_type t on t.typnamespace = s.namespace
   where t.typtype in ('e', 'd', 'r', 'b') and not (t.typelem <> 0 and t.typlen = -1)
     and not exists (select from member m where m.classid = 'pg_type'::regclass and m.objid = t.oid)),
+-- What others may be granted of the generator and of the engine that draws with it: the same in nearly all shards.
+engine_of as (
+  select s.id, 'sequence' as kind, c.relname::text as name, c.relowner as owner, c.relacl as acl, 's'::"char" as acl_type
+  from shard s
+  join pg_class c on c.relnamespace = s.namespace and c.relname in ('id_counter', 'id_offset') and c.relkind = 'S'
+  union all
+  select s.id, 'table', c.relname::text, c.relowner, c.relacl, 'r'
+  from shard s
+  join pg_class c on c.relnamespace = s.namespace and c.relname in ('shardids_version', 'shardids_load') and c.relkind = 'r'
+  union all
+  select s.id, 'function',
+         case p.proname when 'next_id' then 'next_id()' when 'next_ids' then 'next_ids(n integer)'
+           when format('late_id_%s', s.id) then 'late_id(id_offset regclass)'
+           else 'set_aside(id_offset regclass, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint)' end,
+         p.proowner, p.proacl, 'f'
+  from shard s
+  join pg_proc p on p.pronamespace = s.namespace
+    and (p.proname = 'next_id' and p.pronargs = 0 or p.proname = 'next_ids' and p.proargtypes = '23'
+         or p.proname in (format('late_id_%s', s.id), format('set_aside_%s', s.id)))),
+engine as materialized (
+  select array_agg(id order by id) as shards, concat_ws(' ', kind, name) as name, acl::text as text, owner, acl_type
+  from engine_of
+  group by kind, name, acl::text, owner, acl_type
+  union all
+  select (select array_agg(id order by id) from shard), 'engine schema shardids', n.nspacl::text, n.nspowner, 'n'
+  from pg_namespace n where n.nspname = 'shardids'
+  union all
+  select (select array_agg(id order by id) from shard), concat_ws(' ', 'engine table', c.oid::regclass), c.relacl::text, c.relowner, 'r'
+  from pg_class c where c.oid in ('shardids.node'::regclass, 'shardids.shard'::regclass)),
 object as materialized (
-  select s.id, 'schema' as kind, '' as name, 'pg_namespace'::regclass as class, s.namespace as oid, 0 as subid,
+  -- As text from the first on: a union with names cuts functions with their arguments to 63 bytes.
+  select s.id, 'schema' as kind, ''::text as name, 'pg_namespace'::regclass as class, s.namespace as oid, 0 as subid,
          s.nspowner as owner, s.nspacl as acl, 'n'::"char" as acl_type, '' as definition
   from shard s
   union all
@@ -81,8 +118,12 @@ object as materialized (
            case when r.relispartition then pg_get_expr(r.relpartbound, r.oid) end,
            'of ' || nullif(r.reloftype, 0)::regtype::text,
            'using ' || (select m.amname from pg_am m where m.oid = r.relam and m.amname <> 'heap'),
-           'with ' || r.reloptions::text,
-           'toast with ' || (select t.reloptions::text from pg_class t where t.oid = nullif(r.reltoastrelid, 0)),
+           case when r.reloptions is not null then
+             'with ' || (select array_agg(o order by o)::text from known_option k, unnest(r.reloptions) o
+                         where split_part(o, '=', 1) = any (k.names) or starts_with(o, 'autovacuum_')) end,
+           'toast with ' || (select array_agg(o order by o)::text from pg_class t, known_option k, unnest(t.reloptions) o
+                             where t.oid = nullif(r.reltoastrelid, 0) and t.reloptions is not null
+                               and (split_part(o, '=', 1) = any (k.names) or starts_with(o, 'autovacuum_'))),
            case when r.relrowsecurity then 'row level security' end,
            case when r.relforcerowsecurity then 'force row level security' end,
            case when r.relkind in ('r', 'p') and r.relreplident <> 'd' then concat_ws(' ', 'replica identity', case r.relreplident
@@ -107,8 +148,9 @@ object as materialized (
            case when a.attstorage <> t.typstorage then 'storage ' || a.attstorage::text end,
            'compression ' || nullif(a.attcompression::text, ''),
            'statistics ' || nullif(a.attstattarget, -1)::text,
-           -- Those of PostgreSQL itself: a vendor's server keeps notes of its own here, such as Debian's 15.20, which differ by table.
-           'with ' || (select array_agg(o order by o)::text from unnest(a.attoptions) o where o ~ '^n_distinct(_inherited)?='),
+           case when a.attoptions is not null then
+             'with ' || (select array_agg(o order by o)::text from known_option k, unnest(a.attoptions) o
+                         where split_part(o, '=', 1) = any (k.names)) end,
            'options ' || a.attfdwoptions::text,
            case when not a.attislocal then 'inherited' end)
   from attribute a
@@ -131,6 +173,13 @@ object as materialized (
   join pg_index i on i.indrelid = r.oid
   join pg_class x on x.oid = i.indexrelid
   union all
+  select distinct o.id, 'unknown option', o.name, 'pg_class'::regclass, 0, 0, null::oid, null::aclitem[], null::"char", ''
+  from (select r.id, split_part(unnest(r.reloptions), '=', 1) as name from relation r where r.reloptions is not null
+        union all
+        select a.id, split_part(unnest(a.attoptions), '=', 1) from attribute a where a.attoptions is not null) o
+  cross join known_option k
+  where o.name <> all (k.names) and not starts_with(o.name, 'autovacuum_')
+  union all
   -- The triggers of a foreign key come with it, and are listed only where they don't fire as they should.
   select r.id, 'trigger', format('%s.%s', r.relname, case when t.tgisinternal then k.conname || ' (internal)' else t.tgname end),
          'pg_trigger'::regclass, t.oid, 0, null, null, null,
@@ -139,7 +188,8 @@ object as materialized (
   from relation r
   join pg_trigger t on t.tgrelid = r.oid
   left join pg_constraint k on k.oid = t.tgconstraint
-  where case when t.tgisinternal then t.tgenabled <> 'O' else not starts_with(t.tgname, 'shardids_') end
+  where case when t.tgisinternal then t.tgenabled <> 'O' else not (t.tgname in ('shardids_barrier', 'shardids_adoption', 'shardids_back', 'shardids_back_full')
+                                                                or starts_with(t.tgname, 'shardids_lookup_')) end
   union all
   select r.id, 'rule', format('%s.%s', r.relname, w.rulename), 'pg_rewrite'::regclass, w.oid, 0, null, null, null,
          concat_ws(' ', pg_get_ruledef(w.oid), case w.ev_enabled when 'D' then 'disabled' when 'R' then 'enable replica'
@@ -215,13 +265,14 @@ object as materialized (
   cross join lateral pg_identify_object(d.classid, d.objid, 0) i),
 -- Objects that are alike have the same privileges: each list is taken apart once.
 acl as materialized (
-  select distinct on (o.acl::text, o.acl_type, o.owner) o.acl::text as text, o.acl_type, o.owner, o.acl
-  from object o
-  where o.acl is not null),
+  select text, acl_type, owner, text::aclitem[] as acl
+  from (select acl::text as text, acl_type, owner from object where acl is not null
+        union
+        select text, acl_type, owner from engine where text is not null) o),
 granted as materialized (
   select l.text, l.acl_type, l.owner,
          string_agg(concat_ws(' ', g.privilege_type, case when g.is_given then 'to' else 'revoked from' end, r.name,
-                              case when g.is_grantable then 'with grant option' end), ', ' order by r.name, g.privilege_type)
+                              case when g.is_grantable then 'with grant option' end), E'\n' order by r.name, g.privilege_type)
            as grants
   from acl l
   cross join lateral (
@@ -259,4 +310,10 @@ select line.kind,
 from line
 join shard s using (id)
 group by 1, 2, 3
+union all
+select 'generator', e.name, '', e.shards from engine e
+union all
+select 'grants', e.name, g.grants, e.shards
+from engine e
+join granted g using (text, acl_type, owner)
 order by 1, 2, 3;

@@ -10,8 +10,6 @@ select s.state,
                 + (coalesce(pg_sequence_last_value(s.id_counter), 0) >> shardids.sequence_bits()))
          - shardids.ms_of(clock_timestamp()) as lead_ms,
        (extract(epoch from n.max_ahead) * 1000)::bigint as max_ahead_ms,
-       coalesce(pg_sequence_last_value(s.id_offset) < 0 and s.unfences is distinct from pg_sequence_last_value(s.id_offset), false)
-         as is_stopped,
        shardids.skips_from(s.id) is not null as has_ticks_to_pass,
        -- next_id() with a bound: see shardids.define_next_id.
        coalesce(pg_get_function_sqlbody(to_regprocedure(format('%I.next_id()', s.schema))) ~* 'nullif', false) as is_bounded

@@ -19,6 +19,11 @@ select n.name,
        pg_is_in_recovery() as is_standby,
        current_setting('default_transaction_read_only')::boolean as is_read_only,
        (select source from pg_settings where name = 'default_transaction_read_only') as read_only_source,
+       -- Of a standby whose state the role may not see, it is taken that COMMITs wait for it.
+       case when current_setting('synchronous_standby_names') <> '' and not pg_is_in_recovery() then
+         greatest(0, coalesce(substring(current_setting('synchronous_standby_names') from '(\d+)\s*\(')::integer, 1)
+                     - (select count(*)::integer from pg_stat_replication r where r.sync_state is distinct from 'async'))
+         else 0 end as missing_standbys,
        current_database()::text as database,
        session_user::text as role
 from shardids.node n;

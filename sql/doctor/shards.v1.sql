@@ -31,8 +31,8 @@ select there.id as shard,
        -- It looks at ticks that are past.
        coalesce(bodies.limit_tick is not null and bodies.skips_from is null, false) as is_slow,
        -- The number of the shard is put out of the way only where it stands for the shard.
-       replace(replace(pg_get_function_sqlbody(next_ids.oid), format('%I.', there.schema), 'SCHEMA.'),
-               format(', %s)', there.id), ', SHARD)')
+       replace(replace(replace(pg_get_function_sqlbody(next_ids.oid), format('%I.', there.schema), 'SCHEMA.'),
+               format('set_aside_%s(', there.id), 'set_aside_SHARD('), format(', %s)', there.id), ', SHARD)')
          as next_ids_body,
        array(select c.relname::text from pg_class c
              where c.relnamespace = there.namespace and c.relname in ('shardids_version', 'alembic_version', 'shardids_counter_kind', 'shardids_counter_zone')
@@ -40,7 +40,7 @@ select there.id as shard,
 from there
 left join pg_proc next_id on next_id.pronamespace = there.namespace and next_id.proname = 'next_id'
   and next_id.pronargs = 0
-left join pg_proc late_id on late_id.pronamespace = there.namespace and late_id.proname = 'late_id'
+left join pg_proc late_id on late_id.pronamespace = there.namespace and late_id.proname = format('late_id_%s', there.id)
   and late_id.pronargs = 1
 left join pg_proc next_ids on next_ids.pronamespace = there.namespace and next_ids.proname = 'next_ids'
   and next_ids.proargtypes = '23'
@@ -55,8 +55,8 @@ left join lateral (
                    calls.draw, calls.follow, calls.late, shardids.id_of(k.first_tick, 0)),
             format('RETURN COALESCE(%s)', calls.late))) as limit_tick
   from (select pg_get_function_sqlbody(next_id.oid) as printed) body,
-       (select format('shardids.next_id(pg_sequence_last_value(''%1$I.id_offset''::regclass), '
+       (select format('shardids.current_id(pg_sequence_last_value(''%1$I.id_offset''::regclass), '
                       '''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s)', there.schema, there.id) as draw,
                format('shardids.lagging_id(''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s)', there.schema, there.id) as follow,
-               format('%1$I.late_id(''%1$I.id_offset''::regclass)', there.schema) as late) calls) bodies on true
+               format('%1$I.late_id_%2$s(''%1$I.id_offset''::regclass)', there.schema, there.id) as late) calls) bodies on true
 order by 1;

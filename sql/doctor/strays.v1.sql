@@ -46,7 +46,7 @@ select 'revision', substr(d.description, length('shardids: ') + 1), s.id,
        case when exists (
          select from pg_locks l
          where l.locktype = 'advisory' and l.granted and l.database = database.oid
-           and l.classid = 1936220530 and l.objid = s.id::oid and l.objsubid = 2) then 'running' end, null, null
+           and l.classid = 1936220533 and l.objid = s.id::oid and l.objsubid = 2) then 'running' end, null, null
 from database
 cross join shard s
 join pg_class c on c.relnamespace = s.namespace and c.relkind = 'r'

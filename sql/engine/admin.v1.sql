@@ -186,7 +186,7 @@ begin
     -- Where sequences were made by hand there is none.
     perform shardids.define_next_id(shard, n.nspname)
     from pg_class c join pg_namespace n on n.oid = c.relnamespace
-    where c.oid = id_offset and to_regprocedure(format('%I.late_id(regclass)', n.nspname)) is not null;
+    where c.oid = id_offset and to_regprocedure(format('%I.late_id_%s(regclass)', n.nspname, shard)) is not null;
   end if;
 end
 $$;
@@ -195,25 +195,28 @@ comment on function shardids.bind(integer, regclass, regclass) is
   'Makes a shard''s id_offset name its counter and its shard, so that draws follow the clock without looking at rows';
 
 -- The first tick still to come that the shard passes over, by what is stored of the shard: the clock may be wrong again.
+-- In PL/pgSQL, which keeps the plan: each new shard asks twice.
 create function shardids.skips_from(shard integer) returns bigint
-language sql stable parallel safe set search_path = pg_catalog, pg_temp as $$
-  select min(k.first_tick) from shardids.skipped k
-  where k.shard = skips_from.shard
-    and k.last_tick >= coalesce(
-      (select greatest(s.high_water_tick, (shardids.offset_ms(coalesce(pg_sequence_last_value(i.oid), -1)) << shardids.sequence_bits())
-                                          + coalesce(pg_sequence_last_value(c.oid), 0))
-       from shardids.shard s left join pg_class i on i.oid = s.id_offset left join pg_class c on c.oid = s.id_counter
-       where s.id = skips_from.shard), 0);
+language plpgsql stable parallel safe set search_path = pg_catalog, pg_temp as $$
+begin
+  return (select min(k.first_tick) from shardids.skipped k
+    where k.shard = skips_from.shard
+      and k.last_tick >= coalesce(
+        (select greatest(s.high_water_tick, (shardids.offset_ms(coalesce(pg_sequence_last_value(i.oid), -1)) << shardids.sequence_bits())
+                                            + coalesce(pg_sequence_last_value(c.oid), 0))
+         from shardids.shard s left join pg_class i on i.oid = s.id_offset left join pg_class c on c.oid = s.id_counter
+         where s.id = skips_from.shard), 0));
+end
 $$;
 
 -- The shard's own next_id(). While it has ticks to pass over, an ID that is not below them is given up, and the draw goes to
--- late_id(), which looks at them; where IDs turn negative all draws do.
-create function shardids.define_next_id(shard integer, schema name) returns void
+-- late_id_N(), which looks at them; where IDs turn negative all draws do.
+create function shardids.define_next_id(shard integer, schema name, called name default 'next_id') returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   skips_from constant bigint := shardids.skips_from(shard);
   below constant bigint := shardids.id_of(skips_from, 0);
-  draw text := 'shardids.next_id(pg_sequence_last_value(''%1$I.id_offset''::regclass), '
+  draw text := 'shardids.current_id(pg_sequence_last_value(''%1$I.id_offset''::regclass), '
     '''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s)';
   follow text := 'shardids.lagging_id(''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s)';
 begin
@@ -221,64 +224,72 @@ begin
     draw := format('nullif(least(%s, %s), %s)', draw, below, below);
     follow := format('nullif(least(%s, %s), %s)', follow, below, below);
   end if;
+  -- A new shard's is not there yet: to replace one would leave it to the role that put it there.
   execute format(
-    'create or replace function %1$I.next_id() returns bigint language sql volatile parallel unsafe return coalesce('
+    case called when 'next_id' then 'create or replace' else 'create' end || ' function %1$I.%3$I() returns bigint language sql volatile parallel unsafe return coalesce('
     || case when skips_from is null or shardids.time_bits() + shardids.shard_bits() + shardids.sequence_bits() < 64
             then draw || ', ' || follow || ', ' else '' end
-    || '%1$I.late_id(''%1$I.id_offset''::regclass))', schema, shard);
+    || '%1$I.late_id_%2$s(''%1$I.id_offset''::regclass))', schema, shard, called);
 end
 $$;
 
-comment on function shardids.define_next_id(integer, name) is 'Creates a shard''s function next_id()';
+comment on function shardids.define_next_id(integer, name, name) is 'Creates a shard''s function next_id()';
 
 comment on function shardids.activate(integer, bigint) is
   'Lets a shard issue IDs on this server, all above its high-water tick and above_tick';
 
--- What an application role needs to draw, reserve and decode; nothing that can set a sequence.
-create function shardids.grant_usage(shard integer, role name) returns void
+-- What an application role may execute in a shard's schema.
+create function shardids.granted_functions(shard integer) returns text
+language sql stable set search_path = pg_catalog, pg_temp as $$
+  select string_agg(format('%I.%s', shardids.schema_of(shard), f.signature), ', ')
+  from unnest(array['next_id()', 'next_ids(integer)', format('late_id_%s(regclass)', shard),
+                    format('set_aside_%s(regclass, integer, bigint)', shard), 'next_number(text, text, timestamptz)']) f (signature)
+  where f.signature not like 'next\_number%' or to_regprocedure(format('%I.%s', shardids.schema_of(shard), f.signature)) is not null;
+$$;
+
+-- What an application role needs to draw, reserve and decode; nothing that can set a sequence. One statement for the functions of all
+-- shards: it looks up their names before it changes the first, so PostgreSQL lists all functions of a name once.
+create function shardids.grant_usage(shards integer[], role name) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
-declare
-  schema name := shardids.schema_of(shard);
 begin
   -- Two sessions that change the grants of one schema at once would fail.
   perform shardids.wait_for_installer();
-  execute format('grant usage on schema shardids, shardids_ref, %I to %I', schema, role);
-  execute format('grant select on shardids.node, shardids.shard, shardids.skipped to %I', role);
-  -- Needed where functions are not everybody's by default.
   execute (
-    select format('grant execute on function %s to %I', string_agg(p.oid::regprocedure::text, ', '), role)
+    select format('grant usage on schema shardids, shardids_ref, %s to %I', string_agg(quote_ident(shardids.schema_of(s)), ', '), role)
+    from unnest(shards) s);
+  execute format('grant select on shardids.node, shardids.shard, shardids.skipped to %I', role);
+  -- Those of the engine are needed where functions are not everybody's by default.
+  execute (
+    select format('grant execute on function %s, %s to %I',
+                  string_agg(p.oid::regprocedure::text, ', '), (select string_agg(shardids.granted_functions(s), ', ') from unnest(shards) s), role)
     from pg_proc p
     where p.pronamespace = 'shardids'::regnamespace
       and p.proname in ('epoch_ms', 'time_bits', 'shard_bits', 'sequence_bits', 'schema_prefix', 'schema_of', 'id_of', 'shard_of',
                         'sequence_of', 'time_of', 'tick_of', 'ms_of', 'clamped_ms', 'min_id', 'max_id', 'server', 'offset_base',
-                        'is_current', 'is_nearly_current', 'is_ahead', 'is_unchanged', 'drawn_id', 'catch_up', 'next_id', 'lagging_id',
+                        'is_current', 'is_nearly_current', 'is_ahead', 'is_unchanged', 'drawn_id', 'catch_up', 'current_id', 'lagging_id',
                         'offset_ms', 'refuse', 'reserve', 'tick_before', 'is_past', 'max_past_ms', 'advance_past', 'decide', 'await_references'));
-  execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer, bigint) to %2$I', schema, role);
-  if to_regprocedure(format('%I.next_number(text, text, timestamptz)', schema)) is not null then
-    execute format('grant execute on function %I.next_number(text, text, timestamptz) to %I', schema, role);
-  end if;
-  execute format('grant usage on sequence %I.id_counter to %I', schema, role);
-  execute format('grant select on sequence %I.id_offset to %I', schema, role);
+  execute (
+    select format('grant usage on sequence %s to %I', string_agg(format('%I.id_counter', shardids.schema_of(s)), ', '), role) from unnest(shards) s);
+  execute (
+    select format('grant select on sequence %s to %I', string_agg(format('%I.id_offset', shardids.schema_of(s)), ', '), role) from unnest(shards) s);
 end
 $$;
 
-comment on function shardids.grant_usage(integer, name) is 'Lets a role draw IDs from a shard';
+comment on function shardids.grant_usage(integer[], name) is 'Lets a role draw IDs from shards';
 
-create function shardids.revoke_usage(shard integer, role name) returns void
+create function shardids.revoke_usage(shards integer[], role name) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
-declare
-  schema name := shardids.schema_of(shard);
 begin
   perform shardids.wait_for_installer();
-  execute format('revoke execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer, bigint) from %2$I', schema, role);
-  if to_regprocedure(format('%I.next_number(text, text, timestamptz)', schema)) is not null then
-    execute format('revoke execute on function %I.next_number(text, text, timestamptz) from %I', schema, role);
-  end if;
-  execute format('revoke all on sequence %1$I.id_counter, %1$I.id_offset from %2$I', schema, role);
+  execute (
+    select format('revoke execute on function %s from %I', string_agg(shardids.granted_functions(s), ', '), role) from unnest(shards) s);
+  execute (
+    select format('revoke all on sequence %s from %I', string_agg(format('%1$I.id_counter, %1$I.id_offset', shardids.schema_of(s)), ', '), role)
+    from unnest(shards) s);
 end
 $$;
 
-comment on function shardids.revoke_usage(integer, name) is 'Takes back what grant_usage gave on a shard';
+comment on function shardids.revoke_usage(integer[], name) is 'Takes back what grant_usage gave on shards';
 
 -- The tick, in ms, from which on the shard would issue IDs again, and the range that it would pass over. From the present on: what
 -- it issued before the jump was at most max_ahead past the clock.
@@ -315,7 +326,7 @@ begin
       errcode = 'SI007',
       message = format('shard %s is %s ms ahead of the clock, within max_ahead = %s: there is nothing to reset [node "%s"]',
                        shard, lead_ms, node.max_ahead, node.name),
-      hint = format('To let it issue IDs if it is fenced: shardids shard show %s', shard);
+      hint = format('To let it issue IDs if it is fenced: shardids shard list %s', shard);
   end if;
   if from_ms is null then
     select k.step_ms, (select max(b.before_ms) from shardids.noted_steps() b where b.step_ms > now_ms and b.before_ms < k.step_ms)
@@ -395,9 +406,9 @@ comment on function shardids.reset_clock(integer, bigint) is
 
 revoke execute on function
   shardids.fence(integer, text), shardids.stop(integer, regclass, regclass),
-  shardids.safe_tick(integer, regclass, regclass), shardids.skips_from(integer), shardids.define_next_id(integer, name),
+  shardids.safe_tick(integer, regclass, regclass), shardids.skips_from(integer), shardids.define_next_id(integer, name, name),
   shardids.plan_reset(integer, bigint), shardids.reset_clock(integer, bigint),
-  shardids.bind(integer, regclass, regclass), shardids.activate(integer, bigint), shardids.grant_usage(integer, name), shardids.revoke_usage(integer, name)
+  shardids.bind(integer, regclass, regclass), shardids.activate(integer, bigint), shardids.granted_functions(integer), shardids.grant_usage(integer[], name), shardids.revoke_usage(integer[], name)
   from public;
 
 -- Opens a transaction on one shard, for migrations: makes the schema if there is none, and sets search_path

@@ -43,7 +43,7 @@ begin
   if not found then
     raise exception using
       errcode = 'SI010',
-      message = format('transaction %s has been ended already, by shardids transaction resolve [node "%s"]',
+      message = format('transaction %s has been ended already, by shardids transactions --resolve [node "%s"]',
                        this, (select n.name from shardids.node n)),
       hint = 'It is rolled back on all nodes. It can be run again.';
   end if;

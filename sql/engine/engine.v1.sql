@@ -149,7 +149,7 @@ comment on function shardids.catch_up(bigint, regclass, regclass, integer) is
 -- Declared stable although it draws: PL/pgSQL then takes no new snapshot for each expression, a tenth of the
 -- cost. Sequences are read without snapshots. The caller's expression stays volatile, and so is evaluated
 -- once a row, because pg_sequence_last_value in its first argument is.
-create function shardids.next_id(seen bigint, counter regclass, id_offset regclass, shard integer) returns bigint
+create function shardids.current_id(seen bigint, counter regclass, id_offset regclass, shard integer) returns bigint
 language plpgsql stable parallel unsafe as $$
 begin
   return case when shardids.is_current(seen, pg_catalog.nextval(counter))
@@ -158,7 +158,7 @@ begin
 end
 $$;
 
-comment on function shardids.next_id(bigint, regclass, regclass, integer) is
+comment on function shardids.current_id(bigint, regclass, regclass, integer) is
   'Draws an ID, or null if the shard is not at the clock; call it as the shard''s own next_id()';
 
 -- Draws from a shard that is not at the clock: one that lags, or is far ahead.
@@ -197,7 +197,7 @@ $$;
 comment on function shardids.lagging_id(regclass, regclass, integer) is
   'Brings a shard that lags to the clock and draws an ID, or null if late_id() has to; what a shard''s next_id() calls';
 
--- For the owner of the engine only, and for the shards' own late_id(), which is run as that owner by whoever may draw:
+-- For the owner of the engine only, and for each shard's own late_id_N(), which is run as that owner by whoever may draw:
 -- whose privileges to look at, a function that PUBLIC may execute could not tell. The caller names id_offset, as only the
 -- shard's next_id() knows it by OID, whatever the schema is called now; the counter that belongs to it is looked up.
 create function shardids.late_id(id_offset regclass, shard integer) returns bigint
@@ -310,16 +310,22 @@ return case when begin_ms - clock_ms <= margin_ms * 6
 -- another shard of it is not as far behind, or the clock was confirmed.
 create function shardids.is_believed(clock_ms bigint) returns boolean
 language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
+declare
+  least_ms constant bigint := (select clock_ms - (extract(epoch from n.max_step) * 1000)::bigint from shardids.node n);
 begin
-  return (select clock_ms <= greatest(
-           shardids.ms_of(n.clock_confirmed_at),
-           (select max(r.ms) from shardids.reached() r))
-         + (extract(epoch from n.max_step) * 1000)::bigint
-  from shardids.node n);
+  -- The usual answer is that of the first shard: to read a sequence locks it until the end of the transaction.
+  if (select shardids.ms_of(n.clock_confirmed_at) >= least_ms from shardids.node n)
+     or exists (select from shardids.shard s where shardids.reached_ms(s.id_counter, s.id_offset, s.high_water_tick) >= least_ms) then
+    return true;
+  elsif (select n.clock_confirmed_at is not null from shardids.node n)
+        or exists (select from shardids.shard s where shardids.reached_ms(s.id_counter, s.id_offset, s.high_water_tick) is not null) then
+    return false;
+  end if;
+  return null;
 end
 $$;
 
-comment on function shardids.is_believed(bigint) is 'Whether a clock is at most max_step past the latest time that this node has reason to believe';
+comment on function shardids.is_believed(bigint) is 'Whether a clock is at most max_step past the latest time that this node has reason to believe; null where it has none';
 
 create function shardids.offset_ms(seen bigint) returns bigint
 language sql immutable parallel safe
@@ -327,19 +333,25 @@ return case when seen < 0 then -1 - seen else seen & 4398046511103 end;
 
 comment on function shardids.offset_ms(bigint) is 'The offset in ms that a value of id_offset holds, active or fenced';
 
--- The time that each shard of the node has reached, by what is stored of it.
-create function shardids.reached() returns table (ms bigint)
-language sql volatile parallel safe set search_path = pg_catalog, pg_temp as $$
-  select greatest(shardids.offset_ms(pg_sequence_last_value(i.oid)) + (coalesce(pg_sequence_last_value(c.oid), 0) >> shardids.sequence_bits()),
-                  nullif(s.high_water_tick, -1) >> shardids.sequence_bits())
-  from shardids.shard s left join pg_class i on i.oid = s.id_offset left join pg_class c on c.oid = s.id_counter;
+-- The time, in ms, that a shard has reached, by what is stored of it; sequences that were dropped say nothing.
+create function shardids.reached_ms(counter regclass, id_offset regclass, high_water_tick bigint) returns bigint
+language plpgsql volatile parallel safe set search_path = pg_catalog, pg_temp as $$
+begin
+  return greatest(
+    (select shardids.offset_ms(pg_sequence_last_value(c.oid)) from pg_class c where c.oid = id_offset)
+      + (coalesce((select pg_sequence_last_value(c.oid) from pg_class c where c.oid = counter), 0) >> shardids.sequence_bits()),
+    nullif(high_water_tick, -1) >> shardids.sequence_bits());
+end
 $$;
 
 create function shardids.noted_steps() returns table (slot integer, step_ms bigint, before_ms bigint)
-language sql volatile parallel safe set search_path = pg_catalog, pg_temp as $$
-  select n, coalesce(pg_sequence_last_value(format('shardids.step_%s', n)::regclass), 0),
-         coalesce(pg_sequence_last_value(format('shardids.before_%s', n)::regclass), 0)
-  from generate_series(1, 4) n;
+language plpgsql volatile parallel safe rows 4 set search_path = pg_catalog, pg_temp as $$
+begin
+  return query
+    select n, coalesce(pg_sequence_last_value(format('shardids.step_%s', n)::regclass), 0),
+           coalesce(pg_sequence_last_value(format('shardids.before_%s', n)::regclass), 0)
+    from generate_series(1, 4) n;
+end
 $$;
 
 comment on function shardids.noted_steps() is
@@ -371,7 +383,9 @@ begin
       perform setval('shardids.step_dropped', least(lowest, clock_ms));
     end if;
     if clock_ms > lowest then
-      perform setval(format('shardids.before_%s', slot), greatest((select max(r.ms) from shardids.reached() r where r.ms < clock_ms), 1));
+      perform setval(format('shardids.before_%s', slot), greatest((
+        select max(r.ms) from shardids.shard s
+        cross join lateral (select shardids.reached_ms(s.id_counter, s.id_offset, s.high_water_tick)) r (ms) where r.ms < clock_ms), 1));
       perform setval(format('shardids.step_%s', slot), clock_ms);
     end if;
   end if;
@@ -473,7 +487,7 @@ begin
           or shardids.is_of_another_timeline(case when seen < 0 then this.incarnation else seen end, base);
         if this.server <> shardids.server() then
           raise warning 'shardids: shard % of node "%" is a copy that was not activated, and issues IDs', shard, node.name
-            using hint = format('If the original still issues IDs, some will be issued twice. Otherwise: select shardids.activate(%s)', shard);
+            using hint = format('If the original still issues IDs, some will be issued twice. Otherwise: shardids shard activate %s', shard);
         end if;
       end if;
       target_ms := greatest(offset_ms + (seen < 0)::integer,
@@ -639,16 +653,16 @@ begin
   case reason
     when 'SI001' then
       what := 'is not on this node';
-      next := format('The catalog knows where it is: shardids shard show %s', shard);
+      next := format('The catalog knows where it is: shardids shard list %s', shard);
     when 'SI002' then
       what := 'is fenced and issues no IDs';
-      next := format('To let it issue again: select shardids.activate(%s)', shard);
+      next := format('To let it issue again: shardids shard activate %s', shard);
       if this.state = 'active' and this.changed_in = pg_current_xact_id_if_assigned() then
         what := 'was activated in this transaction, and issues IDs from its COMMIT on';
         next := 'Commit, then draw: what is drawn before would stay drawn after a ROLLBACK.';
       elsif this.arrived is not null then
         what := 'is fenced: it is being moved here';
-        next := format('The catalog knows where it is until then: shardids shard show %s', shard);
+        next := format('The catalog knows where it is until then: shardids shard list %s', shard);
       end if;
     when 'SI003' then
       what := format('has moved to node "%s"', this.moved_to);
@@ -656,7 +670,7 @@ begin
     when 'SI004' then
       what := format('is a copy that was not activated here (activated on %s, this is %s)',
                      coalesce(this.server, 'another server'), shardids.server());
-      next := format('If the original will never issue IDs again: select shardids.activate(%s)', shard);
+      next := format('If the original will never issue IDs again: shardids shard activate %s', shard);
     when 'SI005' then
       what := format('would issue IDs %s ms ahead of the clock; the limit is max_ahead = %s', amount, node.max_ahead);
       next := 'Set the server''s clock right, wait until it has caught up, or raise shardids.node.max_ahead.';
@@ -691,7 +705,7 @@ $$;
 
 comment on function shardids.max_past_ms() is 'How many ms ahead of the clock an ID may be that a shard goes past';
 
--- Run as the owner of the engine by the shards' own set_aside(n). With a past_tick n is 0: see advance().
+-- Run as the owner of the engine by each shard's own set_aside_N(n). With a past_tick n is 0: see advance().
 create function shardids.set_aside(
   id_offset regclass, shard integer, n integer, past_tick bigint, out first_tick bigint, out last_tick bigint)
 language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
@@ -716,7 +730,7 @@ revoke execute on function
   shardids.bound_to(regclass, integer), shardids.is_bound(regclass, regclass, integer), shardids.clock_offset(regclass),
   shardids.is_late(bigint, bigint), shardids.is_near(bigint, bigint), shardids.is_followed(regclass, regclass, integer, bigint, bigint),
   shardids.is_free(integer, bigint), shardids.begin_ms(bigint, bigint, bigint, bigint, boolean), shardids.wait_ms(bigint, bigint, bigint, boolean),
-  shardids.is_believed(bigint), shardids.reached(), shardids.noted_steps(), shardids.note_step(bigint, bigint), shardids.past_skipped(integer, bigint, bigint),
+  shardids.is_believed(bigint), shardids.reached_ms(regclass, regclass, bigint), shardids.noted_steps(), shardids.note_step(bigint, bigint), shardids.past_skipped(integer, bigint, bigint),
   shardids.check_sequences(integer, regclass, regclass), shardids.is_of_another_timeline(bigint, bigint),
   shardids.raised(bigint, bigint, regclass), shardids.incarnation(), shardids.late_id(regclass, integer), shardids.advance(integer, regclass, bigint, bigint),
   shardids.set_aside(regclass, integer, integer, bigint)
@@ -737,7 +751,7 @@ begin
   if schema is null then
     perform shardids.refuse('SI004', shard);
   end if;
-  execute pg_catalog.format('select r.first_tick, r.last_tick from %s.set_aside($1, $2) r', schema)
+  execute pg_catalog.format('select r.first_tick, r.last_tick from %s.set_aside_%s($1, $2) r', schema, shard)
   into first_tick, last_tick using id_offset, n;
 end
 $$;
@@ -801,7 +815,7 @@ begin
   if schema is null then
     perform shardids.refuse('SI004', shard);
   end if;
-  execute format('select from %s.set_aside($1, 0, $2)', schema) using id_offset, past_tick;
+  execute format('select from %s.set_aside_%s($1, 0, $2)', schema, shard) using id_offset, past_tick;
   return true;
 end
 $$;

@@ -37,7 +37,7 @@ language sql stable set search_path = pg_catalog, pg_temp as $check$
       on o.namespace = n.oid
     where (n.is_whole
            or o.classid = 'pg_class'::regclass and (o.name in ('id_counter', 'id_offset', 'shardids_version') or starts_with(o.name, 'shardids_counter') or starts_with(o.name, 'shardids_lookup_'))
-           or o.classid = 'pg_proc'::regclass and (o.name in ('next_id', 'next_ids', 'late_id', 'set_aside', 'next_number', 'next_lane_number')
+           or o.classid = 'pg_proc'::regclass and (o.name in ('next_id', 'next_ids', 'next_number', 'next_lane_number') or o.name ~ '^(late_id|set_aside)_[0-9]+$'
                                                    or starts_with(o.name, 'shardids_number_') or starts_with(o.name, 'shardids_lookup_')))
       -- The owner of an extension can make any object of its own a member.
       and not exists (

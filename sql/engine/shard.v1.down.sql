@@ -15,7 +15,7 @@ begin
   if not exists (select from shardids.shard s where s.id = shard) then
     perform shardids.refuse('SI001', shard);
   end if;
-  execute format('drop function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer, bigint)', schema);
+  execute format('drop function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id_%2$s(regclass), %1$I.set_aside_%2$s(regclass, integer, bigint)', schema, shard);
   -- Changes nothing; its lock conflicts with that of nextval.
   execute format('alter sequence %I.id_offset owned by none', schema);
   execute format('alter sequence %I.id_counter owned by none', schema);

@@ -3,5 +3,6 @@
 -- Privileges: ownership of schema shardids.
 
 drop function shardids.revisions_in(name, name),
-  shardids.enter_revision(integer, name, text[]), shardids.revision_path(integer),
-  shardids.strangers_in_shared_schema(), shardids.record_hashes(regclass, text[], jsonb);
+  shardids.enter_revision(integer, name, text[], uuid), shardids.revision_path(integer),
+  shardids.strangers_in_shared_schema(), shardids.record_hashes(regclass, text[], jsonb),
+  shardids.note_columns(integer), shardids.require_columns(integer, jsonb);

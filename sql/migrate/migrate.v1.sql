@@ -1,7 +1,7 @@
 -- Purpose:    what migrations of many shards need on a node: the revisions of a shard, the start of a shard's
---             transaction, and what each revision was when it ran.
+--             transaction, what each revision was when it ran, and the tables that revisions dropped.
 -- Locks:      revisions_in: ACCESS SHARE on the version table until commit. enter_revision: advisory locks
---             (1936220530, shard) and (1936220517, shard) until commit.
+--             (1936220533, shard) and (1936220517, shard) until commit.
 -- Privileges: CREATE on schema shardids.
 
 -- In a transaction that is to change the shard, as the role that changes it. Only the owner of a table adds policies,
@@ -60,25 +60,69 @@ $$;
 comment on function shardids.record_hashes(regclass, text[], jsonb) is
   'Records the hashes of revisions beside a version table, and takes away those of others, or of all (null)';
 
+-- The tables and columns of a shard before revisions run, in a setting that ends with the transaction.
+create function shardids.note_columns(shard integer) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  perform set_config('shardids.columns', coalesce(jsonb_object_agg(c.oid || '.' || coalesce(a.attnum, 0),
+                                                                   jsonb_build_array(c.relname, a.attname)), '{}')::text, true)
+  from pg_class c
+  cross join lateral (select null as attnum, null as attname
+                      union all
+                      select a.attnum, a.attname from pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped) a
+  where c.relnamespace = to_regnamespace(quote_ident(shardids.schema_of(shard))) and c.relkind = 'r';
+end
+$$;
+
+comment on function shardids.note_columns(integer) is
+  'Notes the tables and columns of a shard, for require_columns later in the transaction';
+
+-- The last call of a transaction in which revisions ran. A table is known by its OID: renamed it is still there, dropped
+-- and created again it is not. Views, sequences and foreign tables hold no rows of their own.
+create function shardids.require_columns(shard integer, allowed jsonb) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  noted constant jsonb := nullif(current_setting('shardids.columns', true), '')::jsonb;
+  dropped jsonb;
+begin
+  select jsonb_agg(distinct gone.what) into dropped
+  from jsonb_each(noted) n
+  cross join lateral (
+    select case when not exists (select from pg_class c where c.oid = split_part(n.key, '.', 1)::oid)
+                  then jsonb_build_array(n.value -> 0, null)
+                when split_part(n.key, '.', 2) <> '0'
+                     and not exists (select from pg_attribute a where a.attrelid = split_part(n.key, '.', 1)::oid
+                                       and a.attnum = split_part(n.key, '.', 2)::smallint and not a.attisdropped)
+                  then n.value end as what) gone
+  where gone.what is not null and gone.what not in (select jsonb_array_elements(allowed));
+  if noted is null or dropped is not null then
+    raise exception using errcode = 'SI016',
+      message = format('the revisions drop tables or columns of shard %s [node "%s"]', shard, (select n.name from shardids.node n)),
+      detail = coalesce(dropped, '[]')::text;
+  end if;
+end
+$$;
+
+comment on function shardids.require_columns(integer, jsonb) is
+  'Refuses unless all tables and columns that note_columns noted are there, except those allowed: [[table, column or null], ...]';
+
 -- Opens a transaction that takes a shard from one revision to another, after enter_shard: refuses when
--- another session is at work on the shard, or the shard is not where the caller believes it is. The caller
--- sets search_path to the shard's schema: what a function like this one sets ends with it.
-create function shardids.enter_revision(shard integer, version_table name, expected text[]) returns void
+-- another command has the shard's lease, or the shard is not where the caller believes it is. The caller
+-- sets search_path to the shard's schema: what a function like this one sets ends with it. epoch: of the
+-- caller's lease; null: nobody may hold one.
+create function shardids.enter_revision(shard integer, version_table name, expected text[], epoch uuid default null) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   schema text := shardids.schema_of(shard);
   found_there text[];
+  moved_to text := (select s.moved_to from shardids.shard s where s.id = enter_revision.shard and s.state = 'moved');
 begin
   perform shardids.enter_shard(shard);
-  if not pg_try_advisory_xact_lock(1936220530, shard) then
-    raise exception using errcode = 'SI008',
-      message = format('shard %s is being migrated by another session%s [node "%s"]', shard,
-        (select string_agg(format(' (%s, process %s)', nullif(a.application_name, ''), a.pid), '')
-         from pg_locks l join pg_stat_activity a using (pid)
-         where l.locktype = 'advisory' and l.database = (select oid from pg_database where datname = current_database())
-           and l.classid = 1936220530 and l.objid = shard::oid and l.objsubid = 2 and l.granted),
-        (select n.name from shardids.node n)),
-      hint = 'Wait until it has ended, and run the migration again.';
+  perform shardids.enter_lease(shard, epoch);
+  if moved_to is not null then
+    raise exception using errcode = 'SI001',
+      message = format('shard %s was moved to node "%s" [node "%s"]', shard, moved_to, (select n.name from shardids.node n)),
+      hint = 'Run the migration again: it goes where the shards are.';
   end if;
   if to_regclass(format('%I.%I', schema, version_table)) is not null then
     found_there := shardids.revisions_in(schema, version_table);
@@ -93,7 +137,7 @@ begin
 end
 $$;
 
-comment on function shardids.enter_revision(integer, name, text[]) is
+comment on function shardids.enter_revision(integer, name, text[], uuid) is
   'Opens a transaction that migrates a shard which is at just the expected revisions (null: no version table)';
 
 -- What node revisions create lies in schema public, and is found from there while a shard's revisions run. Not where
@@ -122,7 +166,7 @@ $$;
 comment on function shardids.revision_path(integer) is 'The search_path of a shard''s revisions';
 
 revoke execute on function
-  shardids.revisions_in(name, name), shardids.enter_revision(integer, name, text[]),
+  shardids.revisions_in(name, name), shardids.enter_revision(integer, name, text[], uuid),
   shardids.strangers_in_shared_schema(), shardids.revision_path(integer),
-  shardids.record_hashes(regclass, text[], jsonb)
+  shardids.record_hashes(regclass, text[], jsonb), shardids.note_columns(integer), shardids.require_columns(integer, jsonb)
   from public;

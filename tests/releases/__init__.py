@@ -16,13 +16,13 @@ import psycopg
 from alembic import command
 from sqlalchemy.engine import URL
 
-from shardids.catalog.connections import open_engine
-from shardids.catalog.sqlfiles import data_folder
-from shardids.catalog.urls import parse_url
-from shardids.dev.embedded import find_binaries, temporary_server
 from shardids.ids.layout import DEFAULT
-from shardids.install import trees
-from shardids.install.trees import Tree
+from shardids.migrate.install import trees
+from shardids.migrate.install.trees import Tree
+from shardids.pg.connections import open_engine
+from shardids.pg.embedded import find_binaries, temporary_server
+from shardids.pg.sqlfiles import data_folder
+from shardids.pg.urls import parse_url
 
 HERE: Final = Path(__file__).parent
 REVISIONS: Final[dict[str, dict[Tree, str]]] = {

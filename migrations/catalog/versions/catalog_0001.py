@@ -1,6 +1,6 @@
 """The cluster, its nodes, the placement of its shards, and the query node."""
 
-from shardids.install.trees import run_sql
+from shardids.migrate.install.trees import run_sql
 
 revision = "catalog_0001"
 down_revision = None
@@ -15,6 +15,7 @@ def upgrade() -> None:
         "catalog/lookups.v1.sql",
         "catalog/adoption.v1.sql",
         "catalog/references.v1.sql",
+        "catalog/recorded.v1.sql",
         "views/query_node.v1.sql",
     )
 

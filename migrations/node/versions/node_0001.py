@@ -1,6 +1,6 @@
 """The engine: layout, decoding, identity of the server, generator, administration; moves; counters."""
 
-from shardids.install.trees import run_sql
+from shardids.migrate.install.trees import run_sql
 
 revision = "node_0001"
 down_revision = None
@@ -17,6 +17,8 @@ def upgrade() -> None:
         "engine/identity.v1.sql",
         "engine/engine.v1.sql",
         "engine/admin.v1.sql",
+        "engine/generator.v1.sql",
+        "engine/leases.v1.sql",
         "mover/objects.v1.sql",
         "mover/moving.v1.sql",
         "adopt/staging.v1.sql",

@@ -1,6 +1,6 @@
 """Migrations of many shards: their revisions, the start of a shard's transaction, what a shard holds."""
 
-from shardids.install.trees import run_sql
+from shardids.migrate.install.trees import run_sql
 
 revision = "node_0002"
 down_revision = "node_0001"

@@ -1,6 +1,6 @@
 """Transactions over several nodes: the decisions on them."""
 
-from shardids.install.trees import run_sql
+from shardids.migrate.install.trees import run_sql
 
 revision = "node_0003"
 down_revision = "node_0002"

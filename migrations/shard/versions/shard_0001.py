@@ -1,6 +1,6 @@
 """The generator of one shard."""
 
-from shardids.install.trees import run_sql
+from shardids.migrate.install.trees import run_sql
 
 revision = "shard_0001"
 down_revision = None

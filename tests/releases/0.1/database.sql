@@ -67,20 +67,42 @@ COMMENT ON SCHEMA shardids_ref IS 'Reference tables: the same rows on every node
 
 
 --
--- Name: late_id(regclass); Type: FUNCTION; Schema: shard_0000; Owner: -
+-- Name: late_id_0(regclass); Type: FUNCTION; Schema: shard_0000; Owner: -
 --
 
-CREATE FUNCTION shard_0000.late_id(id_offset regclass) RETURNS bigint
+CREATE FUNCTION shard_0000.late_id_0(id_offset regclass) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$begin return shardids.late_id(id_offset, 0); end$$;
 
 
 --
--- Name: FUNCTION late_id(id_offset regclass); Type: COMMENT; Schema: shard_0000; Owner: -
+-- Name: FUNCTION late_id_0(id_offset regclass); Type: COMMENT; Schema: shard_0000; Owner: -
 --
 
-COMMENT ON FUNCTION shard_0000.late_id(id_offset regclass) IS 'What next_id() calls where the clock has gone ahead';
+COMMENT ON FUNCTION shard_0000.late_id_0(id_offset regclass) IS 'What next_id() calls where the clock has gone ahead';
+
+
+--
+-- Name: current_id(bigint, regclass, regclass, integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.current_id(seen bigint, counter regclass, id_offset regclass, shard integer) RETURNS bigint
+    LANGUAGE plpgsql STABLE
+    AS $$
+begin
+  return case when shardids.is_current(seen, pg_catalog.nextval(counter))
+              then case when shardids.is_unchanged(seen, id_offset)
+                   then shardids.drawn_id(seen, pg_catalog.currval(counter), pg_catalog.currval(counter), shard) end end;
+end
+$$;
+
+
+--
+-- Name: FUNCTION current_id(seen bigint, counter regclass, id_offset regclass, shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.current_id(seen bigint, counter regclass, id_offset regclass, shard integer) IS 'Draws an ID, or null if the shard is not at the clock; call it as the shard''s own next_id()';
 
 
 --
@@ -129,28 +151,6 @@ COMMENT ON FUNCTION shardids.lagging_id(counter regclass, id_offset regclass, sh
 
 
 --
--- Name: next_id(bigint, regclass, regclass, integer); Type: FUNCTION; Schema: shardids; Owner: -
---
-
-CREATE FUNCTION shardids.next_id(seen bigint, counter regclass, id_offset regclass, shard integer) RETURNS bigint
-    LANGUAGE plpgsql STABLE
-    AS $$
-begin
-  return case when shardids.is_current(seen, pg_catalog.nextval(counter))
-              then case when shardids.is_unchanged(seen, id_offset)
-                   then shardids.drawn_id(seen, pg_catalog.currval(counter), pg_catalog.currval(counter), shard) end end;
-end
-$$;
-
-
---
--- Name: FUNCTION next_id(seen bigint, counter regclass, id_offset regclass, shard integer); Type: COMMENT; Schema: shardids; Owner: -
---
-
-COMMENT ON FUNCTION shardids.next_id(seen bigint, counter regclass, id_offset regclass, shard integer) IS 'Draws an ID, or null if the shard is not at the clock; call it as the shard''s own next_id()';
-
-
---
 -- Name: id_counter; Type: SEQUENCE; Schema: shard_0000; Owner: -
 --
 
@@ -167,7 +167,7 @@ CREATE SEQUENCE shard_0000.id_counter
 --
 
 CREATE SEQUENCE shard_0000.id_offset
-    START WITH 72550587564032
+    START WITH 72786810765312
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -180,7 +180,7 @@ CREATE SEQUENCE shard_0000.id_offset
 
 CREATE FUNCTION shard_0000.next_id() RETURNS bigint
     LANGUAGE sql
-    RETURN COALESCE(shardids.next_id(pg_sequence_last_value('shard_0000.id_offset'::regclass), 'shard_0000.id_counter'::regclass, 'shard_0000.id_offset'::regclass, 0), shardids.lagging_id('shard_0000.id_counter'::regclass, 'shard_0000.id_offset'::regclass, 0), shard_0000.late_id('shard_0000.id_offset'::regclass));
+    RETURN COALESCE(shardids.current_id(pg_sequence_last_value('shard_0000.id_offset'::regclass), 'shard_0000.id_counter'::regclass, 'shard_0000.id_offset'::regclass, 0), shardids.lagging_id('shard_0000.id_counter'::regclass, 'shard_0000.id_offset'::regclass, 0), shard_0000.late_id_0('shard_0000.id_offset'::regclass));
 
 
 --
@@ -191,20 +191,20 @@ COMMENT ON FUNCTION shard_0000.next_id() IS 'The next ID of shard 0';
 
 
 --
--- Name: set_aside(regclass, integer, bigint); Type: FUNCTION; Schema: shard_0000; Owner: -
+-- Name: set_aside_0(regclass, integer, bigint); Type: FUNCTION; Schema: shard_0000; Owner: -
 --
 
-CREATE FUNCTION shard_0000.set_aside(id_offset regclass, n integer, past_tick bigint DEFAULT NULL::bigint, OUT first_tick bigint, OUT last_tick bigint) RETURNS record
+CREATE FUNCTION shard_0000.set_aside_0(id_offset regclass, n integer, past_tick bigint DEFAULT NULL::bigint, OUT first_tick bigint, OUT last_tick bigint) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$begin select r.first_tick, r.last_tick into first_tick, last_tick from shardids.set_aside(id_offset, 0, n, past_tick) r; end$$;
 
 
 --
--- Name: FUNCTION set_aside(id_offset regclass, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint); Type: COMMENT; Schema: shard_0000; Owner: -
+-- Name: FUNCTION set_aside_0(id_offset regclass, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint); Type: COMMENT; Schema: shard_0000; Owner: -
 --
 
-COMMENT ON FUNCTION shard_0000.set_aside(id_offset regclass, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint) IS 'What next_ids(n), shardids.reserve() and shardids.advance_past() call';
+COMMENT ON FUNCTION shard_0000.set_aside_0(id_offset regclass, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint) IS 'What next_ids(n), shardids.reserve() and shardids.advance_past() call';
 
 
 --
@@ -262,12 +262,12 @@ COMMENT ON FUNCTION shardids.id_of(tick bigint, shard integer) IS 'The ID of a t
 CREATE FUNCTION shard_0000.next_ids(n integer) RETURNS SETOF bigint
     LANGUAGE sql
     BEGIN ATOMIC
- SELECT shard_0000.next_id() AS next_id
+ SELECT shard_0000.next_id() AS id
     FROM generate_series(1, next_ids.n) generate_series(generate_series)
    WHERE ((next_ids.n >= 1) AND (next_ids.n <= 63))
  UNION ALL
   SELECT shardids.id_of(generate_series(r.first_tick, r.last_tick), 0) AS id_of
-    FROM shard_0000.set_aside('shard_0000.id_offset'::regclass, next_ids.n) r(first_tick, last_tick)
+    FROM shard_0000.set_aside_0('shard_0000.id_offset'::regclass, next_ids.n) r(first_tick, last_tick)
    WHERE (((next_ids.n >= 1) AND (next_ids.n <= 63)) IS NOT TRUE);
 END;
 
@@ -280,20 +280,20 @@ COMMENT ON FUNCTION shard_0000.next_ids(n integer) IS 'The next n IDs of shard 0
 
 
 --
--- Name: late_id(regclass); Type: FUNCTION; Schema: shard_0001; Owner: -
+-- Name: late_id_1(regclass); Type: FUNCTION; Schema: shard_0001; Owner: -
 --
 
-CREATE FUNCTION shard_0001.late_id(id_offset regclass) RETURNS bigint
+CREATE FUNCTION shard_0001.late_id_1(id_offset regclass) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$begin return shardids.late_id(id_offset, 1); end$$;
 
 
 --
--- Name: FUNCTION late_id(id_offset regclass); Type: COMMENT; Schema: shard_0001; Owner: -
+-- Name: FUNCTION late_id_1(id_offset regclass); Type: COMMENT; Schema: shard_0001; Owner: -
 --
 
-COMMENT ON FUNCTION shard_0001.late_id(id_offset regclass) IS 'What next_id() calls where the clock has gone ahead';
+COMMENT ON FUNCTION shard_0001.late_id_1(id_offset regclass) IS 'What next_id() calls where the clock has gone ahead';
 
 
 --
@@ -313,7 +313,7 @@ CREATE SEQUENCE shard_0001.id_counter
 --
 
 CREATE SEQUENCE shard_0001.id_offset
-    START WITH 72606422138881
+    START WITH 72842645340161
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -326,7 +326,7 @@ CREATE SEQUENCE shard_0001.id_offset
 
 CREATE FUNCTION shard_0001.next_id() RETURNS bigint
     LANGUAGE sql
-    RETURN COALESCE(shardids.next_id(pg_sequence_last_value('shard_0001.id_offset'::regclass), 'shard_0001.id_counter'::regclass, 'shard_0001.id_offset'::regclass, 1), shardids.lagging_id('shard_0001.id_counter'::regclass, 'shard_0001.id_offset'::regclass, 1), shard_0001.late_id('shard_0001.id_offset'::regclass));
+    RETURN COALESCE(shardids.current_id(pg_sequence_last_value('shard_0001.id_offset'::regclass), 'shard_0001.id_counter'::regclass, 'shard_0001.id_offset'::regclass, 1), shardids.lagging_id('shard_0001.id_counter'::regclass, 'shard_0001.id_offset'::regclass, 1), shard_0001.late_id_1('shard_0001.id_offset'::regclass));
 
 
 --
@@ -337,20 +337,20 @@ COMMENT ON FUNCTION shard_0001.next_id() IS 'The next ID of shard 1';
 
 
 --
--- Name: set_aside(regclass, integer, bigint); Type: FUNCTION; Schema: shard_0001; Owner: -
+-- Name: set_aside_1(regclass, integer, bigint); Type: FUNCTION; Schema: shard_0001; Owner: -
 --
 
-CREATE FUNCTION shard_0001.set_aside(id_offset regclass, n integer, past_tick bigint DEFAULT NULL::bigint, OUT first_tick bigint, OUT last_tick bigint) RETURNS record
+CREATE FUNCTION shard_0001.set_aside_1(id_offset regclass, n integer, past_tick bigint DEFAULT NULL::bigint, OUT first_tick bigint, OUT last_tick bigint) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$begin select r.first_tick, r.last_tick into first_tick, last_tick from shardids.set_aside(id_offset, 1, n, past_tick) r; end$$;
 
 
 --
--- Name: FUNCTION set_aside(id_offset regclass, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint); Type: COMMENT; Schema: shard_0001; Owner: -
+-- Name: FUNCTION set_aside_1(id_offset regclass, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint); Type: COMMENT; Schema: shard_0001; Owner: -
 --
 
-COMMENT ON FUNCTION shard_0001.set_aside(id_offset regclass, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint) IS 'What next_ids(n), shardids.reserve() and shardids.advance_past() call';
+COMMENT ON FUNCTION shard_0001.set_aside_1(id_offset regclass, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint) IS 'What next_ids(n), shardids.reserve() and shardids.advance_past() call';
 
 
 --
@@ -360,12 +360,12 @@ COMMENT ON FUNCTION shard_0001.set_aside(id_offset regclass, n integer, past_tic
 CREATE FUNCTION shard_0001.next_ids(n integer) RETURNS SETOF bigint
     LANGUAGE sql
     BEGIN ATOMIC
- SELECT shard_0001.next_id() AS next_id
+ SELECT shard_0001.next_id() AS id
     FROM generate_series(1, next_ids.n) generate_series(generate_series)
    WHERE ((next_ids.n >= 1) AND (next_ids.n <= 63))
  UNION ALL
   SELECT shardids.id_of(generate_series(r.first_tick, r.last_tick), 1) AS id_of
-    FROM shard_0001.set_aside('shard_0001.id_offset'::regclass, next_ids.n) r(first_tick, last_tick)
+    FROM shard_0001.set_aside_1('shard_0001.id_offset'::regclass, next_ids.n) r(first_tick, last_tick)
    WHERE (((next_ids.n >= 1) AND (next_ids.n <= 63)) IS NOT TRUE);
 END;
 
@@ -654,7 +654,7 @@ begin
           or shardids.is_of_another_timeline(case when seen < 0 then this.incarnation else seen end, base);
         if this.server <> shardids.server() then
           raise warning 'shardids: shard % of node "%" is a copy that was not activated, and issues IDs', shard, node.name
-            using hint = format('If the original still issues IDs, some will be issued twice. Otherwise: select shardids.activate(%s)', shard);
+            using hint = format('If the original still issues IDs, some will be issued twice. Otherwise: shardids shard activate %s', shard);
         end if;
       end if;
       target_ms := greatest(offset_ms + (seen < 0)::integer,
@@ -783,7 +783,7 @@ begin
   if schema is null then
     perform shardids.refuse('SI004', shard);
   end if;
-  execute format('select from %s.set_aside($1, 0, $2)', schema) using id_offset, past_tick;
+  execute format('select from %s.set_aside_%s($1, 0, $2)', schema, shard) using id_offset, past_tick;
   return true;
 end
 $_$;
@@ -1020,7 +1020,7 @@ begin
     -- Where sequences were made by hand there is none.
     perform shardids.define_next_id(shard, n.nspname)
     from pg_class c join pg_namespace n on n.oid = c.relnamespace
-    where c.oid = id_offset and to_regprocedure(format('%I.late_id(regclass)', n.nspname)) is not null;
+    where c.oid = id_offset and to_regprocedure(format('%I.late_id_%s(regclass)', n.nspname, shard)) is not null;
   end if;
 end
 $$;
@@ -1514,6 +1514,91 @@ COMMENT ON FUNCTION shardids.create_counters(shard integer) IS 'Makes the tables
 
 
 --
+-- Name: create_generator(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.create_generator(shard integer) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+#variable_conflict use_variable
+declare
+  schema constant text := shardids.schema_of(shard);
+  owner constant name := (select pg_get_userbyid(nspowner) from pg_namespace where nspname = 'shardids');
+  base constant bigint := shardids.incarnation();
+  now_ms constant bigint := shardids.ms_of(clock_timestamp());
+  counter regclass;
+  id_offset regclass;
+begin
+  execute format('create sequence %I.id_counter as bigint no cycle', schema);
+  counter := format('%I.id_counter', schema)::regclass;
+  -- One nextval of id_offset is a step of 16 ms.
+  execute format('create sequence %I.id_offset as bigint increment 16 minvalue -9223372036854775808 start %s no cycle', schema,
+                 case when shardids.skips_from(shard) is null then shardids.bound_to(counter, shard) else 0 end);
+  id_offset := format('%I.id_offset', schema)::regclass;
+  -- To find one function by its name, PostgreSQL lists those of that name in all schemas, and again after each change of any
+  -- function. So these two have the shard's number in their names, the two of applications get their names last, and no function of
+  -- the engine that they call has one of those names.
+  --
+  -- Whoever may execute these two raises the shard's offset, as the owner of the engine. In PL/pgSQL, which keeps plans;
+  -- so they name no sequence: that name would be another's after the schema was renamed.
+  execute format(
+    'create function %1$I.late_id_%2$s(id_offset regclass) returns bigint '
+    'language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as '
+    '$$begin return shardids.late_id(id_offset, %2$s); end$$; '
+    'create function %1$I.set_aside_%2$s(id_offset regclass, n integer, past_tick bigint default null, out first_tick bigint, out last_tick bigint) '
+    'language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as '
+    '$$begin select r.first_tick, r.last_tick into first_tick, last_tick '
+    'from shardids.set_aside(id_offset, %2$s, n, past_tick) r; end$$', schema, shard);
+  perform shardids.define_next_id(shard, schema, format('next_id_%s', shard));
+  execute format(
+    'create function %1$I.next_ids_%2$s(n integer) returns setof bigint language sql volatile parallel unsafe rows 1000 '
+    'begin atomic '
+    -- A reservation moves the shard by at least a millisecond; a few IDs are cheaper drawn.
+    'select %1$I.next_id_%2$s() as id from generate_series(1, n) where n between 1 and 63 '
+    'union all '
+    'select shardids.id_of(generate_series(r.first_tick, r.last_tick), %2$s) '
+    'from %1$I.set_aside_%2$s(''%1$I.id_offset''::regclass, n) r where (n between 1 and 63) is not true; end; '
+    'revoke execute on function %1$I.next_id_%2$s(), %1$I.next_ids_%2$s(integer), %1$I.late_id_%2$s(regclass), '
+    '%1$I.set_aside_%2$s(regclass, integer, bigint) from public; '
+    'comment on function %1$I.next_id_%2$s() is ''The next ID of shard %2$s''; '
+    'comment on function %1$I.next_ids_%2$s(integer) is ''The next n IDs of shard %2$s, in order''; '
+    'comment on function %1$I.late_id_%2$s(regclass) is ''What next_id() calls where the clock has gone ahead''; '
+    'comment on function %1$I.set_aside_%2$s(regclass, integer, bigint) is ''What next_ids(n), shardids.reserve() and shardids.advance_past() call''',
+    schema, shard);
+  if owner <> current_user then
+    execute format(
+      'alter sequence %1$I.id_counter owner to %3$I; alter sequence %1$I.id_offset owner to %3$I; '
+      'alter function %1$I.next_id_%2$s() owner to %3$I; alter function %1$I.next_ids_%2$s(integer) owner to %3$I; '
+      'alter function %1$I.late_id_%2$s(regclass) owner to %3$I; '
+      'alter function %1$I.set_aside_%2$s(regclass, integer, bigint) owner to %3$I; '
+      'alter table if exists %1$I.shardids_version owner to %3$I', schema, shard, owner);
+  end if;
+  execute format('alter function %1$I.next_id_%2$s() rename to next_id; alter function %1$I.next_ids_%2$s(integer) rename to next_ids',
+                 schema, shard);
+  -- Issues IDs from now on: if this is rolled back, the sequences go with it.
+  if now_ms >= 1::bigint << shardids.time_bits() then
+    perform shardids.refuse('SI006', shard);
+  elsif shardids.is_believed(now_ms) is false then
+    perform shardids.refuse('SI012', shard);
+  end if;
+  perform shardids.note_step(now_ms, 0);
+  perform setval(id_offset, base + greatest(0, now_ms));
+  insert into shardids.shard
+    (id, schema, state, unfences, id_counter, id_offset, server, timeline, incarnation, activated_at)
+  values (shard, schema, 'active', -1, counter, id_offset, shardids.server(), shardids.timeline(), base, clock_timestamp());
+end
+$_$;
+
+
+--
+-- Name: FUNCTION create_generator(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.create_generator(shard integer) IS 'Creates a shard''s sequences and functions, and lets it issue IDs';
+
+
+--
 -- Name: create_subscription(name, text, text); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -1591,17 +1676,17 @@ COMMENT ON FUNCTION shardids.define_counter(shard integer, kind text, per text, 
 
 
 --
--- Name: define_next_id(integer, name); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: define_next_id(integer, name, name); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.define_next_id(shard integer, schema name) RETURNS void
+CREATE FUNCTION shardids.define_next_id(shard integer, schema name, called name DEFAULT 'next_id'::name) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
 declare
   skips_from constant bigint := shardids.skips_from(shard);
   below constant bigint := shardids.id_of(skips_from, 0);
-  draw text := 'shardids.next_id(pg_sequence_last_value(''%1$I.id_offset''::regclass), '
+  draw text := 'shardids.current_id(pg_sequence_last_value(''%1$I.id_offset''::regclass), '
     '''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s)';
   follow text := 'shardids.lagging_id(''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s)';
 begin
@@ -1609,20 +1694,21 @@ begin
     draw := format('nullif(least(%s, %s), %s)', draw, below, below);
     follow := format('nullif(least(%s, %s), %s)', follow, below, below);
   end if;
+  -- A new shard's is not there yet: to replace one would leave it to the role that put it there.
   execute format(
-    'create or replace function %1$I.next_id() returns bigint language sql volatile parallel unsafe return coalesce('
+    case called when 'next_id' then 'create or replace' else 'create' end || ' function %1$I.%3$I() returns bigint language sql volatile parallel unsafe return coalesce('
     || case when skips_from is null or shardids.time_bits() + shardids.shard_bits() + shardids.sequence_bits() < 64
             then draw || ', ' || follow || ', ' else '' end
-    || '%1$I.late_id(''%1$I.id_offset''::regclass))', schema, shard);
+    || '%1$I.late_id_%2$s(''%1$I.id_offset''::regclass))', schema, shard, called);
 end
 $_$;
 
 
 --
--- Name: FUNCTION define_next_id(shard integer, schema name); Type: COMMENT; Schema: shardids; Owner: -
+-- Name: FUNCTION define_next_id(shard integer, schema name, called name); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.define_next_id(shard integer, schema name) IS 'Creates a shard''s function next_id()';
+COMMENT ON FUNCTION shardids.define_next_id(shard integer, schema name, called name) IS 'Creates a shard''s function next_id()';
 
 
 --
@@ -2012,6 +2098,37 @@ COMMENT ON FUNCTION shardids.drop_staging(adoption text) IS 'Drops the tables of
 
 
 --
+-- Name: enter_lease(integer, uuid); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.enter_lease(shard integer, epoch uuid) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  if not pg_try_advisory_xact_lock(1936220533, shard) then
+    raise exception using errcode = 'SI008',
+      message = format('shard %s is being changed by another session%s [node "%s"]', shard,
+        (select string_agg(format(' (%sprocess %s)', nullif(a.application_name, '') || ', ', a.pid), '')
+         from pg_locks l join pg_stat_activity a using (pid)
+         where l.locktype = 'advisory' and l.database = (select oid from pg_database where datname = current_database())
+           and l.classid = 1936220533 and l.objid = shard::oid and l.objsubid = 2 and l.granted),
+        (select n.name from shardids.node n)),
+      hint = 'Wait until it has ended, and run the command again.';
+  end if;
+  perform shardids.refuse_lease(shard, epoch);
+end
+$$;
+
+
+--
+-- Name: FUNCTION enter_lease(shard integer, epoch uuid); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.enter_lease(shard integer, epoch uuid) IS 'As require_lease, for a session that works alone; with null it needs no lease, and nobody may hold one';
+
+
+--
 -- Name: enter_moved(integer); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -2167,44 +2284,58 @@ COMMENT ON FUNCTION shardids.follow_writer(name name, conninfo text, publication
 
 
 --
--- Name: grant_usage(integer, name); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: grant_usage(integer[], name); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.grant_usage(shard integer, role name) RETURNS void
+CREATE FUNCTION shardids.grant_usage(shards integer[], role name) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $_$
-declare
-  schema name := shardids.schema_of(shard);
+    AS $$
 begin
   -- Two sessions that change the grants of one schema at once would fail.
   perform shardids.wait_for_installer();
-  execute format('grant usage on schema shardids, shardids_ref, %I to %I', schema, role);
-  execute format('grant select on shardids.node, shardids.shard, shardids.skipped to %I', role);
-  -- Needed where functions are not everybody's by default.
   execute (
-    select format('grant execute on function %s to %I', string_agg(p.oid::regprocedure::text, ', '), role)
+    select format('grant usage on schema shardids, shardids_ref, %s to %I', string_agg(quote_ident(shardids.schema_of(s)), ', '), role)
+    from unnest(shards) s);
+  execute format('grant select on shardids.node, shardids.shard, shardids.skipped to %I', role);
+  -- Those of the engine are needed where functions are not everybody's by default.
+  execute (
+    select format('grant execute on function %s, %s to %I',
+                  string_agg(p.oid::regprocedure::text, ', '), (select string_agg(shardids.granted_functions(s), ', ') from unnest(shards) s), role)
     from pg_proc p
     where p.pronamespace = 'shardids'::regnamespace
       and p.proname in ('epoch_ms', 'time_bits', 'shard_bits', 'sequence_bits', 'schema_prefix', 'schema_of', 'id_of', 'shard_of',
                         'sequence_of', 'time_of', 'tick_of', 'ms_of', 'clamped_ms', 'min_id', 'max_id', 'server', 'offset_base',
-                        'is_current', 'is_nearly_current', 'is_ahead', 'is_unchanged', 'drawn_id', 'catch_up', 'next_id', 'lagging_id',
+                        'is_current', 'is_nearly_current', 'is_ahead', 'is_unchanged', 'drawn_id', 'catch_up', 'current_id', 'lagging_id',
                         'offset_ms', 'refuse', 'reserve', 'tick_before', 'is_past', 'max_past_ms', 'advance_past', 'decide', 'await_references'));
-  execute format('grant execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer, bigint) to %2$I', schema, role);
-  if to_regprocedure(format('%I.next_number(text, text, timestamptz)', schema)) is not null then
-    execute format('grant execute on function %I.next_number(text, text, timestamptz) to %I', schema, role);
-  end if;
-  execute format('grant usage on sequence %I.id_counter to %I', schema, role);
-  execute format('grant select on sequence %I.id_offset to %I', schema, role);
+  execute (
+    select format('grant usage on sequence %s to %I', string_agg(format('%I.id_counter', shardids.schema_of(s)), ', '), role) from unnest(shards) s);
+  execute (
+    select format('grant select on sequence %s to %I', string_agg(format('%I.id_offset', shardids.schema_of(s)), ', '), role) from unnest(shards) s);
 end
-$_$;
+$$;
 
 
 --
--- Name: FUNCTION grant_usage(shard integer, role name); Type: COMMENT; Schema: shardids; Owner: -
+-- Name: FUNCTION grant_usage(shards integer[], role name); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.grant_usage(shard integer, role name) IS 'Lets a role draw IDs from a shard';
+COMMENT ON FUNCTION shardids.grant_usage(shards integer[], role name) IS 'Lets a role draw IDs from shards';
+
+
+--
+-- Name: granted_functions(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.granted_functions(shard integer) RETURNS text
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+  select string_agg(format('%I.%s', shardids.schema_of(shard), f.signature), ', ')
+  from unnest(array['next_id()', 'next_ids(integer)', format('late_id_%s(regclass)', shard),
+                    format('set_aside_%s(regclass, integer, bigint)', shard), 'next_number(text, text, timestamptz)']) f (signature)
+  where f.signature not like 'next\_number%' or to_regprocedure(format('%I.%s', shardids.schema_of(shard), f.signature)) is not null;
+$$;
 
 
 --
@@ -2392,12 +2523,18 @@ CREATE FUNCTION shardids.is_believed(clock_ms bigint) RETURNS boolean
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
+declare
+  least_ms constant bigint := (select clock_ms - (extract(epoch from n.max_step) * 1000)::bigint from shardids.node n);
 begin
-  return (select clock_ms <= greatest(
-           shardids.ms_of(n.clock_confirmed_at),
-           (select max(r.ms) from shardids.reached() r))
-         + (extract(epoch from n.max_step) * 1000)::bigint
-  from shardids.node n);
+  -- The usual answer is that of the first shard: to read a sequence locks it until the end of the transaction.
+  if (select shardids.ms_of(n.clock_confirmed_at) >= least_ms from shardids.node n)
+     or exists (select from shardids.shard s where shardids.reached_ms(s.id_counter, s.id_offset, s.high_water_tick) >= least_ms) then
+    return true;
+  elsif (select n.clock_confirmed_at is not null from shardids.node n)
+        or exists (select from shardids.shard s where shardids.reached_ms(s.id_counter, s.id_offset, s.high_water_tick) is not null) then
+    return false;
+  end if;
+  return null;
 end
 $$;
 
@@ -2406,7 +2543,7 @@ $$;
 -- Name: FUNCTION is_believed(clock_ms bigint); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.is_believed(clock_ms bigint) IS 'Whether a clock is at most max_step past the latest time that this node has reason to believe';
+COMMENT ON FUNCTION shardids.is_believed(clock_ms bigint) IS 'Whether a clock is at most max_step past the latest time that this node has reason to believe; null where it has none';
 
 
 --
@@ -2747,7 +2884,9 @@ begin
       perform setval('shardids.step_dropped', least(lowest, clock_ms));
     end if;
     if clock_ms > lowest then
-      perform setval(format('shardids.before_%s', slot), greatest((select max(r.ms) from shardids.reached() r where r.ms < clock_ms), 1));
+      perform setval(format('shardids.before_%s', slot), greatest((
+        select max(r.ms) from shardids.shard s
+        cross join lateral (select shardids.reached_ms(s.id_counter, s.id_offset, s.high_water_tick)) r (ms) where r.ms < clock_ms), 1));
       perform setval(format('shardids.step_%s', slot), clock_ms);
     end if;
   end if;
@@ -2773,12 +2912,15 @@ COMMENT ON FUNCTION shardids.note_step(clock_ms bigint, reached_ms bigint) IS 'N
 --
 
 CREATE FUNCTION shardids.noted_steps() RETURNS TABLE(slot integer, step_ms bigint, before_ms bigint)
-    LANGUAGE sql PARALLEL SAFE
+    LANGUAGE plpgsql ROWS 4 PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
-  select n, coalesce(pg_sequence_last_value(format('shardids.step_%s', n)::regclass), 0),
-         coalesce(pg_sequence_last_value(format('shardids.before_%s', n)::regclass), 0)
-  from generate_series(1, 4) n;
+begin
+  return query
+    select n, coalesce(pg_sequence_last_value(format('shardids.step_%s', n)::regclass), 0),
+           coalesce(pg_sequence_last_value(format('shardids.before_%s', n)::regclass), 0)
+    from generate_series(1, 4) n;
+end
 $$;
 
 
@@ -3027,7 +3169,7 @@ begin
       errcode = 'SI007',
       message = format('shard %s is %s ms ahead of the clock, within max_ahead = %s: there is nothing to reset [node "%s"]',
                        shard, lead_ms, node.max_ahead, node.name),
-      hint = format('To let it issue IDs if it is fenced: shardids shard show %s', shard);
+      hint = format('To let it issue IDs if it is fenced: shardids shard list %s', shard);
   end if;
   if from_ms is null then
     select k.step_ms, (select max(b.before_ms) from shardids.noted_steps() b where b.step_ms > now_ms and b.before_ms < k.step_ms)
@@ -3102,16 +3244,19 @@ CREATE FUNCTION shardids.raised(seen bigint, target bigint, id_offset regclass) 
 
 
 --
--- Name: reached(); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: reached_ms(regclass, regclass, bigint); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.reached() RETURNS TABLE(ms bigint)
-    LANGUAGE sql PARALLEL SAFE
+CREATE FUNCTION shardids.reached_ms(counter regclass, id_offset regclass, high_water_tick bigint) RETURNS bigint
+    LANGUAGE plpgsql PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
-  select greatest(shardids.offset_ms(pg_sequence_last_value(i.oid)) + (coalesce(pg_sequence_last_value(c.oid), 0) >> shardids.sequence_bits()),
-                  nullif(s.high_water_tick, -1) >> shardids.sequence_bits())
-  from shardids.shard s left join pg_class i on i.oid = s.id_offset left join pg_class c on c.oid = s.id_counter;
+begin
+  return greatest(
+    (select shardids.offset_ms(pg_sequence_last_value(c.oid)) from pg_class c where c.oid = id_offset)
+      + (coalesce((select pg_sequence_last_value(c.oid) from pg_class c where c.oid = counter), 0) >> shardids.sequence_bits()),
+    nullif(high_water_tick, -1) >> shardids.sequence_bits());
+end
 $$;
 
 
@@ -3165,16 +3310,16 @@ begin
   case reason
     when 'SI001' then
       what := 'is not on this node';
-      next := format('The catalog knows where it is: shardids shard show %s', shard);
+      next := format('The catalog knows where it is: shardids shard list %s', shard);
     when 'SI002' then
       what := 'is fenced and issues no IDs';
-      next := format('To let it issue again: select shardids.activate(%s)', shard);
+      next := format('To let it issue again: shardids shard activate %s', shard);
       if this.state = 'active' and this.changed_in = pg_current_xact_id_if_assigned() then
         what := 'was activated in this transaction, and issues IDs from its COMMIT on';
         next := 'Commit, then draw: what is drawn before would stay drawn after a ROLLBACK.';
       elsif this.arrived is not null then
         what := 'is fenced: it is being moved here';
-        next := format('The catalog knows where it is until then: shardids shard show %s', shard);
+        next := format('The catalog knows where it is until then: shardids shard list %s', shard);
       end if;
     when 'SI003' then
       what := format('has moved to node "%s"', this.moved_to);
@@ -3182,7 +3327,7 @@ begin
     when 'SI004' then
       what := format('is a copy that was not activated here (activated on %s, this is %s)',
                      coalesce(this.server, 'another server'), shardids.server());
-      next := format('If the original will never issue IDs again: select shardids.activate(%s)', shard);
+      next := format('If the original will never issue IDs again: shardids shard activate %s', shard);
     when 'SI005' then
       what := format('would issue IDs %s ms ahead of the clock; the limit is max_ahead = %s', amount, node.max_ahead);
       next := 'Set the server''s clock right, wait until it has caught up, or raise shardids.node.max_ahead.';
@@ -3208,6 +3353,42 @@ begin
     message = format('shard %s %s [node "%s"]', coalesce(shard::text, 'null'), what, node.name);
 end
 $$;
+
+
+--
+-- Name: refuse_lease(integer, uuid); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.refuse_lease(shard integer, epoch uuid) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  held shardids.lease;
+  node constant text := (select n.name from shardids.node n);
+begin
+  select l.* into held from shardids.lease l where l.shard = refuse_lease.shard;
+  if epoch is null and held.shard is null then
+    return;
+  elsif epoch is null then
+    raise exception using errcode = 'SI008',
+      message = format('shard %s is being changed: %s by %s [node "%s"]', shard, held.purpose, held.holder, node),
+      hint = 'Wait until it has ended; if its process is gone, the next shardids command that changes the shard takes its lease over.';
+  elsif held.epoch is distinct from epoch then
+    raise exception using errcode = 'SI015',
+      message = format('shard %s: this command no longer holds the shard''s lease%s [node "%s"]', shard,
+        case when held.shard is null then '' else format(', which was taken over: %s by %s', held.purpose, held.holder) end, node),
+      hint = 'Its process was stopped, or cut off from the catalog, for so long that it counted as gone. Nothing more was changed.';
+  end if;
+end
+$$;
+
+
+--
+-- Name: FUNCTION refuse_lease(shard integer, epoch uuid); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.refuse_lease(shard integer, epoch uuid) IS 'Refuses unless the lease of a shard is of this epoch, or with null unless nobody holds it; the caller has the advisory lock';
 
 
 --
@@ -3375,6 +3556,30 @@ COMMENT ON FUNCTION shardids.require_claimable(claims text, rights jsonb, shard_
 
 
 --
+-- Name: require_lease(integer, uuid); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.require_lease(shard integer, epoch uuid) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  if not pg_try_advisory_xact_lock_shared(1936220533, shard) then
+    perform shardids.wait_for_lock(1936220533, shard, shared => true);
+  end if;
+  perform shardids.refuse_lease(shard, epoch);
+end
+$$;
+
+
+--
+-- Name: FUNCTION require_lease(shard integer, epoch uuid); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.require_lease(shard integer, epoch uuid) IS 'Refuses unless the lease of a shard is of this epoch, and keeps it so until the end of the transaction';
+
+
+--
 -- Name: require_zone(name, text); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -3410,7 +3615,7 @@ begin
   if schema is null then
     perform shardids.refuse('SI004', shard);
   end if;
-  execute pg_catalog.format('select r.first_tick, r.last_tick from %s.set_aside($1, $2) r', schema)
+  execute pg_catalog.format('select r.first_tick, r.last_tick from %s.set_aside_%s($1, $2) r', schema, shard)
   into first_tick, last_tick using id_offset, n;
 end
 $_$;
@@ -3479,32 +3684,89 @@ $$;
 COMMENT ON FUNCTION shardids.reset_clock(shard integer, from_ms bigint, OUT starts_ms bigint, OUT first_tick bigint, OUT last_tick bigint) IS 'Brings a fenced shard, which a wrong clock took into the future, back to the present; activate it after COMMIT';
 
 
+SET default_tablespace = '';
+
+SET default_table_access_method = heap;
+
 --
--- Name: revoke_usage(integer, name); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: lease; Type: TABLE; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.revoke_usage(shard integer, role name) RETURNS void
+CREATE TABLE shardids.lease (
+    shard integer NOT NULL,
+    epoch uuid NOT NULL,
+    purpose text NOT NULL,
+    holder text NOT NULL,
+    began_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT lease_shard_check CHECK (((shard >= 0) AND (shard <= ((1 << shardids.shard_bits()) - 1))))
+);
+
+
+--
+-- Name: TABLE lease; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON TABLE shardids.lease IS 'The commands that are changing shards of this node; change it with shardids.take_leases and shardids.return_leases only';
+
+
+--
+-- Name: COLUMN lease.epoch; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON COLUMN shardids.lease.epoch IS 'Drawn once by each command';
+
+
+--
+-- Name: COLUMN lease.holder; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON COLUMN shardids.lease.holder IS 'The user, machine and process of the command';
+
+
+--
+-- Name: return_leases(integer[], uuid); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.return_leases(shards integer[], epoch uuid) RETURNS void
+    LANGUAGE sql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    BEGIN ATOMIC
+ DELETE FROM shardids.lease l
+   WHERE ((l.shard = ANY (return_leases.shards)) AND (l.epoch = return_leases.epoch));
+END;
+
+
+--
+-- Name: FUNCTION return_leases(shards integer[], epoch uuid); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.return_leases(shards integer[], epoch uuid) IS 'Returns the leases of shards, as far as they are of this epoch';
+
+
+--
+-- Name: revoke_usage(integer[], name); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.revoke_usage(shards integer[], role name) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
-declare
-  schema name := shardids.schema_of(shard);
 begin
   perform shardids.wait_for_installer();
-  execute format('revoke execute on function %1$I.next_id(), %1$I.next_ids(integer), %1$I.late_id(regclass), %1$I.set_aside(regclass, integer, bigint) from %2$I', schema, role);
-  if to_regprocedure(format('%I.next_number(text, text, timestamptz)', schema)) is not null then
-    execute format('revoke execute on function %I.next_number(text, text, timestamptz) from %I', schema, role);
-  end if;
-  execute format('revoke all on sequence %1$I.id_counter, %1$I.id_offset from %2$I', schema, role);
+  execute (
+    select format('revoke execute on function %s from %I', string_agg(shardids.granted_functions(s), ', '), role) from unnest(shards) s);
+  execute (
+    select format('revoke all on sequence %s from %I', string_agg(format('%1$I.id_counter, %1$I.id_offset', shardids.schema_of(s)), ', '), role)
+    from unnest(shards) s);
 end
 $_$;
 
 
 --
--- Name: FUNCTION revoke_usage(shard integer, role name); Type: COMMENT; Schema: shardids; Owner: -
+-- Name: FUNCTION revoke_usage(shards integer[], role name); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.revoke_usage(shard integer, role name) IS 'Takes back what grant_usage gave on a shard';
+COMMENT ON FUNCTION shardids.revoke_usage(shards integer[], role name) IS 'Takes back what grant_usage gave on shards';
 
 
 --
@@ -3919,16 +4181,18 @@ COMMENT ON FUNCTION shardids.shard_of(id bigint) IS 'The shard in which an ID wa
 --
 
 CREATE FUNCTION shardids.skips_from(shard integer) RETURNS bigint
-    LANGUAGE sql STABLE PARALLEL SAFE
+    LANGUAGE plpgsql STABLE PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
-  select min(k.first_tick) from shardids.skipped k
-  where k.shard = skips_from.shard
-    and k.last_tick >= coalesce(
-      (select greatest(s.high_water_tick, (shardids.offset_ms(coalesce(pg_sequence_last_value(i.oid), -1)) << shardids.sequence_bits())
-                                          + coalesce(pg_sequence_last_value(c.oid), 0))
-       from shardids.shard s left join pg_class i on i.oid = s.id_offset left join pg_class c on c.oid = s.id_counter
-       where s.id = skips_from.shard), 0);
+begin
+  return (select min(k.first_tick) from shardids.skipped k
+    where k.shard = skips_from.shard
+      and k.last_tick >= coalesce(
+        (select greatest(s.high_water_tick, (shardids.offset_ms(coalesce(pg_sequence_last_value(i.oid), -1)) << shardids.sequence_bits())
+                                            + coalesce(pg_sequence_last_value(c.oid), 0))
+         from shardids.shard s left join pg_class i on i.oid = s.id_offset left join pg_class c on c.oid = s.id_counter
+         where s.id = skips_from.shard), 0));
+end
 $$;
 
 
@@ -4092,7 +4356,7 @@ CREATE FUNCTION shardids.strangers_objects(schemas name[], owner name) RETURNS T
       on o.namespace = n.oid
     where (n.is_whole
            or o.classid = 'pg_class'::regclass and (o.name in ('id_counter', 'id_offset', 'shardids_version') or starts_with(o.name, 'shardids_counter') or starts_with(o.name, 'shardids_lookup_'))
-           or o.classid = 'pg_proc'::regclass and (o.name in ('next_id', 'next_ids', 'late_id', 'set_aside', 'next_number', 'next_lane_number')
+           or o.classid = 'pg_proc'::regclass and (o.name in ('next_id', 'next_ids', 'next_number', 'next_lane_number') or o.name ~ '^(late_id|set_aside)_[0-9]+$'
                                                    or starts_with(o.name, 'shardids_number_') or starts_with(o.name, 'shardids_lookup_')))
       -- The owner of an extension can make any object of its own a member.
       and not exists (
@@ -4186,6 +4450,55 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids.subscribe(shard integer, name name, conninfo text, source_version integer) IS 'Subscribes to what publish made on another node, its present rows first';
+
+
+--
+-- Name: take_leases(integer[], uuid, text, text, uuid[]); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.take_leases(shards integer[], epoch uuid, purpose text, holder text, ended uuid[]) RETURNS TABLE(shard integer, other_epoch uuid, other_purpose text, other_holder text, other_began_at timestamp with time zone, pid integer)
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  wanted integer;
+  held shardids.lease;
+begin
+  foreach wanted in array array(select distinct s from unnest(shards) s order by s) loop
+    loop
+      insert into shardids.lease (shard, epoch, purpose, holder)
+      values (wanted, take_leases.epoch, take_leases.purpose, take_leases.holder) on conflict do nothing;
+      exit when found;
+      select l.* into held from shardids.lease l where l.shard = wanted for update;
+      -- Otherwise it was returned meanwhile.
+      exit when found;
+    end loop;
+    continue when held.shard is distinct from wanted or held.epoch = take_leases.epoch;
+    if held.epoch = any (ended) and pg_try_advisory_xact_lock(1936220533, wanted) then
+      update shardids.lease l
+      set epoch = take_leases.epoch, purpose = take_leases.purpose, holder = take_leases.holder, began_at = clock_timestamp()
+      where l.shard = wanted;
+      continue;
+    end if;
+    shard := wanted;
+    other_epoch := held.epoch;
+    other_purpose := held.purpose;
+    other_holder := held.holder;
+    other_began_at := held.began_at;
+    pid := (select min(l.pid) from pg_locks l
+            where l.locktype = 'advisory' and l.granted and l.objsubid = 2 and l.classid = 1936220533 and l.objid = wanted::oid
+              and l.database = (select d.oid from pg_database d where d.datname = current_database()));
+    return next;
+  end loop;
+end
+$$;
+
+
+--
+-- Name: FUNCTION take_leases(shards integer[], epoch uuid, purpose text, holder text, ended uuid[]); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.take_leases(shards integer[], epoch uuid, purpose text, holder text, ended uuid[]) IS 'Takes the leases of shards that nobody holds, or one of the ended epochs; returns those of others, with a session that works under one';
 
 
 --
@@ -4579,10 +4892,6 @@ $$;
 
 COMMENT ON FUNCTION shardids_catalog.wait_for_grants(patience interval) IS 'Takes the lock of who changes the catalog''s grants, or names its holder after 10 s';
 
-
-SET default_tablespace = '';
-
-SET default_table_access_method = heap;
 
 --
 -- Name: kept; Type: TABLE; Schema: shard_0000; Owner: -
@@ -5141,6 +5450,7 @@ CREATE TABLE shardids_catalog.move (
     target text NOT NULL,
     offline boolean NOT NULL,
     step text NOT NULL,
+    epoch uuid DEFAULT gen_random_uuid() NOT NULL,
     schema text,
     high_water_tick bigint,
     started_at timestamp with time zone DEFAULT now() NOT NULL,
@@ -5164,6 +5474,13 @@ COMMENT ON TABLE shardids_catalog.move IS 'Moves of shards between nodes, and ho
 --
 
 COMMENT ON COLUMN shardids_catalog.move.step IS 'The last step that was begun';
+
+
+--
+-- Name: COLUMN move.epoch; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.move.epoch IS 'Of the leases of the command that works at the move, or last did';
 
 
 --
@@ -5364,6 +5681,80 @@ COMMENT ON COLUMN shardids_catalog.query_node.reference IS 'Tables that have the
 
 
 --
+-- Name: recorded_node; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.recorded_node (
+    node text NOT NULL,
+    contract jsonb NOT NULL,
+    recorded_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    recorded_by text NOT NULL
+);
+
+
+--
+-- Name: TABLE recorded_node; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.recorded_node IS 'The settings and objects outside of shards that a node has to have';
+
+
+--
+-- Name: COLUMN recorded_node.contract; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.recorded_node.contract IS 'Kind, name and definition of each, as catalog/contract.v1.sql writes them';
+
+
+--
+-- Name: recorded_schema; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.recorded_schema (
+    revision text NOT NULL,
+    server_version integer NOT NULL,
+    objects jsonb NOT NULL,
+    recorded_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    recorded_by text NOT NULL
+);
+
+
+--
+-- Name: TABLE recorded_schema; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.recorded_schema IS 'The objects, with their states, that a shard at a revision has to have';
+
+
+--
+-- Name: COLUMN recorded_schema.revision; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.recorded_schema.revision IS 'What alembic_version says, base if it is empty; empty where a shard has no such table';
+
+
+--
+-- Name: COLUMN recorded_schema.server_version; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.recorded_schema.server_version IS 'The major version of the server that wrote the definitions';
+
+
+--
+-- Name: COLUMN recorded_schema.objects; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.recorded_schema.objects IS 'Kind, name and definition of each object, as catalog/objects.v1.sql writes them; beside it the definition without the shard''s number';
+
+
+--
+-- Name: COLUMN recorded_schema.recorded_by; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.recorded_schema.recorded_by IS 'The command that recorded it';
+
+
+--
 -- Name: reference_deletion; Type: TABLE; Schema: shardids_catalog; Owner: -
 --
 
@@ -5499,9 +5890,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (383431753043279874);
-INSERT INTO shard_0000.kept VALUES (383431753043279875);
-INSERT INTO shard_0000.kept VALUES (383431753043279876);
+INSERT INTO shard_0000.kept VALUES (384978288331718658);
+INSERT INTO shard_0000.kept VALUES (384978288398827524);
+INSERT INTO shard_0000.kept VALUES (384978288398827525);
 
 
 --
@@ -5519,6 +5910,12 @@ INSERT INTO shard_0001.shardids_version VALUES ('shard_0001');
 
 
 --
+-- Data for Name: lease; Type: TABLE DATA; Schema: shardids; Owner: -
+--
+
+
+
+--
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
@@ -5529,8 +5926,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7711547007284415648/5/16698', 1, 3449783702844866560, '757', '2026-11-24 01:40:53.711477+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7711547007284415648/5/16698', 1, 3449783702844866560, '758', '2026-11-24 01:40:53.719529+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713130653118603650/5/16730', 1, 3125766422232301568, '757', '2026-11-28 08:06:16.348966+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713130653118603650/5/16730', 1, 3125766422232301568, '758', '2026-11-28 08:06:16.411362+00', NULL);
 
 
 --
@@ -5556,7 +5953,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-24 01:40:53.607646+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-28 08:06:15.598802+00');
 
 
 --
@@ -5575,7 +5972,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-24 01:40:53.72383+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 08:06:16.445387+00', NULL);
 
 
 --
@@ -5600,6 +5997,18 @@ INSERT INTO shardids_catalog.placement VALUES (1, 'a', 'active');
 
 --
 -- Data for Name: query_node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
+
+
+--
+-- Data for Name: recorded_node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
+
+
+--
+-- Data for Name: recorded_schema; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
 
@@ -5645,14 +6054,14 @@ INSERT INTO shardids_catalog.shardids_version VALUES ('catalog_0001');
 -- Name: id_counter; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
+SELECT pg_catalog.setval('shard_0000.id_counter', 5, true);
 
 
 --
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3449783794262120303, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3125766514018278073, true);
 
 
 --
@@ -5666,7 +6075,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 3449783794262120279, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 3125766514018277966, true);
 
 
 --
@@ -5701,7 +6110,7 @@ SELECT pg_catalog.setval('shardids.before_4', 1, false);
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91417253709, true);
+SELECT pg_catalog.setval('shardids.step_1', 91785976329, true);
 
 
 --
@@ -5736,7 +6145,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91417253718, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91785976398, true);
 
 
 --
@@ -5775,6 +6184,14 @@ ALTER TABLE ONLY shard_0000.shardids_version
 
 ALTER TABLE ONLY shard_0001.shardids_version
     ADD CONSTRAINT shardids_version_pkc PRIMARY KEY (version_num);
+
+
+--
+-- Name: lease lease_pkey; Type: CONSTRAINT; Schema: shardids; Owner: -
+--
+
+ALTER TABLE ONLY shardids.lease
+    ADD CONSTRAINT lease_pkey PRIMARY KEY (shard);
 
 
 --
@@ -5895,6 +6312,22 @@ ALTER TABLE ONLY shardids_catalog.placement
 
 ALTER TABLE ONLY shardids_catalog.query_node
     ADD CONSTRAINT query_node_pkey PRIMARY KEY (only_row);
+
+
+--
+-- Name: recorded_node recorded_node_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.recorded_node
+    ADD CONSTRAINT recorded_node_pkey PRIMARY KEY (node);
+
+
+--
+-- Name: recorded_schema recorded_schema_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.recorded_schema
+    ADD CONSTRAINT recorded_schema_pkey PRIMARY KEY (revision, server_version);
 
 
 --
@@ -6063,6 +6496,14 @@ ALTER TABLE ONLY shardids_catalog.query_node
 
 
 --
+-- Name: recorded_node recorded_node_node_fkey; Type: FK CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.recorded_node
+    ADD CONSTRAINT recorded_node_node_fkey FOREIGN KEY (node) REFERENCES shardids_catalog.node(name) ON UPDATE CASCADE ON DELETE CASCADE;
+
+
+--
 -- Name: reference_writer reference_writer_node_fkey; Type: FK CONSTRAINT; Schema: shardids_catalog; Owner: -
 --
 
@@ -6087,10 +6528,10 @@ ALTER TABLE ONLY shardids_catalog.reference_writer
 
 
 --
--- Name: FUNCTION late_id(id_offset regclass); Type: ACL; Schema: shard_0000; Owner: -
+-- Name: FUNCTION late_id_0(id_offset regclass); Type: ACL; Schema: shard_0000; Owner: -
 --
 
-REVOKE ALL ON FUNCTION shard_0000.late_id(id_offset regclass) FROM PUBLIC;
+REVOKE ALL ON FUNCTION shard_0000.late_id_0(id_offset regclass) FROM PUBLIC;
 
 
 --
@@ -6101,10 +6542,10 @@ REVOKE ALL ON FUNCTION shard_0000.next_id() FROM PUBLIC;
 
 
 --
--- Name: FUNCTION set_aside(id_offset regclass, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint); Type: ACL; Schema: shard_0000; Owner: -
+-- Name: FUNCTION set_aside_0(id_offset regclass, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint); Type: ACL; Schema: shard_0000; Owner: -
 --
 
-REVOKE ALL ON FUNCTION shard_0000.set_aside(id_offset regclass, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION shard_0000.set_aside_0(id_offset regclass, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint) FROM PUBLIC;
 
 
 --
@@ -6115,10 +6556,10 @@ REVOKE ALL ON FUNCTION shard_0000.next_ids(n integer) FROM PUBLIC;
 
 
 --
--- Name: FUNCTION late_id(id_offset regclass); Type: ACL; Schema: shard_0001; Owner: -
+-- Name: FUNCTION late_id_1(id_offset regclass); Type: ACL; Schema: shard_0001; Owner: -
 --
 
-REVOKE ALL ON FUNCTION shard_0001.late_id(id_offset regclass) FROM PUBLIC;
+REVOKE ALL ON FUNCTION shard_0001.late_id_1(id_offset regclass) FROM PUBLIC;
 
 
 --
@@ -6129,10 +6570,10 @@ REVOKE ALL ON FUNCTION shard_0001.next_id() FROM PUBLIC;
 
 
 --
--- Name: FUNCTION set_aside(id_offset regclass, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint); Type: ACL; Schema: shard_0001; Owner: -
+-- Name: FUNCTION set_aside_1(id_offset regclass, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint); Type: ACL; Schema: shard_0001; Owner: -
 --
 
-REVOKE ALL ON FUNCTION shard_0001.set_aside(id_offset regclass, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION shard_0001.set_aside_1(id_offset regclass, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint) FROM PUBLIC;
 
 
 --
@@ -6283,6 +6724,13 @@ REVOKE ALL ON FUNCTION shardids.create_counters(shard integer) FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION create_generator(shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.create_generator(shard integer) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION create_subscription(name name, conninfo text, options text); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -6297,10 +6745,10 @@ REVOKE ALL ON FUNCTION shardids.define_counter(shard integer, kind text, per tex
 
 
 --
--- Name: FUNCTION define_next_id(shard integer, schema name); Type: ACL; Schema: shardids; Owner: -
+-- Name: FUNCTION define_next_id(shard integer, schema name, called name); Type: ACL; Schema: shardids; Owner: -
 --
 
-REVOKE ALL ON FUNCTION shardids.define_next_id(shard integer, schema name) FROM PUBLIC;
+REVOKE ALL ON FUNCTION shardids.define_next_id(shard integer, schema name, called name) FROM PUBLIC;
 
 
 --
@@ -6346,6 +6794,13 @@ REVOKE ALL ON FUNCTION shardids.drop_staging(adoption text) FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION enter_lease(shard integer, epoch uuid); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.enter_lease(shard integer, epoch uuid) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION enter_moved(shard integer); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -6374,10 +6829,17 @@ REVOKE ALL ON FUNCTION shardids.follow_writer(name name, conninfo text, publicat
 
 
 --
--- Name: FUNCTION grant_usage(shard integer, role name); Type: ACL; Schema: shardids; Owner: -
+-- Name: FUNCTION grant_usage(shards integer[], role name); Type: ACL; Schema: shardids; Owner: -
 --
 
-REVOKE ALL ON FUNCTION shardids.grant_usage(shard integer, role name) FROM PUBLIC;
+REVOKE ALL ON FUNCTION shardids.grant_usage(shards integer[], role name) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION granted_functions(shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.granted_functions(shard integer) FROM PUBLIC;
 
 
 --
@@ -6570,10 +7032,10 @@ REVOKE ALL ON FUNCTION shardids.raised(seen bigint, target bigint, id_offset reg
 
 
 --
--- Name: FUNCTION reached(); Type: ACL; Schema: shardids; Owner: -
+-- Name: FUNCTION reached_ms(counter regclass, id_offset regclass, high_water_tick bigint); Type: ACL; Schema: shardids; Owner: -
 --
 
-REVOKE ALL ON FUNCTION shardids.reached() FROM PUBLIC;
+REVOKE ALL ON FUNCTION shardids.reached_ms(counter regclass, id_offset regclass, high_water_tick bigint) FROM PUBLIC;
 
 
 --
@@ -6581,6 +7043,13 @@ REVOKE ALL ON FUNCTION shardids.reached() FROM PUBLIC;
 --
 
 REVOKE ALL ON FUNCTION shardids.reference_columns(names name[]) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION refuse_lease(shard integer, epoch uuid); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.refuse_lease(shard integer, epoch uuid) FROM PUBLIC;
 
 
 --
@@ -6626,6 +7095,13 @@ REVOKE ALL ON FUNCTION shardids.require_claimable(claims text, rights jsonb, sha
 
 
 --
+-- Name: FUNCTION require_lease(shard integer, epoch uuid); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.require_lease(shard integer, epoch uuid) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION require_zone(schema name, zone text); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -6640,10 +7116,17 @@ REVOKE ALL ON FUNCTION shardids.reset_clock(shard integer, from_ms bigint, OUT s
 
 
 --
--- Name: FUNCTION revoke_usage(shard integer, role name); Type: ACL; Schema: shardids; Owner: -
+-- Name: FUNCTION return_leases(shards integer[], epoch uuid); Type: ACL; Schema: shardids; Owner: -
 --
 
-REVOKE ALL ON FUNCTION shardids.revoke_usage(shard integer, role name) FROM PUBLIC;
+REVOKE ALL ON FUNCTION shardids.return_leases(shards integer[], epoch uuid) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION revoke_usage(shards integer[], role name); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.revoke_usage(shards integer[], role name) FROM PUBLIC;
 
 
 --
@@ -6749,6 +7232,13 @@ REVOKE ALL ON FUNCTION shardids.strangers_objects(schemas name[], owner name) FR
 --
 
 REVOKE ALL ON FUNCTION shardids.subscribe(shard integer, name name, conninfo text, source_version integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION take_leases(shards integer[], epoch uuid, purpose text, holder text, ended uuid[]); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.take_leases(shards integer[], epoch uuid, purpose text, holder text, ended uuid[]) FROM PUBLIC;
 
 
 --

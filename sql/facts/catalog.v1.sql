@@ -1,14 +1,16 @@
--- Purpose:    what shardids metrics asks of the catalog: one row, of one snapshot. Nothing is installed.
+-- Purpose:    what a reading asks of the catalog: one row, of one snapshot. Nothing is installed.
 -- Locks:      ACCESS SHARE on the tables of schema shardids_catalog.
 -- Privileges: USAGE on schema shardids_catalog, SELECT on the tables named here.
 
 with database as (
   select oid from pg_database where datname = current_database()),
 held as (
-  select l.classid::bigint as class, l.objid::bigint as key
+  select case l.objsubid when 2 then l.classid::bigint else l.objid::bigint end as lock, l.objid::bigint as key
   from pg_locks l
   join database d on d.oid = l.database
-  where l.locktype = 'advisory' and l.granted and l.objsubid = 2 and l.classid in (1936220520, 1936220523))
+  where l.locktype = 'advisory' and l.granted
+    and (l.objsubid = 2 and l.classid in (1936220520, 1936220523, 1936220527)
+         or l.objsubid = 1 and l.classid = 0 and l.objid = 1936220531))
 select c.id as cluster,
        c.version,
        c.epoch_ms,
@@ -28,10 +30,16 @@ select c.id as cluster,
               from shardids_catalog.placement p group by 1, 2) p) as placements,
        (select coalesce(json_agg(json_build_object(
                  'shard', m.shard,
+                 'source', m.source,
+                 'target', m.target,
+                 'step', m.step,
                  'age_s', extract(epoch from clock_timestamp() - m.started_at)::float8,
-                 'is_running', exists (select from held h where h.class = 1936220520 and h.key = m.shard))), '[]')
+                 'is_running', exists (select from held h where h.lock = 1936220520
+                                        and h.key = ('x' || left(m.epoch::text, 8))::bit(32)::bigint)) order by m.shard), '[]')
         from shardids_catalog.move m where m.ended_at is null) as moves,
-       (select case when exists (select from held h where h.class = 1936220523) then 'running'
+       (select case when exists (select from held h where h.lock = 1936220523) then 'running'
                     when a.is_paused then 'paused' else 'waiting' end
-        from shardids_catalog.adoption a where a.ended_at is null) as adoption
+        from shardids_catalog.adoption a where a.ended_at is null) as adoption,
+       exists (select from held h where h.lock = 1936220531) as is_migrating,
+       exists (select from held h where h.lock = 1936220527 and h.key = 0) as references_change
 from shardids_catalog.cluster c;

@@ -1,4 +1,4 @@
--- Purpose:    what shardids metrics asks of a node: one row, about its server and what others left there. Nothing is
+-- Purpose:    what a reading asks of a node: one row, about its server and what others left there. Nothing is
 --             installed.
 -- Locks:      ACCESS SHARE on shardids.node.
 -- Privileges: USAGE on schema shardids, SELECT on shardids.node.
@@ -55,6 +55,10 @@ prepared as (
   group by 1)
 select n.name,
        n.cluster,
+       n.on_copy,
+       (select p.source from pg_settings p where p.name = 'default_transaction_read_only') as read_only_source,
+       current_database()::text as database,
+       session_user::text as role,
        extract(epoch from n.max_ahead)::float8 as max_ahead_s,
        extract(epoch from n.safety_margin)::float8 as safety_margin_s,
        pg_is_in_recovery() as is_standby,

@@ -1,12 +1,12 @@
--- Purpose:    what shardids metrics asks of the shards of a node: the state of each, and how far its generator has come.
---             Nothing is installed, and no sequence is advanced.
+-- Purpose:    the state of the shards of a node, and how far the generator of each has come. Nothing is installed, and no
+--             sequence is advanced.
 -- Settings:   shardids.first_shard: the lowest number; shardids.count: how many shards from there on
 -- Locks:      ROW EXCLUSIVE on the shards' sequences until the end of the transaction, as nextval takes it: ask
 --             for some hundred shards at a time, or the server's lock table may be full.
 -- Privileges: USAGE on schema shardids, SELECT on its tables; SELECT or USAGE on the shards' sequences.
 
 with s as materialized (
-  select s.id, s.state, s.arrived, s.server, s.unfences,
+  select s.id, s.state, s.arrived, s.server, s.unfences, s.high_water_tick,
          -- Null where there is no such sequence any more: to join pg_class would read all of it.
          has_sequence_privilege(s.id_counter, 'usage, select') as may_read_counter,
          has_sequence_privilege(s.id_offset, 'usage, select') as may_read_offset,
@@ -33,6 +33,9 @@ select s.id as shard,
        coalesce(s.drawn, 0) as drawn,
        shardids.offset_ms(s.value) as offset_ms,
        -- Once: converting it for each shard is a sixth of the whole.
-       (select shardids.ms_of(clock_timestamp())) as clock_ms
+       (select shardids.ms_of(clock_timestamp())) as clock_ms,
+       s.high_water_tick,
+       -- From its activation to its first draw a shard has the offset of a fence.
+       coalesce(s.value >= 0, false) as has_drawn
 from seen s
 order by 1;

@@ -1,11 +1,19 @@
--- Purpose:    how tables are made, for tables like them elsewhere: a row for each, its parts as JSON. What is of a partition
---             alone is left out.
+-- Purpose:    how tables are defined: a row for each, its parts as JSON. What is of a partition alone is left out.
 -- Settings:   shardids.names: a JSON array of the tables' names with schemas, each quoted where SQL needs it.
--- Locks:      each table for the moment of reading its constraints and indexes: ACCESS SHARE.
+--             shardids.is_whole: true for all that is needed to make tables like them; otherwise for what rows and changes need.
+-- Locks:      of whole definitions each table for the moment of reading its constraints and indexes: ACCESS SHARE.
 -- Privileges: none.
 
 with wanted as (
   select n.name, to_regclass(n.name) as oid from jsonb_array_elements_text(current_setting('shardids.names')::jsonb) n (name)),
+leaf as (
+  select w.oid as root, c.*
+  from wanted w
+  cross join lateral (
+    select p.relid from pg_partition_tree(w.oid) p where p.isleaf
+    union
+    select w.oid) l
+  join pg_class c on c.oid = l.relid and c.relkind <> 'p'),
 drawn as (
   -- Of an identity: the sequence depends on the column. Of a default: the default depends on the sequence.
   select d.refobjid as relation, d.refobjsubid as number, d.objid as sequence
@@ -35,21 +43,52 @@ grants as (
   from granted g
   group by g.relation)
 select w.name,
-       quote_ident(n.nspname) as schema,
-       quote_ident(c.relname) as table,
+       n.nspname::text as schema,
+       c.relname::text as table,
+       quote_ident(n.nspname) as schema_sql,
+       quote_ident(c.relname) as table_sql,
+       c.relkind::text as kind,
+       c.relpersistence::text as persistence,
+       exists (select from pg_inherits i join pg_class p on p.oid = i.inhparent
+               where i.inhrelid = c.oid or (i.inhparent = c.oid and c.relkind <> 'p')) as is_inherited,
+       pg_has_role(current_user, c.relowner, 'usage') as is_own,
+       -- All that store rows, and those between them and the root: each needs a trigger.
+       array(select q.relid::regclass::text from pg_partition_tree(w.oid) q
+             union select w.oid::regclass::text order by 1) as parts,
+       -- The columns that every part logs of a row that is updated or deleted; null: all.
+       (select case when bool_and(l.relreplident = 'f') then null
+                    else array(
+                      select a.attname::text from pg_attribute a
+                      where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+                        and not exists (
+                          select from leaf m
+                          where m.root = w.oid and m.relreplident <> 'f'
+                            and not exists (
+                              select from pg_index i join pg_attribute b on b.attrelid = m.oid and b.attnum = any (i.indkey)
+                              where i.indrelid = m.oid and b.attname = a.attname
+                                and case m.relreplident when 'd' then i.indisprimary else i.indisreplident end)))
+               end
+        from leaf l where l.root = w.oid) as identity,
+       exists (select from leaf l where l.root = w.oid and l.relreplident = 'f') as has_full_identity,
+       exists (select from leaf l where l.root = w.oid and l.reltoastrelid <> 0) as has_toast,
+       array(select a.attname::text from pg_index i join pg_attribute a on a.attrelid = i.indrelid and a.attnum = any (i.indkey)
+             where i.indrelid = c.oid and i.indisprimary order by array_position(i.indkey::int2[], a.attnum)) as primary_key,
+       c.relrowsecurity as has_row_security,
        obj_description(c.oid, 'pg_class') as comment,
        coalesce(c.reloptions, '{}') as options,
-       c.relrowsecurity as has_row_security,
-       c.relkind = 'p' as is_partitioned,
        (select coalesce(jsonb_agg(jsonb_build_object(
-                 'name', a.attname, 'sql', quote_ident(a.attname), 'type', format_type(a.atttypid, a.atttypmod),
-                 'is_narrow', a.atttypid in ('int2'::regtype, 'int4'::regtype),
+                 'name', a.attname, 'type', format_type(a.atttypid, a.atttypmod), 'short_type', t.typname,
+                 'builtin_type', case when t.typtype = 'b' and t.typnamespace = 'pg_catalog'::regnamespace and t.typcategory <> 'A'
+                                      then t.typname end,
+                 'labels', (select jsonb_agg(e.enumlabel order by e.enumsortorder) from pg_enum e where e.enumtypid = a.atttypid),
+                 'not_null', a.attnotnull, 'generated', a.attgenerated, 'is_identity', a.attidentity <> '',
+                 'default', pg_get_expr(d.adbin, d.adrelid), 'is_deterministic', coalesce(l.collisdeterministic, true))
+               || case when not whole.is_so then '{}' else jsonb_build_object(
+                 'sql', quote_ident(a.attname),
                  -- From version 18 on, a NOT NULL may hold for new rows only.
-                 'not_null', a.attnotnull and not exists (
+                 'never_null', a.attnotnull and not exists (
                    select from pg_constraint k where k.conrelid = c.oid and k.contype = 'n' and k.conkey = array[a.attnum]
                      and not k.convalidated),
-                 'default', pg_get_expr(d.adbin, d.adrelid),
-                 'generated', a.attgenerated, 'is_identity', a.attidentity <> '',
                  'sequences', coalesce((
                    select jsonb_agg(format('%I.%I', sn.nspname, s.relname) order by s.oid)
                    from drawn join pg_class s on s.oid = drawn.sequence join pg_namespace sn on sn.oid = s.relnamespace
@@ -59,35 +98,36 @@ select w.name,
                    case a.attstorage when 'p' then 'plain' when 'e' then 'external' when 'm' then 'main' else 'extended' end end,
                  'compression', case a.attcompression when 'p' then 'pglz' when 'l' then 'lz4' end,
                  'statistics', nullif(a.attstattarget, -1),
-                 'comment', col_description(c.oid, a.attnum)) order by a.attnum), '[]')
+                 'comment', col_description(c.oid, a.attnum)) end order by a.attnum), '[]')
         from pg_attribute a
         join pg_type t on t.oid = a.atttypid
         left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
+        left join pg_collation l on l.oid = a.attcollation
         where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped) as columns,
        coalesce((
          select jsonb_agg(jsonb_build_object(
                   'name', quote_ident(k.conname), 'kind', k.contype, 'definition', pg_get_constraintdef(k.oid), 'is_valid', k.convalidated,
-                  'columns', (select jsonb_agg(a.attname order by p.place)
+                  'columns', coalesce((select jsonb_agg(a.attname order by p.place)
                               from unnest(k.conkey) with ordinality p (number, place)
-                              join pg_attribute a on a.attrelid = k.conrelid and a.attnum = p.number),
+                              join pg_attribute a on a.attrelid = k.conrelid and a.attnum = p.number), '[]'),
                   'referenced', (select format('%I.%I', fn.nspname, f.relname) from pg_class f
                                  join pg_namespace fn on fn.oid = f.relnamespace where f.oid = k.confrelid),
-                  'referenced_columns', (select jsonb_agg(a.attname order by p.place)
+                  'referenced_columns', coalesce((select jsonb_agg(a.attname order by p.place)
                                          from unnest(k.confkey) with ordinality p (number, place)
-                                         join pg_attribute a on a.attrelid = k.confrelid and a.attnum = p.number),
+                                         join pg_attribute a on a.attrelid = k.confrelid and a.attnum = p.number), '[]'),
                   'comment', obj_description(k.oid, 'pg_constraint')) order by k.contype <> 'p', k.conname)
          from pg_constraint k
-         where k.conrelid = c.oid and k.conparentid = 0 and k.contype in ('p', 'u', 'c', 'x', 'f')), '[]') as constraints,
+         where whole.is_so and k.conrelid = c.oid and k.conparentid = 0 and k.contype in ('p', 'u', 'c', 'x', 'f')), '[]') as constraints,
        coalesce((
          select jsonb_agg(jsonb_build_object(
                   'name', quote_ident(x.relname), 'definition', pg_get_indexdef(i.indexrelid), 'is_valid', i.indisvalid and i.indisready,
                   'comment', obj_description(i.indexrelid, 'pg_class')) order by x.relname)
          from pg_index i
          join pg_class x on x.oid = i.indexrelid
-         where i.indrelid = c.oid
+         where whole.is_so and i.indrelid = c.oid
            and not exists (select from pg_constraint k where k.conindid = i.indexrelid and k.contype in ('p', 'u', 'x'))), '[]')
          as indexes,
-       coalesce((select g.list from grants g where g.relation = c.oid), '[]') as grants,
+       coalesce((select g.list from grants g where whole.is_so and g.relation = c.oid), '[]') as grants,
        coalesce((
          select jsonb_agg(jsonb_build_object(
                   'schema', quote_ident(sn.nspname), 'name', quote_ident(sc.relname), 'type', format_type(s.seqtypid, null),
@@ -98,11 +138,12 @@ select w.name,
                             where d.classid = 'pg_class'::regclass and d.objid = sc.oid and d.refobjid = c.oid
                               and d.deptype in ('a', 'i')),
                   'grants', coalesce((select g.list from grants g where g.relation = sc.oid), '[]')) order by sc.relname)
-         from (select distinct drawn.sequence from drawn where drawn.relation = c.oid) o
+         from (select distinct drawn.sequence from drawn where whole.is_so and drawn.relation = c.oid) o
          join pg_sequence s on s.seqrelid = o.sequence
          join pg_class sc on sc.oid = o.sequence
          join pg_namespace sn on sn.oid = sc.relnamespace), '[]') as sequences
 from wanted w
+cross join (select current_setting('shardids.is_whole')::boolean) whole (is_so)
 join pg_class c on c.oid = w.oid
 join pg_namespace n on n.oid = c.relnamespace
 order by w.name;
