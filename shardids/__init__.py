@@ -10,29 +10,30 @@ from typing import TYPE_CHECKING
 from shardids._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from shardids.client.async_cluster import AsyncCluster
+    from shardids.client.async_cluster import AsyncCluster, AsyncShard
     from shardids.client.blocks import IdBlock
     from shardids.client.cluster import Cluster
+    from shardids.client.shard import Shard
     from shardids.errors import ShardidsError
-    from shardids.ids.decoded import DecodedId, IdRange
-    from shardids.ids.layout import Layout
+    from shardids.ids.layout import DecodedId, IdRange, Layout
     from shardids.models.columns import (
         next_id,
         primary_key,
         primary_key_column,
+        reference_table,
         sharding_key,
         sharding_key_column,
     )
     from shardids.models.counters import counter
     from shardids.models.lookups import lookup_key, lookup_key_column
     from shardids.models.pages import Page, PageQuery
-    from shardids.models.references import reference_table
     from shardids.models.types import ShardId
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AsyncCluster",
+    "AsyncShard",
     "Cluster",
     "DecodedId",
     "IdBlock",
@@ -40,6 +41,7 @@ __all__ = [
     "Layout",
     "Page",
     "PageQuery",
+    "Shard",
     "ShardId",
     "ShardidsError",
     "counter",
@@ -57,22 +59,24 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "AsyncCluster": "shardids.client.async_cluster",
+        "AsyncShard": "shardids.client.async_cluster",
         "Cluster": "shardids.client.cluster",
-        "DecodedId": "shardids.ids.decoded",
+        "DecodedId": "shardids.ids.layout",
         "IdBlock": "shardids.client.blocks",
-        "IdRange": "shardids.ids.decoded",
+        "IdRange": "shardids.ids.layout",
         "Layout": "shardids.ids.layout",
         "lookup_key": "shardids.models.lookups",
         "lookup_key_column": "shardids.models.lookups",
         "Page": "shardids.models.pages",
         "PageQuery": "shardids.models.pages",
+        "Shard": "shardids.client.shard",
         "ShardId": "shardids.models.types",
         "ShardidsError": "shardids.errors",
         "counter": "shardids.models.counters",
         "next_id": "shardids.models.columns",
         "primary_key": "shardids.models.columns",
         "primary_key_column": "shardids.models.columns",
-        "reference_table": "shardids.models.references",
+        "reference_table": "shardids.models.columns",
         "sharding_key": "shardids.models.columns",
         "sharding_key_column": "shardids.models.columns",
     },

@@ -12,7 +12,7 @@ from importlib import import_module
 def lazy_names(
     package: str, module_of: Mapping[str, str]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Returns a package's ``__getattr__`` and ``__dir__``; ``module_of`` has its public names."""
+    """Return a package's ``__getattr__`` and ``__dir__``; ``module_of`` has its public names."""
 
     def get(name: str) -> object:
         if name not in module_of:

@@ -24,7 +24,7 @@ class ShardidsError(Exception):
         self.hint = hint
 
     def in_a_line(self, detail: str | None = None) -> str:
-        """Returns message and hint in one line; ``detail`` is what PostgreSQL adds to the message."""
+        """Return message and hint in one line; ``detail`` is what PostgreSQL adds to the message."""
         message = f"{self.message} ({detail})" if detail else self.message
         return f"{message}. {self.hint}" if self.hint else message
 
@@ -100,7 +100,7 @@ class TimeExhausted(ShardidsError):
 
 
 class ShardBusy(ShardidsError):
-    """Another session is migrating the shard."""
+    """Another command is changing the shard, or one that was interrupted keeps it. Nothing was changed."""
 
     sqlstate = "SI008"
 
@@ -111,8 +111,14 @@ class RevisionChanged(ShardidsError):
     sqlstate = "SI009"
 
 
+class RowsWouldBeLost(ShardidsError):
+    """A revision drops a table or column that has rows, and nobody allowed it. Nothing was changed."""
+
+    sqlstate = "SI016"
+
+
 class TransactionEnded(ShardidsError):
-    """``shardids transaction resolve`` rolled the transaction on several nodes back before its COMMIT."""
+    """``shardids transactions --resolve`` rolled the transaction on several nodes back before its COMMIT."""
 
     sqlstate = "SI010"
 
@@ -160,7 +166,16 @@ class ReferencesBehind(ShardidsError):
 
 
 class ConnectionFailed(ShardidsError):
-    """A server cannot be reached, or refuses the login. The message never holds a password."""
+    """A server cannot be reached, or refuses the login. The message never holds a password.
+
+    ``has_answered``: a server is there, and said no.
+    """
+
+    has_answered = False
+
+
+class NodeDown(ConnectionFailed):
+    """A node was not asked, as the last attempts to connect to it failed. A probe may find it again."""
 
 
 class CommitUncertain(ConnectionFailed):
@@ -239,7 +254,9 @@ class ClockMovedBack(ShardidsError):
 
 
 class LeaseLost(ShardidsError):
-    """The generator does not hold, or no longer holds, its worker number. Nothing was issued."""
+    """A command no longer holds the shard's lease, or a generator its worker number. Nothing was changed."""
+
+    sqlstate = "SI015"
 
 
 BY_SQLSTATE: dict[str, type[ShardidsError]] = {
@@ -251,6 +268,6 @@ BY_SQLSTATE: dict[str, type[ShardidsError]] = {
 
 
 def from_database(sqlstate: str | None, message: str, hint: str = "") -> ShardidsError | None:
-    """Returns the exception for an error that the database raised; ``None`` if it is not of class SI."""
+    """Return the exception for an error that the database raised; ``None`` if it is not of class SI."""
     cls = BY_SQLSTATE.get(sqlstate or "")
     return cls(message, hint=hint) if cls else None

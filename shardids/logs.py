@@ -1,4 +1,4 @@
-"""The loggers, one a package below ``shardids``, and what may be logged of an error.
+"""The loggers, one per package below ``shardids``, and the loggable part of an error.
 
 Records hold no passwords, no values of parameters and no rows. An application that sets up no logging hears
 nothing: ``shardids`` has a ``NullHandler``.
@@ -19,12 +19,12 @@ _root.addHandler(logging.NullHandler())
 
 
 def logger(package: str) -> logging.Logger:
-    """Returns the logger of a package: ``mover`` is ``shardids.mover``."""
+    """Return the logger of a package: ``mover`` is ``shardids.mover``."""
     return _root.getChild(package)
 
 
 def shown_error(error: BaseException) -> str:
-    """Returns what may be logged of an error: what a server or a driver says of it may quote values."""
+    """Return the loggable part of an error: messages of servers and drivers may quote values."""
     if isinstance(error, ShardidsError) and not isinstance(error, StatementFailed):
         # The message of an error that another caused may repeat what that one says.
         if isinstance(error.__cause__, StatementFailed):
@@ -34,13 +34,13 @@ def shown_error(error: BaseException) -> str:
 
 
 def error_code(error: BaseException) -> str:
-    """Returns the class of an error, and its SQLSTATE if it has one."""
+    """Return the class of an error, and its SQLSTATE if it has one."""
     code = getattr(error, "sqlstate", None) or getattr(getattr(error, "orig", None), "sqlstate", None)
     return f"{type(error).__name__} {code}" if code else type(error).__name__
 
 
 def log_program(package: str, command: Sequence[str | Path], began: float, code: int | None) -> None:
-    """Logs a program that has ended, at DEBUG; the arguments in ``command`` must hold no secret.
+    """Log a program that has ended, at DEBUG; the arguments in ``command`` must hold no secret.
 
     ``began`` is of :func:`time.perf_counter`; ``code`` is the exit code, the negative number of a signal, or
     ``None`` if an interrupt did not wait for the end.

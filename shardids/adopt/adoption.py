@@ -1,36 +1,65 @@
-"""Runs, switches, pauses, resumes and aborts the adoption of a database.
+"""Runs, switches, pauses, resumes and aborts the adoption of a database, and takes its way back.
 
 The journal records each step before it is taken, and every step can be repeated. What :func:`resume` and
 :func:`abort` do follows from the journal and from what the servers really have. Until the switch the source
 takes the writes, and all can be undone; from then on the shards take them, and only the rest is left to do. A
-switch that keeps a way back lets the source follow the shards (:mod:`shardids.adopt.returning`).
+switch that keeps a way back lets the source follow the shards until :func:`back` or :func:`finish`.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from typing import Self
 
-from shardids.adopt import relay_requirements, requirements
-from shardids.adopt.adopter import Adopter
-from shardids.adopt.back_steps import AFTER_BACK, BACK, END
-from shardids.adopt.events import Noted, OnEvent, Result, ignore
-from shardids.adopt.journal import ABORT, FINISH, FOLLOW, KEPT, RETURNED, Journal
-from shardids.adopt.plan import Plan
-from shardids.adopt.progress import Status, status
-from shardids.adopt.returning import check_back, require_following
-from shardids.adopt.sides import Sides, opened_sides, relay_url, source_url
-from shardids.adopt.steps import AFTER, MAX_PAUSE_S, SWITCH, run_steps
+from shardids.adopt.back import way_back
+from shardids.adopt.back.checks import check_way_back
+from shardids.adopt.plan.document import Plan
+from shardids.adopt.run import barrier, requirements
+from shardids.adopt.run.following import Slot, lags, let_follow, slots
+from shardids.adopt.run.journal import (
+    FINISH,
+    FOLLOW,
+    KEPT,
+    RETURNED,
+    Adoption,
+    Journal,
+    Outcome,
+    open_adoption,
+)
+from shardids.adopt.run.sides import Sides, opened_sides, relay_url, source_url
+from shardids.adopt.steps import AFTER, AFTER_BACK, BACK, END, SWITCH, Actions, Steps, is_at, run_steps
+from shardids.catalog.leases import Lease, OnBusy, obtain
 from shardids.catalog.rows import Catalog
-from shardids.catalog.urls import parse_url, shown_url
-from shardids.errors import ClusterConflict
-from shardids.mover.requirements import Refusal
+from shardids.catalog.skipped import bring, skipped_ranges
+from shardids.errors import AdoptionFailed, ClusterConflict, ConnectionFailed, ShardidsError
+from shardids.mover.steps import MAX_PAUSE_S
+from shardids.pg.connections import on_connect
+from shardids.pg.urls import parse_url, shown_url
+from shardids.replication.sides import guard
+from shardids.replication.steps import ABORT, Noted, OnEvent, Report, Runner, Waiting, ignore
+from shardids.replication.subscriptions import Refusal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """How far a command has brought an adoption.
+
+    ``step`` is the step that it is at; ``outcome`` is ``None`` while it is not over. ``pause_ms`` is how long
+    no writes were taken, neither by the source nor by the shards, if this call has switched over, or back.
+    """
+
+    step: str
+    outcome: str | None
+    seconds: float
+    pause_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """What an adoption would take in: nothing stands in its way.
+    """The contents of an adoption that nothing stands in the way of.
 
     ``relay_bytes``: about how much the relay would hold, by the size at the source; 0 without one.
     """
@@ -54,7 +83,7 @@ def check(
     reader: str | None = None,
     trusted: Sequence[str] = (),
 ) -> Check:
-    """Finds out whether a plan can be run; changes nothing.
+    """Find out whether a plan can be run; change nothing.
 
     Args:
         catalog: the cluster that adopts.
@@ -64,7 +93,7 @@ def check(
         reader: the source's URL with a role that can only read; needed to compare rows where the other role
             can write and other roles own objects.
         trusted: roles whose code may run as those of the URLs, at the source and on the nodes: see
-            :mod:`shardids.catalog.trust`.
+            :mod:`shardids.pg.schemas`.
 
     Raises:
         AdoptionRefused: it can't; the message has every reason.
@@ -97,7 +126,7 @@ def run(
     trusted: Sequence[str] = (),
     on_event: OnEvent = ignore,
 ) -> Result:
-    """Brings all rows into the shards, compares them, and lets the nodes follow the source.
+    """Bring all rows into the shards, compare them, and let the nodes follow the source.
 
     Takes the arguments of :func:`check`. Applications go on using the source.
 
@@ -119,7 +148,7 @@ def run(
 def _checked_sides(
     catalog: Catalog, plan: Plan, urls: tuple[str | None, str | None], reader: str | None
 ) -> Iterator[Sides]:
-    """Yields the sides of an adoption that may begin; its plan is as the catalog stores it."""
+    """Yield the sides of an adoption that may begin; its plan is as the catalog stores it."""
     source, via = urls
     url, through = source_url(catalog, plan.source, source), via or plan.via
     plan = replace(
@@ -133,7 +162,7 @@ def _checked_sides(
 
 
 def _examine(catalog: Catalog, sides: Sides, trusted: Sequence[str]) -> dict[str, str]:
-    """Checks everything; returns the shapes of the source's tables."""
+    """Check everything; return the shapes of the source's tables."""
     plan = sides.plan
     requirements.refuse(plan, list(requirements.plan_is_runnable(plan)))
     with sides.source.autocommit() as source:
@@ -146,14 +175,14 @@ def _examine(catalog: Catalog, sides: Sides, trusted: Sequence[str]) -> dict[str
     refusals += requirements.tables_are_fit(sides, there)
     refusals += requirements.code_is_trusted(sides, there, trusted)
     if sides.relay:
-        refusals += relay_requirements.relay_is_fit(sides, sides.relay)
-        refusals += relay_requirements.paths_are_fit(sides, there)
+        refusals += requirements.relay_is_fit(sides, sides.relay)
+        refusals += requirements.paths_are_fit(sides, there)
     requirements.refuse(plan, refusals)
     with sides.source.autocommit() as source:
         refusals += requirements.keys_are_fit(source, sides, there)
     if sides.relay:
-        refusals += relay_requirements.relay_is_free(sides, sides.relay, there)
-    fed = relay_requirements.as_fed(sides, there)
+        refusals += requirements.relay_is_free(sides, sides.relay, there)
+    fed = requirements.as_fed(sides, there)
     for taker in sides.takers:
         refusals += requirements.node_is_fit(taker, sides, fed)
         refusals += requirements.node_reaches_feed(taker, sides)
@@ -169,10 +198,13 @@ def switch(
     max_pause_s: float = MAX_PAUSE_S,
     keep_back: bool = False,
     on_event: OnEvent = ignore,
+    dry_run: bool = False,
 ) -> Result:
-    """Stops writes at the source and lets the shards take them.
+    """Stop writes at the source and let the shards take them.
 
-    With ``keep_back`` the source follows the shards from then on, until ``returning.back`` or ``finish``.
+    A dry run does all that comes before the first change.
+
+    With ``keep_back`` the source follows the shards from then on, until :func:`back` or :func:`finish`.
 
     Raises:
         ClusterConflict: no adoption is under way, or it is not ready.
@@ -185,17 +217,15 @@ def switch(
         if is_open and keep_back and not journal.adoption.keeps_back:
             for note in check_back(catalog, journal, source):
                 on_event(Noted(note=note))
-        with Adopter.opened(catalog, journal, (source, via), max_pause_s, on_event) as adopter:
+        with Adopter.opened(
+            catalog, journal, (source, via), max_pause_s, on_event, dry_run=dry_run
+        ) as adopter:
             adopter.end_former_sessions()
+            if dry_run:
+                return adopter.result()
             if is_open:
                 adopter.keep_way_back(is_kept=keep_back)
-            return _take_over(adopter, journal)
-
-
-def _take_over(adopter: Adopter, journal: Journal) -> Result:
-    if journal.adoption.keeps_back:
-        return adopter.take((*SWITCH, *AFTER), then=KEPT)
-    return adopter.take((*SWITCH, *AFTER), outcome="adopted")
+            return adopter.take_over()
 
 
 def resume(
@@ -205,8 +235,11 @@ def resume(
     via: str | None = None,
     reader: str | None = None,
     on_event: OnEvent = ignore,
+    dry_run: bool = False,
 ) -> Result:
-    """Goes on with an adoption that was paused or interrupted, from the step that it was at.
+    """Go on with an adoption that was paused or interrupted, from the step that it was at.
+
+    A dry run does all that comes before the first change.
 
     Raises:
         ClusterConflict: none is under way.
@@ -214,40 +247,55 @@ def resume(
     """
     with Journal.opened(catalog) as journal:
         was = journal.step
-        with Adopter.opened(catalog, journal, (source, via), MAX_PAUSE_S, on_event, reader=reader) as adopter:
+        with Adopter.opened(
+            catalog, journal, (source, via), MAX_PAUSE_S, on_event, reader=reader, dry_run=dry_run
+        ) as adopter:
             adopter.end_former_sessions(at_source=was != FINISH)
-            if was == ABORT:
+            if was == ABORT and not dry_run:
                 return adopter.undo()
             adopter.follow()
-            if was in (FOLLOW, KEPT, RETURNED):
+            if dry_run or was in (FOLLOW, KEPT, RETURNED):
                 return adopter.result()
             steps = run_steps(journal.adoption.plan)
-            if was in [step.name for step in steps]:
+            if is_at(was, steps):
                 return adopter.take(steps, then=FOLLOW)
-            if was in [step.name for step in (*BACK, *AFTER_BACK)]:
-                return adopter.take((*BACK, *AFTER_BACK), then=RETURNED)
+            if is_at(was, BACK, AFTER_BACK):
+                return adopter.take(BACK, AFTER_BACK, then=RETURNED)
             if was == FINISH:
-                return adopter.take(END, outcome="adopted")
-            return _take_over(adopter, journal)
+                return adopter.take(END)
+            return adopter.take_over()
 
 
-def pause(catalog: Catalog, *, source: str | None = None, via: str | None = None) -> Result:
-    """Stops the nodes from following the source; :func:`resume` lets them go on.
+def pause(
+    catalog: Catalog, *, source: str | None = None, via: str | None = None, dry_run: bool = False
+) -> Result:
+    """Stop the nodes from following the source; :func:`resume` lets them go on.
+
+    A dry run does all that comes before the first change.
 
     Raises:
         ClusterConflict: no adoption is under way, another process works at it, or the shards have taken over.
     """
     with Journal.opened(catalog) as journal:
         _refuse_after_switch(journal)
-        with Adopter.opened(catalog, journal, (source, via), MAX_PAUSE_S, ignore) as adopter:
+        with Adopter.opened(catalog, journal, (source, via), MAX_PAUSE_S, ignore, dry_run=dry_run) as adopter:
             adopter.end_former_sessions()
+            if dry_run:
+                return adopter.result()
             return adopter.stop_following()
 
 
 def abort(
-    catalog: Catalog, *, source: str | None = None, via: str | None = None, on_event: OnEvent = ignore
+    catalog: Catalog,
+    *,
+    source: str | None = None,
+    via: str | None = None,
+    on_event: OnEvent = ignore,
+    dry_run: bool = False,
 ) -> Result:
-    """Undoes an adoption: the source is left as it was, and the shards are empty again.
+    """Undo an adoption: the source is left as it was, and the shards are empty again.
+
+    A dry run does all that comes before the first change.
 
     Of one that has come back it empties the shards. A return that was interrupted before the source had taken
     over is given up, and the shards go on.
@@ -256,11 +304,15 @@ def abort(
         ClusterConflict: none is under way, another process works at it, or the shards have taken over.
     """
     with Journal.opened(catalog) as journal:
-        gives_up_return = journal.adoption.switched_at and journal.step in [step.name for step in BACK]
+        gives_up_return = journal.adoption.switched_at and is_at(journal.step, BACK)
         if not gives_up_return and journal.step not in (RETURNED, ABORT):
             _refuse_after_switch(journal)
-        with Adopter.opened(catalog, journal, (source, via), MAX_PAUSE_S, on_event) as adopter:
+        with Adopter.opened(
+            catalog, journal, (source, via), MAX_PAUSE_S, on_event, dry_run=dry_run
+        ) as adopter:
             adopter.end_former_sessions()
+            if dry_run:
+                return adopter.result()
             return adopter.stay() if gives_up_return else adopter.undo()
 
 
@@ -272,7 +324,7 @@ def compare(
     reader: str | None = None,
     on_event: OnEvent = ignore,
 ) -> Result:
-    """Compares every row of the source with those of the shards, while the nodes follow it.
+    """Compare every row of the source with those of the shards, while the nodes follow it.
 
     Raises:
         ClusterConflict: they don't follow it.
@@ -280,36 +332,357 @@ def compare(
         AdoptionFailed: rows differ; the message names them.
     """
     with Journal.opened(catalog) as journal:
-        following = (FOLLOW, *(step.name for step in SWITCH))
-        if journal.adoption.is_paused or journal.step not in following:
+        if journal.adoption.is_paused or not (journal.step == FOLLOW or is_at(journal.step, SWITCH)):
             raise ClusterConflict(
                 "rows can be compared as long as the nodes follow the source",
-                hint="To see what the adoption is at: shardids adopt status",
+                hint="To see its step: shardids adopt status",
             )
         with Adopter.opened(catalog, journal, (source, via), MAX_PAUSE_S, on_event, reader=reader) as adopter:
             return adopter.compare()
 
 
 def _refuse_after_switch(journal: Journal) -> None:
-    if journal.step in [step.name for step in AFTER_BACK]:
-        raise ClusterConflict("the source takes over again", hint="To complete it: shardids adopt resume")
+    if is_at(journal.step, AFTER_BACK):
+        raise ClusterConflict(
+            "the source takes over again", hint="To complete it: shardids adopt run --resume"
+        )
     if journal.adoption.switched_at is not None:
         raise ClusterConflict(
             "the shards have taken over: what applications write is there, and no longer in the source",
             hint="To return, if the switch kept a way back: shardids adopt back. To complete the adoption:"
-            " shardids adopt resume, or shardids adopt finish",
+            " shardids adopt run --resume, or shardids adopt finish",
         )
 
 
-__all__ = [
-    "Check",
-    "Status",
-    "abort",
-    "check",
-    "compare",
-    "pause",
-    "resume",
-    "run",
-    "status",
-    "switch",
-]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """How far an adoption is.
+
+    Attributes:
+        lag_bytes: by node, the part of the source's log that it has not confirmed; ``None`` without a slot.
+        is_source_closed: the source takes no writes; ``None`` if it does not answer.
+        way_back: by node, how its changes come back to the source; ``None`` unless a way back is kept.
+        relay: the relay's slot at the source, or ``None``.
+        relay_problem: why the relay does not answer; then nothing is known of the nodes.
+        source_problem: why the source does not answer; then only the nodes' own slots are known.
+    """
+
+    adoption: Adoption
+    lag_bytes: dict[str, int | None]
+    is_source_closed: bool | None
+    way_back: dict[str, way_back.NodeBack] | None = None
+    relay: Slot | None = None
+    relay_problem: str = ""
+    source_problem: str = ""
+
+
+def status(catalog: Catalog, *, source: str | None = None, via: str | None = None) -> Status | None:
+    """Return how far the adoption is that is not over, or ``None``. Disturbs nobody who works at it.
+
+    Raises:
+        ConnectionFailed: a node does not answer.
+    """
+    adoption = open_adoption(catalog)
+    if adoption is None:
+        return None
+    url = source_url(catalog, adoption.source, source)
+    name = adoption.session_name(catalog.describe().cluster)
+    relay = relay_url(catalog, adoption.plan, via)
+    with opened_sides(catalog, adoption.plan, url, via=relay, name=name) as sides:
+        problem, is_closed, found = "", None, []
+        try:
+            is_closed = barrier.is_closed(sides)
+            # The source's slot grows while a relay is dead: that has to be seen.
+            found = slots(sides.source, [sides.relay]) if sides.relay else []
+        except ConnectionFailed as error:
+            problem = error.message
+        lag_bytes, relay_problem = _lags(sides, answers=not problem)
+        way = None
+        if adoption.step == KEPT or is_at(adoption.step, BACK):
+            way = way_back.states_without_source(sides) if problem else way_back.states(sides)
+        return Status(
+            adoption=adoption,
+            lag_bytes=lag_bytes,
+            is_source_closed=is_closed,
+            way_back=way,
+            relay=found[0] if found else None,
+            relay_problem=relay_problem,
+            source_problem=problem,
+        )
+
+
+def _lags(sides: Sides, *, answers: bool) -> tuple[dict[str, int | None], str]:
+    """Return how far the nodes are behind, and why the relay, if they follow one, does not answer."""
+    nothing: dict[str, int | None] = {taker.side.name: None for taker in sides.takers}
+    if sides.relay is None:
+        return (lags(sides) if answers else nothing), ""
+    try:
+        return lags(sides), ""
+    except ConnectionFailed as error:
+        return nothing, error.message
+
+
+class Adopter:
+    """One adoption and the means to take its steps."""
+
+    def __init__(
+        self, journal: Journal, sides: Sides, actions: Actions, report: Report, *, dry_run: bool
+    ) -> None:
+        self._is_dry = dry_run
+        self._journal = journal
+        self._sides = sides
+        self._actions = actions
+        self._report = report
+        self._runner = Runner(actions, report, journal, _stuck)
+        self._started = time.monotonic()
+
+    @classmethod
+    @contextmanager
+    def opened(
+        cls,
+        catalog: Catalog,
+        journal: Journal,
+        urls: tuple[str | None, str | None],
+        max_pause_s: float,
+        on_event: OnEvent,
+        *,
+        reader: str | None = None,
+        dry_run: bool = False,
+    ) -> Iterator[Self]:
+        """Yield the runner of the steps of the journal's adoption.
+
+        ``urls``: of the source and the relay, if they differ from the plan's, or to give passwords.
+        ``reader``: as :func:`check` takes it. A dry run brings the nodes nothing.
+        """
+        adoption, (source, via) = journal.adoption, urls
+        name = adoption.session_name(catalog.describe().cluster)
+        url = source_url(catalog, adoption.source, source)
+        relay = relay_url(catalog, adoption.plan, via)
+        subject, step = f"adoption {adoption.id}", adoption.step
+        report = Report("adopt", subject, {"adoption": adoption.id}, on_event, step=step)
+        with (
+            report.watching(f"begins at step {step}"),
+            opened_sides(catalog, adoption.plan, url, via=relay, reader=reader, name=name) as sides,
+            nullcontext() if dry_run else _leased(journal, sides, report),
+        ):
+            # A process that slept, and lost the lock, finds its sessions ended. It is not to open others.
+            for side in sides.all:
+                on_connect(side.engine, lambda *_: journal.require_lock())
+            ranges = [] if dry_run else skipped_ranges(catalog)
+            for taker in sides.takers:
+                if own := [one for one in ranges if one.shard in taker.shards]:
+                    with taker.side.begin() as connection:
+                        bring(connection, own)
+            actions = Actions(
+                catalog=catalog, journal=journal, sides=sides, max_pause_s=max_pause_s, on_event=report
+            )
+            yield cls(journal, sides, actions, report, dry_run=dry_run)
+
+    def end_former_sessions(self, *, at_source: bool = True) -> None:
+        """End sessions that a killed process may have left running; a dry run only connects."""
+        self._sides.end_sessions(at_source=at_source, dry_run=self._is_dry)
+
+    def follow(self) -> None:
+        """Let the nodes go on after a pause."""
+        if self._journal.adoption.is_paused and not self._is_dry:
+            for follower in self._sides.followers:
+                let_follow(follower, is_enabled=True)
+            self._journal.pause(is_paused=False)
+
+    def stop_following(self) -> Result:
+        """Pause the nodes."""
+        self._journal.pause(is_paused=True)
+        for follower in self._sides.followers:
+            let_follow(follower, is_enabled=False)
+        return self.result()
+
+    def take(self, *tables: Steps, then: str | None = None) -> Result:
+        """Take the steps from the one that the journal is at; without ``then`` the adoption is over."""
+        self._runner.take([step for table in tables for step in table])
+        if then is not None:
+            self._journal.begin_step(then)
+            return self.result()
+        self._journal.end("adopted")
+        return self.result("adopted")
+
+    def take_over(self) -> Result:
+        """Let the shards take over, if they have not, and take the remaining steps."""
+        return self.take(SWITCH, AFTER, then=KEPT if self._actions.keeps_back else None)
+
+    def undo(self) -> Result:
+        """Leave the source as it was, and the shards empty; after a return, the source as it has become."""
+        has_returned = self._journal.adoption.switched_at is not None
+        outcome: Outcome = "returned" if has_returned else "aborted"
+
+        def forget() -> None:
+            if has_returned:
+                self._journal.forget_old_ids(self._actions.bare_names)
+
+        self._runner.abort((*run_steps(self._journal.adoption.plan), *SWITCH), forget)
+        self._journal.end(outcome)
+        return self.result(outcome)
+
+    def keep_way_back(self, *, is_kept: bool) -> None:
+        """Let the switch keep a way back, or not; drop the objects of an earlier attempt to keep one."""
+        if self._journal.adoption.keeps_back == is_kept:
+            return
+        # An interrupted attempt has taken the steps of the other way, and may have closed the source.
+        self._actions.reopen()
+        first = SWITCH[0].name
+        if not is_kept:
+            # Until the next entry it is to be made again.
+            self._journal.begin_step(first)
+            self._actions.drop_back()
+        self._journal.keep_back(first, is_kept=is_kept)
+
+    def stay(self) -> Result:
+        """Give the return up before it was decided: the shards go on."""
+        self._runner.undo(BACK)
+        self._journal.begin_step(KEPT)
+        return self.result()
+
+    def compare(self) -> Result:
+        """Compare all rows."""
+        self._actions.compare()
+        return self.result()
+
+    def result(self, outcome: str | None = None) -> Result:
+        """Return how far the adoption is now."""
+        step, seconds, pause_ms = self._journal.step, time.monotonic() - self._started, self._actions.pause_ms
+        if not self._is_dry:
+            self._report.ended(
+                outcome or step, seconds=seconds, pause_ms=pause_ms, step=step, outcome=outcome
+            )
+        return Result(step=step, outcome=outcome, seconds=seconds, pause_ms=pause_ms)
+
+
+@contextmanager
+def _leased(journal: Journal, sides: Sides, on_event: OnEvent) -> Iterator[None]:
+    """Take the leases of all shards, let the nodes' sessions require them, and return them at the end.
+
+    As long as the adoption is open it keeps them. On a node all of its leases change hands at once, so that
+    the lease of one shard stands for all.
+    """
+
+    def give_back() -> None:
+        for taker in sides.takers:
+            with suppress(ConnectionFailed):
+                journal.leases.give_back(taker.side.engine, taker.shards)
+
+    def take() -> list[Lease]:
+        others: list[Lease] = []
+        for taker in sides.takers:
+            taker.side.end_sessions(sides.name)
+            others += journal.leases.take(
+                taker.side.engine, taker.side.name, taker.shards, keeps=taker.shards
+            ).values()
+        if others:
+            give_back()
+        return others
+
+    obtain(take, OnBusy.WAIT, lambda attempt, reason: on_event(Waiting(attempt=attempt, reason=reason)))
+    for taker in sides.takers:
+        guard(taker.side.engine, min(taker.shards), journal.leases.epoch)
+    try:
+        yield
+    finally:
+        if not journal.is_open:
+            give_back()
+
+
+def _stuck(step: str, error: BaseException, second: ShardidsError) -> AdoptionFailed:
+    return AdoptionFailed(
+        f"step {step!r} failed ({error}); which side takes writes is unknown: {second.message}",
+        hint="When all servers answer again: shardids adopt run --resume, or shardids adopt abort.",
+    )
+
+
+def check_back(catalog: Catalog, journal: Journal, source: str | None) -> list[str]:
+    """Return obstacles of a later way back: constraints of the source that the shards do not keep."""
+    adoption = journal.adoption
+    url = source_url(catalog, adoption.source, source)
+    name = adoption.session_name(catalog.describe().cluster)
+    with opened_sides(catalog, adoption.plan, url, name=name) as sides:
+        return check_way_back(sides)
+
+
+def require_following(journal: Journal, *, keep_back: bool) -> None:
+    """Require an adoption whose nodes follow the source, or whose switch was interrupted.
+
+    Raises:
+        ClusterConflict: they don't; or a way back is wanted from a switch that was decided without one.
+    """
+    is_ready = journal.step == FOLLOW or is_at(journal.step, SWITCH, AFTER)
+    if journal.adoption.is_paused or not is_ready:
+        raise ClusterConflict(
+            f"the adoption is {'paused' if journal.adoption.is_paused else f'at step {journal.step!r}'}:"
+            " the nodes do not follow the source",
+            hint="For the next step: shardids adopt status",
+        )
+    if keep_back and journal.adoption.switched_at is not None and not journal.adoption.keeps_back:
+        raise ClusterConflict(
+            "the shards have taken over, by a switch that keeps no way back",
+            hint="To complete it: shardids adopt run --resume, or shardids adopt switch without --keep-back",
+        )
+
+
+def back(
+    catalog: Catalog,
+    *,
+    source: str | None = None,
+    max_pause_s: float = MAX_PAUSE_S,
+    on_event: OnEvent = ignore,
+    dry_run: bool = False,
+) -> Result:
+    """Stop writes to the shards and let the source take them again.
+
+    A dry run does all that comes before the first change.
+
+    The shards are left fenced, with their rows; :func:`abort` empties them.
+
+    Raises:
+        ClusterConflict: no adoption is under way, or it keeps no way back.
+        AdoptionFailed: it stopped. Before the source has taken over the shards take writes again.
+    """
+    with Journal.opened(catalog) as journal:
+        _require_way_back(journal, BACK, AFTER_BACK)
+        with Adopter.opened(
+            catalog, journal, (source, None), max_pause_s, on_event, dry_run=dry_run
+        ) as adopter:
+            adopter.end_former_sessions()
+            if dry_run:
+                return adopter.result()
+            return adopter.take(BACK, AFTER_BACK, then=RETURNED)
+
+
+def finish(
+    catalog: Catalog, *, source: str | None = None, on_event: OnEvent = ignore, dry_run: bool = False
+) -> Result:
+    """Give the way back up: the source no longer follows the shards, and stays closed.
+
+    A dry run does all that comes before the first change.
+
+    The source may be gone: an event names the objects that stay there.
+
+    Raises:
+        ClusterConflict: no adoption is under way, or it keeps no way back.
+    """
+    with Journal.opened(catalog) as journal:
+        _require_way_back(journal, BACK, END)
+        with Adopter.opened(
+            catalog, journal, (source, None), MAX_PAUSE_S, on_event, dry_run=dry_run
+        ) as adopter:
+            adopter.end_former_sessions(at_source=False)
+            if dry_run:
+                return adopter.result()
+            if is_at(journal.step, BACK):
+                adopter.stay()
+            return adopter.take(END)
+
+
+def _require_way_back(journal: Journal, *tables: Steps) -> None:
+    if journal.step != KEPT and not is_at(journal.step, *tables):
+        raise ClusterConflict(
+            f"the adoption is at step {journal.step!r}, which has no way back to take or to give up",
+            hint="shardids adopt switch --keep-back makes one. To see how far it is: adopt status",
+        )

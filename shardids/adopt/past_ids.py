@@ -8,17 +8,17 @@ from typing import Any
 from sqlalchemy import Connection, text
 
 from shardids.catalog.old_ids import lowest_new_id
-from shardids.catalog.queries import prepare
 from shardids.catalog.rows import Catalog
-from shardids.catalog.sqlfiles import read_sql
 from shardids.errors import BadArgument
 from shardids.ids.layout import Layout
+from shardids.pg.queries import prepare
+from shardids.pg.sqlfiles import read_sql
 
 __all__ = ["fill_past_ids", "room_for_past_ids"]
 
 
 def room_for_past_ids(catalog: Catalog) -> tuple[datetime, datetime]:
-    """Returns from which time on rows can have IDs of the past, and the time before which they must be.
+    """Return the earliest time for which rows can have IDs of the past, and the time that they must precede.
 
     It begins with the layout's epoch, or above the IDs that are old, and ends a day before the cluster was
     made: its shards have issued no ID until then.
@@ -36,9 +36,9 @@ def room_for_past_ids(catalog: Catalog) -> tuple[datetime, datetime]:
         first = layout.time_at(layout.decode(row.old_ids_below - 1).ms + 1)
     if first >= end:
         raise BadArgument(
-            f"there is no room for IDs of the past: it would begin at {first:%Y-%m-%d %H:%M:%S} and end at"
+            f"no room for IDs of the past: it would begin at {first:%Y-%m-%d %H:%M:%S} and end at"
             f" {end:%Y-%m-%d %H:%M:%S} UTC",
-            hint="The number below which IDs are old is too high, or the layout's epoch too late.",
+            hint="The limit of old IDs is too high, or the layout's epoch too late.",
         )
     return first, end
 
@@ -53,7 +53,7 @@ def fill_past_ids(
     time_column: str = "created_at",
     order_column: str,
 ) -> int:
-    """Gives the rows of a shard's table that have no ID one of the time at which they were made.
+    """Give the rows of a shard's table that have no ID one of the time at which they were made.
 
     IDs are distinct and in the order of the times; those of one time are in the order of ``order_column``, a
     unique one. It is one statement in the transaction of ``node``, a connection to the shard's owner, and

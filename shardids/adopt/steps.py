@@ -1,25 +1,19 @@
-"""The steps of an adoption: what each does, what undoes it, and whether it stops writes."""
+"""The steps of an adoption, and of its way back: what each does, and what undoes it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Final
 
 from sqlalchemy import text
 
-from shardids.adopt import barrier, comparing, relay, replication, staging
-from shardids.adopt.back_actions import BackActions
-from shardids.adopt.definitions import Definition
-from shardids.adopt.events import Lagging, OnEvent, Waiting
-from shardids.adopt.filters import family_of
-from shardids.adopt.journal import FOLLOW, Journal
-from shardids.adopt.numbering import Numbering
-from shardids.adopt.plan import OldIds, Plan
-from shardids.adopt.sides import Sides, Taker
-from shardids.adopt.timelines import note_timelines, require_timelines
+from shardids.adopt.back import handing_back, way_back
+from shardids.adopt.plan.document import OldIds, Plan
+from shardids.adopt.run import barrier, comparing, following, numbers, relay, staging
+from shardids.adopt.run.journal import FINISH, HANDED_BACK, KEPT, Journal
+from shardids.adopt.run.sides import Sides, Taker
 from shardids.catalog.old_ids import (
     BY_DIRECTORY,
     BY_FAN_OUT,
@@ -30,37 +24,46 @@ from shardids.catalog.old_ids import (
 )
 from shardids.catalog.rows import Catalog
 from shardids.errors import ConnectionFailed
-from shardids.mover.replication import unpublish, unsubscribe
+from shardids.pg.definitions import Definition
+from shardids.replication.steps import Lagging, Noted, OnEvent, Step, Waiting
+from shardids.replication.subscriptions import unpublish, unsubscribe
 
-MAX_PAUSE_S: Final = 2.0
-"""How long writes to the source may be stopped by one attempt, unless the caller says otherwise."""
 _WORTH_TRYING: Final = 0.1
-"""The nodes are close enough if they confirm a position within this part of the longest pause."""
+"""A follower is close enough if it confirms a position within this part of the longest pause."""
 _OPENING_S: Final = 20.0
 """How long to keep trying to open shards once they have taken over."""
 _RULES: Final = {OldIds.KEY: BY_KEY, OldIds.DIRECTORY: BY_DIRECTORY, OldIds.FAN_OUT: BY_FAN_OUT}
+_LEFT_THERE: Final = (
+    "the source does not answer ({problem}) and was left as it is. If it comes back, it has subscriptions"
+    " {names}; of each: alter subscription … disable; alter subscription … set (slot_name = none);"
+    " drop subscription …. Its tables refuse writes unless somebody disabled the trigger shardids_barrier"
+)
 
 
 class Actions:
     """Takes and undoes the steps of one adoption. Every method in the tables below is idempotent.
 
     Attributes:
-        pause_ms: how long no writes were taken, once the shards take them.
-        back: the same for the way back.
+        pause_ms: how long no writes were taken, once the shards take them, or the source does again.
     """
 
     def __init__(
         self, *, catalog: Catalog, journal: Journal, sides: Sides, max_pause_s: float, on_event: OnEvent
     ) -> None:
         self.pause_ms: float | None = None
-        self.back = BackActions(journal=journal, sides=sides, max_pause_s=max_pause_s, on_event=on_event)
         self._catalog = catalog
         self._journal = journal
         self._sides = sides
         self._max_pause_s = max_pause_s
+        self._near_s = max(max_pause_s * _WORTH_TRYING, 0.05)
         self._on_event = on_event
         self._stopped: float | None = None
         self._there: dict[str, Definition] | None = None
+
+    @property
+    def keeps_back(self) -> bool:
+        """Returns whether the switch keeps a way back."""
+        return self._journal.adoption.keeps_back
 
     @property
     def there(self) -> dict[str, Definition]:
@@ -71,7 +74,7 @@ class Actions:
         """
         if self._there is None:
             found = self._sides.definitions()
-            if self._journal.step not in [step.name for step in AFTER]:
+            if self._journal.adoption.switched_at is None:
                 barrier.require_shapes(found, self._journal.adoption.shapes)
             self._there = found
         return self._there
@@ -82,99 +85,109 @@ class Actions:
         return staging.bare_names(self._sides)
 
     def close(self) -> None:
-        """Lets no client write to the shards."""
+        """Let no client write to the shards."""
         self._each(lambda taker: staging.close_shards(taker, self._sides, self.there))
 
     def give_back(self) -> None:
-        """Empties the shards and lets clients write to them again."""
+        """Empty the shards and let clients write to them again."""
         self._each(lambda taker: staging.give_back(taker, self._sides))
 
     def stage(self) -> None:
-        """Makes the tables in which rows arrive."""
+        """Make the arrival tables."""
         self._each(lambda taker: staging.stage(taker, self._sides, self.there))
 
     def unstage(self) -> None:
-        """Drops the tables in which rows arrive."""
+        """Drop the arrival tables."""
         self._each(lambda taker: staging.unstage(taker, self._sides))
 
     def make_relay(self) -> None:
-        """Lets the relay fetch all rows of the source."""
+        """Let the relay fetch all rows of the source."""
         if self._sides.relay:
             relay.make(self._sides, self._sides.relay, self.there)
 
     def unmake_relay(self) -> None:
-        """Removes all from the relay, and what it needs from the source."""
+        """Remove all from the relay, and its objects from the source."""
         if self._sides.relay:
             relay.unmake(self._sides, self._sides.relay, self._on_event)
 
     def await_relay(self) -> None:
-        """Waits until the relay has all rows."""
+        """Wait until the relay has all rows."""
         if self._sides.relay:
-            replication.await_copy(self._sides, self._sides.source, [self._sides.relay], self._on_event)
+            following.await_copy(self._sides, self._sides.source, [self._sides.relay], self._on_event)
 
     def place_rows(self) -> None:
-        """Gives rows without a key of their own their shards on the relay."""
+        """Give rows without a key their shards on the relay."""
         if self._sides.relay:
             relay.place_rows(self._sides, self._sides.relay, self.there)
 
     def publish(self) -> None:
-        """Publishes rows for the nodes, and keeps the log for them from now on."""
+        """Publish rows for the nodes, and keep the log for them from now on."""
         for taker in self._sides.takers:
-            replication.publish(self._sides, taker, self.there)
+            following.publish(self._sides, taker, self.there)
 
     def unpublish(self) -> None:
-        """Drops the nodes' slots and publications."""
+        """Drop the nodes' slots and publications."""
         for taker in self._sides.takers:
             unpublish(self._sides.feed, taker.name)
 
     def subscribe(self) -> None:
-        """Lets the nodes fetch the rows."""
+        """Let the nodes fetch the rows."""
         for taker in self._sides.takers:
-            replication.subscribe(self._sides, taker)
+            following.subscribe(self._sides, taker)
 
     def unsubscribe(self) -> None:
-        """Drops the subscriptions of the nodes."""
+        """Drop the subscriptions of the nodes."""
         self._each(lambda taker: unsubscribe(taker.side, taker.name))
 
     def await_copy(self) -> None:
-        """Waits until the nodes have all rows, as of one moment."""
-        replication.await_copy(self._sides, self._sides.feed, self._sides.takers, self._on_event)
-        replication.await_confirmed(self._sides, self._on_lag)
+        """Wait until the nodes have all rows, as of one moment, and gather statistics on them."""
+        following.await_copy(self._sides, self._sides.feed, self._sides.takers, self._on_event)
+        following.await_confirmed(self._sides, self._on_lag)
         for taker in self._sides.takers:
-            self._analyze(taker)
-
-    def _analyze(self, taker: Taker) -> None:
-        """Gathers statistics, which are not replicated."""
-        with taker.side.autocommit() as connection:
-            for shard in taker.shards:
-                connection.execute(text("select shardids.analyze(:shard)"), {"shard": shard})
+            with taker.side.autocommit() as connection:
+                for shard in taker.shards:
+                    connection.execute(text("select shardids.analyze(:shard)"), {"shard": shard})
 
     def compare(self) -> None:
-        """Compares all rows."""
+        """Compare all rows."""
         comparing.compare(self._sides, self.there, self._on_event)
-        note_timelines(self._sides.followers)
+        following.note_timelines(self._sides.followers)
         self._journal.note_comparison()
 
     def make_barrier(self) -> None:
-        """Creates the write barrier on the source, open."""
+        """Create the write barrier on the source, open."""
         barrier.make_barrier(self._sides, barrier.parts_of(self.there), self._on_wait)
 
     def drop_barrier(self) -> None:
-        """Drops the write barrier from the source."""
+        """Drop the write barrier from the source."""
         barrier.drop_barrier(self._sides)
 
+    def prepare_back(self) -> None:
+        """Let the nodes keep the changes for the source."""
+        self._each(lambda taker: way_back.prepare(self._sides, taker, self.there, self._on_event))
+
+    def drop_back(self) -> None:
+        """Drop all that makes the way back; shards, source and barriers stay as they are."""
+        # The source may be gone by now.
+        self._each(way_back.dismantle)
+        for taker in self._sides.takers:
+            way_back.unfollow(self._sides, taker)
+
+    def draw_near(self) -> None:
+        """Let the way back pass over what came from the source, so that little is left for the pause."""
+        self._each(way_back.advance)
+
     def catch_up(self) -> None:
-        """Waits until the nodes are close enough to the source for a short pause."""
-        if self._journal.adoption.keeps_back:
-            self.back.draw_near()
-        within_s = max(self._max_pause_s * _WORTH_TRYING, 0.05)
-        replication.await_confirmed(self._sides, self._on_lag, within_s=within_s)
+        """Wait until the nodes are close enough to the source for a short pause."""
+        if self.keeps_back:
+            self.draw_near()
+        following.await_confirmed(self._sides, self._on_lag, within_s=self._near_s)
         relay.require_placed(self._sides, self.there)
 
     def switch(self) -> None:
-        """Stops writes at the source, waits until the nodes have them all, and lets the shards take over."""
-        require_timelines(self._sides.followers)
-        numbering = Numbering(self._sides, self.there)
+        """Stop writes at the source, wait until the nodes have them all, and let the shards take over."""
+        following.require_timelines(self._sides.followers)
+        numbering = numbers.Numbering(self._sides, self.there)
         self._stopped = barrier.close(
             self._sides,
             self._journal.adoption.shapes,
@@ -186,16 +199,15 @@ class Actions:
         )
         numbering.pass_on()
         # A list of IDs takes longer to write than writes may be stopped; until then every shard is asked.
-        keeps_back = self._journal.adoption.keeps_back
-        first = next(step.name for step in AFTER if keeps_back or not step.only_back)
+        first = next(step.name for step in AFTER if step.is_needed(self))
         self._journal.switch(self._rules(directory=BY_FAN_OUT), first)
 
     def reopen(self) -> None:
-        """Lets the source take writes again."""
+        """Let the source take writes again."""
         barrier.reopen(self._sides)
 
     def open_shards(self) -> None:
-        """Lets the shards take writes; keeps trying for a while, since they have taken over."""
+        """Let the shards take writes; keep trying for a while, since they have taken over."""
         deadline = time.monotonic() + _OPENING_S
         while True:
             try:
@@ -205,11 +217,10 @@ class Actions:
                 if time.monotonic() > deadline:
                     raise
             time.sleep(0.5)
-        if self._stopped is not None:
-            self.pause_ms = (time.monotonic() - self._stopped) * 1000
+        self._note_pause()
 
     def list_old_ids(self) -> None:
-        """Fills the directories of old IDs, each in one transaction with its rule."""
+        """Fill the directories of old IDs, each in one transaction with its rule."""
         for rule in self._rules(directory=BY_DIRECTORY):
             if rule.rule == BY_DIRECTORY:
                 with self._catalog.engine.begin() as connection:
@@ -218,14 +229,85 @@ class Actions:
                         fill_directory(connection, rule.table, staging.old_ids(taker, self._sides, rule))
 
     def clean(self) -> None:
-        """Drops what brought the rows; the barrier stays, so that nobody writes where nobody reads."""
+        """Drop what brought the rows; the barrier stays, so that nobody writes where nobody reads."""
         self.unsubscribe()
-        if not self._journal.adoption.keeps_back:
+        if not self.keeps_back:
             self.unstage()
         self._each(lambda taker: staging.drop_barriers(taker, self._sides))
         # Last: the source may be gone by now.
         self.unpublish()
         self.unmake_relay()
+
+    def follow_back(self) -> None:
+        """Let the source follow the shards."""
+        for taker in self._sides.takers:
+            way_back.follow_back(self._sides, taker)
+
+    def guard(self) -> None:
+        """Create write barriers on the shards' tables, open."""
+        self._each(self._guard)
+
+    def _guard(self, taker: Taker) -> None:
+        # A process that died may have fenced some.
+        staging.open_shards(taker)
+        handing_back.make_barriers(taker, self._on_wait)
+
+    def approach(self) -> None:
+        """Wait until the source is close enough to the shards for a short pause."""
+        handing_back.approach(self._sides, self._on_lag, within_s=self._near_s)
+
+    def hand_back(self) -> None:
+        """Stop writes to the shards, wait until the source has them all, and record that it takes over."""
+        numbers.try_sequences(self._sides)
+        self.guard()
+        self._stopped = handing_back.close_shards(
+            self._sides,
+            self.there,
+            max_pause_s=self._max_pause_s,
+            on_wait=self._on_wait,
+            approach=self.approach,
+        )
+        self._journal.begin_step(HANDED_BACK)
+
+    def stay(self) -> None:
+        """Let the shards take writes again, which were to be handed back."""
+        self._each(staging.open_shards)
+        handing_back.open_references(self._sides)
+
+    def set_sequences(self) -> None:
+        """Let the source's sequences go on behind its own IDs."""
+        numbers.set_sequences(self._sides)
+
+    def reopen_source(self) -> None:
+        """Let the source take writes, once it has taken over again."""
+        self.reopen()
+        self._note_pause()
+
+    def leave_shards(self) -> None:
+        """Leave the shards fenced, with their rows, and nothing of the adoption at the source.
+
+        Their barriers stay: the fence stops IDs, and not writes.
+        """
+        self.drop_barrier()
+        self.drop_back()
+        self.unstage()
+
+    def finish(self) -> None:
+        """End the way back: the shards are on their own, and the source, if still there, stays closed."""
+        self._each(way_back.dismantle)
+        self._each(staging.drop_shard_barriers)
+        self.unstage()
+        try:
+            self._sides.source.end_sessions(self._sides.name)
+            # Whoever repaired a row there may have disabled a trigger.
+            self.make_barrier()
+            for taker in self._sides.takers:
+                way_back.unfollow(self._sides, taker)
+        except ConnectionFailed as error:
+            # No connection is opened either once another process has the lock.
+            self._journal.require_lock()
+            names = ", ".join(way_back.back_name(taker) for taker in self._sides.takers)
+            self._on_event(Noted(note=_LEFT_THERE.format(names=names, problem=error.message)))
 
     def _rules(self, *, directory: str) -> list[OldIdRule]:
         rules = {**_RULES, OldIds.DIRECTORY: directory}
@@ -234,14 +316,18 @@ class Actions:
             for table in self._sides.split
             if table.id is not None
             and table.old_ids is not None
-            and family_of(self.there[table.name].columns[table.id].type) == "integer"
+            and self.there[table.name].columns[table.id].family == "integer"
         ]
 
     def _each(self, act: Callable[[Taker], None]) -> None:
-        """Does something on all nodes at once; raises the first failure when all have ended."""
+        """Do something on all nodes at once; raise the first failure when all have ended."""
         with ThreadPoolExecutor(len(self._sides.takers)) as pool:
             for done in [pool.submit(act, taker) for taker in self._sides.takers]:
                 done.result()
+
+    def _note_pause(self) -> None:
+        if self._stopped is not None:
+            self.pause_ms = (time.monotonic() - self._stopped) * 1000
 
     def _on_lag(self, lag_bytes: int) -> None:
         self._on_event(Lagging(lag_bytes=lag_bytes))
@@ -250,27 +336,13 @@ class Actions:
         self._on_event(Waiting(attempt=attempt, reason=reason))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """A part of an adoption. ``act`` and ``undo`` are idempotent.
-
-    Attributes:
-        name: the step's name in the journal.
-        act: takes the step.
-        undo: removes whatever the step has done; ``None`` if undoing the other steps leaves nothing of it.
-        stops_writes: neither side may take writes during this step, which ends with the journal's entry that
-            the other side takes over.
-        only_back: it is for adoptions that keep a way back.
-    """
-
-    name: str
-    act: Callable[[Actions], None]
-    undo: Callable[[Actions], None] | None = None
-    stops_writes: bool = False
-    only_back: bool = False
+def _keeps_back(actions: Actions) -> bool:
+    return actions.keeps_back
 
 
-RUN: Final = (
+Steps = tuple[Step[Actions], ...]
+
+RUN: Final[Steps] = (
     Step(name="close", act=Actions.close, undo=Actions.give_back),
     Step(name="stage", act=Actions.stage, undo=Actions.unstage),
     Step(name="publish", act=Actions.publish, undo=Actions.unpublish),
@@ -280,31 +352,7 @@ RUN: Final = (
 )
 """What brings the rows. Afterwards the nodes follow the source: step ``follow``."""
 
-SWITCH: Final = (
-    Step(name="barrier", act=Actions.make_barrier, undo=Actions.drop_barrier),
-    Step(
-        name="way back",
-        act=lambda actions: actions.back.prepare(),
-        undo=lambda actions: actions.back.drop(),
-        only_back=True,
-    ),
-    Step(name="catch up", act=Actions.catch_up),
-    # By the journal's entry the shards take over: the source takes writes before it, they do after it.
-    Step(name="switch", act=Actions.switch, undo=Actions.reopen, stops_writes=True),
-)
-"""What makes the shards take over."""
-
-AFTER: Final = (
-    # Repeated once a client has written to the shards, this would lose the write: it ends before they open.
-    Step(name="begin", act=lambda actions: actions.back.draw_near(), only_back=True),
-    Step(name="open", act=Actions.open_shards),
-    Step(name="old ids", act=Actions.list_old_ids),
-    Step(name="clean", act=Actions.clean),
-    Step(name="follow back", act=lambda actions: actions.back.follow(), only_back=True),
-)
-"""What is left once they have. With a way back the source then follows the shards: step ``kept``."""
-
-RUN_VIA: Final = (
+RUN_VIA: Final[Steps] = (
     *RUN[:2],
     Step(name="relay", act=Actions.make_relay, undo=Actions.unmake_relay),
     Step(name="copy to relay", act=Actions.await_relay),
@@ -313,22 +361,49 @@ RUN_VIA: Final = (
 )
 """What brings the rows through a relay."""
 
+SWITCH: Final[Steps] = (
+    Step(name="barrier", act=Actions.make_barrier, undo=Actions.drop_barrier),
+    Step(name="way back", act=Actions.prepare_back, undo=Actions.drop_back, is_needed=_keeps_back),
+    Step(name="catch up", act=Actions.catch_up),
+    # By the journal's entry the shards take over: the source takes writes before it, they do after it.
+    Step(name="switch", act=Actions.switch, undo=Actions.reopen, back_to="catch up"),
+)
+"""The steps that make the shards take over."""
 
-def run_steps(plan: Plan) -> tuple[Step, ...]:
-    """Returns the steps that bring the rows."""
+AFTER: Final[Steps] = (
+    # Repeated once a client has written to the shards, this would lose the write: it ends before they open.
+    Step(name="begin", act=Actions.draw_near, is_needed=_keeps_back),
+    Step(name="open", act=Actions.open_shards),
+    Step(name="old ids", act=Actions.list_old_ids),
+    Step(name="clean", act=Actions.clean),
+    Step(name="follow back", act=Actions.follow_back, is_needed=_keeps_back),
+)
+"""The steps after they have. With a way back the source then follows the shards: step ``kept``."""
+
+BACK: Final[Steps] = (
+    Step(name="guard", act=Actions.guard),
+    Step(name="draw near", act=Actions.approach),
+    # By the journal's entry the source takes over again.
+    Step(name="hand back", act=Actions.hand_back, undo=Actions.stay, back_to=KEPT),
+)
+"""The steps that make the source take over again."""
+
+AFTER_BACK: Final[Steps] = (
+    Step(name=HANDED_BACK, act=Actions.set_sequences),
+    Step(name="reopen", act=Actions.reopen_source),
+    Step(name="leave", act=Actions.leave_shards),
+)
+"""The steps after it has. Afterwards the shards are fenced, with their rows: step ``returned``."""
+
+END: Final[Steps] = (Step(name=FINISH, act=Actions.finish),)
+"""What gives the way back up."""
+
+
+def run_steps(plan: Plan) -> Steps:
+    """Return the steps that bring the rows."""
     return RUN if plan.via is None else RUN_VIA
 
 
-STEPS: Final = (*RUN, *SWITCH, *AFTER)
-__all__ = [
-    "AFTER",
-    "FOLLOW",
-    "MAX_PAUSE_S",
-    "RUN",
-    "RUN_VIA",
-    "STEPS",
-    "SWITCH",
-    "Actions",
-    "Step",
-    "run_steps",
-]
+def is_at(step: str, *tables: Steps) -> bool:
+    """Return whether a step is in one of the tables."""
+    return any(step == one.name for table in tables for one in table)

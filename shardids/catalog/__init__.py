@@ -1,11 +1,10 @@
-"""The catalog of a cluster, and connections to the servers it names.
+"""The catalog of a cluster, as its tables record it, and the application's objects in the schemas of shards.
 
 ``topology`` has nodes, the placement and the hashing of keys, ``regions`` the names for ranges of shards;
-neither knows a database. ``rows`` reads and writes the catalog's tables, ``region_changes`` and ``placing``
-change regions and the placement. ``connections`` opens engines and translates errors, ``nodes`` asks all
-nodes at once, ``queries`` and ``sqlfiles`` run the files of ``sql/``. ``locks`` lists the advisory locks,
-``notation`` writes and parses shard ranges and durations, ``forks`` renews what the child of a fork must not
-share.
+neither knows a database. ``rows`` reads and writes the catalog's tables, ``region_changes`` changes regions,
+and ``nodes`` queries all nodes at once. ``lookups``, ``references``, ``counters``, ``old_ids``,
+``query_node``, ``moves`` and ``skipped`` hold the records of each; ``objects`` and ``revisions`` read the
+shards.
 """
 
 from typing import TYPE_CHECKING

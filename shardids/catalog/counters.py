@@ -27,7 +27,7 @@ class CounterKind:
     Attributes:
         name: its name, 1 to 100 characters.
         per: when its counters begin again at 1.
-        zone: the time zone that decides when that is, for tenants without one of their own.
+        zone: the time zone that decides when that is, for tenants without their own.
         prefix: what stands before the number. ``{tenant}`` and ``{period}`` are replaced, the latter by
             ``2026-11-22``, ``2026-11`` or ``2026``. By default ``{tenant}-{period}-``.
         padding: how many digits a number has, 1 to 18; more are refused. 0: as many as it needs.
@@ -82,5 +82,5 @@ def _check_zone(zone: str, what: str) -> None:
         # Without data on time zones here, only the server knows: it refuses the definition.
         if available_timezones():
             raise BadArgument(
-                f"{what}: there is no time zone {zone!r}", hint="Name one such as Europe/Berlin."
+                f"{what}: no time zone {zone!r}", hint="Name one such as Europe/Berlin."
             ) from None

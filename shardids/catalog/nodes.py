@@ -12,18 +12,18 @@ from typing import Generic, Self, TypeVar
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
-from shardids.catalog.connections import CONNECT_TIMEOUT_S, keep_commits, keep_settings, open_engine, reading
 from shardids.catalog.rows import unknown_node
 from shardids.catalog.topology import Node
-from shardids.catalog.urls import parse_url, with_password_of
 from shardids.errors import ShardidsError
+from shardids.pg.connections import CONNECT_TIMEOUT_S, keep_commits, keep_settings, open_engine, reading
+from shardids.pg.urls import parse_url, with_password_of
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers(Generic[T]):
-    """What the nodes answered: each node's name is in just one of the two.
+    """The answers of the nodes: each node's name is in just one of the two.
 
     Attributes:
         results: what ``ask`` returned.
@@ -34,7 +34,7 @@ class Answers(Generic[T]):
     failures: Mapping[str, ShardidsError]
 
     def all(self) -> Mapping[str, T]:
-        """Returns the results, when every node has one.
+        """Return the results, when every node has one.
 
         Raises:
             ShardidsError: the failure of the first node, by name, that failed.
@@ -49,7 +49,7 @@ class Nodes(Mapping[str, Engine]):
 
     An engine is created when it is first asked for; closing, or the end of a ``with`` block, disposes of all.
     A server that can't be reached within ``connect_timeout_s``, or that falls silent (see
-    :mod:`shardids.catalog.watching`), raises :class:`~shardids.errors.ConnectionFailed`, which names the
+    :mod:`shardids.pg.connections`), raises :class:`~shardids.errors.ConnectionFailed`, which names the
     node.
 
     Args:
@@ -60,7 +60,7 @@ class Nodes(Mapping[str, Engine]):
         connect_timeout_s: how long each address of a server is tried, in seconds.
         settings: settings of each session, by name.
         durable: whether every COMMIT waits for the disk, whatever the server's ``synchronous_commit``.
-        autocommit: whether every statement is a transaction of its own.
+        autocommit: whether every statement is its own transaction.
         read_only: whether transactions are read-only.
     """
 
@@ -93,10 +93,10 @@ class Nodes(Mapping[str, Engine]):
         self._lock = Lock()
 
     def __getitem__(self, name: str) -> Engine:
-        """Returns the engine of a node.
+        """Return the engine of a node.
 
         Raises:
-            ClusterConflict: there is no such node.
+            ClusterConflict: the node does not exist.
         """
         if name not in self._nodes:
             raise unknown_node(name, self._nodes)
@@ -120,14 +120,14 @@ class Nodes(Mapping[str, Engine]):
         self.close()
 
     def close(self) -> None:
-        """Closes the connections that are not in use."""
+        """Close the connections that are not in use."""
         with self._lock:
             engines, self._engines = list(self._engines.values()), {}
         for engine in engines:
             engine.dispose()
 
     def each(self, ask: Callable[[str, Engine], T], names: Iterable[str] | None = None) -> Answers[T]:
-        """Calls ``ask(name, engine)`` for the nodes, all at once, a thread a node; default: every node.
+        """Call ``ask(name, engine)`` for the nodes, all at once, a thread a node; default: every node.
 
         A :class:`~shardids.errors.ShardidsError` is the node's answer; any other exception is raised here,
         when all nodes have answered.

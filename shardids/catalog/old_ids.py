@@ -1,6 +1,6 @@
 """Old IDs in the catalog: which IDs were issued before the cluster, and the shards of their rows.
 
-An old ID says nothing of a shard. Each adopted table has a rule by which its old IDs find their shards. For
+An old ID does not contain its shard. Each adopted table has a rule that finds the shards of its old IDs. For
 rule ``directory`` the catalog has a list: 4,096 consecutive IDs are a row of
 ``shardids_catalog.old_id_directory``. Each function runs in the connection's transaction.
 """
@@ -16,11 +16,11 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, text
 
-from shardids.catalog.queries import batches
 from shardids.catalog.topology import BY_DIRECTORY, BY_FAN_OUT, BY_KEY, OldIdRule, OldIdRules, shard_for_key
 from shardids.errors import BadArgument, ClusterConflict
 from shardids.ids.layout import Layout
 from shardids.ids.text import checked_integer
+from shardids.pg.queries import batches
 
 __all__ = [
     "BY_DIRECTORY",
@@ -41,7 +41,7 @@ __all__ = [
 _CHUNK_BITS: Final = 12
 _CHUNK: Final = 1 << _CHUNK_BITS
 _NONE: Final = 0xFFFF
-"""What a directory has for an ID that no row had."""
+"""The entry of a directory for an ID that no row had."""
 _IDS_A_TIME: Final = 200_000
 """How many IDs are collected before they are written."""
 _CHUNKS_A_TIME: Final = 512
@@ -51,14 +51,14 @@ _CLOCKS_DIFFER: Final = timedelta(days=1)
 
 
 def lowest_new_id(layout: Layout, created_at: datetime) -> int:
-    """Returns an ID below which a cluster that was made then has issued none: its clock counts from there."""
+    """Return a lower bound of the IDs of a cluster that was made then: its clock counts from there."""
     return layout.min_id(max(created_at - _CLOCKS_DIFFER, layout.first_time))
 
 
 def write_old_ids(connection: Connection, *, rules: Iterable[OldIdRule], below: int | None = None) -> int:
-    """Writes the rules of adopted tables, in place of those that they had; returns which IDs are old.
+    """Write the rules of adopted tables, in place of those that they had; return which IDs are old.
 
-    Clients are told at COMMIT. From then on they refuse IDs below the returned number, unless they know the
+    Clients are notified at COMMIT. Then they refuse IDs below the returned number, unless they know the
     table and its rule.
 
     Args:
@@ -119,7 +119,7 @@ def _below(wanted: int | None, there: int | None, lowest_new: int) -> int:
 
 
 def forget_old_ids(connection: Connection, tables: Iterable[str] | None = None) -> None:
-    """Deletes the rules of tables, and their directories; default: of all. Without rules no ID is old."""
+    """Delete the rules of tables, and their directories; default: of all. Without rules no ID is old."""
     if tables is None:
         connection.execute(text("delete from shardids_catalog.old_id_rule"))
     else:
@@ -135,7 +135,7 @@ def forget_old_ids(connection: Connection, tables: Iterable[str] | None = None) 
 
 
 def fill_directory(connection: Connection, table: str, pairs: Iterable[tuple[int, int]]) -> int:
-    """Adds old IDs with their shards to a table's directory; returns how many it read.
+    """Add old IDs with their shards to a table's directory; return how many it read.
 
     It is quickest in order of the IDs. Calls are idempotent.
 
@@ -170,7 +170,7 @@ def fill_directory(connection: Connection, table: str, pairs: Iterable[tuple[int
 
 
 def _directory(connection: Connection, table: str) -> tuple[range, int]:
-    """Returns which IDs are old, and the number of shards; locks the directory until the end."""
+    """Return which IDs are old, and the number of shards; lock the directory until the end."""
     row = connection.execute(
         text("""
             select c.old_ids_below as below, c.shard_count,
@@ -200,7 +200,7 @@ def _write(connection: Connection, table: str, chunks: Mapping[int, Mapping[int,
 
 
 def _with(stored: bytes, table: str, number: int, ids: Mapping[int, int]) -> bytes:
-    """Returns a chunk with further IDs, by their places in it."""
+    """Return a chunk with further IDs, by their places in it."""
     found = _swapped(array("H", stored))
     found.extend([_NONE] * (max(ids) + 1 - len(found)))
     for place, shard in ids.items():
@@ -211,7 +211,7 @@ def _with(stored: bytes, table: str, number: int, ids: Mapping[int, int]) -> byt
 
 
 def read_directory(connection: Connection, table: str, chunks: Sequence[int]) -> dict[int, bytes]:
-    """Returns those chunks of a table's directory that are there; :func:`shard_in` reads one."""
+    """Return those chunks of a table's directory that are there; :func:`shard_in` reads one."""
     rows = connection.execute(
         text("""
             select chunk, shards from shardids_catalog.old_id_directory
@@ -222,7 +222,7 @@ def read_directory(connection: Connection, table: str, chunks: Sequence[int]) ->
 
 
 def tables_of(connection: Connection, rules: OldIdRules, shard_count: int, id_: int) -> dict[str, int | None]:
-    """Returns the adopted tables, each with the shard that a row with an old ID would be in, by name.
+    """Return the adopted tables, each with the shard that a row with an old ID would be in, by name.
 
     ``None`` stands for those that all shards would have to be asked for, and where no row had the ID.
     """
@@ -238,19 +238,19 @@ def tables_of(connection: Connection, rules: OldIdRules, shard_count: int, id_: 
 
 
 def chunk_of(id_: int) -> int:
-    """Returns the number of the chunk that has an ID."""
+    """Return the number of the chunk that has an ID."""
     return id_ >> _CHUNK_BITS
 
 
 def shard_in(chunk: bytes, id_: int) -> int | None:
-    """Returns the shard of an ID by its chunk; ``None`` if no row had it."""
+    """Return the shard of an ID by its chunk; ``None`` if no row had it."""
     at = 2 * (id_ & (_CHUNK - 1))
     shard = int.from_bytes(chunk[at : at + 2] or b"\xff\xff", "big")
     return None if shard == _NONE else shard
 
 
 def _swapped(numbers: array[int]) -> array[int]:
-    """Turns a machine's numbers into the catalog's, whose higher byte is the first, and back."""
+    """Turn a machine's numbers into the catalog's, whose higher byte is the first, and back."""
     if sys.byteorder == "little":
         numbers.byteswap()
     return numbers

@@ -1,4 +1,4 @@
-"""Reads what is prepared on the nodes of a cluster."""
+"""Prepared transactions on the nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from uuid import UUID
 
 from sqlalchemy import Engine
 
-from shardids.catalog.gids import Gid
 from shardids.catalog.nodes import Answers, Nodes
-from shardids.catalog.queries import rows
-from shardids.catalog.sqlfiles import read_sql
+from shardids.pg.gids import Gid
+from shardids.pg.queries import rows
+from shardids.pg.sqlfiles import read_sql
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +21,8 @@ class Prepared:
 
     Attributes:
         node: the node's name.
-        name: what it was prepared as.
-        gid: what the name says; ``None`` if the transaction is foreign: not of this cluster's sessions.
+        name: the name that it was prepared under.
+        gid: the parts of the name; ``None`` if the transaction is foreign: not of this cluster's sessions.
         owner: the role that prepared it.
         is_own: whether the role that asked may end it, without becoming another.
         age_s: how long ago it was prepared, by the server's clock, in seconds.
@@ -37,7 +37,7 @@ class Prepared:
 
 
 def read_prepared(nodes: Nodes, cluster: UUID) -> Answers[list[Prepared]]:
-    """Reads the prepared transactions of all nodes at once."""
+    """Read the prepared transactions of all nodes at once."""
 
     def ask(node: str, engine: Engine) -> list[Prepared]:
         def found(*, gid: str, **columns: Any) -> Prepared:
@@ -52,5 +52,5 @@ def read_prepared(nodes: Nodes, cluster: UUID) -> Answers[list[Prepared]]:
 
 
 def all_of(answers: Iterable[list[Prepared]]) -> list[Prepared]:
-    """Returns the prepared transactions of several nodes in one list."""
+    """Return the prepared transactions of several nodes in one list."""
     return [one for answer in answers for one in answer]

@@ -32,20 +32,20 @@ class QueryNode:
         return f'node "{self.node}"' if self.node else str(self.url)
 
     def address(self, placement: Placement) -> Node:
-        """Returns what to connect to."""
+        """Return what to connect to."""
         if self.node is not None:
             return placement.nodes[self.node]
         return Node(name="query-node", url=str(self.url))
 
 
 def query_node_of(catalog: Catalog) -> QueryNode | None:
-    """Returns the cluster's query node, if it has one."""
+    """Return the cluster's query node, if it has one."""
     with catalog.engine.connect() as connection:
         return query_node_in(connection)
 
 
 def query_node_in(connection: Connection) -> QueryNode | None:
-    """Returns the same as :func:`query_node_of`; none if the catalog is older than query nodes."""
+    """Return the same as :func:`query_node_of`; none if the catalog is older than query nodes."""
     if connection.scalar(text("select to_regclass('shardids_catalog.query_node') is null")):
         return None
     row = connection.execute(

@@ -1,4 +1,4 @@
-"""Reference tables as the catalog records them, and the names by which nodes follow their writer."""
+"""Reference tables as the catalog records them, and the names that nodes follow their writer under."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from uuid import UUID
 from psycopg import sql
 from sqlalchemy import Connection, text
 
-from shardids.catalog.reader import Reader, Refused
 from shardids.catalog.rows import Catalog
+from shardids.catalog.topology import REFERENCE_SCHEMA
 from shardids.errors import ClusterConflict
+from shardids.pg.reader import Reader, Refused
 
-REFERENCE_SCHEMA: Final = "shardids_ref"
-"""The schema of reference tables on every node."""
 PUBLICATION: Final = "shardids_ref"
 """The publication on the writer."""
 WITHIN_S: Final = 30.0
@@ -33,7 +32,7 @@ class Deletion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class References:
-    """What the catalog says of reference tables.
+    """The catalog's record of reference tables.
 
     Attributes:
         writer: the node that they are written to on; ``None`` while there are none.
@@ -49,13 +48,13 @@ class References:
 
 
 def references_of(catalog: Catalog) -> References:
-    """Returns what the catalog says of reference tables."""
+    """Return the catalog's record of reference tables."""
     with catalog.engine.connect() as connection:
         return references_in(connection)
 
 
 def references_in(connection: Connection) -> References:
-    """Returns the same as :func:`references_of`; none if the catalog is older than reference tables."""
+    """Return the same as :func:`references_of`; none if the catalog is older than reference tables."""
     if connection.scalar(text("select to_regclass('shardids_catalog.reference_table') is null")):
         return References(writer=None, states={})
     tables = connection.execute(
@@ -76,7 +75,7 @@ def references_in(connection: Connection) -> References:
 
 
 def require_none(catalog: Catalog, call: str) -> None:
-    """Refuses what would leave a node without the reference tables; ``call`` does it with them.
+    """Refuse a change that would leave a node without the reference tables; ``call`` makes it with them.
 
     Raises:
         ClusterConflict: the cluster has reference tables.
@@ -85,12 +84,12 @@ def require_none(catalog: Catalog, call: str) -> None:
     if known.writer is not None:
         raise ClusterConflict(
             f"the cluster has reference tables ({', '.join(known.states)}), which this leaves as they are",
-            hint=f"Call shardids.references.{call} instead.",
+            hint=f"Call shardids.tables.references.{call} instead.",
         )
 
 
 def writer_of(catalog: Catalog) -> str | None:
-    """Returns the node that reference tables are written to on; ``None`` if there are none.
+    """Return the node that reference tables are written to on; ``None`` if there are none.
 
     It asks only what roles may read that were granted shards.
     """
@@ -100,7 +99,7 @@ def writer_of(catalog: Catalog) -> str | None:
 
 
 def slot_of(cluster: UUID, node: str) -> str:
-    """Returns the name of a node's subscription to the writer, and of its replication slot there.
+    """Return the name of a node's subscription to the writer, and of its replication slot there.
 
     Several nodes, also of several clusters, may be databases of one server, whose slots share their names.
     """
@@ -108,7 +107,7 @@ def slot_of(cluster: UUID, node: str) -> str:
 
 
 def slots_of(cluster: UUID, nodes: Iterable[str], writer: str) -> dict[str, str]:
-    """Returns the nodes that follow the writer, by their slots' names."""
+    """Return the nodes that follow the writer, by their slots' names."""
     return {slot_of(cluster, node): node for node in nodes if node != writer}
 
 
@@ -126,7 +125,7 @@ _DIGEST: Final = sql.SQL(
 
 
 def reference_digests(reader: Reader, names: Iterable[str]) -> dict[str, tuple[int, str] | Refused]:
-    """Returns the number of rows of each reference table of a node, and a hash of them in any order."""
+    """Return the number of rows of each reference table of a node, and a hash of them in any order."""
     tables = list(names)
     queries = [_DIGEST.format(sql.Identifier(REFERENCE_SCHEMA, name)).as_string() for name in tables]
     answers = reader.read(queries, statement_timeout="0")

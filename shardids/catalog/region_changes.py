@@ -6,13 +6,12 @@ from collections.abc import Callable, Collection
 
 from sqlalchemy import Connection, text
 
-from shardids.catalog.notation import named_shards
-from shardids.catalog.placing import lock_placement
-from shardids.catalog.reading import read_placement
+from shardids.catalog.moves import read_moves
 from shardids.catalog.regions import Region, existing_region, in_region, leaving
-from shardids.catalog.rows import Catalog, describe_in, unknown_node
+from shardids.catalog.rows import Catalog, describe_in, lock_placement, read_placement, unknown_node
 from shardids.catalog.topology import Placement
 from shardids.errors import BadArgument, ClusterConflict
+from shardids.pg.notation import named_shards
 
 Change = Callable[[Connection, Placement], None]
 
@@ -20,7 +19,7 @@ Change = Callable[[Connection, Placement], None]
 def create_region(
     catalog: Catalog, region: Region, nodes: Collection[str] = (), *, dry_run: bool = False
 ) -> Placement:
-    """Gives shards that belong to no region yet a region, and assigns nodes of none to it. Idempotent.
+    """Give shards that belong to no region yet a region, and assign nodes of none to it. Idempotent.
 
     Returns the placement with it: shards that lived elsewhere still do, as :meth:`Placement.outside` tells.
     With ``dry_run`` the transaction is rolled back.
@@ -54,10 +53,10 @@ def create_region(
 
 
 def drop_region(catalog: Catalog, name: str, *, dry_run: bool = False) -> Placement:
-    """Forgets a region: its shards and its nodes belong to none. Returns the placement without it.
+    """Forget a region: its shards and its nodes belong to none. Returns the placement without it.
 
     Raises:
-        BadArgument: there is no such region.
+        BadArgument: the region does not exist.
         ClusterConflict: as :func:`create_region` does, of moves and shards that are being created.
     """
 
@@ -72,12 +71,12 @@ def drop_region(catalog: Catalog, name: str, *, dry_run: bool = False) -> Placem
 def assign_nodes(
     catalog: Catalog, region: str | None, nodes: Collection[str], *, dry_run: bool = False
 ) -> Placement:
-    """Lets nodes take the shards of a region and no others; with ``None``, those of no region.
+    """Let nodes take the shards of a region and no others; with ``None``, those of no region.
 
     Returns the placement with it; shards stay where they are.
 
     Raises:
-        BadArgument: there is no such region.
+        BadArgument: the region does not exist.
         ClusterConflict: as :func:`create_region` does, of nodes, moves and shards that are being created.
     """
 
@@ -114,17 +113,17 @@ def _assign(connection: Connection, there: Placement, nodes: Collection[str], re
 
 
 def _refuse_assigned(there: Placement, nodes: Collection[str], region: str) -> None:
-    """Refuses nodes of other regions: a region that is made takes none away from another in passing."""
+    """Refuse nodes of other regions: a region that is made takes none away from another in passing."""
     for name in nodes:
         if name in there.nodes and there.nodes[name].region not in (None, region):
             raise ClusterConflict(
                 f'node "{name}" is {in_region(there.nodes[name].region)} already',
-                hint=f"To take it from there first: shardids region release {name}{leaving(there, name)}",
+                hint=f"To take it from there: shardids region assign --none {name}{leaving(there, name)}",
             )
 
 
 def _refuse_taken(region: Region, there: Placement) -> None:
-    """Refuses another range for a region that is there, and shards of another region."""
+    """Refuse another range for a region that is there, and shards of another region."""
     if (same := there.regions.get(region.name)) is not None:
         raise ClusterConflict(
             f'region "{region.name}" has {named_shards(same.shards)}, not {region}',
@@ -140,16 +139,12 @@ def _refuse_taken(region: Region, there: Placement) -> None:
 
 
 def _refuse_moves_outside(connection: Connection, after: Placement) -> None:
-    """Refuses while a shard is on its way to a node that would not be of its region.
+    """Refuse while a shard is on its way to a node that would not be of its region.
 
     A move that begins later finds the change: it takes the same lock.
     """
-    moves = connection.execute(
-        text("""
-            select shard, target from shardids_catalog.move
-            where ended_at is null and step not in ('abort', 'accept loss') order by shard""")
-    )
-    for shard, target in moves:
+    moves = [move for move in read_moves(connection) if move.is_on_its_way]
+    for shard, target in sorted((move.shard, move.target) for move in moves):
         region, node = after.region_of(shard), after.nodes.get(target)
         if node is not None and node.region != region:
             raise ClusterConflict(
@@ -161,7 +156,7 @@ def _refuse_moves_outside(connection: Connection, after: Placement) -> None:
 
 
 def _refuse_creation_outside(connection: Connection, after: Placement) -> None:
-    """Refuses while a shard is being created on a node that would not be of its region.
+    """Refuse while a shard is being created on a node that would not be of its region.
 
     The placement leaves such shards out, so that :meth:`Placement.outside` would not tell them.
     """

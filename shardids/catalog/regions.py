@@ -1,4 +1,4 @@
-"""Regions: names for ranges of shards, which are to live on the nodes of their region alone."""
+"""Regions: names for ranges of shards, which are to live only on the nodes of their region."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from shardids.catalog.notation import named_shards
 from shardids.catalog.topology import Placement, shard_for_key
 from shardids.errors import BadArgument, ClusterConflict
+from shardids.pg.notation import named_shards
 
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,39}")
 
@@ -50,7 +50,7 @@ class Region:
         return range(self.first_shard, self.last_shard + 1)
 
     def shard_for(self, key: int | str | bytes | UUID) -> int:
-        """Returns the shard of a key among the region's shards.
+        """Return the shard of a key among the region's shards.
 
         It is ``first_shard + shard_for_key(key, len(shards))``: see
         :func:`shardids.catalog.topology.shard_for_key`, also for the errors.
@@ -63,10 +63,10 @@ class Region:
 
 
 def existing_region(name: str, regions: Mapping[str, Region]) -> Region:
-    """Returns a region by name.
+    """Return a region by name.
 
     Raises:
-        BadArgument: there is no such region.
+        BadArgument: the region does not exist.
     """
     if name not in regions:
         there = ", ".join(f'"{region}"' for region in sorted(regions)) or "none yet"
@@ -75,15 +75,15 @@ def existing_region(name: str, regions: Mapping[str, Region]) -> Region:
 
 
 def in_region(region: str | None) -> str:
-    """Returns how messages name a region, or that there is none: ``of region "eu"``, ``of no region``."""
+    """Return the words for a region, or for none: ``of region "eu"``, ``of no region``."""
     return "of no region" if region is None else f'of region "{region}"'
 
 
 def require_region(placement: Placement, shard: int, node: str) -> None:
-    """Requires that a node takes a shard: both are of one region, or both of none.
+    """Require that a node takes a shard: both are of one region, or both of none.
 
     Raises:
-        ClusterConflict: they are not; or there is no such node any more.
+        ClusterConflict: they are not; or the node does not exist any more.
     """
     region, there = placement.region_of(shard), placement.nodes.get(node)
     if there is None:
@@ -91,7 +91,7 @@ def require_region(placement: Placement, shard: int, node: str) -> None:
     if region != there.region:
         raise ClusterConflict(
             f'shard {shard} is {in_region(region)}, and node "{node}" is {in_region(there.region)}',
-            hint=f"Choose a node without a region, or let it have none: shardids region release {node}"
+            hint=f"Choose a node without a region, or let it have none: shardids region assign --none {node}"
             + leaving(placement, node)
             if region is None
             else f'Choose a node of region "{region}", or assign this one to it:'
@@ -100,7 +100,7 @@ def require_region(placement: Placement, shard: int, node: str) -> None:
 
 
 def leaving(placement: Placement, node: str) -> str:
-    """Returns what a hint to take a node out of its region adds, if the region would have no other."""
+    """Return an addition to the hint to take a node out of its region, if the region would have no other."""
     region = placement.nodes[node].region
     if region is None or placement.nodes_of_region(region) != [node]:
         return ""
@@ -108,7 +108,7 @@ def leaving(placement: Placement, node: str) -> str:
 
 
 def without_node(placement: Placement) -> dict[str | None, list[int]]:
-    """Returns the regions to which no node is assigned, with their shards that have a place.
+    """Return the regions without nodes, with their shards that have a place.
 
     ``None`` is among them if shards of no region have a place, and no node is without a region.
     """
@@ -119,11 +119,11 @@ def without_node(placement: Placement) -> dict[str | None, list[int]]:
 
 
 def no_node_of_region(region: str | None, shards: Collection[int], *, undone: str) -> ClusterConflict:
-    """Returns the error for shards whose region has no node that could take them; ``undone`` is what was not
-    done to any shard."""
+    """Return the error for shards whose region has no node that could take them; ``undone`` names the action
+    that was done to no shard."""
     if region is None:
         message = "there is no node without a region to take"
-        hint = "--url postgresql://…; to let one have none: shardids region release NODE"
+        hint = "--url postgresql://…; to let one have none: shardids region assign --none NODE"
     else:
         message = f'there is no node of region "{region}" to take'
         hint = f"--url postgresql://… --region {region}; to assign one: shardids region assign {region} NODE"

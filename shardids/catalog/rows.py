@@ -1,24 +1,161 @@
-"""Reads and writes the catalog: the layout of a cluster, its nodes, and the placement of its shards."""
+"""The catalog: the layout of a cluster, its nodes, and the placement of its shards, read and written."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from sqlalchemy import Connection, Engine, bindparam, text
 from sqlalchemy.engine import URL
 
-from shardids.catalog.connections import CONNECT_TIMEOUT_S, open_engine, reading
-from shardids.catalog.placing import lock_placement
-from shardids.catalog.reading import read_lookups, read_placement
-from shardids.catalog.regions import existing_region, in_region, leaving, no_node_of_region, require_region
-from shardids.catalog.topology import Node, Placement, RegisteredLookup, lost_shard
-from shardids.catalog.urls import parse_url, shown_url
+from shardids.catalog.regions import (
+    Region,
+    existing_region,
+    in_region,
+    leaving,
+    no_node_of_region,
+    require_region,
+)
+from shardids.catalog.topology import Node, OldIdRule, OldIdRules, Placement, RegisteredLookup, lost_shard
 from shardids.errors import BadArgument, ClusterConflict, UnknownShard
 from shardids.ids.layout import Layout
+from shardids.pg.connections import CONNECT_TIMEOUT_S, open_engine, reading
+from shardids.pg.urls import parse_url, shown_url
+
+# One statement, so one snapshot: the version belongs to just these rows.
+_PLACEMENT: Final = text("""
+    select c.version, n.name, n.url, n.region, null as first_shard, null as last_shard, p.shard, p.state,
+           null as table_name, null as id_column, null as rule,
+           cast(null as bigint) as below, cast(null as boolean) as negative
+    from shardids_catalog.cluster c
+    left join shardids_catalog.node n on true
+    left join shardids_catalog.placement p on p.node = n.name and p.state <> 'creating'
+    union all
+    select c.version, null, null, r.name, r.first_shard, r.last_shard, null, null,
+           null, null, null, null, null
+    from shardids_catalog.cluster c
+    join shardids_catalog.region r on true
+    union all
+    select c.version, null, null, null, null, null, null, null,
+           r.table_name, r.id_column, r.rule, c.old_ids_below,
+           c.time_bits + c.shard_bits + c.sequence_bits < 64
+    from shardids_catalog.cluster c
+    left join shardids_catalog.old_id_rule r on true
+    where c.old_ids_below is not null
+    order by name, shard, first_shard""")
+
+_LOOKUPS: Final = text("""
+    select table_name, column_name, claims, is_ready from shardids_catalog.lookup
+    order by table_name, column_name""")
+
+
+def read_placement(connection: Connection) -> Placement:
+    """Return which node holds which shard now; shards that are still being created are left out."""
+    found = connection.execute(_PLACEMENT).all()
+    return Placement(
+        version=found[0].version,
+        nodes={row.name: Node(name=row.name, url=row.url, region=row.region) for row in found if row.name},
+        node_of={row.shard: row.name for row in found if row.state == "active"},
+        lost={row.shard: row.name for row in found if row.state == "lost"},
+        old_ids=_old_ids([row for row in found if row.below]),
+        lookups=read_lookups(connection),
+        regions={
+            row.region: Region(name=row.region, first_shard=row.first_shard, last_shard=row.last_shard)
+            for row in found
+            if row.first_shard is not None
+        },
+    )
+
+
+def read_lookups(connection: Connection) -> dict[tuple[str, str], RegisteredLookup]:
+    """Return the columns that are unique over all shards, by table and column."""
+    return {
+        (row.table_name, row.column_name): RegisteredLookup(
+            table=row.table_name,
+            column=row.column_name,
+            claims=row.claims,
+            is_ready=row.is_ready,
+        )
+        for row in connection.execute(_LOOKUPS)
+    }
+
+
+def _old_ids(rows: Sequence[Any]) -> OldIdRules | None:
+    if not rows:
+        return None
+    rules = [OldIdRule(table=r.table_name, column=r.id_column, rule=r.rule) for r in rows if r.table_name]
+    return OldIdRules(
+        below=rows[0].below, negative=rows[0].negative, of_table={rule.table: rule for rule in rules}
+    )
+
+
+def lock_placement(connection: Connection) -> None:
+    """Wait for processes that change nodes, regions or placement, and keep others from it until the end of
+    the transaction. To be taken before any other lock in the catalog."""
+    connection.execute(text("select from shardids_catalog.cluster for update"))
+
+
+def place_shard(connection: Connection, shard: int, *, source: str, target: str) -> None:
+    """Place a shard on another node, in the connection's transaction: its commit is the switch.
+
+    Raises:
+        ClusterConflict: the shard is not placed on ``source``.
+    """
+    placed = connection.execute(
+        text("""
+            update shardids_catalog.placement set node = :target
+            where shard = :shard and node = :source and state = 'active'"""),
+        {"shard": shard, "source": source, "target": target},
+    )
+    if placed.rowcount != 1:
+        raise ClusterConflict(f'shard {shard} is not placed on node "{source}" any more')
+
+
+def place_lost_shard(connection: Connection, shard: int, *, lost_with: str, target: str) -> None:
+    """Give a shard that was lost with a node a home, in the connection's transaction.
+
+    Raises:
+        ClusterConflict: the shard does not count as lost with that node.
+    """
+    placed = connection.execute(
+        text("""
+            update shardids_catalog.placement set node = :target, state = 'active'
+            where shard = :shard and node = :source and state = 'lost'"""),
+        {"shard": shard, "source": lost_with, "target": target},
+    )
+    if placed.rowcount != 1:
+        raise ClusterConflict(f'shard {shard} does not count as lost with node "{lost_with}" any more')
+
+
+def point_node(
+    connection: Connection, old: Node, url: str, *, lost: Collection[int], found: Collection[int]
+) -> None:
+    """Change a node's URL, and which of its shards count as lost, in the connection's transaction.
+
+    Raises:
+        ClusterConflict: the node has another URL than ``old`` by now.
+    """
+    lock_placement(connection)
+    changed = connection.execute(
+        text("update shardids_catalog.node set url = :url where name = :name and url = :was"),
+        {"name": old.name, "url": shown_url(parse_url(url)), "was": old.url},
+    )
+    if changed.rowcount != 1:
+        raise ClusterConflict(
+            f'node "{old.name}" was replaced by another process meanwhile', hint="See: shardids node list"
+        )
+    connection.execute(
+        text("""
+            update shardids_catalog.placement
+            set state = case when shard = any (:lost) then 'lost' else 'active' end
+            where node = :name and (shard = any (:lost) and state = 'active'
+                                    or shard = any (:found) and state = 'lost')"""),
+        {"name": old.name, "lost": sorted(lost), "found": sorted(found)},
+    )
+
 
 SCHEMA_PREFIX = "shard_"
 """The default prefix of shards' schema names."""
@@ -55,11 +192,11 @@ class Catalog:
         self.engine: Engine = reading(engine, only=read_only)
 
     def close(self) -> None:
-        """Closes the catalog's connections."""
+        """Close the catalog's connections."""
         self.engine.dispose()
 
     def describe(self) -> Description:
-        """Returns the cluster's fixed properties.
+        """Return the cluster's fixed properties.
 
         Raises:
             ClusterConflict: the database holds no catalog.
@@ -68,25 +205,25 @@ class Catalog:
             return describe_in(connection, self.url)
 
     def placement(self) -> Placement:
-        """Returns which node holds which shard now; shards that are still being created are left out."""
+        """Return which node holds which shard now; shards that are still being created are left out."""
         with self.engine.connect() as connection:
             return read_placement(connection)
 
     def lookups(self) -> dict[tuple[str, str], RegisteredLookup]:
-        """Returns the columns that are unique over all shards, by table and column."""
+        """Return the columns that are unique over all shards, by table and column."""
         with self.engine.connect() as connection:
             return read_lookups(connection)
 
     def nodes(self) -> dict[str, Node]:
-        """Returns the nodes by name."""
+        """Return the nodes by name."""
         rows = self._rows("select name, url, region from shardids_catalog.node order by name")
         return {row.name: Node(name=row.name, url=row.url, region=row.region) for row in rows}
 
     def check_node(self, node: Node) -> None:
-        """Checks that a node can be added, without adding it.
+        """Check that a node can be added, without adding it.
 
         Raises:
-            BadArgument: there is no such region.
+            BadArgument: the region does not exist.
             ClusterConflict: another database has this name, or the node has another region.
         """
         with self.engine.connect() as connection:
@@ -107,7 +244,7 @@ class Catalog:
             )
 
     def add_node(self, node: Node) -> None:
-        """Adds a node, its URL without the password. Calls are idempotent, and leave the region as it is.
+        """Add a node, its URL without the password. Calls are idempotent, and leave the region as it is.
 
         Raises:
             BadArgument, ClusterConflict: as :meth:`check_node` does.
@@ -124,10 +261,10 @@ class Catalog:
         self.check_node(node)
 
     def existing_node(self, name: str) -> Node:
-        """Returns a node by name.
+        """Return a node by name.
 
         Raises:
-            ClusterConflict: there is no such node.
+            ClusterConflict: the node does not exist.
         """
         nodes = self.nodes()
         if name not in nodes:
@@ -135,7 +272,7 @@ class Catalog:
         return nodes[name]
 
     def point_node(self, node: Node) -> None:
-        """Changes the URL of an existing node; its password is left out."""
+        """Change the URL of an existing node; its password is left out."""
         with self.engine.begin() as connection:
             lock_placement(connection)
             connection.execute(
@@ -144,10 +281,10 @@ class Catalog:
             )
 
     def check_unused(self, name: str) -> None:
-        """Checks that a node can be removed, without removing it.
+        """Check that a node can be removed, without removing it.
 
         Raises:
-            ClusterConflict: there is no such node, or it holds shards or is the query node.
+            ClusterConflict: the node does not exist, or it holds shards or is the query node.
         """
         if name not in (names := self._node_names()):
             raise unknown_node(name, names)
@@ -165,7 +302,7 @@ class Catalog:
             )
 
     def remove_node(self, name: str) -> None:
-        """Forgets a node. Raises as :meth:`check_unused` does."""
+        """Forget a node. Raises as :meth:`check_unused` does."""
         self.check_unused(name)
         with self.engine.begin() as connection:
             lock_placement(connection)
@@ -175,11 +312,11 @@ class Catalog:
     def plan_shards(
         self, shards: Iterable[int], node: str | None = None, *, dry_run: bool = False
     ) -> dict[int, str]:
-        """Places shards that have no node yet, and returns all that are still to be created.
+        """Place shards that have no node yet, and return all that are still to be created.
 
         Shards that are placed stay where they are. Without ``node``, new shards go to those nodes of their
-        region that have the fewest, in runs of neighbours. Their state ``creating`` in the catalog tells the
-        next caller what is left to do if this one fails.
+        region that have the fewest, in runs of neighbours. Their state ``creating`` in the catalog shows the
+        next caller the shards that are left to do if this one fails.
 
         Raises:
             BadArgument: a shard that is not in the cluster.
@@ -221,7 +358,7 @@ class Catalog:
         return unfinished | plan
 
     def mark_active(self, shards: Sequence[int]) -> None:
-        """Records that the shards have been created on their nodes."""
+        """Record that the shards have been created on their nodes."""
         if not shards:
             return
         with self.engine.begin() as connection:
@@ -236,7 +373,7 @@ class Catalog:
             )
 
     def node_of(self, shard: int) -> Node:
-        """Returns the node that holds a shard.
+        """Return the node that holds a shard.
 
         Raises:
             UnknownShard: no node holds it.
@@ -262,7 +399,7 @@ class Catalog:
 
 
 def describe_in(connection: Connection, url: URL) -> Description:
-    """Returns what :meth:`Catalog.describe` does, read in the connection's transaction."""
+    """Return what :meth:`Catalog.describe` does, read in the connection's transaction."""
     row = connection.execute(text("select * from shardids_catalog.cluster")).one_or_none()
     if row is None:
         raise ClusterConflict(
@@ -279,7 +416,7 @@ def describe_in(connection: Connection, url: URL) -> Description:
 
 
 def _require_fit(placement: Placement, node: str, new: Iterable[int], placed: Iterable[Any]) -> None:
-    """Requires that a node may hold new shards, and that those which are placed are there already."""
+    """Require that a node may hold new shards, and that those which are placed are there already."""
     if node not in placement.nodes:
         raise unknown_node(node, placement.nodes)
     for row in placed:
@@ -293,10 +430,10 @@ def _require_fit(placement: Placement, node: str, new: Iterable[int], placed: It
 
 
 def spread_by_region(shards: Sequence[int], loads: Mapping[str, int], placement: Placement) -> dict[int, str]:
-    """Assigns shards to the nodes of their regions, as :func:`spread` does.
+    """Assign shards to the nodes of their regions, as :func:`spread` does.
 
     Raises:
-        ClusterConflict: there is no node, or none of a shard's region.
+        ClusterConflict: the cluster has no node, or none of a shard's region.
     """
     if not placement.nodes:
         raise ClusterConflict(
@@ -315,7 +452,7 @@ def spread_by_region(shards: Sequence[int], loads: Mapping[str, int], placement:
 
 
 def spread(shards: Sequence[int], loads: dict[str, int]) -> dict[int, str]:
-    """Assigns shards to nodes so that loads are as even as possible and neighbours stay together.
+    """Assign shards to nodes so that loads are as even as possible and neighbours stay together.
 
     ``loads`` is how many shards each node holds already.
     """
@@ -327,6 +464,6 @@ def spread(shards: Sequence[int], loads: dict[str, int]) -> dict[int, str]:
 
 
 def unknown_node(name: str, names: Iterable[str]) -> ClusterConflict:
-    """Returns the error for a node that is not in the catalog."""
+    """Return the error for a node that is not in the catalog."""
     there = ", ".join(f'"{n}"' for n in names) or "none yet"
     return ClusterConflict(f'there is no node "{name}"', hint=f"Nodes: {there}.")

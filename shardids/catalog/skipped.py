@@ -27,18 +27,18 @@ class Skipped:
     last_tick: int
 
     def ids(self, layout: Layout) -> IdSpan:
-        """Returns the first and the last ID of the range."""
+        """Return the first and the last ID of the range."""
         return id_of_tick(layout, self.shard, self.first_tick), id_of_tick(layout, self.shard, self.last_tick)
 
 
 def id_of_tick(layout: Layout, shard: int, tick: int) -> int:
-    """Returns the ID of a tick in a shard."""
+    """Return the ID of a tick in a shard."""
     sequence = tick & (layout.sequence_limit - 1)
     return layout.encode(ms=tick >> layout.sequence_bits, shard=shard, sequence=sequence)
 
 
 def skipped_ranges(catalog: Catalog, shards: Collection[int] | None = None) -> list[Skipped]:
-    """Returns the ranges of some shards, or of all, as the catalog has them."""
+    """Return the ranges of some shards, or of all, as the catalog has them."""
     with catalog.engine.connect() as connection:
         return read_skipped(connection, "shardids_catalog", shards)
 
@@ -46,7 +46,7 @@ def skipped_ranges(catalog: Catalog, shards: Collection[int] | None = None) -> l
 def read_skipped(
     connection: Connection, schema: str = "shardids", shards: Collection[int] | None = None
 ) -> list[Skipped]:
-    """Returns the ranges that the catalog or, with its schema, a node has."""
+    """Return the ranges that the catalog or, with its schema, a node has."""
     found = connection.execute(
         text(f"""
             select shard, first_tick, last_tick from {schema}.skipped
@@ -57,12 +57,12 @@ def read_skipped(
 
 
 def record_skipped(catalog: Connection, skipped: Skipped) -> None:
-    """Writes a range to the catalog, or lengthens the one that begins with the same tick."""
+    """Write a range to the catalog, or lengthens the one that begins with the same tick."""
     catalog.execute(_WRITE_CATALOG, _values(skipped))
 
 
 def bring(node: Connection, ranges: Iterable[Skipped]) -> list[Skipped]:
-    """Writes ranges to a node in the open transaction; returns those that it lacked.
+    """Write ranges to a node in the open transaction; return those that it lacked.
 
     The function next_id() of a shard that is there gets its bound.
     """
@@ -95,4 +95,4 @@ _WRITE_NODE = text("""
 _BOUND = text("""
     select shardids.define_next_id(s.id, s.schema) from shardids.shard s
     where s.id = :shard and shardids.skips_from(s.id) is not null
-      and to_regprocedure(format('%I.late_id(regclass)', s.schema)) is not null""")
+      and to_regprocedure(format('%I.late_id_%s(regclass)', s.schema, s.id)) is not null""")

@@ -21,6 +21,9 @@ _NODE_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,39}")
 _SCHEMA_PREFIX: Final = re.compile(r"[a-z_][a-z0-9_]{0,39}")
 _LAST_SHARD: Final = (1 << 16) - 1
 
+REFERENCE_SCHEMA: Final = "shardids_ref"
+"""The schema of reference tables on every node."""
+
 BY_KEY: Final = "key"
 BY_DIRECTORY: Final = "directory"
 BY_FAN_OUT: Final = "fan-out"
@@ -28,7 +31,7 @@ BY_FAN_OUT: Final = "fan-out"
 
 
 def validate_node_name(name: str) -> str:
-    """Returns ``name`` if a node may have it: 1 to 40 of A-Z, a-z, 0-9, ``_ - .``, a letter first.
+    """Return ``name`` if a node may have it: 1 to 40 of A-Z, a-z, 0-9, ``_ - .``, a letter first.
 
     Raises:
         BadArgument: a node may not have it; the message states the rule.
@@ -42,7 +45,7 @@ def validate_node_name(name: str) -> str:
 
 
 def validate_schema_prefix(prefix: str) -> str:
-    """Returns ``prefix`` if schema names of shards may start with it.
+    """Return ``prefix`` if schema names of shards may start with it.
 
     It takes 1 to 40 of a-z, 0-9 and ``_``, no digit first. ``pg_`` belongs to PostgreSQL and
     ``shardids`` to shardids.
@@ -65,7 +68,7 @@ def validate_schema_prefix(prefix: str) -> str:
 
 @lru_cache(maxsize=_LAST_SHARD + 1, typed=True)
 def schema_name(prefix: str, shard: int) -> str:
-    """Returns the schema of a shard: the prefix, then the number in at least four digits.
+    """Return the schema of a shard: the prefix, then the number in at least four digits.
 
     ``schema_name("shard_", 5)`` is ``shard_0005``.
 
@@ -81,7 +84,7 @@ class Node:
     """One PostgreSQL database that hosts shards. The URL may hold a password: repr omits it.
 
     ``region`` is the region whose shards it takes; without one it takes the shards of no region. Nodes are
-    equal by name and URL alone: connections and transactions belong to a node whatever its region is.
+    equal if name and URL are: connections and transactions belong to a node whatever its region is.
 
     Raises:
         BadArgument: a name that :func:`validate_node_name` refuses.
@@ -116,7 +119,7 @@ class OldIdRule:
     def __post_init__(self) -> None:
         if self.rule not in (BY_KEY, BY_DIRECTORY, BY_FAN_OUT):
             raise BadArgument(
-                f"{self.rule!r} is no rule for old IDs",
+                f"{self.rule!r} is not a rule for old IDs",
                 hint=f"It is {BY_KEY}, {BY_DIRECTORY} or {BY_FAN_OUT}.",
             )
 
@@ -127,7 +130,7 @@ class OldIdRules:
 
     Attributes:
         below: IDs below it were issued before the cluster.
-        negative: whether negative IDs are old, too; not in a layout that uses the sign bit.
+        negative: whether negative IDs are also old; not in a layout that uses the sign bit.
         of_table: the rules, by table.
     """
 
@@ -136,7 +139,7 @@ class OldIdRules:
     of_table: Mapping[str, OldIdRule]
 
     def has(self, id_: int) -> bool:
-        """Returns whether an ID is old. Raises BadArgument if it is not an integer."""
+        """Return whether an ID is old. Raises BadArgument if it is not an integer."""
         number = id_ if type(id_) is int else as_integer("an ID", id_)
         return number < self.below and (number >= 0 or self.negative)
 
@@ -197,19 +200,19 @@ class Placement:
         object.__setattr__(self, "regions", MappingProxyType(dict(self.regions)))
 
     def owners(self) -> dict[int, str]:
-        """Returns the owner of each shard, and for a lost one the node that it was lost with."""
+        """Return the owner of each shard, and for a lost one the node that it was lost with."""
         return {**self.node_of, **self.lost}
 
     def region_of(self, shard: int) -> str | None:
-        """Returns the name of the region that a shard belongs to, or ``None``."""
+        """Return the name of the region that a shard belongs to, or ``None``."""
         return next((region.name for region in self.regions.values() if shard in region.shards), None)
 
     def nodes_of_region(self, region: str | None) -> list[str]:
-        """Returns the names of the nodes that take a region's shards; of ``None``, those of no region."""
+        """Return the names of the nodes that take a region's shards; of ``None``, those of no region."""
         return sorted(node.name for node in self.nodes.values() if node.region == region)
 
     def outside(self) -> dict[int, str]:
-        """Returns the shards that live on a node of another region than theirs, each with that node."""
+        """Return the shards that live on a node of another region than theirs, each with that node."""
         return {
             shard: name
             for shard, name in sorted(self.node_of.items())
@@ -217,7 +220,7 @@ class Placement:
         }
 
     def all_shards(self) -> list[int]:
-        """Returns every placed shard, sorted, for what must ask all of them.
+        """Return every placed shard, sorted, for what must ask all of them.
 
         Raises:
             ShardLost: one of them lives nowhere, so that an answer would lack its rows.
@@ -227,7 +230,7 @@ class Placement:
         return sorted(self.node_of)
 
     def by_node(self, shards: Iterable[int] | None = None) -> dict[str, list[int]]:
-        """Groups shards by the name of their node, both sorted; default: every placed shard.
+        """Group shards by the name of their node, both sorted; default: every placed shard.
 
         Raises:
             UnknownShard: a shard is on none of the nodes.
@@ -238,12 +241,12 @@ class Placement:
         return dict(sorted(found.items()))
 
     def digest(self) -> str:
-        """Returns a hash of which shard is on which node at which address, by which two can be compared."""
+        """Return a hash of the shards with their nodes and addresses, to compare two placements."""
         lines = [f"{shard} {name} {self.nodes[name].url}" for shard, name in sorted(self.node_of.items())]
         return sha256("\n".join(lines).encode()).hexdigest()[:32]
 
     def locate(self, shard: int) -> Node:
-        """Returns the node that the shard lives on.
+        """Return the node that the shard lives on.
 
         Raises:
             UnknownShard: the shard is on none of the nodes.
@@ -261,7 +264,7 @@ class Placement:
 
 
 def lost_shard(shard: int, node: str) -> ShardLost:
-    """Returns the error for a shard that was lost with a node."""
+    """Return the error for a shard that was lost with a node."""
     return ShardLost(
         f'shard {shard} was lost: the server that took over node "{node}" does not have it',
         hint=f"To see what is left of it: shardids node replace {node} --url URL --dry-run",
@@ -269,7 +272,7 @@ def lost_shard(shard: int, node: str) -> ShardLost:
 
 
 def key_hash(key: object) -> int:
-    """Returns the 64-bit number, 0 … 2^64 - 1, that a key hashes to, on every machine and in every version.
+    """Return the 64-bit number, 0 … 2^64 - 1, that a key hashes to, on every machine and in every version.
 
     It is the first 8 bytes, big-endian, of the SHA-256 of the key's type and value:
 
@@ -303,7 +306,7 @@ def key_hash(key: object) -> int:
 
 
 def shard_for_key(key: int | str | bytes | UUID, shard_count: int) -> int:
-    """Returns the shard, 0 … ``shard_count`` - 1, that a key belongs to: :func:`key_hash` modulo the count.
+    """Return the shard, 0 … ``shard_count`` - 1, that a key belongs to: :func:`key_hash` modulo the count.
 
     Keys move to other shards when the count changes: fix it when the cluster is made. In SQL,
     where ``h`` stands for the signed reading of the hash::
@@ -315,6 +318,16 @@ def shard_for_key(key: int | str | bytes | UUID, shard_count: int) -> int:
         BadArgument: a key that :func:`key_hash` refuses for its value, or a count below 1.
     """
     return key_hash(key) % checked_integer("shard_count", shard_count, 1, _LAST_SHARD + 1)
+
+
+def shards_for_keys(keys: Iterable[int] | Iterable[str], shard_count: int) -> list[int]:
+    """Return the shards of many keys of one type, ``int`` or ``str``: :func:`shard_for_key` of each, quicker.
+
+    Raises:
+        ValueError: a key that :func:`shard_for_key` refuses for its value.
+    """
+    tagged = ((b"i:%d" % key) if type(key) is int else f"s:{key}".encode() for key in keys)
+    return [int.from_bytes(sha256(each).digest()[:8], "big") % shard_count for each in tagged]
 
 
 def _canonical_bytes(key: object) -> bytes:

@@ -3,78 +3,113 @@
 ``COMMANDS`` lists all commands. The module of a command is imported when that command is used.
 """
 
+import atexit
+import gc
 from typing import Annotated, Any, Literal
 
 import typer
 
 import shardids
-from shardids.cli.common import ErrorsAsMessages, print_escapes
-from shardids.cli.lazy import Entry, LazyGroup
+from shardids.cli.command import Entry, ErrorsAsMessages, LazyGroup, print_escapes
 
+# The process ends: nothing that it has loaded is worth a collector's look.
+atexit.register(gc.freeze)
+
+BUILD, OPERATE, ADOPT = "Build a cluster", "Operate it", "Adopt a database"
+LOOK, LEARN = "Look at IDs and rows", "Learn and compare"
 COMMANDS = {
-    "init": Entry("clusters:init", "Create the catalog of a new cluster. Idempotent."),
+    "init": Entry("clusters:init", "Create the catalog of a new cluster. Idempotent.", BUILD),
+    "node": Entry("nodes:app", "The PostgreSQL databases that hold shards.", BUILD),
+    "shard": Entry("shards:app", "The logical shards.", BUILD),
+    "region": Entry(
+        "regions:app", "Names for ranges of shards, which live only on nodes of their region.", BUILD
+    ),
+    "migrate": Entry("migrate:app", "Change the tables of every shard, with Alembic.", BUILD),
     "grant": Entry(
-        "clusters:grant", "Let an application role draw IDs: draw, reserve and decode, nothing else."
+        "clusters:grant", "Let an application role draw IDs: draw, reserve and decode, nothing else.", BUILD
     ),
-    "upgrade": Entry(
-        "upgrade:upgrade",
-        "Bring shardids' own objects to this version: the catalog, the nodes, then the shards.",
+    "reference": Entry(
+        "tables.references:app",
+        "Small tables with the same rows on every node, which rows of all shards can refer to.",
+        BUILD,
     ),
-    "doctor": Entry(
-        "doctor:examine",
-        "Find what is wrong with the cluster, and say what to do. Changes nothing; exits 3 if something is.",
+    "lookup": Entry(
+        "tables.lookups:app", "Columns that are unique over all shards, and find a row's shard.", BUILD
     ),
-    "metrics": Entry("metrics:app", "What Prometheus asks for: metrics, alert rules, a dashboard."),
-    "console": Entry(
-        "console:console",
-        "Serve a page that shows the cluster: health, rates, the map of shards, IDs, moves. Reads only.",
+    "counter": Entry(
+        "tables.counters:app", "Numbers for people, which begin again each day, month or year.", BUILD
     ),
-    "validate-config": Entry(
-        "configuration:validate_config",
-        "Say whether catalog, layout, nodes, migrations and models can be used; exit 1 if not.",
+    "query-node": Entry(
+        "tables.query_node:app", "The database whose views show the rows of all shards.", BUILD
     ),
     "load": Entry(
-        "load:load",
+        "tables.load:load",
         "Load a CSV or Parquet file by COPY, each row into its shard; run again, it goes on where it ended.",
+        BUILD,
+    ),
+    "doctor": Entry(
+        "watch:examine",
+        "Find faults of the cluster, and name a remedy for each. Changes nothing; exits 3 on a fault.",
+        OPERATE,
+    ),
+    "console": Entry(
+        "watch:console",
+        "Serve a page that shows the cluster: health, rates, the map of shards, IDs, moves. Reads only.",
+        OPERATE,
+    ),
+    "metrics": Entry(
+        "watch:metrics",
+        "Serve the metrics of the cluster to Prometheus, at /metrics. Writes nothing on any node.",
+        OPERATE,
     ),
     "rebalance": Entry(
-        "moves:rebalance", "Move shards, one after another, until all nodes carry about the same."
+        "shards:rebalance", "Move shards, one after another, until all nodes carry about the same.", OPERATE
+    ),
+    "upgrade": Entry(
+        "clusters:upgrade",
+        "Bring shardids' own objects to this version: the catalog, the nodes, then the shards.",
+        OPERATE,
+    ),
+    "transactions": Entry(
+        "tables.transactions:transactions",
+        "List, or end, transactions that dead clients left prepared on the nodes, and their decisions.",
+        OPERATE,
+    ),
+    "restore-point": Entry(
+        "tables.transactions:restore_point",
+        "Mark a moment on all servers, so that they can be restored to it together.",
+        OPERATE,
+    ),
+    "adopt": Entry("adopt:app", "Take an existing PostgreSQL database into shards.", ADOPT),
+    "id": Entry("ids:app", "Take IDs apart, put them together, draw them.", LOOK),
+    "sql": Entry(
+        "learn:sql",
+        "List the SQL files that shardids installs, or print one, exactly as shardids runs it.",
+        LOOK,
+    ),
+    "demo": Entry(
+        "learn:demo",
+        "Run two servers with 64 shards, write 6,000 rows through SQLAlchemy, and show what their IDs say.",
+        LEARN,
+    ),
+    "dev": Entry("learn:app", "A cluster of embedded servers in a folder, to play with.", LEARN),
+    "plan": Entry(
+        "plan:plan",
+        "Plan widths, shards and nodes for a load, or say with --layout whether one fits it. Asks no server.",
+        LEARN,
     ),
     "compare": Entry(
         "compare:compare",
         "Measure all key schemes side by side, on servers of this machine that are started for it.",
+        LEARN,
     ),
-    "demo": Entry(
-        "dev:demo",
-        "Run two servers with 64 shards, write 6,000 rows through SQLAlchemy, and show what their IDs say.",
+    "multimaster": Entry(
+        "compare:multimaster",
+        "Give every master of a group its own auto-increment offset: k masters, each counting by k.",
+        LEARN,
     ),
-    "node": Entry("groups:node_app", "The PostgreSQL databases that hold shards."),
-    "shard": Entry("groups:shard_app", "The logical shards."),
-    "region": Entry("regions:app", "Names for ranges of shards, which live on nodes of their region alone."),
-    "migrate": Entry("migrate:app", "Change the tables of every shard, with Alembic."),
-    "transaction": Entry("transactions:app", "Transactions on several nodes that were not ended."),
-    "restore-point": Entry(
-        "restore_points:restore_point",
-        "Mark a moment on all servers to which they can be restored together.",
-    ),
-    "adopt": Entry("adopt:app", "Take an existing PostgreSQL database into shards."),
-    "reference": Entry(
-        "references:app",
-        "Small tables with the same rows on every node, which rows of all shards can refer to.",
-    ),
-    "query-node": Entry("query_node:app", "The database whose views show the rows of all shards."),
-    "counter": Entry("counters:app", "Numbers for people, which begin again each day, month or year."),
-    "lookup": Entry("lookups:app", "Columns that are unique over all shards, and find a row's shard."),
-    "plan": Entry(
-        "plan:plan",
-        "Plan widths, shards and nodes for a load, or say with --layout whether one fits it. Asks no server.",
-    ),
-    "id": Entry("ids:app", "Take IDs apart, put them together, draw them."),
-    "sql": Entry("sql:app", "Read the SQL that shardids installs."),
-    "dev": Entry("dev:app", "A cluster of embedded servers in a folder, to play with."),
-    "baseline": Entry("baseline:app", "The key schemes that shardids is compared with."),
 }
-"""Commands and groups of commands, in the order of ``--help``."""
+"""Commands and groups of commands, in the order of ``--help``, by who needs them."""
 
 
 LogFormat = Literal["text", "json"]
@@ -117,7 +152,7 @@ def _main(
             "--verbose",
             "-v",
             count=True,
-            help="Log steps and changes of state to stderr; -vv: statements, too.",
+            help="Log steps and changes of state to stderr; -vv: also statements.",
         ),
     ] = 0,
     log_format: Annotated[LogFormat, typer.Option(help="How records are written.")] = "text",

@@ -1,4 +1,4 @@
-"""``shardids init`` and ``grant``."""
+"""``shardids init``, ``grant`` and ``upgrade``."""
 
 from __future__ import annotations
 
@@ -7,42 +7,39 @@ from typing import Annotated
 
 import typer
 
-from shardids.catalog.notation import parse_shards
-from shardids.catalog.rows import SCHEMA_PREFIX
-from shardids.cli.common import LAYOUTS, CatalogOption, DryRunOption, opened
-from shardids.cli.output import err, out
+from shardids.cli.command import LAYOUTS, Run, refuse, takes
+from shardids.cli.migrate import JobsOption, LockTimeoutOption, RetriesOption
+from shardids.cli.printing import err, out, print_rows
+from shardids.cli.tables.query_node import report
 from shardids.ids.layout import Layout
-from shardids.install import provision
+from shardids.pg.notation import parse_duration_ms, parse_shards, shown_shards
 
 _FEW_YEARS = 10
 """``init`` warns of a layout that ends in fewer years."""
 
 
+@takes("catalog", "dry-run")
 def init(
-    catalog: CatalogOption,
+    run: Run,
     shards: Annotated[int, typer.Option(help="Number of logical shards; fixed for good.")] = 1024,
     layout: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME|T-S-Q[@EPOCH_MS]",
-            help=f"{LAYOUTS}; fixed for good.",
-        ),
+        str, typer.Option(metavar="NAME|T-S-Q[@EPOCH_MS]", help=f"{LAYOUTS}; fixed for good.")
     ] = "default",
-    schema_prefix: Annotated[
-        str, typer.Option(help="What schema names of shards start with.")
-    ] = SCHEMA_PREFIX,
-    dry_run: DryRunOption = False,
+    schema_prefix: Annotated[str, typer.Option(help="What schema names of shards start with.")] = "shard_",
 ) -> None:
     """Create the catalog of a new cluster. Idempotent."""
+    from shardids.migrate.install import provision
+
     chosen = Layout.parse(layout)
-    with opened(catalog) as there:
-        description = provision.init(there, chosen, shards, schema_prefix, dry_run=dry_run)
+    there = run.catalog
+    description = provision.init(there, chosen, shards, schema_prefix, dry_run=run.dry)
     if chosen.negative_from is not None:
         err.print(
             f"[yellow]Warning:[/] layout {chosen.name} uses the sign bit: from"
-            f" {chosen.negative_from:%Y-%m-%d} on its IDs are negative and sort before the older ones."
+            f" {chosen.negative_from:%Y-%m-%d} on its IDs are negative and sort before the older ones.",
+            markup=True,
         )
-    done = "Would make" if dry_run else "Made"
+    done = "Would make" if run.dry else "Made"
     out.print(f"{done} cluster {description.cluster}: {shards} shards, layout {chosen}")
     years = chosen.years_left(datetime.now(UTC))
     out.print(f"  time     until {chosen.last_time:%Y-%m-%d}, {years:.1f} years left")
@@ -52,18 +49,94 @@ def init(
     if years < _FEW_YEARS:
         err.print(
             f"[yellow]Warning:[/] layout {chosen} ends on {chosen.last_time:%Y-%m-%d}: from then on no shard"
-            " issues IDs. A layout is fixed for good."
+            " issues IDs. A layout is fixed for good.",
+            markup=True,
         )
 
 
+@takes("catalog", "dry-run")
 def grant(
-    role: Annotated[str, typer.Argument(help="A role that exists on the nodes.")],
-    catalog: CatalogOption,
-    shards: Annotated[str, typer.Option(help="Numbers and ranges, 0-31,40, or all.")] = "all",
-    dry_run: DryRunOption = False,
+    run: Run,
+    role: Annotated[str, typer.Argument(help="A role that exists on the nodes, or on the query node.")],
+    shards: Annotated[
+        str | None, typer.Option(help="Numbers and ranges, 0-31,40, or all.", show_default="all")
+    ] = None,
+    query_node: Annotated[
+        bool,
+        typer.Option(
+            "--query-node",
+            help="Instead, let it read every table of the query node, also those to come, with its owner's"
+            " rights.",
+        ),
+    ] = False,
 ) -> None:
     """Let an application role draw IDs: draw, reserve and decode, nothing else."""
-    with opened(catalog) as there:
-        numbers = None if shards == "all" else parse_shards(shards, there.describe().shard_count)
-        count = provision.grant(there, role, numbers, dry_run=dry_run)
-    out.print(f'{"Would grant" if dry_run else "Granted"} use of {count} shards to "{role}"')
+    from shardids.migrate.install import provision
+    from shardids.tables import views
+
+    if query_node:
+        refuse("to --query-node", shards=shards)
+        report(run, views.grant(run.catalog, role, dry_run=run.dry), "changed")
+        return
+    numbers = None
+    if shards not in (None, "all"):
+        numbers = parse_shards(str(shards), run.catalog.describe().shard_count)
+    count = provision.grant(run.catalog, role, numbers, dry_run=run.dry)
+    out.print(f'{"Would grant" if run.dry else "Granted"} use of {count} shards to "{role}"')
+
+
+@takes("catalog", "dry-run")
+def upgrade(
+    run: Run, jobs: JobsOption = 1, lock_timeout: LockTimeoutOption = "2s", retries: RetriesOption = 5
+) -> None:
+    """Bring shardids' own objects to this version: the catalog, the nodes, then the shards."""
+    from shardids.catalog.nodes import Nodes
+    from shardids.cli.migrate.shown import Interruption, Progress
+    from shardids.migrate.install.upgrade import shards_behind, targets
+    from shardids.migrate.install.upgrade import upgrade as upgrade_objects
+    from shardids.migrate.player import Limits
+    from shardids.migrate.runner import RunSettings, one_run
+
+    settings = RunSettings(
+        jobs=jobs, retries=retries, limits=Limits(lock_timeout_ms=parse_duration_ms(lock_timeout))
+    )
+    there = run.catalog
+    if run.dry:
+        with Nodes(there.nodes(), there.url) as nodes:
+            found = targets(there, nodes)
+        # The shards' revisions are read by what the nodes get first.
+        waiting = shards_behind(there) if all(target.is_current for target in found) else []
+        rows = [
+            {"what": target.tree, "name": target.name, "from": target.revision, "to": target.newest}
+            for target in found
+            if not target.is_current
+        ]
+        if waiting:
+            out.print(f"Would upgrade {len(waiting)} shards: {shown_shards(waiting)}")
+        else:
+            print_rows(rows, empty="The catalog, the nodes and the shards are up to date")
+        return
+    with (
+        one_run(there, "upgrade") as leases,
+        Interruption() as interruption,
+        Progress() as progress,
+    ):
+        done = upgrade_objects(
+            there,
+            settings,
+            progress,
+            interruption.stop,
+            lambda target: out.print(f"Upgraded {target.tree} {target.name} to {target.newest}"),
+            leases=leases,
+        )
+    for outcome in done.shards.outcomes:
+        if outcome.error:
+            err.print(f"shard {outcome.shard}: {outcome.error}")
+    changed = done.shards.of("done")
+    if changed:
+        out.print(f"Upgraded {len(changed)} shards: {shown_shards(one.shard for one in changed)}")
+    if not done.shards.succeeded or done.shards.interrupted:
+        err.print("To continue, run it again: shardids upgrade")
+        raise typer.Exit(1)
+    if not changed and all(target.is_current for target in done.targets):
+        out.print("Nothing to do: everything is up to date")

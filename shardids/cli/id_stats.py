@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardids.cli.common import JsonOption, opened, print_json
+from shardids.cli.command import Run, takes
+from shardids.cli.printing import err, figures, out, print_json, print_warnings
 from shardids.errors import BadArgument, ShardidsError
 from shardids.ids import Layout
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from shardids.stats.anomalies import Anomaly
-    from shardids.stats.measured import IdStats
-    from shardids.stats.reading import ReadIds
+    from shardids.watch.stats.detector import Anomaly
+    from shardids.watch.stats.measured import IdStats
+    from shardids.watch.stats.reading import ReadIds
 
 _MOST_NAMED = 5
 _MOST_FOUND = 20
@@ -28,11 +29,13 @@ _MOST_LISTED = 10
 _HOUR, _DAY = timedelta(hours=1), timedelta(days=1)
 
 
+@takes("catalog?", "json")
 def stats(
+    run: Run,
     file: Annotated[
         str | None,
         typer.Argument(
-            metavar="FILE|-", help="IDs, one a line, or a CSV file; - is stdin.", show_default="-"
+            metavar="FILE|-", help="IDs, one per line, or a CSV file; - is stdin.", show_default="-"
         ),
     ] = None,
     column: Annotated[
@@ -49,7 +52,7 @@ def stats(
         typer.Option(metavar="URL", help="Where --query is asked: postgresql://user@host/database"),
     ] = None,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Name what is no ID and go on, where otherwise it ends here.")
+        bool, typer.Option("--skip-bad", help="Name lines that are not IDs, and go on.")
     ] = False,
     top: Annotated[
         int | None,
@@ -63,25 +66,14 @@ def stats(
         str | None,
         typer.Option("--layout", metavar="NAME|T-S-Q[@EPOCH_MS]", help="As for shardids id decode."),
     ] = None,
-    catalog: Annotated[
-        str | None,
-        typer.Option(
-            "--catalog",
-            envvar="SHARDIDS_CATALOG",
-            metavar="URL",
-            help="Take the layout from this catalog, and count old IDs apart.",
-        ),
-    ] = None,
-    as_json: JsonOption = False,
 ) -> None:
-    """Read IDs as a record of load: shards, rates, gaps, order, clocks, and what is unusual.
+    """Read IDs as a record of load: shards, rates, gaps, order, clocks, and anomalies.
 
     Clocks are judged if the IDs come in about the order of their insertion. Exits 0 whatever is found.
     """
     if find_spec("numpy") is None:
-        raise ShardidsError("shardids id stats needs numpy", hint="pip install 'shardids[numpy]'")
-    from shardids.cli.output import print_warnings
-    from shardids.stats.measured import of
+        raise ShardidsError("shardids id stats needs numpy", hint="pip install 'shardids[ops]'")
+    from shardids.watch.stats.measured import of
 
     if (query is None) != (url is None):
         raise BadArgument("--query and --url go together", hint="The one is asked, the other says where.")
@@ -89,13 +81,13 @@ def stats(
         _refuse_of_file({"FILE": file, "--column": column, "--delimiter": delimiter})
     if delimiter is not None and column is None:
         raise BadArgument("--delimiter goes with --column", hint="Without it, each line is an ID.")
-    used, old_ids_below = _layout(layout, catalog)
+    used, old_ids_below = _layout(run, layout)
     read = _read("-" if file is None else file, column, "," if delimiter is None else delimiter, query, url)
     ids, bad = _checked(read, used)
     _name(bad, "line" if query is None else "row", is_csv=column is not None, skip_bad=skip_bad)
     measured = of(ids, used, now=datetime.now(UTC), old_ids_below=old_ids_below)
     print_warnings(_doubts(measured))
-    if as_json:
+    if run.as_json:
         print_json(_as_json(measured, len(bad), top))
     else:
         _print(measured, top or _MOST_LISTED)
@@ -108,20 +100,19 @@ def _refuse_of_file(given: dict[str, str | None]) -> None:
         )
 
 
-def _layout(layout: str | None, catalog: str | None) -> tuple[Layout, int | None]:
-    if layout is not None or catalog is None:
+def _layout(run: Run, layout: str | None) -> tuple[Layout, int | None]:
+    if layout is not None or not run.url:
         return Layout.parse(layout or "default"), None
-    with opened(catalog) as there:
-        rules = there.placement().old_ids
-        return there.describe().layout, rules.below if rules else None
+    rules = run.catalog.placement().old_ids
+    return run.catalog.describe().layout, rules.below if rules else None
 
 
 def _read(file: str, column: str | None, delimiter: str, query: str | None, url: str | None) -> ReadIds:
-    from shardids.stats.reading import read_ids
+    from shardids.watch.stats.reading import read_ids
 
     with ExitStack() as stack:
         if query is not None and url is not None:
-            from shardids.stats.query import answer
+            from shardids.watch.stats.reading import answer
 
             return read_ids(stack.enter_context(answer(url, query)))
         if file == "-" and sys.stdin is None:
@@ -131,8 +122,8 @@ def _read(file: str, column: str | None, delimiter: str, query: str | None, url:
 
 
 def _checked(read: ReadIds, layout: Layout) -> tuple[Any, list[tuple[int, str]]]:
-    """The IDs that the layout can hold, and the lines of all else with what is wrong, in their order."""
-    from shardids.stats.reading import foreign
+    """The IDs that the layout can hold, and the other lines with their faults, in their order."""
+    from shardids.watch.stats.reading import foreign
 
     is_foreign = foreign(read.ids, layout)
     bad = [(one.line, one.reason) for one in read.bad]
@@ -154,9 +145,8 @@ def _name(bad: list[tuple[int, str]], what: str, *, is_csv: bool, skip_bad: bool
     if not skip_bad:
         csv = "If the file is CSV: --column NAME. " if what == "line" and not is_csv else ""
         raise BadArgument(
-            "; ".join(named), hint=f"{csv}To leave out what is no ID of this layout: --skip-bad"
+            "; ".join(named), hint=f"{csv}To leave out lines that are not IDs of this layout: --skip-bad"
         )
-    from shardids.cli.output import print_warnings
 
     print_warnings([f"{one}, left out" if one.startswith(what) else one for one in named])
 
@@ -173,7 +163,6 @@ def _doubts(stats: IdStats) -> list[str]:
 
 
 def _print(stats: IdStats, top: int) -> None:
-    from shardids.cli.output import err, out
 
     out.print(_summary(stats))
     if not stats.count:
@@ -196,8 +185,8 @@ def _print(stats: IdStats, top: int) -> None:
     if not stats.anomalies:
         out.print("Nothing else is unusual." if stats.duplicates else "Nothing unusual.")
     for one in stats.anomalies[:_MOST_FOUND]:
-        out.print(f"[bold yellow]{one.kind}[/] ", end="")
-        out.print(_told(one), markup=False)
+        out.print(f"[bold yellow]{one.kind}[/] ", markup=True, end="")
+        out.print(_told(one))
     if len(stats.anomalies) > _MOST_FOUND:
         err.print(f"and {len(stats.anomalies) - _MOST_FOUND:,} more; all of them: --json")
 
@@ -212,7 +201,7 @@ def _told(one: Anomaly) -> str:
 def _summary(stats: IdStats) -> Table:
     from rich.table import Table
 
-    from shardids.stats.anomalies import rate, span
+    from shardids.watch.stats.detector import rate, span
 
     table = Table(box=None, show_header=False, pad_edge=False)
     rows = {"IDs": f"{stats.count:,}", "shards": f"{stats.shards.shard.size:,}"}
@@ -238,8 +227,7 @@ def _time(at: datetime) -> str:
 
 
 def _shards(stats: IdStats, top: int) -> Table:
-    from shardids.cli.output import figures
-    from shardids.stats.anomalies import span
+    from shardids.watch.stats.detector import span
 
     rows = [
         {
@@ -257,7 +245,7 @@ def _shards(stats: IdStats, top: int) -> Table:
 
 
 def _by_count(stats: IdStats, top: int | None) -> list[dict[str, Any]]:
-    from shardids.stats.anomalies import time_of
+    from shardids.watch.stats.detector import time_of
 
     shards = stats.shards
     return [

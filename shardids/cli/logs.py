@@ -9,7 +9,7 @@ from shardids.logs import logger
 
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _TOLD = ("adopt", "migrate", "mover")
-"""Packages of which commands print what goes wrong."""
+"""Packages whose errors the commands print."""
 
 
 class _Stderr(logging.Handler):
@@ -26,7 +26,7 @@ _handler = _Stderr()
 
 
 def set_up(verbosity: int, *, as_json: bool) -> None:
-    """Logs warnings; with a ``verbosity`` of 1 also steps and changes of state, with 2 statements."""
+    """Log warnings; with a ``verbosity`` of 1 also steps and change of state, with 2 statements."""
     _handler.setFormatter(_formatter(as_json=as_json))
     above = logging.getLogger("shardids")
     above.addHandler(_handler)

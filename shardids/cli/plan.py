@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from shardids.cli.common import JsonOption, print_json
+from shardids.cli.command import Run, takes
+from shardids.cli.printing import figures, out, print_json, print_warnings
 from shardids.errors import BadArgument
-from shardids.ids import Layout
+from shardids.ids import FOREIGN, ForeignLayout, parse_layout
 
 if TYPE_CHECKING:
-    from shardids.planning import Plan
+    from shardids.ids.planning import Plan
 
 _PRICE = re.compile(r"(node|TB)=([0-9]+(?:\.[0-9]+)?)")
 _DEAREST = 1e18
@@ -37,7 +38,9 @@ _UNITS = "", "k", "M", "G", "T", "P", "E", "Z", "Y"
 _Made = TypeVar("_Made")
 
 
+@takes("json")
 def plan(
+    run: Run,
     ids_per_second: Annotated[str, typer.Option(metavar="N", help="The mean today: 50000, or 50k.")],
     peak: Annotated[
         str, typer.Option(metavar="Nx", help="How many times the mean the busiest second is.")
@@ -70,18 +73,22 @@ def plan(
     ] = None,
     layout: Annotated[
         str | None,
-        typer.Option(metavar="NAME|T-S-Q[@EPOCH_MS]", help="Say whether this layout fits; exit 1 if not."),
+        typer.Option(
+            metavar="NAME|T-S-Q[@EPOCH_MS]",
+            help=f"Say whether this layout, or {' or '.join(FOREIGN)}, fits; exit 1 if not.",
+        ),
     ] = None,
     shards: Annotated[
-        int | None,
-        typer.Option(min=1, max=1 << 16, help="With --layout: how many shards; else all it has."),
+        int | None, typer.Option(min=1, max=1 << 16, help="With --layout: how many shards; else all it has.")
     ] = None,
-    as_json: JsonOption = False,
 ) -> None:
-    """Plan widths, shards and nodes for a load, or say with --layout whether one fits it. Asks no server."""
-    from shardids.planning import Load, Node, validate
-    from shardids.planning import plan as planned
-    from shardids.planning.load import parse_growth, parse_keep, parse_number, parse_peak
+    """Plan widths, shards and nodes for a load, or say with --layout whether one fits it. Asks no server.
+
+    Exits with 1 where no cluster holds the load, after the plan that comes closest.
+    """
+    from shardids.ids.planning import Load, Node, validate
+    from shardids.ids.planning import plan as planned
+    from shardids.ids.planning.load import parse_growth, parse_keep, parse_number, parse_peak
 
     load = _checked(
         Load,
@@ -105,14 +112,19 @@ def plan(
     if layout is None:
         if shards is not None:
             raise BadArgument("--shards goes with --layout", hint="Without it, the plan says how many.")
-        _show(planned(load, node=node, now=now), load, prices, as_json=as_json)
+        made = planned(load, node=node, now=now)
+        _show(made, load, prices, as_json=run.as_json)
+        if made.lacking:
+            raise typer.Exit(1)
         return
     if prices:
         raise BadArgument("--price does not go with --layout", hint="The plan without it says what it costs.")
-    used = Layout.parse(layout)
+    used = parse_layout(layout)
     count = used.shard_limit if shards is None else shards
-    why = validate(load, layout=used, shards=count, now=now, node=node)
-    if as_json:
+    # Where the machines of another generator keep their rows, its layout does not say.
+    of_nodes = None if isinstance(used, ForeignLayout) else node
+    why = validate(load, layout=used, shards=count, now=now, node=of_nodes)
+    if run.as_json:
         print_json({"layout": str(used), "shards": count, "fits": not why, "why": why})
     else:
         for one in why or [f"layout {used} fits"]:
@@ -122,7 +134,7 @@ def plan(
 
 
 def _checked(make: Callable[..., _Made], **options: float | None) -> _Made:
-    """Makes it of the options; what is wrong with one is said in its name."""
+    """Make it of the options; what is wrong with one is said in its name."""
     try:
         return make(**options)
     except BadArgument as error:
@@ -167,9 +179,9 @@ def _rows(plan: Plan, prices: dict[str, float]) -> list[dict[str, Any]]:
 
 
 def _show(plan: Plan, load: Any, prices: dict[str, float], *, as_json: bool) -> None:
-    from shardids.planning import key_bytes
+    from shardids.ids.planning import collisions, key_bytes
 
-    rows, keys = _rows(plan, prices), key_bytes(load)
+    rows, keys, chances = _rows(plan, prices), key_bytes(load), collisions(load)
     if as_json:
         print_json(
             {
@@ -185,17 +197,25 @@ def _show(plan: Plan, load: Any, prices: dict[str, float], *, as_json: bool) -> 
                     for one in plan.limits
                 ],
                 "key_bytes_in_10_years": keys,
+                "collision_chance_in_10_years": chances,
+                "fits": not plan.lacking,
+                "why": plan.lacking,
             }
         )
         return
-    _print(plan, rows, keys, has_prices=bool(prices))
+    _print(plan, rows, keys, chances, has_prices=bool(prices))
 
 
-def _print(plan: Plan, rows: list[dict[str, Any]], keys: dict[str, float], *, has_prices: bool) -> None:
-    from shardids.cli.output import figures, out, print_warnings
-
-    out.print(f"layout {plan.layout} ({plan.layout.name}), {plan.shards:,} shards", markup=False)
-    out.print(f"made by: shardids init --shards {plan.shards} --layout {plan.layout}\n", markup=False)
+def _print(
+    plan: Plan,
+    rows: list[dict[str, Any]],
+    keys: dict[str, float],
+    chances: dict[str, float],
+    *,
+    has_prices: bool,
+) -> None:
+    out.print(f"layout {plan.layout} ({plan.layout.name}), {plan.shards:,} shards")
+    out.print(f"made by: shardids init --shards {plan.shards} --layout {plan.layout}\n")
     shown = [
         {
             "year": f"{row['year']:.4g}",
@@ -214,14 +234,25 @@ def _print(plan: Plan, rows: list[dict[str, Any]], keys: dict[str, float], *, ha
     nodes = "1 node" if first == 1 else f"{first:,} nodes"
     out.print(f"\nWith the {nodes} of year 0, what ends first:")
     for one in plan.limits:
-        out.print(f"  {one.what}: {_when(one.year)}; {one.message}", markup=False)
+        out.print(f"  {one.what}: {_when(one.year)}; {one.message}")
     crowded = [one.message for one in plan.limits if one.what == "shards a node" and not one.year]
     print_warnings(
         f"shards a node: {message}; measure yours, or begin with more nodes" for message in crowded
     )
     out.print("\nKeys and one foreign key a row, with their indexes, after 10 years:")
     for kind, size in keys.items():
-        out.print(f"  {kind}: {_short(size, 4)}B", markup=False)
+        out.print(f"  {kind}: {_short(size, 4)}B")
+    out.print("\nThe chance that two keys of those years are the same, if they were:")
+    for kind, chance in chances.items():
+        out.print(f"  {kind}: {chance:.2g}")
+    if plan.lacking:
+        out.print("\nThis load does not fit one cluster:")
+        for why in plan.lacking:
+            out.print(f"  {why}")
+        out.print(
+            "Plan for fewer years, less growth, larger nodes (--node-disk, --node-rows), rows that are"
+            " deleted (--keep), or several clusters."
+        )
 
 
 def _when(year: float) -> str:

@@ -1,29 +1,38 @@
-"""``shardids shard create``, ``list`` and ``show``."""
+"""``shardids shard`` and ``rebalance``."""
 
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from shardids import views
-from shardids.catalog.notation import parse_shards
-from shardids.catalog.rows import Catalog, unknown_node
-from shardids.catalog.topology import schema_name
-from shardids.cli.common import CatalogOption, DryRunOption, JsonOption, opened
-from shardids.cli.output import err, out, print_rows, print_warnings
-from shardids.install import provision
-from shardids.install.inspecting import inspect_shard
-from shardids.migrate.environment import Environment
-from shardids.migrate.new_shards import MigrateNew, migrator_of_new_shards
+from shardids.cli.command import OnBusyOption, Run, TrustOption, refuse, takes
+from shardids.cli.nodes import reset_clock
+from shardids.cli.printing import bars, err, out, print_json, print_rows, print_warnings
+from shardids.errors import BadArgument, ShardBusy, ShardidsError
+from shardids.pg.notation import named_shards, parse_duration_ms, parse_shards
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+    from shardids import mover
+    from shardids.catalog.rows import Catalog
+    from shardids.migrate.migration import MigrateNew
+    from shardids.migrate.recording import Accepted
 
 
+app = typer.Typer(help="The logical shards.", no_args_is_help=True)
+
+
+@app.command("create")
+@takes("catalog", "dry-run")
 def create_shards(
-    catalog: CatalogOption,
+    run: Run,
     shards: Annotated[str, typer.Argument(help="Numbers and ranges, 0-31,40, or all.")] = "all",
     node: Annotated[
         str | None, typer.Option(help="Node for those without a place; else they are spread evenly.")
@@ -36,23 +45,26 @@ def create_shards(
             help="The application's migrations: new shards get its tables, at the other shards' revision.",
         ),
     ] = None,
-    dry_run: DryRunOption = False,
 ) -> None:
-    """Create shards on their nodes. Idempotent: creates what is missing."""
+    """Create shards on their nodes. Idempotent: creates missing ones."""
+    from shardids.migrate.environment import Environment
+    from shardids.migrate.migration import migrator_of_new_shards
+    from shardids.tables import views
+
     environment = None if migrations is None else Environment.at(migrations)
-    with opened(catalog) as there:
-        numbers = parse_shards(shards, there.describe().shard_count)
-        if dry_run:
-            made = there.plan_shards(numbers, node, dry_run=True)
-        else:
-            with ExitStack() as stack:
-                migrate: MigrateNew | None = None
-                if environment is not None:
-                    migrate = stack.enter_context(migrator_of_new_shards(there, environment))
-                made = _create_with_progress(there, numbers, node, migrate)
-            if made:
-                print_warnings(views.follow(there))
-    done = "Would make" if dry_run else "Made"
+    there = run.catalog
+    numbers = parse_shards(shards, there.describe().shard_count)
+    if run.dry:
+        made = there.plan_shards(numbers, node, dry_run=True)
+    else:
+        with ExitStack() as stack:
+            migrate: MigrateNew | None = None
+            if environment is not None:
+                migrate = stack.enter_context(migrator_of_new_shards(there, environment))
+            made = _create_with_progress(there, numbers, node, migrate)
+        if made:
+            print_warnings(views.follow(there))
+    done = "Would make" if run.dry else "Made"
     for name, count in sorted(Counter(made.values()).items()):
         out.print(f'{done} {count} shards on node "{name}"')
     if not made:
@@ -62,13 +74,9 @@ def create_shards(
 def _create_with_progress(
     there: Catalog, shards: list[int], node: str | None, migrate: MigrateNew | None
 ) -> dict[int, str]:
-    columns = (
-        TextColumn("node {task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=err, disable=not err.is_terminal) as progress:
+    from shardids.migrate.install import provision
+
+    with bars("node {task.description}", "bar", "count", "left", transient=False) as progress:
         tasks = {}
 
         def plan(counts: dict[str, int]) -> None:
@@ -85,37 +93,547 @@ def _create_with_progress(
         )
 
 
+@app.command("list")
+@takes("catalog", "json")
 def list_shards(
-    catalog: CatalogOption,
+    run: Run,
+    shard: Annotated[
+        int | None, typer.Argument(metavar="[SHARD]", help="Show this one, from the catalog and its owner.")
+    ] = None,
     node: Annotated[str | None, typer.Option(help="Only those on this node.")] = None,
-    as_json: JsonOption = False,
 ) -> None:
-    """Show which node holds which shard."""
-    with opened(catalog) as there:
-        placement, prefix = there.placement(), there.describe().schema_prefix
-    if node is not None and node not in placement.nodes:
-        raise unknown_node(node, placement.nodes)
-    rows = [
-        {
-            "shard": shard,
-            "node": name,
-            "region": placement.region_of(shard),
-            "schema": schema_name(prefix, shard),
-            "state": "lost" if shard in placement.lost else "active",
-        }
-        for shard, name in sorted(placement.owners().items())
-        if node in (None, name)
-    ]
-    print_rows(rows, as_json=as_json, empty="No shard yet. To make them: shardids shard create")
+    """Show which node holds which shard, and which command is changing it."""
+    from shardids.catalog.leases import of_owners, visible_leases
+    from shardids.catalog.nodes import Nodes
+    from shardids.catalog.rows import unknown_node
+    from shardids.catalog.topology import schema_name
+    from shardids.migrate.install.inspecting import inspect_shard
 
-
-def show_shard(shard: int, catalog: CatalogOption, as_json: JsonOption = False) -> None:
-    """Show what the catalog and the owner node know of a shard."""
-    with opened(catalog) as there:
+    there = run.catalog
+    if shard is not None:
+        refuse("to one shard", node=node)
         (number,) = parse_shards(str(shard), there.describe().shard_count)
         facts = inspect_shard(there, number)
-    if as_json:
-        print_rows([facts], as_json=True, empty="")
+        if run.as_json:
+            print_json([facts])
+            return
+        for name, value in facts.items():
+            out.print(f"{name:>16}  {value}")
         return
-    for name, value in facts.items():
-        out.print(f"{name:>16}  {value}", markup=False)
+    placement, prefix = there.placement(), there.describe().schema_prefix
+    if node is not None and node not in placement.nodes:
+        raise unknown_node(node, placement.nodes)
+    with Nodes(placement.nodes, there.url) as nodes:
+        found = of_owners(visible_leases(there, nodes), placement.owners())
+    leases = {number: f"{lease} ({lease.standing})" for number, lease in found.items()}
+    rows = [
+        {
+            "shard": number,
+            "node": name,
+            "region": placement.region_of(number),
+            "schema": schema_name(prefix, number),
+            "state": "lost" if number in placement.lost else "active",
+            "lease": leases.get(number),
+        }
+        for number, name in sorted(placement.owners().items())
+        if node in (None, name)
+    ]
+    run.print_rows(rows, empty="No shard yet. To make them: shardids shard create")
+
+
+@app.command("accept-schema")
+@takes("catalog", "dry-run", "yes", "json")
+def accept_schema(
+    run: Run,
+    like: Annotated[
+        int | None, typer.Option(metavar="SHARD", help="The shard to go by, where shards differ.")
+    ] = None,
+) -> None:
+    """Record the present schema of the shards as the one that they must have.
+
+    "migrate" and commands that change shards record it themselves. Other changes, made by psql or by plain
+    Alembic, are shown, and recorded.
+    """
+    from shardids.migrate.recording import accept, plan_acceptance
+
+    accepted = plan_acceptance(run.catalog, like)
+    rows = [
+        {
+            "revision": one.key[0],
+            "server_version": one.key[1],
+            "shards": len(one.shards),
+            "compared_with": one.compared_with,
+            "objects": len(one.objects),
+            "differences": list(one.lines),
+        }
+        for one in accepted
+    ]
+    changed = [one for one in accepted if one.lines or not one.is_recorded]
+    if run.as_json:
+        print_json(rows)
+    else:
+        for one in changed:
+            print_acceptance(one)
+    if not changed:
+        err.print("Nothing to record: the shards are as is recorded")
+        return
+    run.ask(f"Record this for {named_shards(sorted(s for one in changed for s in one.shards))}?")
+    if not run.dry:
+        accept(run.catalog, accepted, "shard accept-schema")
+        err.print("Recorded")
+
+
+def print_acceptance(accepted: Accepted) -> None:
+    """Print how the state of shards differs from the recorded one."""
+    revision, version = accepted.key
+    out.print(f"{named_shards(accepted.shards)} at {revision or 'no revision'} on PostgreSQL {version}:")
+    if accepted.compared_with is None:
+        out.print(f"  nothing was recorded yet; {len(accepted.objects)} objects and states are there")
+    elif not accepted.is_recorded:
+        out.print(f"  nothing was recorded yet; since {accepted.compared_with or 'no revision'}:")
+    for line in accepted.lines if accepted.compared_with is not None else ():
+        out.print(f"  {line}", markup=False)
+
+
+ShardsArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="SHARD", help="Numbers and ranges, 0-31,40, or all.")
+]
+MaxPauseOption = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="How long a shard may take no writes: 500ms, 2s.", show_default="2s"),
+]
+VerifyOption = Annotated[bool, typer.Option("--verify", help="Compare all rows afterwards.")]
+By = Literal["size", "rows", "writes"]
+ByOption = Annotated[By, typer.Option("--by", help="What to make even over the nodes.")]
+MarginOption = Annotated[
+    float | None,
+    typer.Option(min=0, help="How far a node may be from the mean, as a part of it.", show_default="0.1"),
+]
+
+
+@app.command("move")
+@takes("catalog", "dry-run", "json")
+def move_shards(
+    run: Run,
+    shards: ShardsArgument = None,
+    to: Annotated[str | None, typer.Option(help="The node to move them to.")] = None,
+    back: Annotated[bool, typer.Option("--back", help="Move them to where they came from.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume moves that were interrupted.")] = False,
+    abort: Annotated[bool, typer.Option("--abort", help="Undo moves that were interrupted.")] = False,
+    listed: Annotated[
+        bool, typer.Option("--list", help="List the moves of shards, those under way among them.")
+    ] = False,
+    jobs: Annotated[int, typer.Option(min=1, max=64, help="How many at once.")] = 1,
+    offline: Annotated[
+        bool,
+        typer.Option(
+            "--offline",
+            help="For shards that can't be moved live: by pg_dump, with writes stopped all the while.",
+        ),
+    ] = False,
+    verify: VerifyOption = False,
+    max_pause: MaxPauseOption = None,
+    trust: TrustOption = None,
+    on_busy: OnBusyOption = "wait",
+) -> None:
+    """Move shards to another node while they are written to.
+
+    The old copy stays on its node, fenced, until "shard purge".
+    """
+    from shardids import mover
+    from shardids.catalog.leases import OnBusy
+
+    if [to is not None, back, resume, abort, listed].count(True) != 1:
+        raise BadArgument("say what to do: one of --to NODE, --back, --resume, --abort and --list")
+    if abort or listed:
+        refuse(
+            "to --abort" if abort else "to --list",
+            offline=offline,
+            verify=verify,
+            max_pause=max_pause,
+            trust=trust,
+            jobs=listed and jobs != 1,
+            on_busy=listed and on_busy != "wait",
+            dry_run=listed and run.dry,
+        )
+    if offline:
+        refuse("to --offline, which takes as long as it takes", max_pause=max_pause)
+    if resume:
+        refuse("to --resume, which goes on as the move began", offline=offline, trust=trust)
+    if listed:
+        moves = [_row_of(move) for move in mover.all_moves(run.catalog)]
+        if shards:
+            chosen = _numbers(run.catalog, shards, only_open=False)
+            moves = [row for row in moves if row["shard"] in chosen]
+        run.print_rows(moves, empty="No shard was ever moved")
+        return
+    options = _options(verify, max_pause, trust, on_busy, offline=offline)
+    there = run.catalog
+    numbers = _numbers(there, shards, only_open=resume or abort)
+    if run.dry:
+        _print_plans(run, numbers, to, options, jobs=jobs, interrupted=resume or abort, aborts=abort)
+        return
+    with _shown() as show:
+
+        def work(shard: int) -> mover.Result | str:
+            try:
+                return take(shard)
+            except ShardBusy as error:
+                if on_busy == "wait" or len(numbers) == 1:
+                    raise
+                return error.in_a_line()
+
+        def take(shard: int) -> mover.Result:
+            if abort:
+                return mover.abort(there, shard, options=options, on_event=show)
+            if resume:
+                return mover.resume(there, shard, options=options, on_event=show)
+            target = to or mover.former_node(there, shard)
+            return mover.move(there, shard, target, back=back, options=options, on_event=show)
+
+        if not (resume or abort) and len(numbers) > 1:
+            # What prevents any of the moves is reported before the first one starts. A lease leaves one out.
+            planned = replace(options, on_busy=OnBusy.WAIT)
+            for shard in numbers:
+                target = to or mover.former_node(there, shard)
+                mover.plan_move(there, shard, target, options=planned, back=back, parallel=jobs)
+        done = mover.each(numbers, work, jobs)
+    _print_results(run, [one for one in done if isinstance(one, mover.Result)])
+    _print_left([one for one in done if isinstance(one, str)])
+
+
+def _numbers(there: Catalog, shards: Sequence[str] | None, *, only_open: bool) -> list[int]:
+    from shardids import mover
+
+    if shards:
+        return parse_shards(",".join(shards), there.describe().shard_count)
+    if not only_open:
+        raise BadArgument("which shards?", hint="For example: shardids shard move 5 --to b")
+    return [move.shard for move in mover.open_moves(there)]
+
+
+def _print_plans(
+    run: Run,
+    shards: Sequence[int],
+    to: str | None,
+    options: mover.Options,
+    *,
+    jobs: int,
+    interrupted: bool,
+    aborts: bool,
+) -> None:
+    from shardids import mover
+
+    if interrupted:
+        for shard in shards:
+            mover.check_open(run.catalog, shard, aborts=aborts)
+        rows = [_row_of(move) for move in mover.open_moves(run.catalog, shards)]
+        run.print_rows(rows, empty="No move was interrupted")
+        return
+    plans = [
+        mover.plan_move(
+            run.catalog,
+            shard,
+            to or mover.former_node(run.catalog, shard),
+            options=options,
+            back=to is None,
+            parallel=jobs,
+        )
+        for shard in shards
+    ]
+    rows = [
+        {
+            "shard": plan.shard,
+            "from": plan.source,
+            "to": plan.target,
+            "tables": plan.tables,
+            "rows": plan.rows,
+            "bytes": plan.size_bytes,
+            "sequences": len(plan.sequences),
+        }
+        for plan in plans
+    ]
+    for note in dict.fromkeys(note for plan in plans for note in plan.notes):
+        err.print(f"Note: {note}")
+    run.print_rows(rows)
+    if not run.as_json:
+        out.print("No obstacles found; nothing was changed")
+
+
+def _print_results(run: Run, done: Sequence[mover.Result]) -> None:
+    rows = [
+        {
+            "shard": one.shard,
+            "from": one.source,
+            "to": one.target,
+            "outcome": one.outcome,
+            "seconds": round(one.seconds, 1),
+            "pause_ms": None if one.pause_ms is None else round(one.pause_ms),
+            "rows_verified": one.rows_verified,
+        }
+        for one in done
+    ]
+    for one in done:
+        if one.left_behind:
+            err.print(
+                f"shard {one.shard}: node {one.left_behind!r} did not answer; its part of the copy stays"
+            )
+        print_warnings(one.stale_views)
+    run.print_rows(rows, empty="Nothing to do")
+
+
+def _print_left(lines: Sequence[str]) -> None:
+    """Print why shards were left out; the command then end with 1."""
+    for line in lines:
+        err.print(line)
+    if lines:
+        err.print(f"{len(lines)} left. To try again, run the command again.")
+        raise typer.Exit(1)
+
+
+def _row_of(move: mover.Move) -> dict[str, object]:
+    return {
+        "shard": move.shard,
+        "from": move.source,
+        "to": move.target,
+        "how": "offline" if move.offline else "live",
+        "started": move.started_at.isoformat(timespec="seconds"),
+        "step": move.step,
+        "outcome": move.outcome or "open",
+    }
+
+
+@app.command("activate")
+@takes("catalog", "dry-run", "yes", "json")
+def activate_shards(
+    run: Run,
+    shards: ShardsArgument = None,
+    above_tick: Annotated[
+        int | None, typer.Option(help="Issue IDs above this tick: what fence returned on the original.")
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="The database that is to take the place of the shards' node: a copy of it."),
+    ] = None,
+) -> None:
+    """Let shards issue IDs on their node, once they are found to be active on no other."""
+    from shardids import mover
+
+    if not shards:
+        raise BadArgument("which shards?", hint="For example: shardids shard activate 5")
+    there = run.catalog
+    numbers = parse_shards(",".join(shards), there.describe().shard_count)
+    found = [mover.activate(there, shard, above_tick=above_tick, url=url, dry_run=True) for shard in numbers]
+    if copied := [one.shard for one in found if one.before == "copy"]:
+        run.ask(
+            f"{named_shards(copied).capitalize()}: copied from another server. If that ever issues IDs again,"
+            " some will be issued twice. Activate the copy?"
+        )
+    if not run.dry:
+        found = [mover.activate(there, shard, above_tick=above_tick, url=url) for shard in numbers]
+    run.print_rows([asdict(one) for one in found])
+
+
+@app.command("purge")
+@takes("catalog", "dry-run", "yes", "json")
+def purge_shards(run: Run, shards: ShardsArgument = None, on_busy: OnBusyOption = "wait") -> None:
+    """Drop the old copies of these shards."""
+    from shardids import mover
+    from shardids.catalog.leases import OnBusy
+    from shardids.tables import views
+
+    there = run.catalog
+    if not shards:
+        raise BadArgument("which shards?", hint="For example: shardids shard purge 5, or all")
+    numbers = parse_shards(",".join(shards), there.describe().shard_count)
+    busy = dict[str, None]()
+
+    def skip(error: ShardidsError) -> None:
+        busy[error.in_a_line()] = None
+
+    copies = mover.purge(there, numbers, on_busy=OnBusy(on_busy), on_skip=skip, dry_run=True)
+    if copies and not run.dry:
+        named = named_shards({copy.shard for copy in copies})
+        run.ask(f"Drop the old copies of {named}, with all their rows?")
+        # A view that still reads an old copy would fail once the copy is dropped.
+        print_warnings(views.follow(there))
+        copies = mover.purge(there, numbers, on_busy=OnBusy(on_busy), on_skip=skip)
+    empty = "Nothing was dropped" if busy else "No old copy is left"
+    run.print_rows([asdict(copy) for copy in copies], empty=empty)
+    _print_left(list(busy))
+
+
+@takes("catalog", "dry-run", "json")
+def rebalance(
+    run: Run,
+    by: ByOption = "size",
+    drain: Annotated[
+        str | None,
+        typer.Option(metavar="NODE", help="Move all shards away from this node, so that it can be removed."),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NODE", help="A node that keeps its shards, and gets none; repeatable."),
+    ] = None,
+    margin: MarginOption = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="First resume moves that were interrupted.")
+    ] = False,
+    verify: VerifyOption = False,
+    max_pause: MaxPauseOption = None,
+    trust: TrustOption = None,
+    on_busy: OnBusyOption = "wait",
+) -> None:
+    """Move shards, one after another, until all nodes carry about the same.
+
+    After an interruption, run it again with --resume.
+    """
+    from shardids import mover
+    from shardids.catalog.references import references_of
+
+    options = _options(verify, max_pause, trust, on_busy)
+    if drain is not None:
+        refuse("to --drain, which leaves nothing", margin=margin is not None)
+        if references_of(run.catalog).writer == drain:
+            err.print(
+                f'Reference tables are written to on node "{drain}", which this does not change.'
+                " Before the node is removed: shardids reference move --to NODE"
+            )
+    kept = float("inf") if drain is not None else mover.MARGIN if margin is None else margin
+    balance(
+        run,
+        lambda: mover.plan_balance(
+            run.catalog, mover.By(by), exclude=exclude or (), drained=drain, margin=kept
+        ),
+        options,
+        resume=resume,
+    )
+
+
+def rebalance_all(run: Run) -> None:
+    """Move shards until all nodes carry about the same."""
+    from shardids import mover
+
+    balance(run, lambda: mover.plan_balance(run.catalog, mover.By.SIZE), mover.Options(), resume=False)
+
+
+def balance(run: Run, find: Callable[[], mover.Balance], options: mover.Options, *, resume: bool) -> None:
+    """Print the moves of a plan, then makes them."""
+    from shardids import mover
+
+    there = run.catalog
+    with ExitStack() as kept:
+        if not run.dry:
+            kept.enter_context(mover.rebalancing(there))
+        _balance(run, find, options, resume=resume)
+
+
+def _balance(run: Run, find: Callable[[], mover.Balance], options: mover.Options, *, resume: bool) -> None:
+    from shardids import mover
+
+    there = run.catalog
+    done: list[mover.Result | mover.NotMoved] = []
+    if resume and run.dry:
+        for interrupted in mover.open_moves(there):
+            mover.check_open(there, interrupted.shard)
+    else:
+        if resume:
+            with _shown() as show:
+                done = mover.resume_open(there, options, show)
+        mover.require_none_open(there)
+    found = find()
+    if run.as_json and run.dry:
+        print_json(asdict(found))
+        return
+    if not run.as_json:
+        print_rows([asdict(one) for one in found.transfers], empty="Nothing to move")
+        for node, before in found.before.items():
+            out.print(f'node "{node}": {_amount(before)} before, {_amount(found.after[node])} after')
+    if run.dry:
+        return
+    with _shown() as show:
+        done += mover.carry_out(there, found.transfers, options, show)
+    if done or run.as_json:
+        _print_results(run, [one for one in done if isinstance(one, mover.Result)])
+    _print_left([str(one) for one in done if isinstance(one, mover.NotMoved)])
+
+
+def _options(
+    verify: bool,
+    max_pause: str | None,
+    trust: Sequence[str] | None,
+    on_busy: str,
+    *,
+    offline: bool = False,
+) -> mover.Options:
+    from shardids import mover
+    from shardids.catalog.leases import OnBusy
+
+    return mover.Options(
+        offline=offline,
+        verify=verify,
+        max_pause_s=_seconds(max_pause),
+        trusted=tuple(trust or ()),
+        on_busy=OnBusy(on_busy),
+    )
+
+
+def _amount(load: float) -> str:
+    return f"{load:,.0f}"
+
+
+def _seconds(text: str | None) -> float:
+    from shardids import mover
+
+    if text is None:
+        return mover.MAX_PAUSE_S
+    milliseconds = parse_duration_ms(text)
+    if not 50 <= milliseconds <= 600_000:
+        raise BadArgument(f"{text!r} is not between 50ms and 10min", hint="For example: 500ms or 2s")
+    return milliseconds / 1000
+
+
+@contextmanager
+def _shown() -> Iterator[mover.OnEvent]:
+    """Show moves in progress: by a bar for each on a terminal, otherwise by a line for each step."""
+    from shardids import mover
+
+    with bars("shard {task.fields[shard]}", "bar", "{task.description}") as progress:
+        tasks: dict[int | None, TaskID] = {}
+
+        def show(event: mover.Event) -> None:
+            line, total, completed = _told(event)
+            if not err.is_terminal:
+                if isinstance(event, mover.StepBegun | mover.Waiting):
+                    err.print(f"shard {event.shard}: {line}")
+                return
+            if event.shard not in tasks:
+                tasks[event.shard] = progress.add_task("", total=None, shard=event.shard)
+            progress.update(tasks[event.shard], description=line, total=total, completed=completed)
+
+        yield show
+
+
+def _told(event: mover.Event) -> tuple[str, float | None, float]:
+    """Return a text for an event, with the total and the completed part of its bar."""
+    from rich.filesize import decimal
+
+    from shardids import mover
+
+    match event:
+        case mover.StepBegun() | mover.StepDone():
+            return event.step, None, 0
+        case mover.Copying():
+            left = "" if event.seconds_left is None else f" · {event.seconds_left:,.0f} s left"
+            rows = f"{event.rows_done:,} of {event.rows_total:,} rows"
+            size = f"{decimal(event.bytes_done)} of {decimal(event.bytes_total)}"
+            return f"copy · {size} · {rows}{left}", event.bytes_total, event.bytes_done
+        case mover.Lagging():
+            return f"catch up · {decimal(event.lag_bytes)} behind", None, 0
+        case mover.Waiting():
+            return f"put off ({event.attempt}): {event.reason}", None, 0
+        case _:
+            return type(event).__name__, None, 0
+
+
+app.command("reset-clock")(reset_clock)

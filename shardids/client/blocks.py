@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import overload
+from typing import Final, overload
 
 from sqlalchemy import Connection, text
 
@@ -56,7 +56,7 @@ class IdBlock(Sequence[int]):
         return (self[i] for i in range(self.size - 1, -1, -1))
 
     def _runs(self) -> Iterator[range]:
-        """Yields the IDs of each ms in turn: within a ms they are consecutive integers."""
+        """Yield the IDs of each ms in turn: within a ms they are consecutive integers."""
         tick, end = self.first_tick, self.first_tick + self.size
         while tick < end:
             ms, sequence = divmod(tick, self.layout.sequence_limit)
@@ -66,8 +66,20 @@ class IdBlock(Sequence[int]):
             tick += length
 
 
+DRAWS: Final = "shardids_draws"
+"""The execution option of statements that draw IDs and are not INSERTs."""
+_RESERVE: Final = text("select first_tick from shardids.reserve(:shard, :count)").execution_options(
+    **{DRAWS: True}
+)
+_RESERVE_FOR: Final = text(
+    "select (select first_tick from shardids.reserve(wanted.shard, wanted.size))"
+    " from unnest(cast(:shards as integer[]), cast(:sizes as integer[])) with ordinality"
+    " wanted (shard, size, place) order by place"
+).execution_options(**{DRAWS: True})
+
+
 def next_ids(connection: Connection, shard: int, count: int = 1) -> list[int]:
-    """Draws IDs of a shard that lives on the connection's node, in order.
+    """Draw IDs of a shard that lives on the connection's node, in order.
 
     Raises:
         UnknownShard, ShardFenced, ShardMoved, CopyNotActivated, TooFarAhead, TimeExhausted: see the classes.
@@ -79,7 +91,7 @@ def next_ids(connection: Connection, shard: int, count: int = 1) -> list[int]:
 def reserve(
     connection: Connection, shard: int, count: int, layout: Layout, *, after: int | None = None
 ) -> IdBlock:
-    """Reserves ``count`` IDs of a shard, which sort after one, in one round trip, or two with ``after``.
+    """Reserve ``count`` IDs of a shard, which sort after one, in one round trip, or two with ``after``.
 
     Raises what :func:`next_ids` does.
     """
@@ -87,14 +99,26 @@ def reserve(
     if after is not None:
         advance_past(connection, shard, after)
     first_tick: int = connection.execute(
-        text("select first_tick from shardids.reserve(:shard, :count)"),
+        _RESERVE,
         {"shard": shard, "count": size},
     ).scalar_one()
     return IdBlock(layout=layout, shard=shard, first_tick=first_tick, size=size)
 
 
+def reserve_for(connection: Connection, counts: Mapping[int, int], layout: Layout) -> list[IdBlock]:
+    """Reserve so many IDs of each shard, in one round trip.
+
+    Raises what :func:`next_ids` does.
+    """
+    ticks = connection.scalars(_RESERVE_FOR, {"shards": list(counts), "sizes": list(counts.values())}).all()
+    return [
+        IdBlock(layout=layout, shard=shard, first_tick=tick, size=size)
+        for (shard, size), tick in zip(counts.items(), ticks, strict=True)
+    ]
+
+
 def layout_of(connection: Connection) -> Layout:
-    """Returns the layout of the connection's node."""
+    """Return the layout of the connection's node."""
     epoch_ms, time_bits, shard_bits, sequence_bits = connection.execute(
         text("""select shardids.epoch_ms(), shardids.time_bits(), shardids.shard_bits(),
                        shardids.sequence_bits()""")

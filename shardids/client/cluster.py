@@ -2,38 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
+from sqlalchemy import Engine
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from shardids.catalog.query_node import QueryNode, query_node_of
+from shardids.catalog.references import WITHIN_S
+from shardids.catalog.regions import existing_region
 from shardids.catalog.rows import Catalog, Description
-from shardids.catalog.topology import Node, schema_name
+from shardids.catalog.topology import Node, Placement, schema_name, shard_for_key
+from shardids.client.breaker import Breakers
 from shardids.client.engines import NodeEngines
-from shardids.client.listener import FollowedPlacement
-from shardids.client.lookups import Claims
+from shardids.client.lookups import Claims, shard_of_criterion
 from shardids.client.metering import SessionKinds
-from shardids.client.old_ids import KnownOldIds
-from shardids.client.options import SessionOptions
-from shardids.client.references import WritesReferences
-from shardids.client.retries import PATIENCE_S, Attempts
-from shardids.client.routing import After, FanOut, Key, RoutedSession, session_class
+from shardids.client.old_ids import KnownOldIds, how_ids_tell
+from shardids.client.placement import FollowedPlacement
+from shardids.client.references import ReferenceSession, ReferenceWriter
+from shardids.client.routing.models import Key, Tells
+from shardids.client.routing.nodes import FanOut
+from shardids.client.routing.one_shard import After
+from shardids.client.routing.sessions import RoutedSession, session_class
 from shardids.client.routing.twophase import Decisions
-from shardids.errors import ShardidsError
+from shardids.client.shard import ById, ByKey, ByLookup, ByNumber, SessionOptions, Shard
+from shardids.client.tracing import Traces
+from shardids.errors import BadArgument, UnknownId
+from shardids.ids import DecodedId, Layout
+from shardids.ids.text import as_integer, checked_integer, shown
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter
+    from opentelemetry.trace import Tracer
 
-T = TypeVar("T")
+    from shardids.client.copying.copy import CopyOptions, CopyReport, CopySettings
+
 Theirs = TypeVar("Theirs", bound=Session)
 
 
-class Cluster(WritesReferences):
+class Cluster:
     """A sharded cluster as its catalog describes it; safe to share between threads.
 
     Open one with :meth:`connect`. It holds one engine, so one connection pool, per node, whatever the
@@ -41,6 +52,10 @@ class Cluster(WritesReferences):
 
     From the first use of the placement on, a thread listens to the catalog over its own connection, so that a
     change is known as soon as it is committed. After a fork the child makes its own connections.
+
+    Attributes:
+        decisions: what sessions share that commit on several nodes.
+        claims: claims the values of look-up keys, and finds the shards of those that are claimed.
     """
 
     def __init__(
@@ -51,27 +66,42 @@ class Cluster(WritesReferences):
         *,
         listen: bool = True,
         meter: Meter | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
-        self._kinds = kinds = SessionKinds.of(meter)
-        followed = FollowedPlacement(catalog, listen=listen, on_retry=kinds.on_retry)
-        schema_of = partial(schema_name, description.schema_prefix)
-        self._engines = NodeEngines(catalog.url, engine_options, schema_of=schema_of, on_made=kinds.on_engine)
-        old_ids = KnownOldIds(
+        self._catalog = catalog
+        self._description = description
+        prefix = description.schema_prefix
+        traces = None if tracer is None else Traces(tracer, prefix, lambda: self._followed.last_read)
+        self._kinds = kinds = SessionKinds(meter, traces)
+        self._followed = FollowedPlacement(catalog, listen=listen, on_retry=kinds.on_retry)
+        schema_of = partial(schema_name, prefix)
+        self._breakers = Breakers(kinds.on_refused_call)
+        if kinds.meters is not None:
+            kinds.meters.show_breakers(self._breakers, self._followed)
+        self._engines = NodeEngines(
+            catalog.url,
+            engine_options,
+            schema_of=schema_of,
+            breakers=self._breakers,
+            on_made=kinds.on_engine,
+        )
+        self._followed.on_arrival = self._engines.prepare_for_move
+        self._claiming = self._engines.for_claims()
+        self._old_ids = KnownOldIds(
             catalog,
-            followed,
+            self._followed,
             self._engines.for_copying(),
             shard_count=description.shard_count,
             schema_of=schema_of,
         )
-        self._claiming = self._engines.for_claims()
-        claims = Claims(
-            followed,
+        self.claims = Claims(
+            self._followed,
             self._claiming.of,
             shard_count=description.shard_count,
             schema_of=schema_of,
             on_clash=kinds.on_clash,
         )
-        super().__init__(description, followed, old_ids, claims, catalog=catalog, engines=self._engines)
+        self._references = ReferenceWriter(catalog, self._followed, self._engines.of, description.cluster)
         self.decisions = Decisions(description.cluster)
         self._query_node: QueryNode | None = None
 
@@ -82,15 +112,17 @@ class Cluster(WritesReferences):
         *,
         listen: bool = True,
         meter: Meter | None = None,
+        tracer: Tracer | None = None,
         **engine_options: Any,
     ) -> Self:
-        """Reads the catalog at ``catalog_url``.
+        """Read the catalog at ``catalog_url``.
 
         With ``listen=False`` only :meth:`refresh` and :meth:`run` notice a change of the placement: for short
         programs, and for catalogs behind PgBouncer in transaction mode, which drops notifications.
 
         ``meter`` is one of OpenTelemetry, by which sessions, retries, refusals, fan-outs and the time of
-        statements are counted.
+        statements are counted. ``tracer`` is one of OpenTelemetry, which gets spans of sessions, of
+        statements and of what :meth:`run` repeats.
 
         ``engine_options`` (``pool_size``, ``echo``, ``connect_args`` …) go to
         :func:`sqlalchemy.create_engine` for each node. The nodes are logged in to as the
@@ -102,13 +134,13 @@ class Cluster(WritesReferences):
         """
         catalog = Catalog(catalog_url)
         try:
-            return cls(catalog, catalog.describe(), engine_options, listen=listen, meter=meter)
+            return cls(catalog, catalog.describe(), engine_options, listen=listen, meter=meter, tracer=tracer)
         except BaseException:
             catalog.close()
             raise
 
     def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         self._followed.close()
         self._catalog.close()
         self._engines.dispose()
@@ -121,8 +153,100 @@ class Cluster(WritesReferences):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def layout(self) -> Layout:
+        """How the cluster's IDs are split."""
+        return self._description.layout
+
+    @property
+    def shard_count(self) -> int:
+        """The number of logical shards, which are 0 … shard_count - 1."""
+        return self._description.shard_count
+
+    @property
+    def placement(self) -> Placement:
+        """Which node holds which shard, as last read from the catalog."""
+        return self._followed.current
+
+    @property
+    def old_ids(self) -> KnownOldIds | None:
+        """What is known of IDs that were issued before the cluster; ``None`` if no table was adopted."""
+        return None if self._followed.old_ids is None else self._old_ids
+
+    def shard_for(self, key: Key, *, region: str | None = None) -> int:
+        """Return the shard of a key: the same on every machine and in every version.
+
+        With ``region`` it is one of that region's shards, as long as there is the region; without, one of
+        all. See :func:`shardids.catalog.topology.shard_for_key` for the hash.
+
+        Raises:
+            BadArgument: the placement as last read has no such region.
+            UnsupportedKey: a key of another type; ``bool`` and ``float`` among them.
+        """
+        if region is None:
+            return shard_for_key(key, self.shard_count)
+        return existing_region(region, self.placement.regions).shard_for(key)
+
+    def decode(self, id_: int) -> DecodedId:
+        """Return the time, the origin and the sequence of an ID.
+
+        Raises:
+            BadArgument: it cannot be one, or it was issued before the cluster and has none of these.
+        """
+        if self._followed.old_ids is not None and self._old_ids.has(id_):
+            raise BadArgument(
+                f"ID {id_} was issued before this cluster: it tells neither a time nor a shard",
+                hint="The shard of a row: cluster.shard_of(id, of=User)",
+            )
+        return self.layout.decode(id_)
+
+    def shard_of(self, id_: int | UUID, *, of: Any = None) -> int:
+        """Return the shard in which an ID was born; of an old one, the shard of its row.
+
+        An old ID was issued before the cluster, and rows of several tables may have it: ``of`` is the mapped
+        class, the table or its name. For new IDs it may be left out. The catalog or, by rule ``fan-out``,
+        every shard is asked for what is not known yet. With ``of``, the primary key may be a sharding key.
+
+        Raises:
+            BadArgument: it is not an ID of this cluster, or an old one of a table that is not named or was
+                not adopted.
+            UnknownId: an ID of no shard of this cluster, or an old one that no row had.
+        """
+        if self._followed.old_ids is None and (of is None or isinstance(of, str)):
+            return self._origin(id_)  # type: ignore[arg-type]  # refuses what is not an integer
+        told = how_ids_tell(of)
+        if isinstance(told, Tells):
+            if told.kind is not None:
+                return told.shard(id_, self)
+            told = told.table
+        if self._followed.old_ids is not None and self._old_ids.has(id_):  # type: ignore[arg-type]  # see above
+            return self._old_ids.shard_of(id_, told)  # type: ignore[arg-type]  # see above
+        return self._origin(id_)  # type: ignore[arg-type]  # see above
+
+    def _origin(self, id_: int) -> int:
+        if type(id_) is int:
+            try:
+                return self._checked(self.layout.shard_of(id_))
+            except BadArgument as error:
+                # An integer that is not an ID of a shard is a value that no row has, not a wrong type.
+                raise UnknownId(error.message, hint=error.hint) from None
+        return self._checked(self.layout.shard_of(id_))
+
+    def node_of(self, shard: int) -> Node:
+        """Return the node that holds a shard now.
+
+        Raises:
+            BadArgument: the number is not in the cluster.
+            UnknownShard: no node holds it yet.
+        """
+        return self.placement.locate(self._checked(shard))
+
+    def schema_of(self, shard: int) -> str:
+        """Return the name of a shard's schema."""
+        return schema_name(self._description.schema_prefix, shard)
+
     def query_node(self) -> Node | None:
-        """Returns the database whose views show the rows of all shards, if the cluster has one.
+        """Return the database whose views show the rows of all shards, if the cluster has one.
 
         Raises:
             ConnectionFailed: the catalog cannot be reached, and it was not asked before.
@@ -132,67 +256,90 @@ class Cluster(WritesReferences):
         return None if self._query_node is None else self._query_node.address(self.placement)
 
     def refresh(self) -> bool:
-        """Reads the placement again; returns whether it could.
+        """Read the placement again; return whether it could.
 
         If the catalog is down, the known placement stays in use and a warning is logged.
         """
         self._query_node = None
         return self._followed.try_refresh()
 
-    @overload
-    def session(
-        self,
-        *,
-        key: Key | None = None,
-        region: str | None = None,
-        id: int | UUID | None = None,
-        of: Any = None,
-        shard: int | None = None,
-        lookup: Any = None,
-        after: After | None = None,
-        **options: Unpack[SessionOptions],
-    ) -> Session: ...
-    @overload
-    def session(self, *, class_: type[Theirs], **options: Any) -> Theirs: ...
+    def engine(self, node: Node) -> Engine:
+        """Return the engine, with its pool, of a node."""
+        return self._engines.of(node)
 
-    def session(
+    @overload
+    def at(self, **where: Unpack[ByKey]) -> Shard: ...
+    @overload
+    def at(self, **where: Unpack[ById]) -> Shard: ...
+    @overload
+    def at(self, **where: Unpack[ByLookup]) -> Shard: ...
+    @overload
+    def at(self, **where: Unpack[ByNumber]) -> Shard: ...
+
+    def at(
         self,
         *,
         key: Key | None = None,
         region: str | None = None,
         id: int | UUID | None = None,  # noqa: A002 -- the field's word for it
         of: Any = None,
-        shard: int | None = None,
         lookup: Any = None,
+        shard: int | None = None,
         after: After | None = None,
-        **options: Any,
-    ) -> Session:
-        """Returns a plain SQLAlchemy session on one shard: of a key, of an ID's origin, or by number.
+    ) -> Shard:
+        """Return one shard: of a key, of an ID's origin, of a row with a look-up key, or by number::
 
-        ``lookup`` is a criterion on a look-up key, ``User.email == "…"``: the shard is that of the row.
-        ``of`` says whose ID it is, for those that were issued before the cluster: see :meth:`shard_of`.
-        ``region`` says that a key is among that region's shards: see :meth:`shard_for`.
+            cluster.at(key="ann")
+            cluster.at(id=photo_id)
+            cluster.at(lookup=User.email == "ann@example.com")
+            cluster.at(shard=5)
 
-        ``after`` is an ID, or several: what this session writes answers their rows, and the IDs of its rows
-        sort after them, whatever the nodes' clocks show. Each transaction begins with a look at the shard,
-        which is raised if it has to be; see ``docs/explanation/order.md``.
+        ``region``, beside ``key``, says that the key is among that region's shards: see :meth:`shard_for`.
+        ``of``, beside ``id``, says whose ID it is, for those that were issued before the cluster: see
+        :meth:`shard_of`. ``lookup`` is a criterion on a look-up key.
 
-        Models without a schema live in the shard's schema, through ``schema_translate_map``. ``options`` go
-        to :class:`sqlalchemy.orm.Session`, or to ``class_``, a class of yours derived from it.
-        Nothing is connected before the first statement. An object of another shard is refused before anything
-        is written.
+        ``after`` is an ID, or several: what the shard's sessions write answers their rows, and the IDs of its
+        rows sort after them, whatever the nodes' clocks show. Each transaction begins with a look at the
+        shard, which is raised if it has to be; see ``docs/explanation/order.md``.
 
         Raises:
-            BadArgument: not exactly one of ``key``, ``id``, ``shard`` and ``lookup``, or one out of range, or
-                no such region; or ``after`` is no ID of this cluster, or an old one; by the first statement,
-                if the shard would have to be raised in a read-only transaction.
+            BadArgument: not exactly one of ``key``, ``id``, ``lookup`` and ``shard``, or one out of range, or
+                no such region; or ``after`` is no ID of this cluster, or an old one.
             UnknownValue: no row has the value of a look-up key.
             UnknownId: an old ID that no row had.
-            UnknownShard: no node holds the shard.
-            TooFarAhead: by the first statement, if ``after`` leads the node's clock by over ``max_past``.
         """
-        number = self._pick(key, id, shard, of, lookup=lookup, region=region)
-        return self._session(number, self.node_of(number), self._latest(after), options)
+        # A criterion has no truth value, so it is not compared.
+        if (key is None) + (id is None) + (lookup is None) + (shard is None) != 3:
+            raise BadArgument("a shard is named by exactly one of key=, id=, lookup= and shard=")
+        if of is not None and id is None:
+            raise BadArgument("of= says whose ID it is, and goes with id=")
+        if region is not None and key is None:
+            raise BadArgument("region= says among which shards a key is, and goes with key=")
+        if key is not None:
+            number = self.shard_for(key, region=region)
+        elif id is not None:
+            number = self.shard_of(id, of=of)
+        elif lookup is not None:
+            number = shard_of_criterion(lookup, self.claims)
+        else:
+            number = self._checked(shard)
+        return Shard(self, number, None if after is None else self._latest(after))
+
+    @overload
+    def session(self, **where: Unpack[ByKey]) -> Session: ...
+    @overload
+    def session(self, **where: Unpack[ById]) -> Session: ...
+    @overload
+    def session(self, **where: Unpack[ByLookup]) -> Session: ...
+    @overload
+    def session(self, **where: Unpack[ByNumber]) -> Session: ...
+
+    def session(self, **where: Any) -> Session:
+        """Return a plain SQLAlchemy session on one shard: short for ``at(…).session()``.
+
+        See :meth:`at` and :meth:`shardids.Shard.session`, also for the errors.
+        """
+        return self.at(**where).session()
 
     @overload
     def sharded_session(
@@ -208,7 +355,7 @@ class Cluster(WritesReferences):
     ) -> Theirs: ...
 
     def sharded_session(self, *, fan_out: FanOut = "all", **options: Any) -> Session:
-        """Returns a SQLAlchemy session over all shards, with one connection and one transaction a node.
+        """Return a SQLAlchemy session over all shards, with one connection and one transaction a node.
 
         Objects are written where their sharding key, their ID or their parents say. Statements go to the
         shards that their criteria name, as ``User.id == …`` and ``User.name.in_([…])`` do; those that name
@@ -225,8 +372,8 @@ class Cluster(WritesReferences):
 
         With ``twophase=True`` what is written to several nodes is committed on all of them or on none. All
         nodes but one prepare it; that one commits together with a row that decides for the others. ``shardids
-        transaction resolve`` ends what a client that died has left prepared. A transaction that wrote to one
-        node is committed as without it. Each node is asked once whether it allows prepared transactions.
+        transactions --resolve`` ends what a client that died has left prepared. A transaction that wrote to
+        one node is committed as without it. Each node is asked once whether it allows prepared transactions.
 
         Raises:
             UnsupportedServer: ``twophase=True``, and a node allows no prepared transactions.
@@ -238,97 +385,84 @@ class Cluster(WritesReferences):
             self.decisions.require_all_fit(self.placement.nodes.values(), self.engine)
         return session
 
-    @overload
-    def run(
-        self,
-        fn: Callable[[Session], T],
-        *,
-        key: Key | None = None,
-        region: str | None = None,
-        id: int | UUID | None = None,
-        of: Any = None,
-        shard: int | None = None,
-        lookup: Any = None,
-        after: After | None = None,
-        patience_s: float = PATIENCE_S,
-        **options: Unpack[SessionOptions],
-    ) -> T: ...
-    @overload
-    def run(
-        self,
-        fn: Callable[[Theirs], T],
-        *,
-        class_: type[Theirs],
-        patience_s: float = PATIENCE_S,
-        **options: Any,
-    ) -> T: ...
+    def reference_session(
+        self, *, wait: bool = False, within_s: float = WITHIN_S, **options: Unpack[SessionOptions]
+    ) -> Session:
+        """Return a plain SQLAlchemy session on the node where reference tables are written to.
 
-    def run(
-        self,
-        fn: Callable[[Any], T],
-        *,
-        key: Key | None = None,
-        region: str | None = None,
-        id: int | UUID | None = None,  # noqa: A002 -- the field's word for it
-        of: Any = None,
-        shard: int | None = None,
-        lookup: Any = None,
-        after: After | None = None,
-        patience_s: float = PATIENCE_S,
-        **options: Any,
-    ) -> T:
-        """Calls ``fn(session)`` in one transaction on one shard, commits, and returns what ``fn`` returned.
-
-        When the shard is fenced, has moved or is gone, or the connection to its node is lost, this reads the
-        placement again and repeats the whole transaction on the shard's new owner. If the old node reports a
-        move that the catalog does not show yet, it waits up to ``patience_s`` seconds in all, and now and
-        then tries the old node, since a move can be aborted. ``fn`` may therefore run several times: it
-        should have no effects but those in ``session``, and leave COMMIT to this method.
-
-        A connection lost during COMMIT is not retried: the transaction may have been committed.
-
-        ``options`` go to :class:`sqlalchemy.orm.Session`. Objects keep what was loaded after the commit
-        (``expire_on_commit=False``), so that ``fn`` can return them.
+        With ``wait=True`` COMMIT returns when all nodes that the cluster knows of have the change on disk,
+        and so does the end of a block that commits; also if another node becomes the writer meanwhile.
+        ``options`` go to :class:`sqlalchemy.orm.Session`. Rows are deleted by ``shardids reference delete``:
+        the server refuses DELETE, TRUNCATE and changes of keys.
 
         Raises:
-            BadArgument, UnknownId, UnknownValue, UnknownShard: see :meth:`session`.
-            ConnectionFailed: the node cannot be reached, and the shard is still on it.
-            ShardMoved: the catalog still shows the old node after ``patience_s``.
-            ShardFenced: the shard is fenced and is not being moved.
-            CommitUncertain: the connection was lost during COMMIT.
+            ClusterConflict: the cluster has no reference tables.
+            ConnectionFailed: the catalog cannot be reached, and was not asked since nodes or shards changed.
+
+        The session's COMMIT raises:
+            ReferencesBehind: ``wait=True``, and a node has not confirmed the change within ``within_s``
+                seconds, or the writer was lost before all had. The change is committed there, and arrives
+                when the node follows again.
         """
-        number = self._pick(key, id, shard, of, lookup=lookup, region=region)
-        latest = self._latest(after)
-        attempts = Attempts(self._followed, number, patience_s)
-        while True:
-            try:
-                return self._transaction(fn, number, attempts.next_node(), latest, options)
-            except (ShardidsError, DBAPIError) as error:
-                pause_s = attempts.pause_after(error)
-            attempts.wait(pause_s)
+        node = self._references.writer()
+        waiting = self._references.waiting(node, wait, within_s)
+        return ReferenceSession(self._engines.of(node), **waiting, **options)
 
-    def _session(self, shard: int, node: Node, after: int | None, options: dict[str, Any]) -> Session:
-        made: Any = session_class(self._kinds.shard, options.pop("class_", None))
-        engine = self._engines.of_shard(shard, node)
-        session: Session = made(
-            engine,
-            finder=self._within(shard),
-            claims=self._claims,
-            shard=shard,
-            after=after,
-            **self._kinds.options,
-            **options,
-        )
-        return session
+    def copy(self, table: Any, rows: Any, **options: Unpack[CopyOptions]) -> CopyReport:
+        """Copy rows into their shards by COPY, over all nodes at once; return how many each shard got.
 
-    def _transaction(
-        self,
-        fn: Callable[[Session], T],
-        shard: int,
-        node: Node,
-        after: int | None,
-        options: dict[str, Any],
-    ) -> T:
-        options = {"expire_on_commit": False} | options
-        with self._session(shard, node, after, options) as session, session.begin():
-            return fn(session)
+        ``table`` is a ``Table`` or a mapped class. ``rows`` is an iterable of mappings, of named tuples, or
+        of tuples whose ``columns`` are named; a polars ``DataFrame``; or an Arrow table or record batch
+        (pyarrow). All rows have the same columns. IDs are reserved for rows without one; a column
+        that the rows lack gets its default, in Python or on the server. Values are written as an INSERT would
+        write them, but for SQL expressions.
+
+        A row's shard is told by what the model says: sharding key, ID, foreign keys to either. ``key`` names
+        the column to shard by where it does not, ``region`` the region of all keys, and ``id`` a column that
+        holds IDs; ``shard`` is one for all rows. What tells the shard agrees in each row, and the named
+        column is not NULL.
+
+        Up to ``rows_a_transaction`` rows of a shard (50,000) are a transaction, and at most ten times as many
+        are in memory. It is not one transaction: when it fails, each shard has the first of its rows, in the
+        order given, or none. Before that, a transaction that meets a move is repeated on the new owner, with
+        ``patience_s`` as in :meth:`shardids.Shard.run`. IDs that were reserved for rows that were not copied
+        are lost.
+
+        ``on_progress`` is called after each COMMIT with the :class:`shardids.client.copying.Copied` rows and
+        IDs.
+
+        Raises:
+            BadArgument: the table or the columns are unfit. Nothing was copied.
+            CopyFailed: it stopped; it says where and why, and how many rows of each shard are committed.
+        """
+        from shardids.client.copying.copy import copy_rows  # noqa: PLC0415  # loaded by those who copy
+
+        settings = self._copy_settings(options)
+        return copy_rows(self, table, rows, settings, engine_of=self.engine)
+
+    def _copy_settings(self, options: CopyOptions) -> CopySettings:
+        from shardids.client.copying.copy import CopySettings  # noqa: PLC0415  # loaded by those who copy
+
+        settings = CopySettings(**options)
+        return settings if settings.shard is None else replace(settings, shard=self._checked(settings.shard))
+
+    def _latest(self, after: After) -> int | None:
+        """Return the latest of the IDs that a session's are to sort after; ``None`` if there are none.
+
+        Raises:
+            BadArgument: one is no ID of this cluster, or was issued before it.
+        """
+        given = after if isinstance(after, Iterable) else (after,)
+        ids = [checked_integer("an ID", one, -1 << 63, (1 << 63) - 1) for one in given]
+        for id_ in ids:
+            self._checked(self.decode(id_).shard)
+        return max(ids, default=None)
+
+    def _checked(self, shard: int | None) -> int:
+        number = shard if type(shard) is int else as_integer("a shard", shard)
+        if not 0 <= number < self.shard_count:
+            raise BadArgument(
+                f"there is no shard {shown(number)} in this cluster",
+                hint=f"Shards are numbered 0 to {self.shard_count - 1}.",
+            )
+        return number

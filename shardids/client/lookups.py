@@ -6,32 +6,30 @@ rows with one value can both be committed: ``docs/decisions/0035-unique-over-sha
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from contextlib import contextmanager
+from typing import Any, Final, Protocol, TypeVar
 
-from sqlalchemy import Engine
+from sqlalchemy import BindParameter, Connection, Engine
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.util import await_only
-from sqlalchemy.util.concurrency import in_greenlet
+from sqlalchemy.sql import operators
 
-from shardids.catalog import claims
-from shardids.catalog.claims import SQL_TYPES, Stamped
-from shardids.catalog.lookups import Value, shard_of_claim
+from shardids.catalog import lookups
+from shardids.catalog.lookups import SQL_TYPES, Stamped, Value, shard_of_claim
 from shardids.catalog.topology import Node, RegisteredLookup
-from shardids.client.claim_statements import OwnRows, Rows, run_alone, sqlstate_of
-from shardids.client.listener import FollowedPlacement
-from shardids.client.retries import PATIENCE_S, Attempts
+from shardids.client.placement import PATIENCE_S, Attempts, FollowedPlacement
 from shardids.client.routing.claiming import shown, taken
+from shardids.client.routing.models import claimed_value
 from shardids.errors import (
     BadArgument,
     ClusterConflict,
     LookupBusy,
     ShardidsError,
     StatementFailed,
+    UnknownValue,
 )
-from shardids.models.lookups import Lookup
+from shardids.models.lookups import Lookup, lookup_of
 
 T = TypeVar("T")
 
@@ -44,6 +42,9 @@ _ROUNDS: Final = 50
 _FRESH_S: Final = 1.0
 """How long to wait for the placement, to be sure that the node that was asked is a shard's."""
 _LOCK_NOT_AVAILABLE: Final = "55P03"
+_TRANSIENT: Final = ("40001", "40P01")
+"""What a statement fails with because of others, and not a second time."""
+_ATTEMPTS: Final = 50
 
 
 class Claims:
@@ -51,9 +52,6 @@ class Claims:
 
     Its connections are others than those of sessions, so that nobody waits for one while holding one.
     ``rows`` reads the rows that values are claimed for: by default the session's role, as it reads others.
-
-    Attributes:
-        asks_in_threads: whether questions come from an event loop: nodes are then asked in threads.
     """
 
     def __init__(
@@ -72,10 +70,9 @@ class Claims:
         self._engine_of = engine_of
         self._shard_count = shard_count
         self._schema_of = schema_of
-        self.asks_in_threads = False
 
     def claim(self, lookup: Lookup, rows: Mapping[Value, int]) -> None:
-        """Claims values for the shards of rows that the caller has written, and not yet committed.
+        """Claim values for the shards of rows that the caller has written, and not yet committed.
 
         Raises:
             IntegrityError: another shard has a row with one of the values.
@@ -88,7 +85,7 @@ class Claims:
             raise taken(lookup, value)
 
     def claim_committed(self, lookup: Lookup, shard: int, values: Sequence[Value]) -> list[Value]:
-        """Claims the values of committed rows of a shard; returns those that a row of another shard has, too.
+        """Claim the values of committed rows of a shard; return those that a row of another shard has, too.
 
         Raises:
             LookupBusy, ClusterConflict: as :meth:`claim` does.
@@ -97,7 +94,7 @@ class Claims:
         return [value for value in taken if value in self._with_rows(lookup, shard, taken)] if taken else []
 
     def shards_of(self, lookup: Lookup, values: Iterable[Value]) -> Mapping[Value, int] | None:
-        """Returns the shards whose rows can have the values; ``None`` if they are not known.
+        """Return the shards whose rows can have the values; ``None`` if they are not known.
 
         They are not known before all rows that were there have been claimed.
         """
@@ -115,7 +112,7 @@ class Claims:
         )
 
     def give_up(self, lookup: Lookup, found: Mapping[Value, Stamped]) -> list[Value]:
-        """Deletes claims for rows that are not there and won't be, as they were read; returns their values.
+        """Delete claims for rows that are not there and won't be, as they were read; return their values.
 
         Raises:
             LookupBusy: whether a row will be there is not decided yet.
@@ -132,13 +129,13 @@ class Claims:
         registered, type_ = self._registered(lookup), SQL_TYPES[lookup.kind.__name__]
         given_up: list[Value] = []
         for shard, values in self._by_claims(found.keys() - rows).items():
-            statement = claims.take(self._schema_of(shard), registered.claims, type_)
+            statement = lookups.take(self._schema_of(shard), registered.claims, type_)
             gone = self.ask(shard, statement, values, [found[value][1] for value in values], None)
             given_up += [row[0] for row in gone]
         return given_up
 
     def ask(self, shard: int, statement: str, *given: Any) -> list[Any]:
-        """Runs a statement in a transaction of its own on the owner of a shard, and returns its rows."""
+        """Run a statement in a transaction of its own on the owner of a shard, and return its rows."""
         found: list[Any] = []
         self._at_owners(
             [shard], lambda node, _: found.extend(run_alone(self._engine_of(node), statement, given))
@@ -146,26 +143,19 @@ class Claims:
         return found
 
     def refresh(self, lookup: Lookup) -> bool:
-        """Reads again whether rows can be looked up; returns whether it could."""
+        """Read again whether rows can be looked up; return whether it could."""
         return self._asked(lookup, self._followed.try_refresh)
 
     def claims_are_elsewhere(self, lookup: Lookup, value: Value) -> bool:
-        """Reads the placement again; returns whether the claim of a value is on another node now."""
+        """Read the placement again; return whether the claim of a value is on another node now."""
         return self._asked(lookup, lambda: self.is_elsewhere(self._by_claims([value])))
 
     def find(self, lookup: Lookup, values: Sequence[Value]) -> dict[Value, Stamped]:
-        """Returns the claims of values, whether the look-up is ready or not."""
+        """Return the claims of values, whether the look-up is ready or not."""
         return self._find(lookup, self._registered(lookup), values)
 
     def _asked(self, lookup: Lookup, ask: Callable[[], T]) -> T:
-        if not self.asks_in_threads:
-            return ask()
-        if in_greenlet():
-            return await_only(asyncio.to_thread(ask))
-        raise BadArgument(
-            f"the shard of a value of {lookup} is asked for, which has to be awaited",
-            hint="await cluster.run(…, lookup=…), or a statement of sharded_session(), does.",
-        )
+        return self._followed.asked(ask, f"the shard of a value of {lookup} is asked for")
 
     def _registered(self, lookup: Lookup) -> RegisteredLookup:
         name = (lookup.table, lookup.column)
@@ -180,7 +170,7 @@ class Claims:
         return found
 
     def _claim(self, lookup: Lookup, rows: Mapping[Value, int]) -> Iterator[Value]:
-        """Claims values; yields those that rows of other shards have."""
+        """Claim values; yield those that rows of other shards have."""
         registered = self._registered(lookup)
         held = self._claim_free(lookup, registered, rows)
         yield from self._settle(lookup, registered, {v: s for v, s in rows.items() if v not in held})
@@ -188,13 +178,13 @@ class Claims:
     def _claim_free(
         self, lookup: Lookup, registered: RegisteredLookup, rows: Mapping[Value, int]
     ) -> set[Value]:
-        """Claims values that no other shard has claimed, in a statement a node; returns them."""
+        """Claim values that no other shard has claimed, in a statement a node; return them."""
         type_ = SQL_TYPES[lookup.kind.__name__]
         by_shard = self._by_claims(rows)
         held: set[Value] = set()
 
         def claim(node: Node, shards: Sequence[int]) -> None:
-            statement = claims.claim_in([self._schema_of(one) for one in shards], registered.claims, type_)
+            statement = lookups.claim_in([self._schema_of(one) for one in shards], registered.claims, type_)
             given = [part for one in shards for part in (by_shard[one], [rows[v] for v in by_shard[one]])]
             held.update(row[0] for row in run_alone(self._engine_of(node), statement, given))
 
@@ -205,7 +195,7 @@ class Claims:
     def _settle(
         self, lookup: Lookup, registered: RegisteredLookup, rows: Mapping[Value, int]
     ) -> Iterator[Value]:
-        """Claims values that other shards had claimed: for rows that are there, or never came, or went.
+        """Claim values that other shards had claimed: for rows that are there, or never came, or went.
 
         All that one shard had claimed are looked for there together. Yields those that have such a row.
         """
@@ -243,11 +233,11 @@ class Claims:
         gone: Mapping[Value, int],
         found: Mapping[Value, Stamped],
     ) -> set[Value]:
-        """Takes claims without rows, as they were read; returns the values that nobody has claimed since."""
+        """Take claims without rows, as they were read; return the values that nobody has claimed since."""
         type_ = SQL_TYPES[lookup.kind.__name__]
         taken_: set[Value] = set()
         for mine, values in self._by_claims(gone).items():
-            statement = claims.take(self._schema_of(mine), registered.claims, type_)
+            statement = lookups.take(self._schema_of(mine), registered.claims, type_)
             stamps, shards = [found[v][1] for v in values], [gone[v] for v in values]
             taken_.update(row[0] for row in self.ask(mine, statement, values, stamps, shards))
         return taken_
@@ -260,7 +250,7 @@ class Claims:
 
         def ask(node: Node, shards: Sequence[int]) -> None:
             schemas = [self._schema_of(shard) for shard in shards]
-            statement = claims.find_in(schemas, registered.claims, SQL_TYPES[lookup.kind.__name__])
+            statement = lookups.find_in(schemas, registered.claims, SQL_TYPES[lookup.kind.__name__])
             given = [by_shard[shard] for shard in shards]
             found.update(
                 (row[0], (row[1], row[2])) for row in run_alone(self._engine_of(node), statement, given)
@@ -270,7 +260,7 @@ class Claims:
         return found
 
     def _with_rows(self, lookup: Lookup, shard: int, values: Sequence[Value]) -> set[Value]:
-        """Returns the values that rows of a shard have, when all who had written to the table have ended."""
+        """Return the values that rows of a shard have, when all who had written to the table have ended."""
         there = self._read(lookup, shard, values)
         # Where the shard was before it moved, a row can be that is not any more.
         if there and self.is_elsewhere([shard]):
@@ -291,13 +281,13 @@ class Claims:
         return found
 
     def is_elsewhere(self, shards: Collection[int]) -> bool:
-        """Reads the placement again; returns whether one of the shards has another node than was known."""
+        """Read the placement again; return whether one of the shards has another node than was known."""
         known = self._followed.current.node_of
         self._followed.try_refresh(_FRESH_S)
         return any(known.get(one) != self._followed.current.node_of.get(one) for one in shards)
 
     def after_writers(self, lookup: Lookup, shard: int, values: Sequence[Value] = ()) -> set[Value]:
-        """Returns those of the values that rows of a shard have when all who had written to the table ended.
+        """Return those of the values that rows of a shard have when all who had written to the table ended.
 
         Raises:
             LookupBusy: they have not, in 4 s.
@@ -310,7 +300,7 @@ class Claims:
                     raise
                 self.ask(shard, f"select pg_catalog.pg_sleep({_LOCK_MS / 1000})")
         claimed = f"shard {shard} has claimed {shown(values[0])}" if values else f"shard {shard}"
-        pids = [row[0] for row in self.ask(shard, claims.in_the_way(self._schema_of(shard), lookup.table))]
+        pids = [row[0] for row in self.ask(shard, lookups.in_the_way(self._schema_of(shard), lookup.table))]
         raise LookupBusy(
             f"{lookup}: {claimed}, and transactions that have written to {lookup.table} there, or vacuum or"
             f" alter it, have not ended for {2 * _LOCK_MS * _LOCKS / 1000:g} s (process IDs there:"
@@ -320,7 +310,7 @@ class Claims:
         )
 
     def _exists(self, shard: int) -> bool:
-        """Returns whether the cluster has such a shard: a claim for another one is free."""
+        """Return whether the cluster has such a shard: a claim for another one is free."""
         return 0 <= shard < self._shard_count
 
     def _by_claims(self, values: Iterable[Value]) -> dict[int, list[Value]]:
@@ -330,7 +320,7 @@ class Claims:
         return dict(sorted(by_shard.items()))
 
     def _at_owners(self, shards: Iterable[int], ask: Callable[[Node, Sequence[int]], object]) -> None:
-        """Asks each node about those of the shards that it has; of one that has moved, the next owner."""
+        """Ask each node about those of the shards that it has; of one that has moved, the next owner."""
         todo = list(shards)
         tried: dict[int, Attempts] = {}
         while todo:
@@ -347,10 +337,120 @@ class Claims:
 
 
 def _require_same(lookup: Lookup, wanted: Collection[Value], held: Iterable[Value]) -> None:
-    """Refuses what the column makes another value of, as ``varchar(n)`` does of text that ends in spaces."""
+    """Refuse what the column makes another value of, as ``varchar(n)`` does of text that ends in spaces."""
     for value in held:
         if value not in wanted:
             raise BadArgument(
                 f"{lookup} stores {shown(repr(value))} for a value that is not equal to it",
                 hint="Give the value as the column stores it, without spaces at its end.",
             )
+
+
+def shard_of_criterion(criterion: Any, claims: Claims) -> int:
+    """Return the shard of the row that a criterion on a look-up key finds, ``User.email == "…"``.
+
+    Raises:
+        BadArgument: it is no such criterion, or the look-up is not ready.
+        UnknownValue: no row has the value.
+    """
+    sides = (getattr(criterion, "left", None), getattr(criterion, "right", None))
+    bases = getattr(sides[0], "base_columns", ())
+    lookup = lookup_of(next(iter(bases))) if len(bases) == 1 else None
+    is_equal = getattr(criterion, "operator", None) is operators.eq
+    if lookup is None or not is_equal or not isinstance(sides[1], BindParameter):
+        raise BadArgument(
+            f"lookup={criterion} is not a look-up key that equals a value",
+            hint='lookup=User.email == "…", where email was made by lookup_key().',
+        )
+    value = claimed_value(lookup, sides[1].effective_value, sides[1].type)
+    found = claims.shards_of(lookup, [value])
+    if found is None and claims.refresh(lookup):
+        found = claims.shards_of(lookup, [value])
+    if found is None:
+        raise BadArgument(
+            f"rows of {lookup} can't be looked up yet: not all that were there are claimed",
+            hint=f"To claim them: shardids lookup backfill {lookup}",
+        )
+    if value not in found and claims.claims_are_elsewhere(lookup, value):
+        found = claims.shards_of(lookup, [value]) or {}
+    if value not in found:
+        raise UnknownValue(f"no row has the {lookup} {shown(value)}")
+    return found[value]
+
+
+def run_alone(
+    engine: Engine, statement: str, given: Sequence[Any] = (), *, before: str = ""
+) -> Sequence[Any]:
+    """Run a statement in a transaction of its own; one that others made impossible, again.
+
+    The engine is in autocommit mode. ``before`` begins a transaction, which is then rolled back.
+    """
+
+    def run() -> Sequence[Any]:
+        with engine.connect() as connection, _after(connection, before):
+            return connection.exec_driver_sql(statement, tuple(given)).all()
+
+    return attempted(run)
+
+
+def attempted(run: Callable[[], T]) -> T:
+    """Run a transaction; one that others made impossible, again."""
+    left = _ATTEMPTS
+    while True:
+        try:
+            return run()
+        except (DBAPIError, StatementFailed) as error:
+            left -= 1
+            if not left or sqlstate_of(error) not in _TRANSIENT:
+                raise
+
+
+class Rows(Protocol):
+    """Reads the rows of look-up keys."""
+
+    def with_values(
+        self, node: Node, lookup: Lookup, shard: int, values: Sequence[Value], *, lock_ms: int | None = None
+    ) -> Sequence[Value]:
+        """Return those of the values that rows of a shard have, on its node.
+
+        With ``lock_ms``, when all who had written to the table have ended; it fails with 55P03 if that takes
+        longer.
+        """
+
+
+class OwnRows:
+    """Reads rows as the session's role, as its other statements do. ``engine_of`` gives a node's engine."""
+
+    def __init__(self, engine_of: Callable[[Node], Engine], schema_of: Callable[[int], str]) -> None:
+        self._engine_of = engine_of
+        self._schema_of = schema_of
+
+    def with_values(
+        self, node: Node, lookup: Lookup, shard: int, values: Sequence[Value], *, lock_ms: int | None = None
+    ) -> Sequence[Value]:
+        """Read them: see :class:`Rows`."""
+        schema, type_ = self._schema_of(shard), SQL_TYPES[lookup.kind.__name__]
+        before = ""
+        if lock_ms is not None:
+            before = lookups.wait_for_writers(schema, lookup.table, lookup.column, lock_ms=lock_ms)
+        statement = lookups.rows_in(schema, lookup.table, lookup.column, type_)
+        found = run_alone(self._engine_of(node), statement, (list(values),), before=before)
+        return [row[0] for row in found]
+
+
+def sqlstate_of(error: DBAPIError | StatementFailed) -> str | None:
+    """Return the error code that the server gave."""
+    return error.sqlstate if isinstance(error, StatementFailed) else getattr(error.orig, "sqlstate", None)
+
+
+@contextmanager
+def _after(connection: Connection, before: str) -> Iterator[None]:
+    if not before:
+        yield
+        return
+    try:
+        connection.exec_driver_sql(before)
+        yield
+    finally:
+        if not connection.invalidated:
+            connection.exec_driver_sql("rollback")

@@ -5,31 +5,27 @@ What is found is remembered: the row of an old ID stays in its shard. That no ro
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from psycopg import sql
 from sqlalchemy import Table, inspect
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Mapper
-from sqlalchemy.util import LRUCache, await_only
-from sqlalchemy.util.concurrency import in_greenlet
+from sqlalchemy.util import LRUCache
 
-from shardids.catalog.forks import in_child
 from shardids.catalog.old_ids import chunk_of, read_directory, shard_in
-from shardids.catalog.queries import batches
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import BY_DIRECTORY, BY_FAN_OUT, BY_KEY, OldIdRule, OldIdRules, shard_for_key
 from shardids.client.engines import NodeEngines
-from shardids.client.listener import FollowedPlacement
+from shardids.client.placement import FollowedPlacement
 from shardids.client.routing.models import Key, OldIds, ShardFinder, Tells, how_it_tells
 from shardids.errors import BadArgument, ClusterConflict, UnknownId
 from shardids.ids.layout import Layout
 from shardids.ids.text import as_integer
-
-T = TypeVar("T")
+from shardids.pg.connections import in_child
+from shardids.pg.queries import batches
 
 _CHUNKS: Final = 2048
 """How many chunks of directories are remembered: at most 16 MiB."""
@@ -48,12 +44,7 @@ class _Remembered:
 
 
 class KnownOldIds:
-    """Finds the shards of old IDs by the rules of their tables: :attr:`shardids.Cluster.old_ids`.
-
-    Attributes:
-        asks_in_threads: whether an event loop runs where questions come from: the catalog and the nodes are
-            then asked in threads.
-    """
+    """Finds the shards of old IDs by the rules of their tables: :attr:`shardids.Cluster.old_ids`."""
 
     def __init__(
         self,
@@ -70,7 +61,6 @@ class KnownOldIds:
         self._shard_count = shard_count
         self._schema_of = schema_of
         self._remembered: _Remembered | None = None
-        self.asks_in_threads = False
         in_child(self, KnownOldIds._forget)
 
     def _forget(self) -> None:
@@ -78,7 +68,7 @@ class KnownOldIds:
         self._remembered = None
 
     def close(self) -> None:
-        """Closes the connections to nodes."""
+        """Close the connections to nodes."""
         self._engines.dispose()
 
     @property
@@ -87,16 +77,16 @@ class KnownOldIds:
         return self._known().rules
 
     def has(self, id_: int) -> bool:
-        """Returns whether an ID was issued before the cluster. Raises BadArgument if it is not an integer."""
+        """Return whether an ID was issued before the cluster. Raises BadArgument if it is not an integer."""
         return self._known().rules.has(id_)
 
     def is_told(self, table: str | None) -> bool:
-        """Returns whether a table's old IDs find their shards without all shards being asked."""
+        """Return whether a table's old IDs find their shards without all shards being asked."""
         rule = self._known().rules.of_table.get(table or "")
         return rule is None or rule.rule != BY_FAN_OUT
 
     def shard_of(self, id_: int, table: str | None) -> int:
-        """Returns the shard of a table's row with an old ID.
+        """Return the shard of a table's row with an old ID.
 
         Raises:
             UnknownId: no row had it.
@@ -113,7 +103,7 @@ class KnownOldIds:
         return shard
 
     def shards_of(self, ids: Iterable[int], table: str | None) -> dict[int, int]:
-        """Returns the shards of old IDs, without those that no row had; asks for all that it does not know.
+        """Return the shards of old IDs, without those that no row had; ask for all that it does not know.
 
         Raises:
             BadArgument: the table is not named, or was not adopted.
@@ -129,7 +119,10 @@ class KnownOldIds:
         look = self._in_directory if rule.rule == BY_DIRECTORY else self._in_all_shards
         found = {id_: shard for id_ in wanted if (shard := _remembered(known, rule, id_)) is not None}
         missing = [id_ for id_ in wanted if id_ not in found]
-        return found | self._asked(rule, lambda: look(known, rule, missing)) if missing else found
+        if not missing:
+            return found
+        what = f"the shards of old IDs of {rule.table} are asked for"
+        return found | self._followed.asked(lambda: look(known, rule, missing), what)
 
     def _known(self) -> _Remembered:
         rules = self._followed.old_ids or OldIdRules(below=0, negative=False, of_table={})
@@ -137,21 +130,6 @@ class KnownOldIds:
         if known is None or known.rules is not rules:
             self._remembered = known = _Remembered(rules)
         return known
-
-    def _asked(self, rule: OldIdRule, ask: Callable[[], T]) -> T:
-        if not self.asks_in_threads:
-            return ask()
-        if in_greenlet():
-            return await_only(asyncio.to_thread(ask))
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return ask()
-        raise BadArgument(
-            f"the shards of old IDs of {rule.table} are asked for, which has to be awaited",
-            hint="await cluster.run(…, id=id, of=…) does; or session(shard=…), after"
-            " shard = await asyncio.to_thread(cluster.shard_of, id, of=…).",
-        )
 
     def _in_directory(self, known: _Remembered, rule: OldIdRule, ids: Sequence[int]) -> dict[int, int]:
         found: dict[int, int] = {}
@@ -180,7 +158,7 @@ class KnownOldIds:
         return found
 
     def _rows(self, rule: OldIdRule, ids: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Yields the IDs that rows have, with their shards; refuses two of one."""
+        """Yield the IDs that rows have, with their shards; refuse two of one."""
         placement = self._followed.current
         seen: dict[int, int] = {}
         for name, shards in placement.by_node(placement.all_shards()).items():
@@ -241,28 +219,28 @@ class WithinShard:
         return self
 
     def has(self, id_: int) -> bool:
-        """Returns whether an ID is old."""
+        """Return whether an ID is old."""
         return self._old_ids.has(id_)
 
     def shard_of(self, id_: int, *, of: str | None = None) -> int:
-        """Returns the shard of the row that has an ID."""
+        """Return the shard of the row that has an ID."""
         if self._old_ids.is_told(of) or not self.has(id_):
             return self._finder.shard_of(id_, of=of)
         return self._shard
 
     def shards_of(self, ids: Iterable[int], table: str | None) -> Mapping[int, int]:
-        """Returns the shards of old IDs, without those that no row had."""
+        """Return the shards of old IDs, without those that no row had."""
         if self._old_ids.is_told(table):
             return self._old_ids.shards_of(ids, table)
         return dict.fromkeys(ids, self._shard)
 
     def shard_for(self, key: Key, *, region: str | None = None) -> int:
-        """Returns the shard of a sharding key."""
+        """Return the shard of a sharding key."""
         return self._finder.shard_for(key, region=region)
 
 
 def how_ids_tell(of: Any) -> Tells | str | None:
-    """Returns how the IDs of a mapped class or a table tell the shard, or the table's name.
+    """Return how the IDs of a mapped class or a table tell the shard, or the table's name.
 
     Raises:
         BadArgument: it is neither, nor a name.

@@ -7,18 +7,17 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, Unpack
+from typing import Any, Final
+from uuid import UUID
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.orm import Session
 from sqlalchemy.util import await_only
 
-from shardids.catalog.references import AWAIT, MARK, WITHIN_S, slots_of, writer_of
+from shardids.catalog.references import AWAIT, MARK, slots_of, writer_of
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Node
-from shardids.client.connecting import ConnectsToShards
-from shardids.client.engines import NodeEngines
-from shardids.client.options import SessionOptions
+from shardids.client.placement import FollowedPlacement
 from shardids.errors import ClusterConflict, ConnectionFailed, ReferencesBehind, ShardidsError
 
 _LOOK_S: Final = 0.5
@@ -38,11 +37,11 @@ class ReferenceSession(Session):
         self._has_committed = False
 
     def note_commit(self) -> None:
-        """Notes that the transaction, or a savepoint in it, was committed."""
+        """Note that the transaction, or a savepoint in it, was committed."""
         self._has_committed = True
 
     def await_followers(self) -> None:
-        """Waits for the followers after a commit.
+        """Wait for the followers after a commit.
 
         Raises:
             ReferencesBehind: some have not confirmed it in time.
@@ -53,7 +52,7 @@ class ReferenceSession(Session):
 
 
 def followers_behind(writer: Engine, followers: Mapping[str, str], within_s: float) -> str:
-    """Waits until nodes have what the writer has committed; ``followers`` are their names, by their slots.
+    """Wait until nodes have what the writer has committed; ``followers`` are their names, by their slots.
 
     Returns the names of those that have not in time, for a message.
     """
@@ -67,40 +66,39 @@ def _behind(connection: Connection, followers: Mapping[str, str], wanted: str, p
     return ", ".join(f'"{name}"' for name in behind)
 
 
-class WritesReferences(ConnectsToShards):
-    """The part of :class:`shardids.Cluster` that writes reference tables."""
+class ReferenceWriter:
+    """The writer of a cluster's reference tables, and the wait for the nodes that follow it.
 
-    def __init__(self, *facts: Any, catalog: Catalog, engines: NodeEngines) -> None:
-        super().__init__(*facts, engines=engines)
+    Args:
+        catalog: names the writer.
+        followed: the placement.
+        engine_of: gives the engine of a node.
+        cluster: the cluster's identifier, which is in the names of replication slots.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        followed: FollowedPlacement,
+        engine_of: Callable[[Node], Engine],
+        cluster: UUID,
+    ) -> None:
         self._catalog = catalog
+        self._followed = followed
+        self._engine_of = engine_of
+        self._cluster = cluster
         self._writer: str | None = None
         self._writer_at = -1
 
-    def reference_session(
-        self, *, wait: bool = False, within_s: float = WITHIN_S, **options: Unpack[SessionOptions]
-    ) -> Session:
-        """Returns a plain SQLAlchemy session on the node where reference tables are written to.
-
-        With ``wait=True`` COMMIT returns when all nodes that the cluster knows of have the change on disk,
-        and so does the end of a block that commits; also if another node becomes the writer meanwhile.
-        ``options`` go to :class:`sqlalchemy.orm.Session`. Rows are deleted by ``shardids reference delete``:
-        the server refuses DELETE, TRUNCATE and changes of keys.
+    def writer(self) -> Node:
+        """Return the node where reference tables are written to.
 
         Raises:
             ClusterConflict: the cluster has no reference tables.
             ConnectionFailed: the catalog cannot be reached, and was not asked since nodes or shards changed.
-
-        The session's COMMIT raises:
-            ReferencesBehind: ``wait=True``, and a node has not confirmed the change within ``within_s``
-                seconds, or the writer was lost before all had. The change is committed there, and arrives
-                when the node follows again.
         """
-        node = self._reference_writer()
-        return ReferenceSession(self._engines.of(node), **self._waiting(node, wait, within_s), **options)
-
-    def _reference_writer(self) -> Node:
         # Its changes count as those of the placement.
-        placement = self.placement
+        placement = self._followed.current
         if self._writer is None or self._writer_at != placement.version:
             self._writer = writer_of(self._catalog)
             self._writer_at = placement.version
@@ -111,27 +109,28 @@ class WritesReferences(ConnectsToShards):
             )
         return placement.nodes[self._writer]
 
-    def _waiting(self, writer: Node, wait: bool, within_s: float) -> dict[str, Any]:
+    def waiting(self, writer: Node, wait: bool, within_s: float) -> dict[str, Any]:
+        """Return the keyword of :class:`ReferenceSession` that says whom COMMIT waits for."""
         return {"await_followers": partial(self._await_followers, writer, within_s) if wait else None}
 
     def _await_followers(self, writer: Node, within_s: float) -> None:
-        """Waits until nodes have what was committed on a node that was the writer then.
+        """Wait until nodes have what was committed on a node that was the writer then.
 
         Another node becomes the writer once it has all of that, and the catalog names it once all follow it
         and have what it has: then there is nothing to wait for, and nobody confirms it here any more.
         """
         deadline = time.monotonic() + within_s
-        nodes: Mapping[str, Node] = self.placement.nodes
+        nodes: Mapping[str, Node] = self._followed.current.nodes
         try:
             with (
-                self._engines.of(writer)
+                self._engine_of(writer)
                 .connect()
                 .execution_options(isolation_level="AUTOCOMMIT") as connection
             ):
                 wanted = str(connection.scalar(MARK))
                 while True:
                     left_s = max(deadline - time.monotonic(), 0)
-                    followers = slots_of(self._description.cluster, nodes, writer.name)
+                    followers = slots_of(self._cluster, nodes, writer.name)
                     if not (behind := _behind(connection, followers, wanted, min(left_s, _LOOK_S))):
                         return
                     now, nodes = self._seen(connection, nodes)
@@ -143,7 +142,7 @@ class WritesReferences(ConnectsToShards):
                         raise ReferencesBehind(
                             f"the change is committed, and node {behind} has not confirmed it within"
                             f" {within_s:g} s",
-                            hint="It arrives when the node follows again. See: shardids reference status",
+                            hint="It arrives when the node follows again. See: shardids reference list",
                         )
         except ConnectionFailed as error:
             raise _lost(writer, error.message) from error
@@ -151,7 +150,7 @@ class WritesReferences(ConnectsToShards):
     def _seen(
         self, connection: Connection, nodes: Mapping[str, Node]
     ) -> tuple[str | None, Mapping[str, Node]]:
-        """Returns the writer and the nodes as the catalog has them; no writer while it is down."""
+        """Return the writer and the nodes as the catalog has them; no writer while it is down."""
 
         def ask() -> tuple[str | None, Mapping[str, Node]]:
             # The writer first: whoever is added later has what the one before it had.
@@ -168,7 +167,7 @@ def _lost(writer: Node, why: str) -> ReferencesBehind:
     return ReferencesBehind(
         f'the change was committed on node "{writer.name}", which was lost before all nodes had confirmed it:'
         f" {why}",
-        hint="Look whether it is there once the node was replaced. See: shardids reference status",
+        hint="Look whether it is there once the node was replaced. See: shardids reference list",
     )
 
 

@@ -10,11 +10,14 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from shardids.compare.schemes import About
+from shardids.compare.schemes.scheme import library
+from shardids.errors import BadArgument
 
 SPREAD = 64
-"""How many shards, each with a table of its own, the rows of :attr:`SchemeResult.spread` go to."""
+"""How many shards, each with its own table, the rows of :attr:`SchemeResult.spread` go to."""
 
 FORMAT = 1
 """The version of the JSON's format; it rises when a field changes its meaning."""
@@ -97,7 +100,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """An issued key: when (ms from the start), where in the range (0 … 1), and by which node's client."""
+    """An issued key: when (ms from the start), where in the range (0 … 1), and the node of its client."""
 
     ms: float
     key: float
@@ -115,7 +118,7 @@ class Order:
         keys: how many were drawn, one by one.
         pairs: how many pairs count.
         out_of_order_percent: how many of those are in the wrong order, in percent.
-        late_p99_ms: a key is late by the time for which a greater one had existed; 99 of 100 are less late.
+        late_p99_ms: a key is late by the time since a greater one existed; 99 of 100 are less late.
         late_most_ms: the greatest such delay.
         lasted_ms: how long the run lasted; no key can be later than that.
         points: some of the keys, for a chart.
@@ -138,7 +141,7 @@ class Answers:
         skew_ms: how far it is ahead.
         answers: how many keys were drawn for a row that answers one of the other node.
         first: how many of them sort before the key that they answer, or are the same.
-        told: how many were drawn by a generator that was told that key; ``None`` if it can't be told.
+        told: how many were drawn by a generator that received that key; ``None`` if it can't use one.
         told_first: how many of those sort before it.
     """
 
@@ -171,7 +174,7 @@ class Outage:
     """What clients drew between the moment a server was killed and the moment it came back.
 
     Attributes:
-        server: what was killed.
+        server: the killed server.
         keys: how many keys each node's client drew, by the node's number; ``tried`` if nothing stopped it.
         tried: how many keys it tried to draw.
     """
@@ -183,7 +186,7 @@ class Outage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """One key, and what it tells its readers."""
+    """One key, and the facts that its readers can decode from it."""
 
     key: str
     time: datetime | None = None
@@ -232,12 +235,12 @@ CASES: Mapping[str, str] = {
     "lost in bulk": "the same, when the last keys were drawn many at once",
     "added server": "a server, or for schemes without one a client, is added",
 }
-"""The cases under which keys are counted, and what happens in each."""
+"""The cases that keys are counted under, and the events of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerKind:
-    """The servers of one kind: how many ran, which version, with which settings."""
+    """The servers of one kind: their number, version and settings."""
 
     kind: str
     version: str
@@ -247,7 +250,7 @@ class ServerKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """The conditions under which the figures were measured.
+    """The conditions of the measurement.
 
     Attributes:
         made_at: when the run began.
@@ -283,3 +286,54 @@ class Comparison:
     schemes: Sequence[SchemeResult]
     left_out: Mapping[str, str] = field(default_factory=dict)
     format: int = FORMAT
+
+
+_MADE_BY = "Make one with: shardids compare --json"
+
+
+def check_libraries() -> None:
+    """Refuse to continue without the library that JSON needs.
+
+    Raises:
+        MissingLibrary: pydantic is not installed.
+    """
+    library("pydantic")
+
+
+def to_json(comparison: Comparison, *, indent: int | None = 2) -> str:
+    """Return the comparison as JSON, with the names of the dataclasses' attributes.
+
+    Raises:
+        MissingLibrary: pydantic is not installed.
+    """
+    return str(_adapter().dump_json(comparison, indent=indent).decode())
+
+
+def from_json(text: str) -> Comparison:
+    """Return the comparison that :func:`to_json` wrote.
+
+    Raises:
+        BadArgument: the text is not a comparison, or one of another :data:`~shardids.compare.results.FORMAT`.
+        MissingLibrary: pydantic is not installed.
+    """
+    pydantic_core = library("pydantic_core")
+    try:
+        value = pydantic_core.from_json(text)
+    except ValueError as error:
+        raise BadArgument(f"this is no JSON: {error}", hint=_MADE_BY) from None
+    if not isinstance(value, dict) or not isinstance(value.get("format"), int):
+        raise BadArgument("this JSON is not a comparison: it names no format", hint=_MADE_BY)
+    if value["format"] != FORMAT:
+        raise BadArgument(
+            f"this comparison has format {value['format']}, but this version of shardids reads {FORMAT}",
+            hint="Read it with the version that wrote it, or measure again.",
+        )
+    try:
+        comparison: Comparison = _adapter().validate_json(text)
+    except ValueError as error:
+        raise BadArgument(f"this comparison can't be read: {error}", hint=_MADE_BY) from None
+    return comparison
+
+
+def _adapter() -> Any:
+    return library("pydantic").TypeAdapter(Comparison)

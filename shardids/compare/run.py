@@ -8,17 +8,24 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
-from shardids.compare.measures.causality import measure_causality
-from shardids.compare.measures.clocks import faked_clocks
-from shardids.compare.measures.draws import measure_draws
-from shardids.compare.measures.duplicates import at_full_speed, measure_clocks
+from shardids.compare.measures.draws import measure_draws, measure_inserts
 from shardids.compare.measures.faults import FAULTS, ONE_SERVER, Faults, measure_faults
-from shardids.compare.measures.inserts import measure_inserts
-from shardids.compare.measures.measuring import FAILURES, Measuring, in_words
-from shardids.compare.measures.order import measure_order
-from shardids.compare.measures.sizes import CLIENTS, FULL, QUICK
-from shardids.compare.measures.spread import measure_spread
-from shardids.compare.measures.storage import measure_storage
+from shardids.compare.measures.measuring import (
+    CLIENTS,
+    FAILURES,
+    FULL,
+    QUICK,
+    Measuring,
+    faked_clocks,
+    in_words,
+)
+from shardids.compare.measures.storage import measure_spread, measure_storage
+from shardids.compare.measures.uniqueness import (
+    at_full_speed,
+    measure_causality,
+    measure_clocks,
+    measure_order,
+)
 from shardids.compare.results import (
     CASES,
     Answers,
@@ -34,8 +41,7 @@ from shardids.compare.results import (
 )
 from shardids.compare.schemes import SCHEMES, Scheme, Servers, scheme_of
 from shardids.compare.testbed.clients import client_processes
-from shardids.compare.testbed.conditions import machine, versions
-from shardids.compare.testbed.stage import Stage, check_disk, stage_for
+from shardids.compare.testbed.stage import Stage, check_disk, machine, stage_for, versions
 from shardids.errors import UnsupportedServer
 
 _WRAPS: Final = (
@@ -66,15 +72,15 @@ class _Findings:
 def compare(
     names: Sequence[str] = (), *, quick: bool = False, command: str = "", say: Callable[[str], None]
 ) -> Comparison:
-    """Measures the schemes of those names, or all schemes; calls ``say`` with what it is doing.
+    """Measure the schemes of those names, or all schemes; call ``say`` with its present step.
 
     A named scheme that can't run is an error. Where no names are given, such a scheme is left out, with the
     reason, as is any measure that fails.
 
     Raises:
-        BadArgument: there is no scheme of that name.
+        BadArgument: no scheme has that name.
         ServerStartFailed: PostgreSQL can't be started, or there is too little disk space for it.
-        ShardidsError: a named scheme can't run; the message says what it lacks.
+        ShardidsError: a named scheme can't run; the message names the missing requirement.
     """
     asked = {name: scheme_of(name) for name in dict.fromkeys(names)} or dict(SCHEMES)
     sizes = QUICK if quick else FULL
@@ -103,7 +109,7 @@ def compare(
 def _install(
     asked: Mapping[str, Scheme], stage: Stage, *, named: bool
 ) -> tuple[dict[str, Scheme], dict[str, str]]:
-    """Installs the schemes that can run; returns them, and why the others can't."""
+    """Install the schemes that can run; return them, and why the others can't."""
     schemes, left_out = {}, {}
     for name, scheme in asked.items():
         try:

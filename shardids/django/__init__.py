@@ -1,7 +1,7 @@
 """Django on shards: primary keys, a database alias for each shard, the router that chooses it.
 
 ``shardids.django`` goes into ``INSTALLED_APPS``, ``shardids.django.ShardRouter`` into ``DATABASE_ROUTERS``,
-and ``SHARDIDS = {"CATALOG": "postgresql://…"}`` into the settings. What it does and what it does not:
+and ``SHARDIDS = {"CATALOG": "postgresql://…"}`` into the settings. Its reach and its limits:
 ``docs/how-to/django.md``.
 """
 
@@ -11,10 +11,8 @@ from shardids._lazy import lazy_names
 
 if TYPE_CHECKING:
     from shardids.django.aliases import alias_for, get_cluster
-    from shardids.django.choice import in_shard
-    from shardids.django.fields import NextId, ShardIdField
-    from shardids.django.jsons import ShardIdJSONEncoder
-    from shardids.django.retries import run_in_shard
+    from shardids.django.choice import in_shard, run_in_shard
+    from shardids.django.fields import NextId, ShardIdField, ShardIdJSONEncoder
     from shardids.django.router import ShardRouter
 
 __all__ = [
@@ -33,11 +31,11 @@ __getattr__, __dir__ = lazy_names(
     {
         "NextId": "shardids.django.fields",
         "ShardIdField": "shardids.django.fields",
-        "ShardIdJSONEncoder": "shardids.django.jsons",
+        "ShardIdJSONEncoder": "shardids.django.fields",
         "ShardRouter": "shardids.django.router",
         "alias_for": "shardids.django.aliases",
         "get_cluster": "shardids.django.aliases",
         "in_shard": "shardids.django.choice",
-        "run_in_shard": "shardids.django.retries",
+        "run_in_shard": "shardids.django.choice",
     },
 )

@@ -32,11 +32,11 @@ class ShardAdminSite(AdminSite):
         self.site_header = self.site_title = f"Shard {shard}"
 
     def shard_of(self, request: HttpRequest) -> int:
-        """Returns the shard that a request is about; it is asked once the user may see the site."""
+        """Return the shard that a request is about; it is asked once the user may see the site."""
         return self.shard
 
     def admin_view(self, view: Any, cacheable: bool = False) -> Any:
-        """Wraps a view of the admin: it asks, and its page is rendered, in the shard."""
+        """Wrap a view of the admin: it asks, and its page is rendered, in the shard."""
 
         @wraps(view)
         def in_its_shard(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:

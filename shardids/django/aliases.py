@@ -12,12 +12,12 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections
 
-from shardids.catalog.forks import in_child
 from shardids.client.cluster import Cluster
 from shardids.errors import BadArgument
+from shardids.pg.connections import in_child
 
 ENGINE: Final = "shardids.django.backend"
-_KNOWN: Final = {"CATALOG", "LISTEN", "POOL", "OPTIONS", "TEST"}
+_KNOWN: Final = {"CATALOG", "LISTEN", "POOL", "OPTIONS", "TEST", "TRACER"}
 
 
 class _Held:
@@ -37,7 +37,7 @@ _held = _Held()
 
 
 def configuration() -> dict[str, Any]:
-    """Returns the setting ``SHARDIDS``.
+    """Return the setting ``SHARDIDS``.
 
     Raises:
         ImproperlyConfigured: it is missing, lacks ``CATALOG``, or has a key that is not known.
@@ -56,7 +56,7 @@ def configuration() -> dict[str, Any]:
 
 
 def get_cluster() -> Cluster:
-    """Returns the cluster that ``SHARDIDS["CATALOG"]`` describes; it is connected to once a process.
+    """Return the cluster that ``SHARDIDS["CATALOG"]`` describes; it is connected to once a process.
 
     Raises:
         BadArgument: a test run, and the cluster is not one for tests.
@@ -68,25 +68,27 @@ def get_cluster() -> Cluster:
         with _held.lock:
             if _held.cluster is None:
                 found = configuration()
-                _held.cluster = Cluster.connect(found["CATALOG"], listen=found.get("LISTEN", True))
+                _held.cluster = Cluster.connect(
+                    found["CATALOG"], listen=found.get("LISTEN", True), tracer=found.get("TRACER")
+                )
                 atexit.register(_held.cluster.close)
     return _held.cluster
 
 
 def allow_tests(catalog: str | None) -> None:
-    """Lets tests use the cluster that a catalog describes; ``None`` ends that."""
+    """Let tests use the cluster that a catalog describes; ``None`` ends that."""
     _held.catalog_for_tests = catalog
 
 
 def refuse_tests() -> None:
-    """Refuses the application's cluster to a test run, which empties tables. Raises BadArgument."""
+    """Refuse the application's cluster to a test run, which empties tables. Raises BadArgument."""
     utils: Any = sys.modules.get("django.test.utils")
     if utils is not None and hasattr(utils._TestState, "saved_data"):
         require_for_tests()
 
 
 def require_for_tests() -> None:
-    """Refuses a cluster that :func:`allow_tests` did not name. Raises BadArgument."""
+    """Refuse a cluster that :func:`allow_tests` did not name. Raises BadArgument."""
     allowed = _held.catalog_for_tests
     if allowed is None or configuration()["CATALOG"] != allowed:
         raise BadArgument(
@@ -96,7 +98,7 @@ def require_for_tests() -> None:
 
 
 def forget_cluster() -> None:
-    """Closes the cluster, this thread's connections to it and its pools; the next use reads the settings."""
+    """Close the cluster, this thread's connections to it and its pools; the next use reads the settings."""
     from shardids.django.backend import pools  # noqa: PLC0415 -- which imports this module
 
     for wrapper in connections.all(initialized_only=True):
@@ -114,7 +116,7 @@ def forget_cluster() -> None:
 
 
 def alias_for(shard: int) -> str:
-    """Returns the database alias of a shard, which is the name of its schema: ``shard_0005``.
+    """Return the database alias of a shard, which is the name of its schema: ``shard_0005``.
 
     It goes wherever Django takes one: ``Question.objects.using(alias)``, ``save(using=alias)``,
     ``transaction.atomic(using=alias)``. The alias is made when it is first asked for; nothing is connected.
@@ -151,7 +153,7 @@ def _settings_of(shard: int, alias: str) -> dict[str, Any]:
 
 
 def shard_of_alias(alias: str | None) -> int | None:
-    """Returns the shard that an alias stands for, or ``None`` if it is of another database.
+    """Return the shard that an alias stands for, or ``None`` if it is of another database.
 
     An object that comes from another process has the alias of a shard that this one has not used yet.
     """

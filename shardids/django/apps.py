@@ -14,7 +14,7 @@ class ShardidsConfig(AppConfig):
     verbose_name = "shardids"
 
     def ready(self) -> None:
-        """Registers the checks."""
-        from shardids.django.checks import check_models  # noqa: PLC0415 -- imports models
+        """Register the checks."""
+        from shardids.django.sharded import check_models  # noqa: PLC0415 -- imports models
 
         checks.register(check_models, checks.Tags.models)

@@ -1,11 +1,13 @@
-"""The primary key of a sharded model, and the SQL function that fills it."""
+"""The primary key of a sharded model, the SQL function that fills it, and its text in JSON."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from django.core.exceptions import ValidationError
+from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.expressions import Func
@@ -37,12 +39,12 @@ class NextId(Func):
     def as_sql(
         self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, *_: Any, **_context: Any
     ) -> tuple[str, tuple[str | int, ...]]:
-        """Returns the call."""
+        """Return the call."""
         return next_id_sql(connection), ()
 
 
 def next_id_sql(connection: BaseDatabaseWrapper) -> str:
-    """Returns the call of ``next_id()`` as a connection writes it."""
+    """Return the call of ``next_id()`` as a connection writes it."""
     schema = getattr(connection, "schema", None)
     return "next_id()" if schema is None else f'"{schema}".next_id()'
 
@@ -67,28 +69,28 @@ class ShardIdField(_BigAutoField):
         super().__init__(*args, **options)
 
     def get_internal_type(self) -> str:
-        """Returns ``BigIntegerField``: without an identity of its own."""
+        """Return ``BigIntegerField``: the column has no identity."""
         return "BigIntegerField"
 
     def db_type_suffix(self, connection: BaseDatabaseWrapper) -> str | None:
-        """Returns the column's default."""
+        """Return the column's default."""
         return f"DEFAULT {next_id_sql(connection)}"
 
     def to_python(self, value: Any) -> int | None:
-        """Returns the ID. Raises ValidationError for what is none, floats and booleans among it."""
+        """Return the ID. Raises ValidationError for other values, floats and booleans among them."""
         if isinstance(value, float | bool):
             raise ValidationError(self.error_messages["invalid"], code="invalid", params={"value": value})
         found: int | None = super().to_python(value)
         return found
 
     def get_prep_value(self, value: Any) -> Any:
-        """Returns the parameter of a statement. Raises TypeError for floats and booleans."""
+        """Return the parameter of a statement. Raises TypeError for floats and booleans."""
         if isinstance(value, float | bool):
             raise TypeError(f"Field '{self.name}' expected an ID, an int or its digits, but got {value!r}.")
         return super().get_prep_value(value)
 
     def pre_save(self, model_instance: models.Model, add: bool) -> Any:
-        """Returns the key of an object that is being saved.
+        """Return the key of an object that is being saved.
 
         Raises:
             BadArgument: a new row's key, set by the application, does not sort after what
@@ -103,9 +105,9 @@ class ShardIdField(_BigAutoField):
         return found
 
     def get_db_prep_save(self, value: Any, connection: BaseDatabaseWrapper) -> Any:
-        """Returns the parameter of a statement that writes this key, or a foreign key to it.
+        """Return the parameter of a statement that writes this key, or a foreign key to it.
 
-        IDs that were issued before the cluster tell no shard, and are not looked at.
+        IDs from before the cluster name no shard, and are not examined.
 
         Raises:
             WrongShard: a shard would get an ID of another; nothing was written.
@@ -123,3 +125,38 @@ class ShardIdField(_BigAutoField):
                     hint="Write it in its own shard: in_shard(id=…). A new object gets its ID when saved.",
                 )
         return found
+
+
+_EXACT: Final = (1 << 53) - 1
+"""The largest integer that JavaScript reads from JSON as it was written."""
+
+
+class ShardIdJSONEncoder(DjangoJSONEncoder):
+    """Writes integers beyond ±(2^53 - 1), as IDs are, as strings of digits; JavaScript would round them::
+
+        JsonResponse({"id": question.pk}, encoder=ShardIdJSONEncoder)
+
+    Keys of objects are strings in JSON anyway.
+    """
+
+    def encode(self, o: Any) -> str:
+        """Return the JSON text."""
+        return super().encode(_readable(o))
+
+    def iterencode(self, o: Any, _one_shot: bool = False) -> Iterator[str]:
+        """Return the JSON text in pieces."""
+        return super().iterencode(_readable(o), _one_shot)
+
+    def default(self, o: Any) -> Any:
+        """Return what JSON can hold in place of an object."""
+        return _readable(super().default(o))
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > _EXACT:
+        return str(int(value))
+    if isinstance(value, Mapping):
+        return {key: _readable(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_readable(one) for one in value]
+    return value

@@ -28,7 +28,7 @@ class ShardRouter:
     """
 
     def db_for_read(self, model: type[Model], **hints: Any) -> str | None:
-        """Returns the alias for a statement that reads.
+        """Return the alias for a statement that reads.
 
         Raises:
             FanOutRefused: a sharded model, and no shard is chosen.
@@ -37,7 +37,7 @@ class ShardRouter:
         return self._alias("db_for_read", model, hints)
 
     def db_for_write(self, model: type[Model], **hints: Any) -> str | None:
-        """Returns the alias for a statement that writes. Raises as :meth:`db_for_read`."""
+        """Return the alias for a statement that writes. Raises as :meth:`db_for_read`."""
         return self._alias("db_for_write", model, hints)
 
     def _alias(self, action: str, model: type[Model], hints: dict[str, Any]) -> str | None:
@@ -54,7 +54,7 @@ class ShardRouter:
         return alias_for(shard)
 
     def _by_others(self, action: str, model: type[Model], hints: dict[str, Any]) -> str:
-        """Returns what the routers after this one say of an unsharded model that a sharded object refers to.
+        """Return the answer of the later routers about an unsharded model that a sharded object refers to.
 
         When none of them says anything, Django takes the database of that object, which is a shard.
         """
@@ -66,7 +66,7 @@ class ShardRouter:
         return DEFAULT_DB_ALIAS
 
     def allow_relation(self, obj1: Model, obj2: Model, **_hints: Any) -> bool | None:
-        """Returns whether one object may refer to the other: in shards only within one shard."""
+        """Return whether one object may refer to the other: in shards only within one shard."""
         if is_sharded(type(obj1)) != is_sharded(type(obj2)):
             # Across databases: a reference without a constraint, as a check demands.
             return True
@@ -78,7 +78,7 @@ class ShardRouter:
     def allow_migrate(
         self, db: str, app_label: str, model_name: str | None = None, **hints: Any
     ) -> bool | None:
-        """Returns whether a table, or what an operation without a model does, belongs into a database.
+        """Return whether a table, or an operation without a model, belongs into a database.
 
         Raises:
             BadArgument: ``migrate_shards`` asks for an operation that doesn't say where it runs.
@@ -92,7 +92,7 @@ class ShardRouter:
 
 
 def runs_in_shards(app_label: str, model_name: str | None = None, **hints: Any) -> bool:
-    """Returns whether an operation of a migration is for shards: by its model, or by the hint ``shards``.
+    """Return whether an operation of a migration is for shards: by its model, or by the hint ``shards``.
 
     Without either, it is where all models of its application are.
 
@@ -103,14 +103,14 @@ def runs_in_shards(app_label: str, model_name: str | None = None, **hints: Any) 
     is_told = "shards" in hints or model_name is not None or hints.get("model") is not None
     if found is None or not (found or is_told):
         raise BadArgument(
-            f"{app_label} has not sharded models alone, and the operation doesn't say which it is for",
+            f"{app_label} has sharded and unsharded models, and the operation doesn't say which it is for",
             hint="Give it hints={'shards': True} or {'shards': False}.",
         )
     return found
 
 
 def _belongs_to_shards(app_label: str, model_name: str | None, hints: Mapping[str, Any]) -> bool | None:
-    """Returns whether it is for shards; ``None`` if that isn't known."""
+    """Return whether it is for shards; ``None`` if that isn't known."""
     if "shards" in hints:
         return bool(hints["shards"])
     model: type[Model] | None = hints.get("model")
@@ -125,7 +125,7 @@ def _belongs_to_shards(app_label: str, model_name: str | None, hints: Mapping[st
 
 
 def _shard_of(instance: Model) -> int | None:
-    """Returns the shard of an object: where it is, or where a new one's parents are."""
+    """Return the shard of an object: where it is, or where a new one's parents are."""
     if not is_sharded(type(instance)):
         return None
     known = shard_of_alias(instance._state.db)

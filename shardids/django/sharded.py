@@ -1,19 +1,22 @@
-"""Which models are sharded, and what their tables are called."""
+"""Sharded models: which they are, the names of their tables, and the system checks of their limits."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from django.apps import apps
-from django.db.models import Field, Model
+from django.apps import AppConfig, apps
+from django.core.checks import CheckMessage, Error
+from django.db.models import Field, ForeignKey, Model
 
 from shardids.django.fields import ShardIdField
 
 
 def is_sharded(model: type[Model]) -> bool:
-    """Returns whether a model's rows live in shards: its primary key is a ``ShardIdField`` or refers to one.
+    """Return whether a model's rows live in shards: its primary key is a ``ShardIdField`` or refers to one.
 
-    The table that Django itself makes for a many-to-many relation lives where what it joins lives.
+    The table that Django itself makes for a many-to-many relation lives beside the tables it joins.
     """
     options = model._meta
     if isinstance(_final(options.pk), ShardIdField):
@@ -24,12 +27,12 @@ def is_sharded(model: type[Model]) -> bool:
 
 
 def has_sharded_models(label: str) -> bool:
-    """Returns whether an application has models in shards."""
+    """Return whether an application has models in shards."""
     return any(_kinds(label))
 
 
 def has_only_sharded_models(label: str) -> bool:
-    """Returns whether an application has models, and all of them in shards."""
+    """Return whether an application has models, and all of them in shards."""
     kinds = _kinds(label)
     return bool(kinds) and all(kinds)
 
@@ -41,7 +44,7 @@ def _kinds(label: str) -> list[bool]:
 
 
 def _final(field: Field[object, object] | None) -> Field[object, object] | None:
-    """Returns the field that a foreign key takes its values from in the end."""
+    """Return the field that a foreign key takes its values from in the end."""
     while field is not None and field.remote_field is not None:
         field = getattr(field, "target_field", None)
     return field
@@ -55,18 +58,67 @@ class Tables:
     others: frozenset[str]
 
 
-class _Known:
+class _KnownTables:
     models: object = None
     tables: Tables = Tables(sharded=frozenset(), others=frozenset())
 
 
 def tables() -> Tables:
-    """Returns the tables of the models that are installed now."""
+    """Return the tables of the models that are installed now."""
     # Django keeps this list until a model is added.
     models = apps.get_models(include_auto_created=True)
-    if models is not _Known.models:
+    if models is not _KnownTables.models:
         sharded = {model._meta.db_table for model in models if is_sharded(model)}
         others = {model._meta.db_table for model in models} - sharded
-        _Known.tables = Tables(sharded=frozenset(sharded), others=frozenset(others))
-        _Known.models = models
-    return _Known.tables
+        _KnownTables.tables = Tables(sharded=frozenset(sharded), others=frozenset(others))
+        _KnownTables.models = models
+    return _KnownTables.tables
+
+
+def check_models(app_configs: Sequence[AppConfig] | None = None, **_options: Any) -> list[CheckMessage]:
+    """Return the errors of all models, or of those of some applications."""
+    chosen = {config.label for config in app_configs or apps.get_app_configs()}
+    models = apps.get_models(include_auto_created=True)
+    columns = {field.column for model in models if is_sharded(model) for field in model._meta.local_fields}
+    return [
+        error
+        for model in models
+        if model._meta.app_label in chosen
+        for error in (*_names(model, columns), *_foreign_keys(model), *_joining_tables(model))
+    ]
+
+
+def _names(model: type[Model], columns: set[str | None]) -> Iterator[Error]:
+    table = model._meta.db_table
+    if is_sharded(model) and (table in columns or '"' in table or table in tables().others):
+        yield Error(
+            f"the table {table!r} of a sharded model is called as a column or another table is, or is quoted",
+            hint="Name it otherwise: Meta.db_table",
+            obj=model,
+            id="shardids.E001",
+        )
+
+
+def _foreign_keys(model: type[Model]) -> Iterator[Error]:
+    for field in model._meta.local_fields:
+        if not (isinstance(field, ForeignKey) and vars(field)["db_constraint"]):
+            continue
+        other = field.remote_field.model
+        if is_sharded(model) != is_sharded(other):
+            yield Error(
+                f"{model._meta.label} and {other._meta.label} are in different databases: one is sharded",
+                hint="Set db_constraint=False (and on_delete=DO_NOTHING), or shard both.",
+                obj=field,
+                id="shardids.E002",
+            )
+
+
+def _joining_tables(model: type[Model]) -> Iterator[Error]:
+    if model._meta.auto_created and is_sharded(model) and not isinstance(model._meta.pk, ShardIdField):
+        yield Error(
+            f"the many-to-many relation {model._meta.label} has a table whose keys no shard issues",
+            hint="Make ShardIdField the DEFAULT_AUTO_FIELD of the application, or name a model with one:"
+            " ManyToManyField(through=…)",
+            obj=model._meta.auto_created,
+            id="shardids.E003",
+        )

@@ -11,14 +11,14 @@ from django.test.runner import DiscoverRunner
 from django.test.utils import override_settings
 
 from shardids.catalog.rows import Catalog
-from shardids.catalog.urls import parse_url
 from shardids.django.aliases import alias_for, allow_tests, configuration, forget_cluster
-from shardids.django.migrating.history import History
+from shardids.django.migrating.history import ShardHistory
 from shardids.django.migrating.run import ShardMigrations
 from shardids.errors import BadArgument, StatementFailed
 from shardids.ids.layout import Layout
-from shardids.migrate.runner import Observer, RunSettings
-from shardids.testing.clusters import Wishes, catalog_for_tests
+from shardids.migrate.runner import Observer, RunSettings, one_run
+from shardids.pg.urls import parse_url
+from shardids.testing.clusters import ClusterWishes, catalog_for_tests
 
 __all__ = ["ShardTestRunner", "shards_for_tests"]
 
@@ -27,7 +27,7 @@ _DEFAULTS: Final = {"LAYOUT": "default", "SHARDS": 4, "NODES": 2, "SERVER": None
 
 @contextmanager
 def shards_for_tests() -> Iterator[list[str]]:
-    """Makes a cluster that has the tables of all sharded models, and uses it instead of the application's.
+    """Make a cluster that has the tables of all sharded models, and uses it instead of the application's.
 
     ``SHARDIDS["TEST"]`` says how: ``SHARDS`` (4), ``NODES`` (2), ``LAYOUT``, and ``SERVER``, the URL of a
     server whose role may create databases; by default the server of ``CATALOG``. The databases are named
@@ -44,7 +44,7 @@ def shards_for_tests() -> Iterator[list[str]]:
         raise BadArgument(
             f'SHARDIDS["TEST"] has no key {", ".join(unknown)}: it takes {", ".join(_DEFAULTS)}'
         )
-    wishes = Wishes(
+    wishes = ClusterWishes(
         layout=Layout.parse(asked["LAYOUT"]),
         shards=_size(asked, "SHARDS"),
         nodes=_size(asked, "NODES"),
@@ -77,9 +77,10 @@ def _size(asked: Mapping[str, Any], key: str) -> int:
 def _migrate(url: str) -> None:
     catalog = Catalog(url)
     try:
-        with ShardMigrations(catalog, History()) as migrations:
+        with ShardMigrations(catalog, ShardHistory()) as migrations:
             prepared = migrations.prepare()
-            report = migrations.run(prepared, RunSettings(), Observer(), Event())
+            with one_run(catalog, "tests") as leases:
+                report = migrations.run(prepared, RunSettings(), Observer(), Event(), leases)
     finally:
         catalog.close()
     for outcome in report.of("failed"):
@@ -94,7 +95,7 @@ class ShardTestRunner(DiscoverRunner):
     """
 
     def setup_databases(self, **options: Any) -> Any:
-        """Makes the cluster, and then the databases of ``DATABASES``."""
+        """Make the cluster, and then the databases of ``DATABASES``."""
         if self.parallel > 1:
             raise BadArgument("shards for tests are made once: --parallel is not there yet")
         if self.keepdb:
@@ -108,6 +109,6 @@ class ShardTestRunner(DiscoverRunner):
             raise
 
     def teardown_databases(self, old_config: Any, **options: Any) -> None:
-        """Drops both."""
+        """Drop both."""
         with self._shards:
             super().teardown_databases(old_config, **options)

@@ -4,8 +4,16 @@ Pure computation on the standard library; no database is involved. :mod:`shardid
 numpy, does the same for millions of IDs at once.
 """
 
-from shardids.ids.decoded import DecodedId, IdRange
-from shardids.ids.layout import PRESETS, Layout
+from shardids.ids.layout import (
+    FOREIGN,
+    PRESETS,
+    DecodedId,
+    ForeignId,
+    ForeignLayout,
+    IdRange,
+    Layout,
+    parse_layout,
+)
 from shardids.ids.text import (
     from_decimal,
     from_text,
@@ -17,13 +25,17 @@ from shardids.ids.text import (
 )
 
 __all__ = [
+    "FOREIGN",
     "PRESETS",
     "DecodedId",
+    "ForeignId",
+    "ForeignLayout",
     "IdRange",
     "Layout",
     "from_decimal",
     "from_text",
     "parse_id",
+    "parse_layout",
     "to_decimal",
     "to_signed",
     "to_text",

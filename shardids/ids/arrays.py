@@ -1,6 +1,6 @@
 """Encoding and decoding of IDs by the million, in numpy arrays.
 
-Needs numpy: ``pip install shardids[numpy]``. Nothing else in shardids imports this module.
+Needs numpy: ``pip install numpy``. Nothing else in shardids imports this module.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ try:
     import numpy as np
     import numpy.typing as npt
 except ImportError as error:
-    raise ImportError("shardids.ids.arrays needs numpy: pip install shardids[numpy]") from error
+    raise ImportError("shardids.ids.arrays needs numpy: pip install numpy") from error
 
 _PIECE: Final = 8192
 """How many IDs are decoded at a time: some 300 kB in all."""
@@ -41,7 +41,7 @@ class DecodedArrays:
 
 
 def decode_array(layout: Layout, ids: npt.ArrayLike, *, old_ids_below: int | None = None) -> DecodedArrays:
-    """Returns the parts of many IDs, each in its signed or its unsigned reading.
+    """Return the parts of many IDs, each in its signed or its unsigned reading.
 
     Takes an array of any integer type, or what numpy makes one of. ``old_ids_below`` is for clusters with
     adopted tables (``cluster.old_ids.rules.below``): IDs below it have no parts, so select the others first.
@@ -77,7 +77,7 @@ def decode_array(layout: Layout, ids: npt.ArrayLike, *, old_ids_below: int | Non
 def encode_array(
     layout: Layout, *, ms: npt.ArrayLike, shard: npt.ArrayLike, sequence: npt.ArrayLike = 0
 ) -> npt.NDArray[np.int64]:
-    """Returns the IDs of many times, shards and sequence numbers, in their signed reading.
+    """Return the IDs of many times, shards and sequence numbers, in their signed reading.
 
     ``ms`` counts from the layout's epoch. Each argument is an array of any integer type or a
     single number; they are broadcast against each other.
@@ -137,7 +137,7 @@ def _refuse_old(given: _Integers, bits: _Bits, below: int) -> None:
 
 
 def _check(given: _Integers, bits: _Bits, limit: int, refuse: Callable[[int], object]) -> None:
-    """Lets ``refuse`` raise its error for the first of ``given`` whose ``bits`` reach ``limit``."""
+    """Let ``refuse`` raise its error for the first of ``given`` whose ``bits`` reach ``limit``."""
     if not bits.size or int(bits.max()) < limit:
         return
     first = np.unravel_index(int(np.argmax(bits >= limit)), bits.shape)

@@ -1,8 +1,11 @@
-"""How the bits of an ID are split, and what can be computed from that alone.
+"""The layout of an ID: how its bits are split, and what can be computed from that alone.
 
 An ID is ``(ms << (shard_bits + sequence_bits)) | (shard << sequence_bits) | sequence``, where
 ``ms`` counts milliseconds since the layout's epoch, as a signed 64-bit integer (PostgreSQL's
 ``bigint``). The database makes the IDs; this module reads them, and makes bounds for queries.
+
+IDs of other generators may count another unit of time, or have the sequence above the number of the
+machine. A :class:`ForeignLayout` takes such IDs apart; no cluster can have it.
 """
 
 from __future__ import annotations
@@ -15,18 +18,195 @@ from types import MappingProxyType
 from typing import Final
 
 from shardids.errors import BadArgument, TimeExhausted
-from shardids.ids.decoded import DecodedId, IdRange
 from shardids.ids.text import as_integer, checked_integer, shown, to_signed, to_unsigned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class DecodedId:
+    """What an ID, here in its signed reading, tells in its layout. :meth:`Layout.decode` makes it.
+
+    The parts are computed when they are asked for.
+    """
+
+    id: int
+    layout: Layout
+
+    def __repr__(self) -> str:
+        return (
+            f"DecodedId(id={self.id}, time={self.time.isoformat(timespec='milliseconds')},"
+            f" ms={self.ms}, shard={self.shard}, sequence={self.sequence})"
+        )
+
+    @property
+    def ms(self) -> int:
+        """The time of birth in milliseconds since the layout's epoch."""
+        layout = self.layout
+        ms = self.id >> (layout.shard_bits + layout.sequence_bits)
+        return ms & ((1 << layout.time_bits) - 1)
+
+    @property
+    def shard(self) -> int:
+        """The origin: where the row was born, not necessarily where it is stored today."""
+        return self.id >> self.layout.sequence_bits & (self.layout.shard_limit - 1)
+
+    @property
+    def sequence(self) -> int:
+        """Which of the shard's IDs of that millisecond it is, from 0."""
+        return self.id & (self.layout.sequence_limit - 1)
+
+    @property
+    def time(self) -> datetime:
+        """The time of birth in UTC, exact to the millisecond."""
+        return self.layout.time_at(self.ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdRange:
+    """Bounds, both included, for SQL: ``WHERE id BETWEEN first AND last``."""
+
+    first: int
+    last: int
+
 
 _UNIX_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_UNIX_MS: Final = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z: datetime ends there
 _DEFAULT_EPOCH_MS: Final = 1_704_067_200_000  # 2024-01-01T00:00Z
-_WIDTHS: Final = (("time_bits", 30, 42), ("shard_bits", 1, 16), ("sequence_bits", 1, 22))
+_Limits = tuple[tuple[str, int, int], ...]
+_WIDTHS: Final[_Limits] = (("time_bits", 30, 42), ("shard_bits", 1, 16), ("sequence_bits", 1, 22))
+_FOREIGN_WIDTHS: Final[_Limits] = (("time_bits", 1, 62), ("shard_bits", 1, 32), ("sequence_bits", 1, 32))
+_LONGEST_UNIT_MS: Final = 3_600_000
 _WRITTEN: Final = re.compile(r"([0-9]{1,2})-([0-9]{1,2})-([0-9]{1,2})(?:@([0-9]{1,15}))?")
+_FOREIGN_WRITTEN: Final = re.compile(
+    r"(?P<time>[0-9]{1,2})x(?P<unit>[0-9]{1,7})(?P<second>m?s)-"
+    r"(?:(?P<first_seq>[0-9]{1,2})seq-(?P<last_shard>[0-9]{1,2})shard"
+    r"|(?P<first_shard>[0-9]{1,2})shard-(?P<last_seq>[0-9]{1,2})seq)@(?P<epoch>[0-9]{1,15})"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class BitLayout:
+    """Widths of time, shard and sequence, and the epoch where the time begins."""
+
+    time_bits: int
+    shard_bits: int
+    sequence_bits: int
+    epoch_ms: int
+    name: str = field(default="custom", compare=False)
+
+    def __post_init__(self) -> None:
+        for name, lowest, highest in self._limits():
+            self._check(name, lowest, highest)
+        if self.id_bits > 64:
+            raise BadArgument(
+                f"time, shard and sequence must take at most 64 bits, not {self.id_bits}"
+                f" ({self.time_bits} + {self.shard_bits} + {self.sequence_bits})"
+            )
+        # Every time of the layout must be a datetime: decoding relies on it.
+        latest = _LAST_UNIX_MS - (self._unit() << self.time_bits) + 1
+        if latest < 0:
+            raise BadArgument(f"{self.time_bits} bits of {self._unit():,} ms reach past the year 9999")
+        self._check("epoch_ms", 0, latest)
+
+    def _check(self, name: str, lowest: int, highest: int) -> None:
+        # Stores a plain int: shifting a numpy integer would overflow.
+        number = checked_integer(name, getattr(self, name), lowest, highest)
+        object.__setattr__(self, name, number)
+
+    def _limits(self) -> _Limits:
+        return _WIDTHS
+
+    def _unit(self) -> int:
+        """Return the unit of time in milliseconds."""
+        return 1
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """The bits of ``time``, ``shard`` and ``sequence``, from the highest to the lowest."""
+        return {"time": self.time_bits, "shard": self.shard_bits, "sequence": self.sequence_bits}
+
+    @property
+    def id_bits(self) -> int:
+        """Bits that the layout's IDs take, at most 64."""
+        return self.time_bits + self.shard_bits + self.sequence_bits
+
+    @property
+    def uses_sign_bit(self) -> bool:
+        """Whether IDs turn negative in the later half of the layout's time."""
+        return self.id_bits == 64
+
+    @property
+    def shard_limit(self) -> int:
+        """How many shards there can be; shard numbers are below it."""
+        return 1 << self.shard_bits
+
+    @property
+    def sequence_limit(self) -> int:
+        """How many IDs a shard has for each unit of time, a millisecond; sequence numbers are below it."""
+        return 1 << self.sequence_bits
+
+    @property
+    def ids_per_second(self) -> int:
+        """How many IDs a shard can issue in a second without running ahead of the clock."""
+        return self.sequence_limit * 1000 // self._unit()
+
+    def years_left(self, now: datetime) -> float:
+        """Return how many years from ``now`` on the time bits last; negative once they have ended."""
+        return (self.last_time - now) / timedelta(days=365.2425)
+
+    @property
+    def first_time(self) -> datetime:
+        """The epoch, in UTC."""
+        return self.time_at(0)
+
+    @property
+    def last_time(self) -> datetime:
+        """The last unit of time that the time bits can hold, in UTC."""
+        return self.time_at(self._unit() * ((1 << self.time_bits) - 1))
+
+    @property
+    def negative_from(self) -> datetime | None:
+        """The time from which IDs are negative, in UTC; ``None`` if they never are."""
+        return self.time_at(self._unit() << (self.time_bits - 1)) if self.uses_sign_bit else None
+
+    def time_at(self, ms: int) -> datetime:
+        """Return the time in UTC, ``ms`` milliseconds after the epoch.
+
+        Raises:
+            BadArgument: ``ms`` is not an integer, or negative.
+            TimeExhausted: ``ms`` is more than the time bits can hold.
+        """
+        return _UNIX_EPOCH + timedelta(milliseconds=self.epoch_ms + self._checked_ms(ms))
+
+    def _bits_of(self, id_: int) -> int:
+        """Return an ID's unsigned reading, or refuse one that the layout can't hold."""
+        bits = to_unsigned(id_) if type(id_) is not int or id_ < 0 else id_
+        if bits >> self.id_bits:
+            raise self._foreign(id_)
+        return bits
+
+    def _checked_ms(self, ms: object, named: str = "") -> int:
+        number = as_integer("ms", ms)
+        if 0 <= number < self._unit() << self.time_bits:
+            return number
+        named = named or f"ms {shown(number)}"
+        if number < 0:
+            epoch = self.first_time.isoformat()
+            raise BadArgument(f"{named} is before the layout's epoch, {epoch}")
+        raise TimeExhausted(
+            f"{named} is past {self.last_time.isoformat()}, the last that {self.time_bits} time bits can hold"
+        )
+
+    def _foreign(self, id_: int) -> BadArgument:
+        bits = to_unsigned(id_)
+        if id_ < 0:
+            return BadArgument(f"ID {id_} is negative, but layout {self} leaves the sign bit zero")
+        return BadArgument(
+            f"ID {bits} takes {bits.bit_length()} bits, but layout {self} has only {self.id_bits}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout(BitLayout):
     """How 64 bits are split into time, shard and sequence; fixed when a cluster is made.
 
     ``epoch_ms`` is milliseconds from 1970-01-01T00:00Z to the moment that the IDs count from.
@@ -38,31 +218,9 @@ class Layout:
             64, or an epoch before 1970 or so late that the time bits reach past the year 9999.
     """
 
-    time_bits: int
-    shard_bits: int
-    sequence_bits: int
-    epoch_ms: int
-    name: str = field(default="custom", compare=False)
-
-    def __post_init__(self) -> None:
-        for name, lowest, highest in _WIDTHS:
-            self._check(name, lowest, highest)
-        if self.id_bits > 64:
-            raise BadArgument(
-                f"time, shard and sequence must take at most 64 bits, not {self.id_bits}"
-                f" ({self.time_bits} + {self.shard_bits} + {self.sequence_bits})"
-            )
-        # Every time of the layout must be a datetime: decoding relies on it.
-        self._check("epoch_ms", 0, _LAST_UNIX_MS - (1 << self.time_bits) + 1)
-
-    def _check(self, name: str, lowest: int, highest: int) -> None:
-        # Stores a plain int: shifting a numpy integer would overflow.
-        number = checked_integer(name, getattr(self, name), lowest, highest)
-        object.__setattr__(self, name, number)
-
     @classmethod
     def preset(cls, name: str) -> Layout:
-        """Returns the layout of that name in :data:`PRESETS`.
+        """Return the layout of that name in :data:`PRESETS`.
 
         Raises:
             BadArgument: there is no such preset; the message lists the names.
@@ -75,7 +233,7 @@ class Layout:
 
     @classmethod
     def parse(cls, text: str) -> Layout:
-        """Returns the layout written as a preset's name, or as widths: ``41-12-10@1704067200000``.
+        """Return the layout written as a preset's name, or as widths: ``41-12-10@1704067200000``.
 
         The number after ``@`` is ``epoch_ms``; without it, the default layout's. Widths and epoch
         of a preset give that preset, with its name. ``str(layout)`` writes this form.
@@ -86,6 +244,11 @@ class Layout:
         if text in PRESETS:
             return PRESETS[text]
         written = _WRITTEN.fullmatch(text)
+        if text in FOREIGN or _FOREIGN_WRITTEN.fullmatch(text):
+            raise BadArgument(
+                f"{text!r} is a layout of IDs that another generator makes: no cluster has it",
+                hint="shardids id decode and shardids plan --layout read it.",
+            )
         if written is None:
             raise BadArgument(
                 f"{text!r} is not a layout",
@@ -104,67 +267,14 @@ class Layout:
         return f"{self.time_bits}-{self.shard_bits}-{self.sequence_bits}@{self.epoch_ms}"
 
     @property
-    def id_bits(self) -> int:
-        """Bits that the layout's IDs take, at most 64."""
-        return self.time_bits + self.shard_bits + self.sequence_bits
-
-    @property
-    def uses_sign_bit(self) -> bool:
-        """Whether IDs turn negative in the later half of the layout's time."""
-        return self.id_bits == 64
-
-    @property
     def fits_javascript(self) -> bool:
         """Whether every ID is a safe integer in JavaScript (at most 53 bits)."""
         return self.id_bits <= 53
 
-    @property
-    def shard_limit(self) -> int:
-        """How many shards there can be; shard numbers are below it."""
-        return 1 << self.shard_bits
-
-    @property
-    def sequence_limit(self) -> int:
-        """How many IDs a shard has for each millisecond; sequence numbers are below it."""
-        return 1 << self.sequence_bits
-
-    @property
-    def ids_per_second(self) -> int:
-        """How many IDs a shard can issue in a second without running ahead of the clock."""
-        return self.sequence_limit * 1000
-
-    def years_left(self, now: datetime) -> float:
-        """Returns how many years from ``now`` on the time bits last; negative once they have ended."""
-        return (self.last_time - now) / timedelta(days=365.2425)
-
-    @property
-    def first_time(self) -> datetime:
-        """The epoch, in UTC."""
-        return self.time_at(0)
-
-    @property
-    def last_time(self) -> datetime:
-        """The last millisecond that the time bits can hold, in UTC."""
-        return self.time_at((1 << self.time_bits) - 1)
-
-    @property
-    def negative_from(self) -> datetime | None:
-        """The time from which IDs are negative, in UTC; ``None`` if they never are."""
-        return self.time_at(1 << (self.time_bits - 1)) if self.uses_sign_bit else None
-
-    def time_at(self, ms: int) -> datetime:
-        """Returns the time in UTC, ``ms`` milliseconds after the epoch.
-
-        Raises:
-            BadArgument: ``ms`` is not an integer, or negative.
-            TimeExhausted: ``ms`` is more than the time bits can hold.
-        """
-        return _UNIX_EPOCH + timedelta(milliseconds=self.epoch_ms + self._checked_ms(ms))
-
     def encode(
         self, *, at: datetime | None = None, ms: int | None = None, shard: int, sequence: int = 0
     ) -> int:
-        """Returns the ID, in its signed reading, of a time, a shard and a sequence number.
+        """Return the ID, in its signed reading, of a time, a shard and a sequence number.
 
         The time is either ``at``, an aware datetime that is rounded down to its millisecond, or
         ``ms`` since the epoch. Only the database knows which IDs are taken: never insert an ID
@@ -183,25 +293,23 @@ class Layout:
         return self._pack(ms, shard, sequence)
 
     def decode(self, id_: int, /) -> DecodedId:
-        """Returns the parts of an ID, given in its signed or its unsigned reading.
+        """Return the parts of an ID, given in its signed or its unsigned reading.
 
         Raises:
             BadArgument: not an integer, beyond 64 bits, or with bits set above the layout's (a
                 negative ID in a layout that does not use the sign bit, for one).
         """
-        bits = to_unsigned(id_) if type(id_) is not int or id_ < 0 else id_
-        if bits >> self.id_bits:
-            raise self._foreign(id_)
+        bits = self._bits_of(id_)
         return DecodedId(id=bits - (1 << 64) if bits >> 63 else bits, layout=self)
 
     def shard_of(self, id_: int, /) -> int:
-        """Returns the shard of an ID, faster than :meth:`decode`, and raises what that does."""
+        """Return the shard of an ID, faster than :meth:`decode`, and raise what that does."""
         if type(id_) is not int or id_ >> self.id_bits:
             return self.decode(id_).shard
         return id_ >> self.sequence_bits & (1 << self.shard_bits) - 1
 
     def min_id(self, at: datetime) -> int:
-        """Returns the lowest ID that any shard can issue in the millisecond of ``at``.
+        """Return the lowest ID that any shard can issue in the millisecond of ``at``.
 
         Raises:
             BadArgument: a naive datetime, or a time before the epoch.
@@ -210,11 +318,11 @@ class Layout:
         return self._pack(self._ms_of(at), 0, 0)
 
     def max_id(self, at: datetime) -> int:
-        """Returns the highest ID of that millisecond over all shards. Raises what :meth:`min_id` does."""
+        """Return the highest ID of that millisecond over all shards. Raises what :meth:`min_id` does."""
         return self._pack(self._ms_of(at), self.shard_limit - 1, self.sequence_limit - 1)
 
     def id_range(self, start: datetime, end: datetime, shard: int | None = None) -> IdRange:
-        """Returns the bounds of all IDs born at ``start`` or later and before ``end``.
+        """Return the bounds of all IDs born at ``start`` or later and before ``end``.
 
         An ID is born at the beginning of its millisecond. Times that the layout can't hold count
         as its first or its end. ``shard`` narrows the bounds to the first and the last ID of that
@@ -258,29 +366,118 @@ class Layout:
         ms = _unix_microseconds(at) // 1000 - self.epoch_ms
         return self._checked_ms(ms, at.isoformat())
 
-    def _checked_ms(self, ms: object, named: str = "") -> int:
-        number = as_integer("ms", ms)
-        if 0 <= number < 1 << self.time_bits:
-            return number
-        named = named or f"ms {shown(number)}"
-        if number < 0:
-            epoch = self.first_time.isoformat()
-            raise BadArgument(f"{named} is before the layout's epoch, {epoch}")
-        raise TimeExhausted(
-            f"{named} is past {self.last_time.isoformat()}, the last that {self.time_bits} time bits can hold"
-        )
-
     def _first_ms_from(self, at: datetime) -> int:
         ms = -(-_unix_microseconds(at) // 1000) - self.epoch_ms
         return min(max(ms, 0), 1 << self.time_bits)
 
-    def _foreign(self, id_: int) -> BadArgument:
-        bits = to_unsigned(id_)
-        if id_ < 0:
-            return BadArgument(f"ID {id_} is negative, but layout {self} leaves the sign bit zero")
-        return BadArgument(
-            f"ID {bits} takes {bits.bit_length()} bits, but layout {self} has only {self.id_bits}"
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ForeignId:
+    """The parts of an ID of another generator, here in its signed reading, in its layout.
+
+    ``shard`` is the number of its machine or worker. :meth:`ForeignLayout.decode` makes it.
+    """
+
+    id: int
+    layout: ForeignLayout
+    ms: int
+    shard: int
+    sequence: int
+
+    def __repr__(self) -> str:
+        return (
+            f"ForeignId(id={self.id}, time={self.time.isoformat(timespec='milliseconds')},"
+            f" ms={self.ms}, shard={self.shard}, sequence={self.sequence})"
         )
+
+    @property
+    def time(self) -> datetime:
+        """The time of birth in UTC, rounded down to the layout's unit."""
+        return self.layout.time_at(self.ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignLayout(BitLayout):
+    """How another generator splits 64 bits. Its IDs can be taken apart; no cluster can have it.
+
+    ``unit_ms`` is the unit of its time, in milliseconds; ``sequence_first``: the sequence is
+    above the shard, which is a machine or a worker here.
+
+    Raises:
+        BadArgument: a width out of range (time 1 … 62, shard and sequence 1 … 32), a sum above 64, a unit
+            below 1 ms or above an hour, or an epoch before 1970 or so late that the time bits reach past
+            the year 9999.
+    """
+
+    unit_ms: int
+    sequence_first: bool = False
+
+    def __post_init__(self) -> None:
+        self._check("unit_ms", 1, _LONGEST_UNIT_MS)
+        BitLayout.__post_init__(self)
+
+    def _limits(self) -> _Limits:
+        return _FOREIGN_WIDTHS
+
+    def _unit(self) -> int:
+        return self.unit_ms
+
+    def __str__(self) -> str:
+        unit = f"{self.unit_ms}ms" if self.unit_ms % 1000 else f"{self.unit_ms // 1000}s"
+        parts = [f"{self.shard_bits}shard", f"{self.sequence_bits}seq"]
+        first, last = reversed(parts) if self.sequence_first else parts
+        return f"{self.time_bits}x{unit}-{first}-{last}@{self.epoch_ms}"
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """The bits of ``time``, ``shard`` and ``sequence``, from the highest to the lowest."""
+        shard, sequence = {"shard": self.shard_bits}, {"sequence": self.sequence_bits}
+        rest = sequence | shard if self.sequence_first else shard | sequence
+        return {"time": self.time_bits} | rest
+
+    def decode(self, id_: int, /) -> ForeignId:
+        """Return the parts of an ID, given in its signed or its unsigned reading.
+
+        Raises:
+            BadArgument: as :meth:`Layout.decode` does.
+        """
+        bits = rest = self._bits_of(id_)
+        parts = {}
+        for name, width in reversed(self.widths.items()):
+            parts[name] = rest & ((1 << width) - 1)
+            rest >>= width
+        return ForeignId(
+            id=to_signed(bits),
+            layout=self,
+            ms=parts["time"] * self.unit_ms,
+            shard=parts["shard"],
+            sequence=parts["sequence"],
+        )
+
+
+def parse_layout(text: str) -> Layout | ForeignLayout:
+    """Return what :meth:`Layout.parse` does, or the layout of another generator.
+
+    That is written as a name in :data:`FOREIGN`, or as ``39x10ms-8seq-16shard@1409529600000``: the bits of
+    the time and its unit, in ms or s; the bits of sequence and shard, the higher first; the epoch.
+
+    Raises:
+        BadArgument: no such form, or no valid layout.
+    """
+    if text in FOREIGN:
+        return FOREIGN[text]
+    written = _FOREIGN_WRITTEN.fullmatch(text)
+    if written is None:
+        return Layout.parse(text)
+    layout = ForeignLayout(
+        time_bits=int(written["time"]),
+        unit_ms=int(written["unit"]) * (1 if written["second"] == "ms" else 1000),
+        shard_bits=int(written["first_shard"] or written["last_shard"]),
+        sequence_bits=int(written["first_seq"] or written["last_seq"]),
+        epoch_ms=int(written["epoch"]),
+        sequence_first=written["first_seq"] is not None,
+    )
+    return next((known for known in FOREIGN.values() if known == layout), layout)
 
 
 def _unix_microseconds(at: datetime) -> int:
@@ -319,3 +516,29 @@ PRESETS: Final[Mapping[str, Layout]] = MappingProxyType(
     {layout.name: layout for layout in (DEFAULT, INSTAGRAM, TWITTER, DISCORD, JS53)}
 )
 """The layouts that have a name, by their names."""
+
+SONYFLAKE: Final = ForeignLayout(
+    time_bits=39,
+    unit_ms=10,
+    shard_bits=16,
+    sequence_bits=8,
+    sequence_first=True,
+    epoch_ms=1_409_529_600_000,
+    name="sonyflake",
+)
+"""Sonyflake, its machine as the shard, from 2014-09-01, where its settings name no other start."""
+
+UIDGENERATOR: Final = ForeignLayout(
+    time_bits=28,
+    unit_ms=1000,
+    shard_bits=22,
+    sequence_bits=13,
+    epoch_ms=1_463_673_600_000,
+    name="uidgenerator",
+)
+"""Baidu's UidGenerator, its worker as the shard, by default: from midnight of 2016-05-20 in China to 2024."""
+
+FOREIGN: Final[Mapping[str, ForeignLayout]] = MappingProxyType(
+    {layout.name: layout for layout in (SONYFLAKE, UIDGENERATOR)}
+)
+"""The layouts of other generators that have a name, by their names."""

@@ -36,7 +36,7 @@ _LONGEST: Final = 40
 
 
 def to_signed(id_: int, /) -> int:
-    """Returns the ID as ``bigint`` shows it, from either reading (-2^63 … 2^64 - 1).
+    """Return the ID as ``bigint`` shows it, from either reading (-2^63 … 2^64 - 1).
 
     Raises:
         BadArgument: not an integer, or beyond 64 bits.
@@ -46,7 +46,7 @@ def to_signed(id_: int, /) -> int:
 
 
 def to_unsigned(id_: int, /) -> int:
-    """Returns the unsigned reading of the ID, 0 … 2^64 - 1, from either reading.
+    """Return the unsigned reading of the ID, 0 … 2^64 - 1, from either reading.
 
     Raises:
         BadArgument: not an integer, or beyond 64 bits.
@@ -55,7 +55,7 @@ def to_unsigned(id_: int, /) -> int:
 
 
 def to_decimal(id_: int, /) -> str:
-    """Returns the signed reading in decimal digits.
+    """Return the signed reading in decimal digits.
 
     Put IDs into JSON in this form, as strings: JavaScript rounds numbers above 2^53.
 
@@ -66,7 +66,7 @@ def to_decimal(id_: int, /) -> str:
 
 
 def from_decimal(text: str, /) -> int:
-    """Returns the ID (signed) that :func:`to_decimal` wrote.
+    """Return the ID (signed) that :func:`to_decimal` wrote.
 
     Every ID has exactly one such text: no ``+``, no leading zeros, no white space. For what people write, see
     :func:`parse_id`.
@@ -81,7 +81,7 @@ def from_decimal(text: str, /) -> int:
 
 
 def to_text(id_: int, /) -> str:
-    """Returns the text form: 13 digits of Crockford's base 32, of the unsigned reading.
+    """Return the text form: 13 digits of Crockford's base 32, of the unsigned reading.
 
     Text forms of one layout sort, byte by byte, in the order of birth, also where the IDs
     themselves turn negative.
@@ -94,7 +94,7 @@ def to_text(id_: int, /) -> str:
 
 
 def from_text(text: str, /) -> int:
-    """Returns the ID (signed) that a text form stands for.
+    """Return the ID (signed) that a text form stands for.
 
     Lower case is read as upper case, ``I`` and ``L`` as 1, ``O`` as 0; single hyphens between
     digits are ignored.
@@ -128,7 +128,7 @@ def from_text(text: str, /) -> int:
 
 
 def parse_id(text: str | int, /) -> int:
-    """Returns the ID (signed) that a person or a program wrote, in any of its forms.
+    """Return the ID (signed) that a person or a program wrote, in any of its forms.
 
     Read in this order, white space around it ignored:
 
@@ -173,7 +173,7 @@ def _from_digits(number: str, base: int) -> int:
 
 
 def as_integer(what: str, value: object) -> int:
-    """Returns ``value`` as a plain int; numpy integers and integer enums count as integers, bool does not.
+    """Return ``value`` as a plain int; numpy integers and integer enums count as integers, bool does not.
 
     Raises:
         BadArgument: not an integer; the message starts with ``what``.
@@ -186,7 +186,7 @@ def as_integer(what: str, value: object) -> int:
 
 
 def checked_integer(what: str, value: object, lowest: int, highest: int) -> int:
-    """Returns ``value`` as a plain int from ``lowest`` to ``highest``, both included.
+    """Return ``value`` as a plain int from ``lowest`` to ``highest``, both included.
 
     Raises:
         BadArgument: not an integer, or out of range; the message starts with ``what``.
@@ -198,7 +198,7 @@ def checked_integer(what: str, value: object, lowest: int, highest: int) -> int:
 
 
 def shown(number: int) -> str:
-    """Returns the integer as a message shows it: its size if it is too long to read."""
+    """Return the integer as a message shows it: its size if it is too long to read."""
     # Also a guard: Python refuses to print integers of thousands of digits.
     bits = number.bit_length()
     return str(number) if bits <= 128 else f"an integer of {bits} bits"

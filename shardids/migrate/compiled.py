@@ -26,8 +26,7 @@ from sqlalchemy.schema import CreateTable
 from sqlalchemy.sql.ddl import DDLElement
 from sqlalchemy.types import TypeEngine
 
-from shardids.migrate.environment import Direction, Environment
-from shardids.migrate.hashes import record
+from shardids.migrate.environment import Direction, Environment, record
 from shardids.migrate.models import OWN_VERSION_TABLE
 from shardids.migrate.plan import Heads, Route
 
@@ -70,7 +69,7 @@ class Stage:
     hash: str | None = None
 
     def digest(self, count: int) -> str:
-        """Returns a digest of the SQL of the first ``count`` parts."""
+        """Return a digest of the SQL of the first ``count`` parts."""
         return sha256("\0".join(part.sql for part in self.parts[:count]).encode()).hexdigest()[:12]
 
 
@@ -126,7 +125,7 @@ class _Recorder(PostgresqlImpl):
     def bulk_insert(
         self, table: TableClause | Table, rows: list[dict[str, Any]], multiinsert: bool = True
     ) -> None:
-        """Writes the rows as literals; a column without a type gets the value's type."""
+        """Write the rows as literals; a column without a type gets the value's type."""
         typed = [{name: _literal(table, name, value) for name, value in row.items()} for row in rows]
         super().bulk_insert(table, typed, multiinsert)
 
@@ -177,7 +176,7 @@ class _Recording:
         self._in_revision = False
 
     def entered(self, environment: EnvironmentContext) -> None:
-        """Intercepts the question whether the mode is offline: ``env.py`` may ask it, a revision may not."""
+        """Intercept the question whether the mode is offline: ``env.py`` may ask it, a revision may not."""
         environment.is_offline_mode = self._is_offline_mode  # type: ignore[method-assign] # called through a proxy of this object
 
     def _is_offline_mode(self) -> bool:
@@ -186,7 +185,7 @@ class _Recording:
         return True
 
     def work(self, _heads: object, migration: MigrationContext) -> Iterable[RevisionStep]:
-        """Stands in for Alembic's own work: records every step, and returns none to run."""
+        """Stand in for Alembic's own work: records every step, and return none to run."""
         self.version_table = str(CreateTable(migration._version).compile(dialect=migration.dialect)).strip()
         recorder = migration.impl
         if not isinstance(recorder, _Recorder):
@@ -207,7 +206,7 @@ class _Recording:
         return ()
 
     def _record_step(self, step: RevisionStep, recorder: _Recorder) -> str:
-        """Records the SQL of a step; returns an empty string, or why that is impossible."""
+        """Record the SQL of a step; return an empty string, or why that is impossible."""
         self._in_revision = True
         try:
             if "as_sql" in Path(str(step.revision.module.__file__)).read_text(encoding="utf-8"):
@@ -225,7 +224,7 @@ class _Recording:
 
 
 def has_transaction(sql: str) -> bool:
-    """Returns whether SQL begins or ends a transaction, which would not be the shard's."""
+    """Return whether SQL begins or ends a transaction, which would not be the shard's."""
     return _TRANSACTION.search(sql) is not None
 
 
@@ -247,13 +246,13 @@ class Compiler:
         self._made: dict[Route, Compiled] = {}
 
     def compile(self, route: Route) -> Compiled:
-        """Returns the SQL of a route, or why there is none."""
+        """Return the SQL of a route, or why there is none."""
         if route not in self._made:
             self._made[route] = self._compile(route)
         return self._made[route]
 
     def version_table_sql(self) -> str:
-        """Returns the statement that creates the version table."""
+        """Return the statement that creates the version table."""
         recording = _Recording([], ())
         self.environment.run(recording.work)
         return recording.version_table + ";"
@@ -286,7 +285,7 @@ class Compiler:
 
 
 def recorded(version_table: str, direction: Direction, stages: Sequence[Stage]) -> list[str]:
-    """Returns the statement that records the hashes of revisions that were run; none for shardids' own."""
+    """Return the statement that records the hashes of revisions that were run; none for shardids' own."""
     if version_table == OWN_VERSION_TABLE or not stages:
         return []
     hashes = {stage.revision: stage.hash for stage in stages}

@@ -1,28 +1,173 @@
-"""The application's Alembic environment: its folder, its graph of revisions, the body of its ``env.py``."""
+"""The application's Alembic environment: its folder, revisions and their hashes, the body of ``env.py``.
+
+A revision's hash is that of its source, without comments, docstrings, layout, ``downgrade()`` and
+``destructive``. It is kept
+in the comment of the version table's column, so that it is moved, dumped and restored with the shard, and
+plain Alembic works beside it. A revision that plain Alembic has run has none.
+"""
 
 from __future__ import annotations
 
+import ast
 import io
+import json
 import warnings
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, Literal
 
 from alembic.config import Config
 from alembic.runtime.environment import EnvironmentContext
-from alembic.runtime.migration import MigrationContext, RevisionStep
+from alembic.runtime.migration import MigrationContext, MigrationInfo, RevisionStep
 from alembic.script import Script, ScriptDirectory
 from alembic.script.revision import RevisionError, RevisionMap
 from alembic.util import CommandError, to_tuple
-from sqlalchemy import Connection
+from psycopg import sql
+from sqlalchemy import Connection, text
 
 from shardids.catalog.revisions import NODE_VERSION_TABLE, SHARED_SCHEMA
 from shardids.errors import BadArgument, ShardidsError
-from shardids.migrate.hashes import hash_of_file
 from shardids.migrate.plan import Heads, Route, Start, shown_heads
+from shardids.pg.queries import read
+
+_DIGITS: Final = 12
+_WITHOUT_MEANING: Final = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
+"""Fields of Python's syntax tree that say nothing, or nothing that its other fields don't."""
+_MARK: Final = "destructive"
+_RECORD = sql.SQL("select shardids.record_hashes({table}::regclass, {undone}::text[], {done}::jsonb)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """Hashes by revision, and the shards of a node that recorded just these; none if the node itself did."""
+
+    hashes: Mapping[str, str]
+    shards: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """A row of ``migrate/hashes.v1.sql``."""
+
+    hashes: str
+    shards: list[int] | None
+
+
+def hash_of_file(path: Path) -> str | None:
+    """Return the hash of a revision's file; ``None`` if there is no source."""
+    return hash_of_source(path.read_text(encoding="utf-8")) if path.suffix == ".py" else None
+
+
+def hash_of_source(source: str) -> str:
+    """Return the hash of a revision's source: the same after reformatting, with any version of Python."""
+    module = ast.parse(source)
+    imports = [node for node in module.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    others = [node for node in module.body if not isinstance(node, ast.Import | ast.ImportFrom)]
+    kept = [node for node in others if getattr(node, "name", "") != "downgrade" and not _is_mark(node)]
+    used = {node.id for one in kept for node in ast.walk(one) if isinstance(node, ast.Name)}
+    words = [*sorted(_imported(imports, used)), *_words(_without_docstring(kept))]
+    return sha256("\0".join(words).encode()).hexdigest()[:_DIGITS]
+
+
+def _is_mark(node: ast.stmt) -> bool:
+    """Return whether a statement is the mark of a destructive revision, which may be removed at any time."""
+    return isinstance(node, ast.Assign) and [getattr(one, "id", "") for one in node.targets] == [_MARK]
+
+
+def _imported(imports: Iterable[ast.Import | ast.ImportFrom], used: Collection[str]) -> Iterator[str]:
+    """Yield the imports that are used, in a form that does not depend on how they are grouped."""
+    for node in imports:
+        module = f"{'.' * node.level}{node.module or ''}:" if isinstance(node, ast.ImportFrom) else ""
+        for name in node.names:
+            if name.name == "*" or (name.asname or name.name).split(".")[0] in used:
+                yield f"import {module}{name.name} {name.asname or ''}"
+
+
+def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
+    first = body[0] if body else None
+    is_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+    return body[1:] if is_docstring and isinstance(first.value.value, str) else body  # type: ignore[union-attr] # is_docstring says that it is an Expr
+
+
+def _words(node: object) -> Iterator[str]:
+    """Yield what a part of a syntax tree consists of; ``ast.dump`` differs between versions of Python."""
+    if isinstance(node, list):
+        yield "["
+        for item in node:
+            yield from _words(item)
+        yield "]"
+    elif isinstance(node, ast.AST):
+        yield type(node).__name__
+        for name, value in ast.iter_fields(node):
+            # A field that a later version of Python added is empty in what an earlier one can read.
+            if name in _WITHOUT_MEANING or value is None or value == []:
+                continue
+            is_documented = name == "body" and isinstance(
+                node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+            )
+            yield name
+            yield from _words(_without_docstring(value) if is_documented else value)
+    else:
+        yield f"{type(node).__name__} {node!r}"
+
+
+def record(version_table: str, undone: Collection[str] | None, done: Mapping[str, str | None]) -> str:
+    """Return the statement that records hashes, without its semicolon.
+
+    Takes away those of ``undone``, or with ``None`` all.
+    """
+    known = {revision: value for revision, value in done.items() if value is not None}
+    gone = None if undone is None else sorted(undone)
+    return _RECORD.format(table=version_table, undone=gone, done=json.dumps(known, sort_keys=True)).as_string(
+        None
+    )
+
+
+def recorder(version_table: str, hash_of: Callable[[str], str | None]) -> Callable[..., None]:
+    """Return what Alembic calls after each revision that it runs: it records the revision's hash."""
+
+    def record_step(*, ctx: MigrationContext, step: MigrationInfo, **_rest: Any) -> None:
+        if ctx.connection is None or step.up_revision_id is None:
+            return
+        revision = step.up_revision_id
+        known = hash_of(revision) if step.is_upgrade else None
+        ctx.connection.execute(
+            text(
+                "select shardids.record_hashes(cast(cast(:table as text) as regclass),"
+                " cast(:undone as text[]), cast(:done as jsonb))"
+            ),
+            {
+                "table": version_table,
+                "undone": [revision],
+                "done": json.dumps({} if known is None else {revision: known}),
+            },
+        )
+
+    return record_step
+
+
+def read_recorded(connection: Connection) -> list[Recorded]:
+    """Read what a node and its shards have recorded; the connection is as for ``catalog.queries.read``."""
+    return [
+        Recorded(hashes=_parsed(row.hashes), shards=tuple(row.shards or ()))
+        for row in read(connection, "migrate/hashes.v1", _Row)
+    ]
+
+
+def _parsed(text: str) -> dict[str, str]:
+    """Parse the comment, which anybody who owns the version table can write."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    pairs = found.items() if isinstance(found, dict) else ()
+    return {revision: value for revision, value in pairs if isinstance(value, str)}
+
 
 VERSION_TABLE = "alembic_version"
 NODE_BRANCH: Final = "node"
@@ -68,7 +213,7 @@ class Environment:
 
     @classmethod
     def at(cls, folder: Path) -> Environment:
-        """Opens a folder that ``shardids migrate init`` created, or any Alembic script folder.
+        """Open a folder that ``shardids migrate init`` created, or any Alembic script folder.
 
         Raises:
             BadArgument: it holds no ``env.py``.
@@ -85,7 +230,7 @@ class Environment:
         return cls(config)
 
     def of_nodes(self) -> Environment | None:
-        """Returns the environment's branch for the nodes, or ``None`` if it has none."""
+        """Return the environment's branch for the nodes, or ``None`` if it has none."""
         environment = Environment(self.config, NODE_VERSION_TABLE, body=self._body, is_of_nodes=True)
         return environment if environment.heads else None
 
@@ -99,7 +244,7 @@ class Environment:
             )
 
     def revision(self, revision: str) -> Script:
-        """Returns a revision by its full name.
+        """Return a revision by its full name.
 
         Raises:
             BadArgument: there is none of that name.
@@ -107,21 +252,23 @@ class Environment:
         with _errors_as_ours():
             found = self.script.get_revision(revision)
         if found is None or found.revision != revision:
-            raise BadArgument(f"there is no revision {revision!r}", hint="See: shardids migrate history")
+            raise BadArgument(
+                f"there is no revision {revision!r}", hint="See: shardids migrate revision --list"
+            )
         return found
 
     def knows(self, revision: str) -> bool:
-        """Returns whether the revision is in this environment."""
+        """Return whether the revision is in this environment."""
         return revision in {script.revision for script in self.script.walk_revisions()}
 
     def hash_of(self, revision: str) -> str | None:
-        """Returns the hash of a revision's source, as it is when first asked for; ``None`` if it has none."""
+        """Return the hash of a revision's source, as it is when first asked for; ``None`` if it has none."""
         if revision not in self._hashes:
             self._hashes[revision] = hash_of_file(Path(str(self.revision(revision).module.__file__)))
         return self._hashes[revision]
 
     def target(self, name: str, direction: Direction) -> str:
-        """Resolves ``head`` and shortened names; ``+1`` and ``-1`` stay as they are.
+        """Resolve ``head`` and shortened names; ``+1`` and ``-1`` stay as they are.
 
         Raises:
             BadArgument: the name is unknown or ambiguous, or is ``head`` and there are several heads.
@@ -133,11 +280,11 @@ class Environment:
         with _errors_as_ours():
             found = self.script.get_revision(name)
         if found is None:
-            raise BadArgument(f"there is no revision {name!r}", hint="See: shardids migrate history")
+            raise BadArgument(f"there is no revision {name!r}", hint="See: shardids migrate revision --list")
         return found.revision
 
     def head(self) -> str:
-        """Returns the newest revision.
+        """Return the newest revision.
 
         Raises:
             BadArgument: there is none, or there are several.
@@ -155,7 +302,7 @@ class Environment:
         return self.heads[0]
 
     def steps(self, start: Start, target: str, direction: Direction) -> list[RevisionStep]:
-        """Returns the steps from a starting point to a target, in the order in which they run.
+        """Return the steps from a starting point to a target, in the order in which they run.
 
         Raises:
             BadArgument: no way leads there.
@@ -168,14 +315,14 @@ class Environment:
             except (CommandError, RevisionError) as error:
                 raise BadArgument(
                     f"no way leads {direction} from {shown_heads(start)} to {target}: {error}",
-                    hint="See: shardids migrate history",
+                    hint="See: shardids migrate revision --list",
                 ) from error
         return steps
 
     def route(
         self, start: Start, target: str, direction: Direction, *, stop_at_contract: bool = False
     ) -> Route:
-        """Returns the route from a starting point to a target.
+        """Return the route from a starting point to a target.
 
         The route is empty if the start is past the target already. With ``stop_at_contract`` it ends before
         the first revision that is marked as a contract.
@@ -213,7 +360,7 @@ class Environment:
         return target not in (start or ()) and set(start or ()) <= self.ancestors([target])
 
     def ancestors(self, heads: Sequence[str]) -> set[str]:
-        """Returns the revisions that a version table at ``heads`` implies, themselves included."""
+        """Return the revisions that a version table at ``heads`` implies, themselves included."""
         with _errors_as_ours():
             if not heads:
                 return set()
@@ -230,7 +377,7 @@ class Environment:
         entered: Callable[[EnvironmentContext], None] = lambda _environment: None,
         **attributes: Any,
     ) -> None:
-        """Runs the application's ``env.py`` around ``work``: on a connection, or offline without one."""
+        """Run the application's ``env.py`` around ``work``: on a connection, or offline without one."""
         offline = connection is None
         with (
             self.given(connection, **attributes),
@@ -240,7 +387,7 @@ class Environment:
             self.run_body()
 
     def run_body(self) -> None:
-        """Runs ``env.py``, inside :meth:`given`.
+        """Run ``env.py``, inside :meth:`given`.
 
         Raises:
             BadArgument: it did not get to ``run_environment()``, so it ran for no shard.
@@ -263,7 +410,7 @@ class Environment:
 
     @contextmanager
     def given(self, connection: Connection | None, **attributes: Any) -> Iterator[Config]:
-        """Yields the configuration for one Alembic command, whose ``env.py`` uses ``connection``."""
+        """Yield the configuration for one Alembic command, whose ``env.py`` uses ``connection``."""
         with ONE_AT_A_TIME:
             self.config.attributes["shardids"] = {
                 "connection": connection,
@@ -284,7 +431,7 @@ class Environment:
 
 
 def _load(config: Config, *, is_of_nodes: bool) -> tuple[ScriptDirectory, Heads]:
-    """Loads all revisions, so that a broken one is reported now and not in the middle of a run."""
+    """Load all revisions, so that a broken one is reported now and not in the middle of a run."""
     try:
         with _errors_as_ours(), warnings.catch_warnings():
             # Alembic only warns of a parent that does not exist.
@@ -300,7 +447,7 @@ def _load(config: Config, *, is_of_nodes: bool) -> tuple[ScriptDirectory, Heads]
 
 
 def _branch(scripts: list[Script], *, is_of_nodes: bool) -> list[Script]:
-    """Chooses the revisions of one of the two graphs, and drops dependencies between them."""
+    """Choose the revisions of one of the two graphs, and drop dependencies between them."""
     of_nodes = {
         script.revision
         for script in scripts
@@ -333,12 +480,20 @@ def _branch(scripts: list[Script], *, is_of_nodes: bool) -> list[Script]:
 
 
 def contract_of(script: Script) -> str | None:
-    """Returns the expand revision that a revision is the contract of, or ``None`` if it is not one.
+    """Return the expand revision that a revision is the contract of, or ``None`` if it is not one.
 
     A revision says so in its file: ``contract = "<the expand revision>"``.
     """
     expand: str | None = getattr(script.module, "contract", None)
     return expand
+
+
+def is_destructive(script: Script) -> bool:
+    """Return whether a revision says in its file that it drops tables or columns: ``destructive = True``.
+
+    ``revision --autogenerate`` writes that for reviewers. A run counts rows with and without it.
+    """
+    return bool(getattr(script.module, _MARK, False))
 
 
 @contextmanager
@@ -347,4 +502,6 @@ def _errors_as_ours() -> Iterator[None]:
         yield
     except (CommandError, RevisionError) as error:
         message = str(error) or type(error).__name__
-        raise BadArgument(message[0].lower() + message[1:], hint="See: shardids migrate history") from error
+        raise BadArgument(
+            message[0].lower() + message[1:], hint="See: shardids migrate revision --list"
+        ) from error

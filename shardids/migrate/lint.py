@@ -20,14 +20,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from shardids.catalog.connections import OLDEST_SERVER
 from shardids.errors import BadArgument, ShardidsError
 from shardids.logs import log_program
 from shardids.migrate.compiled import Compiled
+from shardids.migrate.drops import NAME, dropped_by, statements
 from shardids.migrate.environment import Environment
+from shardids.pg.connections import OLDEST_SERVER
 
 _NOT_OURS = frozenset(
     {
+        "ban-drop-table",  # drops are named by shardids, which counts their rows
+        "ban-drop-column",
         "require-lock-timeout",  # every transaction of a run has one
         "require-statement-timeout",
         "prefer-robust-stmts",  # the mark tells how far an interrupted revision got
@@ -42,11 +45,6 @@ _NOT_OURS = frozenset(
 )
 
 
-_ASIDE: Final = re.compile(
-    r"(?P<body>(?P<dollar>\$(?:[A-Za-z_]\w*)?\$).*?(?P=dollar))|'(?:[^']|'')*'|--[^\n]*|/\*.*?\*/", re.DOTALL
-)
-"""Literals, of which a body may hold statements, and comments."""
-_NAME: Final = r'(?:"(?:[^"]|"")+"|[a-z_][\w$]*)'
 _OBJECT: Final = (
     r"(?:global\s+|local\s+|temp(?:orary)?\s+|unlogged\s+|recursive\s+|foreign\s+|materialized\s+|constraint\s+)*"
     r"(?:table|view|index|sequence|function|procedure|routine|aggregate|type|domain|collation|conversion|operator"
@@ -68,9 +66,9 @@ _NODE_WIDE: Final = {
         r"(cast|(trusted\s+)?(procedural\s+)?language|access\s+method|transform)\b",
         "default privileges": r"alter\s+default\s+privileges\b",
         "an object of another schema": r"(create(\s+or\s+replace)?(\s+unique)?|alter|drop|truncate"
-        rf"|comment\s+on)\s+(?:{_OBJECT}\s+)(?:(?:concurrently|only|if\s+(?:not\s+)?exists)\s+)*{_NAME}\s*\.(?!\s*\*)"
+        rf"|comment\s+on)\s+(?:{_OBJECT}\s+)(?:(?:concurrently|only|if\s+(?:not\s+)?exists)\s+)*{NAME}\s*\.(?!\s*\*)"
         r"|create\s+(or\s+replace\s+)?(unique\s+|constraint\s+)?(index|trigger|policy|rule)\b.*?\bon\s+"
-        rf"(only\s+)?{_NAME}\s*\.\s*{_NAME}"
+        rf"(only\s+)?{NAME}\s*\.\s*{NAME}"
         r"|alter\b.*\bset\s+schema\b",
     }.items()
 }
@@ -89,7 +87,7 @@ class NodeWide:
 
 
 def require_own_schema(environment: Environment, compiled: Iterable[Compiled]) -> None:
-    """Refuses revisions that change what all shards of a node share.
+    """Refuse revisions that change what all shards of a node share.
 
     Raises:
         BadArgument: a revision does; the message names the statement.
@@ -101,7 +99,7 @@ def require_own_schema(environment: Environment, compiled: Iterable[Compiled]) -
 
 
 def node_wide(environment: Environment | None, compiled: Iterable[Compiled]) -> list[NodeWide]:
-    """Returns what revisions change for a whole node, as far as their SQL tells.
+    """Return what revisions change for a whole node, as far as their SQL tells.
 
     It reads the SQL that they compile to or, if a revision of ``environment`` needs Alembic, the literals
     that it executes.
@@ -110,7 +108,7 @@ def node_wide(environment: Environment | None, compiled: Iterable[Compiled]) -> 
     for stage in (stage for one in compiled for stage in one.stages):
         literals = _executed_literals(environment, stage.revision) if environment and stage.reason else ()
         for text in (*(part.sql for part in stage.parts), *literals):
-            for statement in _statements(text):
+            for statement in statements(text):
                 for what, pattern in _NODE_WIDE.items():
                     if pattern.match(statement):
                         shown = statement if len(statement) <= 100 else statement[:99] + "…"
@@ -129,25 +127,9 @@ def _executed_literals(environment: Environment, revision: str) -> Iterator[str]
                     yield node.value
 
 
-def _statements(sql: str) -> Iterator[str]:
-    """Yields the statements of a text, those in the body of a DO too, without comments and literals."""
-    bodies = [match["body"].strip("$") for match in _ASIDE.finditer(sql) if match["body"]]
-    for statement in _bare(sql).split(";"):
-        words = " ".join(statement.split())
-        yield words
-        if words.lower().startswith("do "):
-            for body in bodies:
-                for inner in re.split(r";|\b(?:begin|then|else|loop)\b", _bare(body), flags=re.IGNORECASE):
-                    yield " ".join(inner.split())
-
-
-def _bare(sql: str) -> str:
-    return _ASIDE.sub(lambda match: " " if match[0].startswith(("--", "/*")) else "''", sql)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintWarning:
-    """A warning of squawk's: the revision, the rule, the reason, and what to do instead."""
+    """A warning: the revision, the rule (squawk's, or ``drops-rows``), the reason, and a remedy."""
 
     revision: str
     statement: str
@@ -156,7 +138,7 @@ class LintWarning:
     instead: str
 
     def row(self) -> dict[str, object]:
-        """Returns the warning as commands show it."""
+        """Return the warning as commands show it."""
         return {
             "revision": self.revision,
             "rule": self.rule,
@@ -167,13 +149,13 @@ class LintWarning:
 
 
 def squawk_path() -> str | None:
-    """Returns where squawk is, beside this Python or on the PATH; ``None`` if it is not installed."""
+    """Return where squawk is, beside this Python or on the PATH; ``None`` if it is not installed."""
     beside = Path(sys.executable).parent / "squawk"
     return str(beside) if beside.is_file() else shutil.which("squawk")
 
 
 def lint(compiled: Compiled) -> list[LintWarning]:
-    """Returns squawk's warnings about the SQL of a route. Stages that need Alembic have no SQL.
+    """Return warnings about the SQL of a route: drops, and squawk's. Stages that need Alembic have no SQL.
 
     Raises:
         BadArgument: squawk is not installed.
@@ -182,7 +164,7 @@ def lint(compiled: Compiled) -> list[LintWarning]:
     squawk = squawk_path()
     if squawk is None:
         raise BadArgument(
-            "squawk, which looks through the SQL, is not installed", hint="pip install 'shardids[lint]'"
+            "squawk, which looks through the SQL, is not installed", hint="pip install 'shardids[ops]'"
         )
     lines, revisions, first_lines = list[str](), list[str](), list[int]()
     for stage in compiled.stages:
@@ -211,7 +193,20 @@ def lint(compiled: Compiled) -> list[LintWarning]:
         found = json.loads(ran.stdout)
     except ValueError:
         raise ShardidsError(f"squawk failed: {(ran.stderr or ran.stdout).strip()}") from None
-    return list(_warnings(found, lines, revisions, first_lines))
+    return [*_drops(compiled), *_warnings(found, lines, revisions, first_lines)]
+
+
+def _drops(compiled: Compiled) -> Iterator[LintWarning]:
+    for stage in compiled.stages:
+        for statement in (one for part in stage.parts for one in statements(part.sql)):
+            for dropped in dropped_by(statement):
+                yield LintWarning(
+                    revision=stage.revision,
+                    statement=statement,
+                    rule="drops-rows",
+                    message=f"It drops {dropped}, with all rows.",
+                    instead="Applications that use it fail: run this once none does, as a contract.",
+                )
 
 
 def _warnings(

@@ -1,29 +1,31 @@
-"""An application's migrations on a cluster: the shards' revisions, the plan of a run, and the run."""
+"""Migrations of all shards and nodes: upgrade, downgrade, stamp, and the tables of new shards."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 from threading import Event
 from types import TracebackType
 from typing import Final, Self
 
+from psycopg import sql
 from sqlalchemy import Engine
 
+from shardids.catalog.leases import Leases, Standing, of_owners, read_leases
 from shardids.catalog.nodes import Answers, Nodes
-from shardids.catalog.notation import named_shards
 from shardids.catalog.references import references_of
 from shardids.catalog.revisions import read_node_heads
 from shardids.catalog.rows import Catalog, unknown_node
 from shardids.catalog.topology import Placement, lost_shard
 from shardids.errors import BadArgument, ClusterConflict, ShardidsError, StatementFailed
-from shardids.migrate.compiled import Compiler
-from shardids.migrate.environment import Direction, Environment, contract_of
-from shardids.migrate.hashes import Recorded, read_recorded
+from shardids.migrate.compiled import Compiled, Compiler
+from shardids.migrate.drops import DropGuard, Dropped, Loss
+from shardids.migrate.environment import Direction, Environment, Recorded, contract_of, read_recorded, record
 from shardids.migrate.lint import require_own_schema
-from shardids.migrate.logged import RunLog
 from shardids.migrate.models import OWN_VERSION_TABLE
-from shardids.migrate.node_revisions import migrate_node, pending_on_node
+from shardids.migrate.node_revisions import migrate_node, pending_on_node, require_migrated
 from shardids.migrate.plan import (
     Heads,
     MigrationPlan,
@@ -36,10 +38,55 @@ from shardids.migrate.plan import (
     make_plan,
     shown_heads,
 )
-from shardids.migrate.player import Limits, Player
-from shardids.migrate.prepared import PreparedRun
-from shardids.migrate.runner import MOST_JOBS, Observer, Run, RunSettings
-from shardids.migrate.status import OpenMoves, State, in_transactions, read_state
+from shardids.migrate.player import Limits, Player, finished_parts, named_drops
+from shardids.migrate.recording import VERSION_TABLE, SchemaRecorder, recording_node
+from shardids.migrate.runner import (
+    MOST_JOBS,
+    Observer,
+    Run,
+    RunLog,
+    RunSettings,
+    busy_outcome,
+    until_free,
+)
+from shardids.migrate.status import State, in_transactions, read_node, read_state
+from shardids.pg.notation import named_shards
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRun:
+    """A run before it begins: its plan, what its routes compile to, and the shards that can't take part."""
+
+    plan: MigrationPlan
+    compiler: Compiler
+    direction: Direction
+    target: str
+    stop_at_contract: bool
+    refused: tuple[Outcome, ...]
+    again: Callable[[Migration, Sequence[int]], PreparedRun]
+    """Plans the same for some shards, from where they are by then."""
+    nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The node revisions that run first, by node."""
+
+    def route_from(self, start: Start, target: str) -> Route:
+        """Return the route from any starting point to a revision that is not relative."""
+        environment = self.compiler.environment
+        return environment.route(start, target, self.direction, stop_at_contract=self.stop_at_contract)
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether there is nothing to do, and nothing to report."""
+        return not (self.plan.pending or self.refused or self.nodes)
+
+    def compiled(self) -> list[Compiled]:
+        """Compile what will run, once for each starting point that has something to do."""
+        return [self.compiler.compile(route) for route in self.plan.routes.values() if not route.is_empty]
+
+    @property
+    def held_back(self) -> str | None:
+        """Returns the contract revision that shards stop before, if any does."""
+        return next((route.held_back for route in self.plan.routes.values() if route.held_back), None)
+
 
 APPLICATION_NAME: Final = "shardids migrate"
 
@@ -62,7 +109,6 @@ class Migration:
         self.environment = environment
         self.node_environment = environment.of_nodes()
         self.placement: Placement = catalog.placement()
-        self._moves = OpenMoves(catalog)
         self.nodes = Nodes(
             self.placement.nodes,
             catalog.url,
@@ -80,11 +126,11 @@ class Migration:
         self.close()
 
     def close(self) -> None:
-        """Closes the connections to the nodes."""
+        """Close the connections to the nodes."""
         self.nodes.close()
 
     def choose(self, shards: Sequence[int] | None = None, nodes: Sequence[str] | None = None) -> list[int]:
-        """Returns the shards to work on: all that are placed or those listed, on all nodes or on some.
+        """Return the shards to work on: all that are placed or those listed, on all nodes or on some.
 
         Raises:
             UnknownShard: a shard of the list is on no node.
@@ -112,11 +158,11 @@ class Migration:
         return chosen
 
     def state(self, shards: Collection[int]) -> State:
-        """Reads which revisions the shards are at."""
+        """Read which revisions the shards are at."""
         return read_state(self.nodes, self.placement, shards, self.environment.version_table)
 
     def recorded(self, names: Collection[str]) -> Answers[list[Recorded]]:
-        """Reads the hashes of revisions that nodes and their shards recorded."""
+        """Read the hashes of revisions that nodes and their shards recorded."""
         return self.nodes.each(lambda _name, engine: _read_recorded(engine), names)
 
     def prepare(
@@ -129,11 +175,11 @@ class Migration:
         contract: bool = False,
         continue_on_error: bool = False,
     ) -> PreparedRun:
-        """Plans a run to a target over some shards.
+        """Plan a run to a target over some shards.
 
         A shard that can't take part (its node is down, its version table names a revision that the code
-        lacks) is an error, or with ``continue_on_error`` a failed outcome of the run. A shard that is being
-        moved is left out, and its outcome says that it was not started.
+        lacks) is an error, or with ``continue_on_error`` a failed outcome of the run. A shard whose lease
+        another command has is left out: :meth:`run` waits for it, or reports that it was not started.
 
         Raises:
             BadArgument: there is no such target.
@@ -142,8 +188,8 @@ class Migration:
         """
         target = self.environment.target(target, direction)
         nodes = self._nodes_of(shards)
-        moving = self.moving(shards)
-        shards = [shard for shard in shards if shard not in moving]
+        busy = self.busy(shards)
+        shards = [shard for shard in shards if shard not in busy]
         state = self.state(shards)
         refused = self._refusals(shards, state)
         if refused and not continue_on_error:
@@ -159,6 +205,10 @@ class Migration:
             return self.environment.route(start, target, direction, stop_at_contract=stop_at_contract)
 
         plan = make_plan(positions, route_from, canaries)
+        half_way = _half_way(plan, direction)
+        if half_way and not continue_on_error:
+            raise next(iter(half_way.values()))
+        refused |= half_way
         if direction == "up":
             self._require_own_schemas(plan, compiler)
         return PreparedRun(
@@ -168,8 +218,16 @@ class Migration:
             target=target,
             stop_at_contract=stop_at_contract,
             refused=(
-                *moving.values(),
+                *busy.values(),
                 *(self.refused_outcome(shard, error, state) for shard, error in refused.items()),
+            ),
+            again=lambda migration, left: migration.prepare(
+                target,
+                direction,
+                left,
+                canaries=0,
+                contract=contract,
+                continue_on_error=continue_on_error,
             ),
             nodes=self._pending_on_nodes(nodes - state.down.keys()) if direction == "up" else {},
         )
@@ -181,13 +239,13 @@ class Migration:
         require_own_schema(self.environment, map(compiler.compile, routes))
 
     def _nodes_of(self, shards: Collection[int]) -> set[str]:
-        """Returns the owners of the shards, or every node, empty ones too, if these are all placed shards."""
+        """Return the owners of the shards, or every node, empty ones too, if these are all placed shards."""
         if set(shards) == set(self.placement.node_of):
             return set(self.placement.nodes)
         return {self.placement.node_of[shard] for shard in shards}
 
     def node_heads(self, names: Collection[str]) -> Answers[Heads]:
-        """Reads which node revisions the nodes are at."""
+        """Read which node revisions the nodes are at."""
         return self.nodes.each(lambda name, engine: read_node_heads(engine, f'node "{name}"'), names)
 
     def _pending_on_nodes(self, names: Collection[str]) -> dict[str, tuple[str, ...]]:
@@ -215,18 +273,20 @@ class Migration:
                         f'not run: node "{name}" is the writer of reference tables, and a node that follows'
                         " it failed"
                     )
-                outcomes.append(migrate_node(self.node_environment, name, self.nodes[name], limits))
+                with recording_node(self.catalog, name, self.nodes[name], "migrate"):
+                    outcomes.append(migrate_node(self.node_environment, name, self.nodes[name], limits))
             except ShardidsError as error:
                 failed = NodeOutcome(node=name, start=(), end=(), status="failed", error=error.in_a_line())
                 outcomes.append(failed)
         return outcomes
 
-    def moving(self, shards: Sequence[int]) -> dict[int, Outcome]:
-        """Returns the shards that are being moved, as outcomes that were not started.
+    def busy(self, shards: Sequence[int]) -> dict[int, Outcome]:
+        """Return the shards whose lease another command has, as outcomes that were not started.
 
         If ``shards`` are all that are placed, those that were lost with their node are among them.
         """
-        lost = self.placement.lost if set(shards) == set(self.placement.node_of) else {}
+        chosen = set(shards)
+        lost = self.placement.lost if chosen == set(self.placement.node_of) else {}
         left_out = {
             shard: Outcome(
                 shard=shard,
@@ -239,20 +299,15 @@ class Migration:
             for shard, node in lost.items()
         }
         return left_out | {
-            shard: Outcome(
-                shard=shard,
-                node=self.placement.node_of[shard],
-                start=None,
-                end=None,
-                status="not started",
-                error=move,
-            )
-            for shard, move in self._moves.now().items()
-            if shard in shards
+            shard: busy_outcome(self.placement.node_of[shard], lease)
+            for shard, lease in of_owners(
+                read_leases(self.catalog, self.nodes, all_must_answer=False), self.placement.node_of
+            ).items()
+            if shard in chosen and lease.standing is not Standing.GONE
         }
 
     def _absolute(self, target: str, direction: Direction, positions: Sequence[Position]) -> str:
-        """Resolves a relative target once for all shards, from those with the longest way to go.
+        """Resolve a relative target once for all shards, from those with the longest way to go.
 
         Counted from each shard's own revision, repeating a run would take the finished shards one further.
         """
@@ -287,7 +342,7 @@ class Migration:
         return dict(sorted(refused.items()))
 
     def refused_outcome(self, shard: int, error: ShardidsError, state: State) -> Outcome:
-        """Returns a shard that can't take part, as a failed outcome."""
+        """Return a shard that can't take part, as a failed outcome."""
         position = state.positions.get(shard)
         heads = position.heads if position else None
         node = self.placement.node_of[shard]
@@ -296,7 +351,7 @@ class Migration:
         )
 
     def _check_expanded(self, target: str, state: State, shards: Collection[int]) -> None:
-        """Refuses unless every shard of the cluster, chosen or not, is past the expand revision."""
+        """Refuse unless every shard of the cluster, chosen or not, is past the expand revision."""
         expands = {
             expand
             for position in state.positions.values()
@@ -320,26 +375,283 @@ class Migration:
                     hint="Bring them there first: shardids migrate up",
                 )
 
-    def run(self, prepared: PreparedRun, settings: RunSettings, observer: Observer, stop: Event) -> RunReport:
-        """Carries out a prepared run. The caller holds :func:`shardids.migrate.runner.one_run`."""
+    def losses(self, prepared: PreparedRun) -> list[Loss]:
+        """Count the rows that a run would lose with the tables and columns that its SQL names as dropped.
+
+        Raises:
+            ConnectionFailed: a node is down.
+        """
+        drops: dict[Dropped, str] = {}
+        for compiled in prepared.compiled():
+            drops |= named_drops(compiled)
+        losses, _ = self._guard(prepared).losses(drops, [p.shard for p in prepared.plan.pending])
+        return [replace(loss, revision=drops.get(loss.what, "")) for loss in losses]
+
+    def _guard(self, prepared: PreparedRun, allowed: Collection[Dropped] = ()) -> DropGuard:
+        return DropGuard(self.nodes, self.placement, [p.shard for p in prepared.plan.pending], allowed)
+
+    def run(
+        self,
+        prepared: PreparedRun,
+        settings: RunSettings,
+        observer: Observer,
+        stop: Event,
+        leases: Leases,
+        *,
+        allowed: Collection[Dropped] | None = (),
+    ) -> RunReport:
+        """Carry out a prepared run with the leases of :func:`shardids.migrate.runner.one_run`.
+
+        ``allowed`` are the drops of rows that were allowed; ``None`` allows all.
+        """
+        log = RunLog(observer, prepared.target)
+
+        def again(left: list[int]) -> RunReport:
+            # Another command had them: it may have moved them, or changed their revision.
+            with Migration(self.catalog, self.environment) as migration:
+                later = prepared.again(migration, left)
+                return migration._run_once(later, settings, log, stop, leases, allowed=allowed)
+
+        report = until_free(
+            self._run_once(prepared, settings, log, stop, leases, allowed=allowed),
+            again=again,
+            catalog=self.catalog,
+            nodes=self.nodes,
+            settings=settings,
+            observer=log,
+            stop=stop,
+        )
+        log.finished(report)
+        return report
+
+    def _run_once(
+        self,
+        prepared: PreparedRun,
+        settings: RunSettings,
+        log: RunLog,
+        stop: Event,
+        leases: Leases,
+        *,
+        allowed: Collection[Dropped] | None,
+    ) -> RunReport:
         # Compiles in this thread, before the workers compete for Alembic.
         prepared.compiled()
-        log = RunLog(observer, prepared.target)
         nodes = self._run_on_nodes(prepared, settings.limits)
+        guard = None if allowed is None else self._guard(prepared, allowed)
         report = Run(
             prepared.plan,
             compile_route=prepared.compiler.compile,
             route_from=prepared.route_from,
-            check_free=self._moves.check_free,
+            leases=leases,
+            engines=self.nodes,
             player_on=lambda name: Player(
-                self.nodes[name], self.environment.version_table, settings.limits, self.environment
+                self.nodes[name],
+                self.environment.version_table,
+                settings.limits,
+                self.environment,
+                epoch=leases.epoch,
+                guard=guard,
             ),
             settings=settings,
             failed_nodes={o.node: StatementFailed(o.error) for o in nodes if o.status == "failed"},
-            observer=log,
+            observer=self._recorder(prepared, log),
             stop=stop,
         ).go()
         outcomes = sorted((*prepared.refused, *report.outcomes), key=lambda outcome: outcome.shard)
-        report = replace(report, outcomes=tuple(outcomes), nodes=tuple(nodes))
-        log.finished(report)
-        return report
+        return replace(report, outcomes=tuple(outcomes), nodes=tuple(nodes))
+
+    def _recorder(self, prepared: PreparedRun, observer: Observer) -> Observer:
+        """Return an observer that records schemas too; a stamp, and shardids' own objects, have none."""
+        if isinstance(prepared.compiler, _Stamper) or self.environment.version_table != VERSION_TABLE:
+            return observer
+        return SchemaRecorder(self.catalog, self.nodes, prepared.plan.routes, observer)
+
+
+def _half_way(plan: MigrationPlan, direction: Direction) -> dict[int, ShardidsError]:
+    """Return the shards without revisions to run that stopped half way through another."""
+    found: dict[int, ShardidsError] = {}
+    for position in plan.settled:
+        route = plan.routes[position.heads]
+        try:
+            finished_parts(position, Compiled(route=route, direction=direction, way="sql"))
+        except ClusterConflict as error:
+            found[position.shard] = error
+    return found
+
+
+MigrateNew = Callable[[str, Sequence[int]], None]
+"""Brings new shards of a node to the cluster's revision."""
+
+
+@contextmanager
+def migrator_of_new_shards(catalog: Catalog, environment: Environment) -> Iterator[MigrateNew]:
+    """Yield what :func:`shardids.migrate.install.provision.create_shards` takes as ``migrate``.
+
+    The cluster's revision is the one that most of its shards are at or, without shards, the code's newest.
+
+    Raises:
+        BadArgument: the code lacks that revision, or has several heads.
+        ConnectionFailed: a node that owns shards is down.
+    """
+    with Migration(catalog, environment) as migration:
+        target = cluster_revision(migration)
+        compiler = Compiler(environment, "up")
+
+        def migrate(name: str, shards: Sequence[int]) -> None:
+            if target == "base":
+                return
+            engine = migration.nodes[name]
+            require_migrated(environment, name, engine)
+            positions = read_node(name, engine, environment.version_table)
+            routes: dict[Start, Route] = {}
+            recorder = SchemaRecorder(catalog, migration.nodes, routes, Observer())
+            player_of_node = Player(engine, environment.version_table, Limits(), environment)
+            with closing(player_of_node) as player:
+                for shard in shards:
+                    position = positions[shard]
+                    if isinstance(position, ShardidsError):
+                        raise position
+                    route = routes[position.heads] = environment.route(position.heads, target, "up")
+                    if not route.is_empty:
+                        compiled = compiler.compile(route)
+                        require_own_schema(environment, [compiled])
+                        with recorder.following(position, route):
+                            player.play(position, compiled)
+
+        yield migrate
+
+
+def cluster_revision(migration: Migration) -> str:
+    """Return the revision that new shards should be at. Raises as :func:`migrator_of_new_shards` does."""
+    environment = migration.environment
+    state = migration.state(list(migration.placement.node_of))
+    for error in state.down.values():
+        raise error
+    counts: Counter[Heads] = Counter(position.heads or () for position in state.positions.values())
+    if not counts:
+        return environment.head()
+    heads = max(counts, key=lambda found: (counts[found], len(environment.ancestors(found))))
+    if not heads:
+        return "base"
+    return environment.revision(heads[0]).revision if len(heads) == 1 else environment.head()
+
+
+def prepare_stamp(
+    migration: Migration, revision: str, shards: Sequence[int], *, continue_on_error: bool = False
+) -> PreparedRun:
+    """Plan to record a revision in the shards' version tables without running it.
+
+    As with Alembic, branches that have nothing to do with it keep what is recorded.
+
+    Raises:
+        BadArgument: there is no such revision.
+    """
+    environment = migration.environment
+    target = environment.target(revision, "up")
+    if target != "base":
+        environment.revision(target)
+    busy = migration.busy(shards)
+    shards = [shard for shard in shards if shard not in busy]
+    state = migration.state(shards)
+    troubles = {**state.unread} | {
+        shard: state.down[migration.placement.node_of[shard]]
+        for shard in shards
+        if migration.placement.node_of[shard] in state.down
+    }
+    if troubles and not continue_on_error:
+        raise next(iter(troubles.values()))
+    # Whoever stamps has repaired the shard, so the run also drops the mark of an unfinished revision.
+    positions = [replace(p, heads=p.heads, unfinished=None) for p in state.positions.values()]
+    marked = {p.shard for p in state.positions.values() if p.unfinished is not None}
+    nodes = {position.node for position in state.positions.values()}
+    recorded = [one for there in migration.recorded(nodes).all().values() for one in there]
+
+    def is_recorded(start: Heads) -> bool:
+        stamped = Stamped.of(environment, start, target)
+        shards = {
+            shard
+            for one in recorded
+            if {name: one.hashes[name] for name in one.hashes.keys() - stamped.kept} == stamped.hashes
+            for shard in one.shards
+        }
+        return not stamped.hashes or shards >= {p.shard for p in positions if p.heads == start}
+
+    def route_from(start: Start) -> Route:
+        end = Stamped.of(environment, start or (), target).heads
+        there = start is not None and start == end and not marked and is_recorded(start)
+        revisions = () if there else (f"stamp {shown_heads(end)}",)
+        return Route(start=start, end=end, target=target, revisions=revisions)
+
+    return PreparedRun(
+        plan=make_plan(positions, route_from, canaries=0),
+        compiler=_Stamper(environment, "up"),
+        direction="up",
+        target=target,
+        stop_at_contract=False,
+        again=lambda there, left: prepare_stamp(there, target, left, continue_on_error=continue_on_error),
+        refused=(
+            *busy.values(),
+            *(migration.refused_outcome(shard, error, state) for shard, error in troubles.items()),
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamped:
+    """What a version table says once a revision is recorded in it.
+
+    ``hashes`` are those of the code's revisions up to it; ``kept`` the revisions of other branches, of which
+    nothing is said.
+    """
+
+    heads: Heads
+    hashes: Mapping[str, str]
+    kept: frozenset[str]
+
+    @classmethod
+    def of(cls, environment: Environment, heads: Heads, target: str) -> Self:
+        """Return what a version table at ``heads`` says after it."""
+        own = () if target == "base" else (target,)
+        others = _apart_from(environment, heads, target)
+        return cls(
+            heads=tuple(sorted({*own, *others})),
+            hashes=hashes_up_to(environment, own),
+            kept=frozenset(environment.ancestors(others) - environment.ancestors(own)),
+        )
+
+
+def _apart_from(environment: Environment, heads: Heads, revision: str) -> Heads:
+    """Return the heads of branches that have nothing to do with a revision, or none for ``base``.
+
+    Heads that the code does not have are not among them.
+    """
+    if revision == "base":
+        return ()
+    below = environment.ancestors([revision])
+    known = [head for head in heads if environment.knows(head) and head not in below]
+    return tuple(head for head in known if revision not in environment.ancestors([head]))
+
+
+def hashes_up_to(environment: Environment, heads: Heads) -> dict[str, str]:
+    """Return the hashes of the code's revisions that a version table at ``heads`` implies."""
+    hashes = {revision: environment.hash_of(revision) for revision in environment.ancestors(heads)}
+    return {revision: value for revision, value in hashes.items() if value is not None}
+
+
+class _Stamper(Compiler):
+    """Compiles routes that change only the version table."""
+
+    def compile(self, route: Route) -> Compiled:
+        table = sql.Identifier(self.environment.version_table)
+        statements = [self.version_table_sql()] if route.start is None else []
+        statements.append(sql.SQL("delete from {};").format(table).as_string(None))
+        statements += [
+            sql.SQL("insert into {} (version_num) values ({});").format(table, revision).as_string(None)
+            for revision in route.end
+        ]
+        statements.append(sql.SQL("comment on table {} is null;").format(table).as_string(None))
+        stamped = Stamped.of(self.environment, route.start or (), route.target)
+        known = {script.revision for script in self.environment.script.walk_revisions()}
+        undone = known - stamped.kept if stamped.kept else None
+        statements.append(record(self.environment.version_table, undone, stamped.hashes) + ";")
+        return Compiled(route=route, direction="up", way="sql", sql="\n".join(statements))

@@ -17,7 +17,7 @@ from sqlalchemy.schema import DefaultClause
 from shardids.catalog.counters import COUNTER_TABLES
 from shardids.catalog.lookups import PREFIX
 from shardids.errors import BadArgument
-from shardids.migrate.hashes import recorder
+from shardids.migrate.environment import recorder
 from shardids.models.columns import next_id
 from shardids.models.counters import RowNumber
 
@@ -40,7 +40,7 @@ _NEXT_ID = re.compile(r"""\s*("?\w+"?\.)?"?next_id"?\(\)\s*""")
 
 
 def key_column(name: str = "id", **options: Any) -> Column[int]:
-    """Returns the primary key of a sharded table, for ``op.create_table`` in a revision.
+    """Return the primary key of a sharded table, for ``op.create_table`` in a revision.
 
     The key is a ``bigint`` whose default is ``next_id()``, unqualified, so that it binds to the function of
     the shard that the revision runs in. ``options`` go to :class:`sqlalchemy.Column`.
@@ -51,7 +51,7 @@ def key_column(name: str = "id", **options: Any) -> Column[int]:
 
 
 def run_environment(metadata: MetaData | Sequence[MetaData] | None = None, **options: Any) -> None:
-    """Runs the application's revisions. This is the body of its ``env.py``.
+    """Run the application's revisions. This is the body of its ``env.py``.
 
     Args:
         metadata: the models' metadata, which ``revision --autogenerate`` and ``check`` compare with the
@@ -93,7 +93,7 @@ def run_environment(metadata: MetaData | Sequence[MetaData] | None = None, **opt
 
 
 def _names_of_shard(connection: Connection, given: Callable[..., bool] | None) -> Callable[..., bool]:
-    """Returns Alembic's ``include_name``, which takes the shard's tables alone and asks ``given`` of them.
+    """Return Alembic's ``include_name``, which takes the shard's tables alone and asks ``given`` of them.
 
     Alembic sees all tables that the search path shows, those in ``public`` too, which all shards share.
     """
@@ -112,7 +112,7 @@ def _names_of_shard(connection: Connection, given: Callable[..., bool] | None) -
 
 
 def _recording(options: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Adds to the application's options that each revision's hash is recorded; shardids' own have none."""
+    """Add to the application's options that each revision's hash is recorded; shardids' own have none."""
     table, schema = given["version_table"], given["version_table_schema"]
     if table == OWN_VERSION_TABLE:
         return options
@@ -122,7 +122,7 @@ def _recording(options: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[
 
 
 def comparison(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns options for ``context.configure`` that leave shardids' own objects out and render its columns.
+    """Return options for ``context.configure`` that leave shardids' own objects out and render its columns.
 
     The application's own options are asked first, and decide about all other objects.
     """
@@ -180,7 +180,7 @@ def compare_defaults(migration: MigrationContext, given: Any) -> None:
 
 
 def is_next_id(default: object) -> bool:
-    """Returns whether a column's server default is the shard's ``next_id()``, as an expression or as text."""
+    """Return whether a column's server default is the shard's ``next_id()``, as an expression or as text."""
     if not isinstance(default, DefaultClause):
         return False
     argument = default.arg

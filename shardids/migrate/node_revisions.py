@@ -11,22 +11,22 @@ from contextlib import contextmanager
 from typing import Final
 
 from alembic.runtime.migration import RevisionStep
-from psycopg import sql
 from sqlalchemy import Connection, Engine, text
 
-from shardids.catalog.locks import AdvisoryLock
 from shardids.catalog.revisions import SHARED_SCHEMA, read_node_heads
 from shardids.errors import ClusterConflict, ShardBusy, ShardidsError, StatementFailed
 from shardids.migrate.environment import Environment
 from shardids.migrate.plan import Heads, NodeOutcome
 from shardids.migrate.player import Limits, require_own_session
+from shardids.pg.locks import AdvisoryLock, session_lock
+from shardids.pg.queries import quoted
 
 _NO_SHARD: Final = -1
-"""Stands for the node in the locks of migrations, whose second part is a shard."""
+"""Stands for the node in its lock, whose second part is a shard in others."""
 
 
 def pending_on_node(environment: Environment, heads: Heads) -> list[str]:
-    """Returns the node revisions that are still to run on a node at ``heads``, in order.
+    """Return the node revisions that are still to run on a node at ``heads``, in order.
 
     Raises:
         BadArgument: the code lacks one of ``heads``, or has several heads in the node's branch.
@@ -35,7 +35,7 @@ def pending_on_node(environment: Environment, heads: Heads) -> list[str]:
 
 
 def migrate_node(environment: Environment, name: str, engine: Engine, limits: Limits) -> NodeOutcome:
-    """Brings a node to the newest node revision, through Alembic; in one transaction if it can.
+    """Bring a node to the newest node revision, through Alembic; in one transaction if it can.
 
     Raises:
         BadArgument: the code lacks the node's revision.
@@ -87,21 +87,16 @@ def _run(environment: Environment, name: str, engine: Engine, limits: Limits) ->
 @contextmanager
 def _locked(connection: Connection, name: str) -> Iterator[None]:
     require_own_session(connection, name)
-    lock = {"class": AdvisoryLock.MIGRATE, "shard": _NO_SHARD}
-    if not connection.scalar(text("select pg_try_advisory_lock(:class, :shard)"), lock):
-        raise ShardBusy(
-            f'another session is running revisions on node "{name}"',
-            hint="Wait until it has ended, and run the migration again.",
-        )
-    try:
+    busy = ShardBusy(
+        f'another session is running revisions on node "{name}"',
+        hint="Wait until it has ended, and run the migration again.",
+    )
+    with session_lock(connection, AdvisoryLock.MIGRATE_NODE, _NO_SHARD, taken=lambda: busy):
         yield
-    finally:
-        if not connection.closed and not connection.invalidated:
-            connection.execute(text("select pg_advisory_unlock(:class, :shard)"), lock)
 
 
 def _require_private(connection: Connection, name: str) -> None:
-    """Refuses a schema in which others could plant objects that the shards' revisions would find."""
+    """Refuse a schema in which others could plant objects that the shards' revisions would find."""
     strangers: list[str] | None = connection.scalar(text("select shardids.strangers_in_shared_schema()"))
     if strangers is None:
         raise ClusterConflict(
@@ -110,19 +105,15 @@ def _require_private(connection: Connection, name: str) -> None:
         )
     if strangers:
         shown = ", ".join("every role" if role == "public" else f'role "{role}"' for role in strangers)
-        roles = ", ".join("PUBLIC" if role == "public" else _quoted(role) for role in strangers)
+        roles = ", ".join("PUBLIC" if role == "public" else quoted(role) for role in strangers)
         raise ClusterConflict(
             f'node "{name}": {shown} may create objects in schema {SHARED_SCHEMA}',
             hint=f"On that database: REVOKE CREATE ON SCHEMA {SHARED_SCHEMA} FROM {roles};",
         )
 
 
-def _quoted(role: str) -> str:
-    return sql.Identifier(role).as_string()
-
-
 def require_migrated(environment: Environment, name: str, engine: Engine) -> NodeOutcome | None:
-    """Brings a node to the newest node revision, before shards are created on it or moved to it.
+    """Bring a node to the newest node revision, before shards are created on it or moved to it.
 
     Returns what was done, or ``None`` if the application has no revisions for nodes.
 

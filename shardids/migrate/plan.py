@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from shardids.catalog.notation import shown_shards
+from shardids.pg.notation import shown_shards
 
 Heads = tuple[str, ...]
 """The revisions in a version table, sorted; empty at base."""
@@ -18,7 +18,7 @@ Status = Literal["done", "failed", "not started"]
 
 
 def shown_heads(heads: Start) -> str:
-    """Writes ``heads`` as messages show them."""
+    """Write ``heads`` as messages show them."""
     return ", ".join(heads) if heads else "base"
 
 
@@ -75,7 +75,7 @@ class MigrationPlan:
 
 
 def shards_by_start(positions: Iterable[Position]) -> dict[Start, list[int]]:
-    """Groups shards by their starting points."""
+    """Group shards by their starting points."""
     grouped: dict[Start, list[int]] = {}
     for position in sorted(positions, key=lambda p: p.shard):
         grouped.setdefault(position.heads, []).append(position.shard)
@@ -85,7 +85,7 @@ def shards_by_start(positions: Iterable[Position]) -> dict[Start, list[int]]:
 def make_plan(
     positions: Iterable[Position], route_from: Callable[[Start], Route], canaries: int
 ) -> MigrationPlan:
-    """Plans a run: calls ``route_from`` once for each starting point, and picks canaries node by node.
+    """Plan a run: calls ``route_from`` once for each starting point, and picks canaries node by node.
 
     A shard with an unfinished revision comes first on its node: it is the likeliest to fail.
     """
@@ -119,7 +119,7 @@ class Outcome:
 
     ``start`` and ``end`` are its revisions before the run and now, ``seconds`` the time over all
     ``attempts``, ``way`` how it was run, ``error`` what stopped it, and ``cause`` what
-    may be logged of that.
+    may be logged of that. ``is_busy``: another command, which lives, has the shard's lease.
     """
 
     shard: int
@@ -132,9 +132,10 @@ class Outcome:
     attempts: int = 0
     error: str = ""
     cause: str = ""
+    is_busy: bool = False
 
     def row(self) -> dict[str, object]:
-        """Returns the outcome as commands show it."""
+        """Return the outcome as commands show it."""
         return {
             "shard": self.shard,
             "node": self.node,
@@ -158,7 +159,7 @@ class NodeOutcome:
     error: str = ""
 
     def row(self) -> dict[str, object]:
-        """Returns the outcome as commands show it."""
+        """Return the outcome as commands show it."""
         return {
             "node": self.node,
             "from": shown_heads(self.start),
@@ -178,7 +179,7 @@ class RunReport:
     nodes: tuple[NodeOutcome, ...] = ()
 
     def of(self, status: Status) -> list[Outcome]:
-        """Returns the outcomes with that status."""
+        """Return the outcomes with that status."""
         return [outcome for outcome in self.outcomes if outcome.status == status]
 
     @property
@@ -188,6 +189,6 @@ class RunReport:
         return statuses <= {"done"}
 
     def retry_command(self, words: Sequence[str]) -> str:
-        """Returns the command that runs what failed or was not started; ``words`` names no shards."""
+        """Return the command that runs what failed or was not started; ``words`` names no shards."""
         left = [outcome.shard for outcome in self.outcomes if outcome.status != "done"]
         return shlex.join([*words, *(["--shards", shown_shards(left)] if left else [])])

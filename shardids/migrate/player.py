@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
+from uuid import UUID
 
 from alembic.runtime.migration import RevisionStep
 from psycopg import sql
 from sqlalchemy import Connection, Engine, event, text
 
-from shardids.catalog.locks import AdvisoryLock
-from shardids.errors import ClusterConflict, ShardBusy, UnknownShard, UnsupportedServer
+from shardids.errors import ClusterConflict, RowsWouldBeLost, ShardBusy, UnknownShard, UnsupportedServer
+from shardids.migrate import drops
 from shardids.migrate.compiled import Compiled, Part, Stage, recorded
 from shardids.migrate.environment import Direction, Environment
 from shardids.migrate.plan import Heads, Position, Start
+from shardids.pg.connections import has_own_session
+from shardids.pg.locks import AdvisoryLock, session_lock
 
 _ENTER = sql.SQL(
     "select set_config('lock_timeout', {lock}, true), set_config('statement_timeout', {statement}, true),"
-    " shardids.enter_revision({shard}, {table}, {expected}::text[]),"
+    " shardids.enter_revision({shard}, {table}, {expected}::text[], {epoch}::uuid),"
     " set_config('search_path', shardids.revision_path({shard}), true)"
 )
 _SESSION = sql.SQL(
     "select set_config('lock_timeout', {lock}, false), set_config('statement_timeout', {statement}, false),"
     " set_config('search_path', shardids.revision_path({shard}), false)"
 )
+_RETURN = sql.SQL("\nselect shardids.return_leases(array[{}], {}::uuid);")
 _MARK = sql.SQL("comment on table {table} is {mark}")
 _CONCURRENT_INDEX = re.compile(
     r"""^\s*(?P<verb>create\s+(?:unique\s+)?|drop\s+)index\s+concurrently\s+
@@ -43,19 +47,23 @@ class Limits:
     statement_timeout_ms: int = 0
 
 
-def enter(shard: int, version_table: str, expected: Start, limits: Limits) -> str:
-    """Returns the first statement of a transaction that migrates a shard, without its semicolon."""
+def enter(shard: int, version_table: str, expected: Start, limits: Limits, epoch: UUID | None = None) -> str:
+    """Return the first statement of a transaction that migrates a shard, without its semicolon.
+
+    ``epoch`` is that of the shard's lease; ``None``: nobody may have one.
+    """
     return _ENTER.format(
         lock=str(limits.lock_timeout_ms),
         statement=str(limits.statement_timeout_ms),
         shard=shard,
         table=version_table,
         expected=None if expected is None else list(expected),
+        epoch=None if epoch is None else str(epoch),
     ).as_string(None)
 
 
 def enter_session(shard: int, limits: Limits, *, waits: bool) -> str:
-    """Returns what prepares a session for a statement outside a transaction, without its semicolon.
+    """Return what prepares a session for a statement outside a transaction, without its semicolon.
 
     ``waits`` says that the statement is CONCURRENTLY. It waits for other transactions and blocks none of
     them, so ``lock_timeout`` could only make it fail.
@@ -68,7 +76,7 @@ def enter_session(shard: int, limits: Limits, *, waits: bool) -> str:
 
 
 def mark(version_table: str, direction: Direction, stage: Stage, count: int) -> list[str]:
-    """Returns what records ``count`` parts of a revision as done, and after the last its hash.
+    """Return what records ``count`` parts of a revision as done, and after the last its hash.
 
     The mark is the comment of the version table, so it is moved, dumped and restored with the shard. A
     revision of one part needs none. The statements have no semicolon.
@@ -82,19 +90,17 @@ def mark(version_table: str, direction: Direction, stage: Stage, count: int) -> 
 
 
 def is_concurrent(statement: str) -> bool:
-    """Returns whether a statement builds or drops an index CONCURRENTLY, which waits but blocks none."""
+    """Return whether a statement builds or drops an index CONCURRENTLY, which waits but blocks none."""
     return _CONCURRENT_INDEX.match(statement) is not None
 
 
 def require_own_session(connection: Connection, node: str) -> None:
-    """Refuses a pooler, which may send each statement to another session, without settings and locks.
+    """Refuse a pooler, which may send each statement to another session, without settings and locks.
 
     Raises:
         UnsupportedServer: the connection's server process is not the one that answers.
     """
-    driver: Any = connection.connection.driver_connection
-    # A pooler gives its clients numbers of its own, for cancelling.
-    if connection.scalar(text("select pg_backend_pid()")) != driver.info.backend_pid:
+    if not has_own_session(connection):
         raise UnsupportedServer(
             "revisions with statements outside of a transaction, with Python code or for nodes keep settings"
             f' in their session, and node "{node}" is behind a pooler',
@@ -119,35 +125,56 @@ class Player:
         version_table: name of the version table in each shard's schema.
         limits: apply to every statement except CONCURRENTLY ones, which block nobody while they wait.
         environment: runs the routes that need Alembic, if there can be any.
+        epoch: that of the shards' leases; ``None`` for shards that nobody else knows yet.
+        guard: refuses to drop rows; without it, every drop is allowed.
     """
 
     def __init__(
-        self, engine: Engine, version_table: str, limits: Limits, environment: Environment | None = None
+        self,
+        engine: Engine,
+        version_table: str,
+        limits: Limits,
+        environment: Environment | None = None,
+        *,
+        epoch: UUID | None = None,
+        guard: drops.DropGuard | None = None,
     ) -> None:
         self._engine = engine
         self._version_table = version_table
         self._limits = limits
         self._environment = environment
+        self._epoch = epoch
+        self._guard = guard
+        self._admitted = set[drops.Dropped]()
         self._open: Connection | None = None
 
     def close(self) -> None:
-        """Returns the connection to the pool."""
+        """Return the connection to the pool."""
         if self._open is not None:
             self._open.close()
             self._open = None
 
     def play(self, position: Position, compiled: Compiled) -> None:
-        """Runs a route on a shard.
+        """Run a route on a shard.
 
         Raises:
             RevisionChanged: the shard is no longer at the route's start; nothing was changed.
-            ShardBusy: another session is migrating it.
+            RowsWouldBeLost: the guard refused, and the transaction was rolled back.
+            ShardBusy: another session is changing it.
+            LeaseLost: another command took the shard's lease over.
             UnsupportedServer: the route needs a session of its own, and the node is behind a pooler.
             ClusterConflict: the shard is half way through another revision, or this one was edited since.
             ShardidsError: a statement failed; its transaction was rolled back.
         """
+        self._admitted = set()
+        if self._guard is not None:
+            # All that the SQL names, before a part of it is committed.
+            self._admitted = self._guard.admit(position.shard, named_drops(compiled))
         if compiled.way == "sql" and position.unfinished is None:
-            self._send(self._enter(position.shard, position.heads) + compiled.sql)
+            # The lease ends with the transaction: the next command finds the shard free.
+            ends = "" if self._epoch is None else _RETURN.format(position.shard, str(self._epoch)).as_string()
+            parts = [part.sql for stage in compiled.stages for part in stage.parts]
+            self._send_guarded(position.shard, position.heads, parts, compiled.sql, ends)
             return
         with self._locked(self._connection(), position):
             if compiled.way == "alembic":
@@ -157,7 +184,7 @@ class Player:
                 self._play_parts(position, compiled)
 
     def reread(self, position: Position) -> Position:
-        """Returns the shard's position as it is now.
+        """Return the shard's position as it is now.
 
         Raises:
             UnknownShard: the shard was moved to another node.
@@ -186,28 +213,40 @@ class Player:
         # Statements in one message are one transaction; with no_parameters, % is not a placeholder.
         self._connection().execution_options(no_parameters=True).exec_driver_sql(statements)
 
+    def _send_guarded(
+        self, shard: int, expected: Start, parts: Sequence[str], statements: str, ends: str
+    ) -> None:
+        """Send a transaction with the SQL of revisions, ``parts``, in its ``statements``; ``ends`` it.
+
+        One that drops more than is admitted was rolled back, and is sent again once that is admitted.
+        """
+        opening = self._enter(shard, expected)
+        guard = self._guard
+        if guard is None or not any(map(drops.may_drop, parts)):
+            self._send(opening + statements + ends)
+            return
+        while True:
+            closing = drops.require(shard, self._admitted)
+            try:
+                self._send(f"{opening}{drops.note(shard)};\n{statements}\n{closing};{ends}")
+            except RowsWouldBeLost as error:
+                self._admitted |= guard.admit(shard, drops.dropped_in(error))
+            else:
+                return
+
     def _enter(self, shard: int, expected: Start) -> str:
-        return enter(shard, self._version_table, expected, self._limits) + ";\n"
+        return enter(shard, self._version_table, expected, self._limits, self._epoch) + ";\n"
 
     @contextmanager
     def _locked(self, connection: Connection, position: Position) -> Iterator[None]:
-        """Holds the shard's lock over several transactions.
-
-        It only tries: a statement that waits holds a snapshot, and CREATE INDEX CONCURRENTLY in the session
-        that holds the lock would wait for that snapshot in turn.
-        """
+        """Keep other sessions off the shard, those that this run has lost among them."""
         require_own_session(connection, position.node)
-        lock = {"class": AdvisoryLock.MIGRATE, "shard": position.shard}
-        if not connection.scalar(text("select pg_try_advisory_lock(:class, :shard)"), lock):
-            raise ShardBusy(
-                f'shard {position.shard} is being migrated by another session [node "{position.node}"]',
-                hint="Wait until it has ended, and run the migration again.",
-            )
-        try:
+        busy = ShardBusy(
+            f'shard {position.shard} is being changed by another session [node "{position.node}"]',
+            hint="Wait until it has ended, and run the command again.",
+        )
+        with session_lock(connection, AdvisoryLock.LEASE, position.shard, taken=lambda: busy):
             yield
-        finally:
-            if not connection.closed and not connection.invalidated:
-                connection.execute(text("select pg_advisory_unlock(:class, :shard)"), lock)
 
     def _play_parts(self, position: Position, compiled: Compiled) -> None:
         heads = position.heads
@@ -230,7 +269,7 @@ class Player:
                 continue
             if part.in_transaction:
                 rest = self._mark(direction, stage, number + 1)
-                self._send(self._enter(shard, heads) + part.sql + rest)
+                self._send_guarded(shard, heads, [part.sql], part.sql + rest, "")
             else:
                 if number == 0 and done is None:
                     self._send(self._enter(shard, heads) + self._mark(direction, stage, 0))
@@ -253,8 +292,6 @@ class Player:
         connection = self._connection()
         connection.exec_driver_sql(enter_session(shard, self._limits, waits=False))
         connection.commit()
-        # Options stay on the connection. Alembic's statements are compiled for parameters and write % as %%.
-        connection.execution_options(isolation_level="READ COMMITTED", no_parameters=False)
         # Creates its own version table first: one of that name in the shared schema would be taken for it.
         opening = self._enter(shard, heads) + (compiled.preface if heads is None else "")
 
@@ -262,19 +299,80 @@ class Player:
             steps = environment.steps(there, compiled.route.target, compiled.direction)
             return steps[:1] if only_first else steps
 
+        while True:
+            # Options stay on the connection. Alembic's statements are compiled for parameters: % is %%.
+            connection.execution_options(isolation_level="READ COMMITTED", no_parameters=False)
+            try:
+                with self._guarding(connection, shard):
+                    environment.run(
+                        work,
+                        connection=connection,
+                        opening=lambda: connection.exec_driver_sql(opening),
+                    )
+            except RowsWouldBeLost as error:
+                if self._guard is None:
+                    raise
+                dropped = drops.dropped_in(error)
+            else:
+                return
+            finally:
+                connection.rollback()
+                connection.execution_options(isolation_level="AUTOCOMMIT")
+            self._admitted |= self._guard.admit(shard, dropped)
+
+    @contextmanager
+    def _guarding(self, connection: Connection, shard: int) -> Iterator[None]:
+        """Let the transactions of a revision in Python drop no more than is admitted."""
+        guard = self._guard
+        if guard is None:
+            yield
+            return
+        driver: Any = connection.connection.driver_connection
+
+        def begin(begun: Connection) -> None:
+            if not driver.autocommit:
+                begun.exec_driver_sql(drops.note(shard))
+
+        def commit(ending: Connection) -> None:
+            if driver.autocommit:
+                return
+            try:
+                ending.exec_driver_sql(drops.require(shard, self._admitted))
+            except RowsWouldBeLost:
+                # For SQLAlchemy the transaction has ended here.
+                driver.rollback()
+                raise
+
+        def execute(_on: object, _cursor: object, statement: str, *_rest: object) -> None:
+            if driver.autocommit:
+                guard.admit(shard, drops.dropped_by(statement))
+
+        listeners: list[tuple[str, Callable[..., None]]] = [
+            ("begin", begin),
+            ("commit", commit),
+            ("before_cursor_execute", execute),
+        ]
+        for name, listener in listeners:
+            event.listen(connection, name, listener)
         try:
-            environment.run(
-                work,
-                connection=connection,
-                opening=lambda: connection.exec_driver_sql(opening),
-            )
+            yield
         finally:
-            connection.rollback()
-            connection.execution_options(isolation_level="AUTOCOMMIT")
+            for name, listener in listeners:
+                event.remove(connection, name, listener)
+
+
+def named_drops(compiled: Compiled) -> dict[drops.Dropped, str]:
+    """Return the tables and columns that the SQL of a route names as dropped, with the revision."""
+    return {
+        one: stage.revision
+        for stage in compiled.stages
+        for part in stage.parts
+        for one in drops.dropped_by(part.sql)
+    }
 
 
 def finished_parts(position: Position, compiled: Compiled) -> int | None:
-    """Returns how many parts of the route's first revision the shard has finished; ``None`` if not begun.
+    """Return how many parts of the route's first revision the shard has finished; ``None`` if not begun.
 
     Raises:
         ClusterConflict: the shard is half way through another revision, or this one was edited since.
@@ -297,7 +395,7 @@ def finished_parts(position: Position, compiled: Compiled) -> int | None:
 
 
 def _if_still_needed(statement: str) -> str:
-    """Adds IF [NOT] EXISTS to a CONCURRENTLY statement that an interrupted run may have completed."""
+    """Add IF [NOT] EXISTS to a CONCURRENTLY statement that an interrupted run may have completed."""
     index = _CONCURRENT_INDEX.match(statement)
     if index is None or index["if"]:
         return statement
@@ -313,7 +411,7 @@ def _drop_invalid_index(
     _context: object,
     _many: bool,
 ) -> None:
-    """Drops the invalid index that a failed CONCURRENTLY left, before one of its name is built again."""
+    """Drop the invalid index that a failed CONCURRENTLY left, before one of its name is built again."""
     index = _CONCURRENT_INDEX.match(statement)
     if index is None or index["verb"].lower().startswith("drop"):
         return

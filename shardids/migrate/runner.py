@@ -1,20 +1,21 @@
-"""Runs a plan: canaries one at a time, then all nodes at once, a bounded number of workers on each."""
+"""A run of migrations over many shards: its order, threads, retries and log."""
 
 from __future__ import annotations
 
-import getpass
-import socket
+import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from threading import Event, Lock
+from contextvars import copy_context
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from threading import Event, Lock, Thread
 from typing import Any, Final
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import SQLAlchemyError
 from tenacity import (
     RetryCallState,
     Retrying,
@@ -26,14 +27,27 @@ from tenacity import (
 )
 from tenacity.nap import sleep_using_event
 
-from shardids.catalog.connections import CONNECT_TIMEOUT_S, open_engine
-from shardids.catalog.locks import AdvisoryLock
+from shardids.catalog.leases import Lease, Leases, OnBusy, Standing, read_leases, session_name
+from shardids.catalog.nodes import Nodes
 from shardids.catalog.rows import Catalog
-from shardids.errors import ClusterConflict, ConnectionFailed, RevisionChanged, ShardBusy, ShardidsError
-from shardids.logs import shown_error
+from shardids.errors import (
+    ClusterConflict,
+    ConnectionFailed,
+    MissingPrivilege,
+    RevisionChanged,
+    ShardBusy,
+    ShardidsError,
+)
+from shardids.logs import logger, shown_error
 from shardids.migrate.compiled import Compiled
-from shardids.migrate.plan import MigrationPlan, Outcome, Position, Route, RunReport, Start
+from shardids.migrate.plan import MigrationPlan, Outcome, Position, Route, RunReport, Start, shown_heads
 from shardids.migrate.player import Limits, Player
+from shardids.pg.connections import CONNECT_TIMEOUT_S, open_engine
+from shardids.pg.locks import AdvisoryLock, holders_of_key
+from shardids.traces import span
+
+log = logger("migrate")
+
 
 TRANSIENT: Final = frozenset({"55P03", "40P01", "40001"})
 """Lock timeout, deadlock, serialization failure: another attempt may succeed."""
@@ -41,8 +55,11 @@ MOST_JOBS: Final = 64
 """The most shards of a node that a run migrates at once."""
 MOST_FAILED_CANARIES: Final = 3
 """How many canaries may fail in a row before even a run with ``continue_on_error`` begins no other shard."""
-_LONGEST_NAME: Final = 63
-"""How many characters of ``application_name`` a server keeps."""
+_BEAT_S: Final = 5.0
+_LOST_AFTER: Final = "25s"
+"""How long the catalog keeps the lock of a run that it no longer hears from."""
+_LOOK_S: Final = 0.5
+"""How often to look whether the leases of others were returned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +68,7 @@ class RunSettings:
 
     ``jobs`` is the number of workers per node; ``retries`` how many more attempts follow a lock timeout, a
     deadlock or a lost connection; ``first_pause_s`` the longest pause before the first of them, doubled for
-    each that follows.
+    each that follows; ``on_busy`` says how shards are treated whose lease another command has.
     """
 
     jobs: int = 1
@@ -60,6 +77,7 @@ class RunSettings:
     longest_pause_s: float = 15.0
     continue_on_error: bool = False
     limits: Limits = field(default_factory=Limits)
+    on_busy: OnBusy = OnBusy.WAIT
 
 
 class Observer:
@@ -77,17 +95,87 @@ class Observer:
     def ended(self, outcome: Outcome) -> None:
         """Is told that a shard has reached the target or has failed."""
 
+    def waiting(self, lease: Lease) -> None:
+        """Receive a lease of another command; the run waits until it is returned."""
+
+
+class RunLog(Observer):
+    """Is told a run's events, logs them, and passes them on to ``observer``.
+
+    Records of a shard have the fields ``shard`` and ``node``.
+    """
+
+    def __init__(self, observer: Observer, target: str) -> None:
+        self._observer = observer
+        self._target = target
+        self._began = time.monotonic()
+
+    def planned(self, counts: Mapping[str, int]) -> None:
+        """Log that the run begins."""
+        log.info("%s shards are brought to %s", sum(counts.values()), self._target, extra={"shards": counts})
+        self._observer.planned(counts)
+
+    def started(self, position: Position) -> None:
+        """Pass it on."""
+        self._observer.started(position)
+
+    def retried(self, position: Position, attempt: int, error: str) -> None:
+        """Log an attempt that failed. What is tried again is a lock timeout or its like, without values."""
+        fields = {"shard": position.shard, "node": position.node, "attempt": attempt}
+        log.warning("shard %s: attempt %s failed: %s", position.shard, attempt, error, extra=fields)
+        self._observer.retried(position, attempt, error)
+
+    def ended(self, outcome: Outcome) -> None:
+        """Log how a shard ended."""
+        is_done = outcome.status == "done"
+        log.log(
+            logging.DEBUG if is_done else logging.WARNING,
+            "shard %s: %s after %.3f s%s",
+            outcome.shard,
+            f"{shown_heads(outcome.start)} -> {shown_heads(outcome.end)}" if is_done else outcome.status,
+            outcome.seconds,
+            f": {outcome.cause}" if outcome.cause else "",
+            extra={
+                "shard": outcome.shard,
+                "node": outcome.node,
+                "status": outcome.status,
+                "revision": shown_heads(outcome.end),
+                "seconds": outcome.seconds,
+                "attempts": outcome.attempts,
+            },
+        )
+        self._observer.ended(outcome)
+
+    def waiting(self, lease: Lease) -> None:
+        """Log that the run waits for another command."""
+        fields = {"shard": lease.shard, "node": lease.node}
+        log.info("shard %s: the run waits for a %s", lease.shard, lease, extra=fields)
+        self._observer.waiting(lease)
+
+    def finished(self, report: RunReport) -> None:
+        """Log how the run ended."""
+        counts = {status: len(report.of(status)) for status in ("done", "failed", "not started")}
+        log.log(
+            logging.INFO if report.succeeded else logging.WARNING,
+            "the run to %s ended after %.1f s: %s",
+            self._target,
+            time.monotonic() - self._began,
+            ", ".join(f"{count} {status}" for status, count in counts.items()),
+            extra={"shards": counts, "nodes": {node.node: node.status for node in report.nodes}},
+        )
+
 
 @contextmanager
-def one_run(catalog: Catalog, what: str) -> Iterator[None]:
-    """Holds the cluster's run lock; a second run is told ``what`` holds it.
+def one_run(catalog: Catalog, what: str) -> Iterator[Leases]:
+    """Hold the cluster's run lock, and yield the leases for the shards that the run changes.
 
-    The server releases the lock with the session, so a run that is killed holds it no longer than its
-    connection.
+    A second run is refused, with ``what``, which holds it. The server releases the lock with the session: it
+    ends that of a process that was killed, or that it has not heard from for 25 seconds.
 
     Raises:
         ClusterConflict: another run holds the lock; the message says which and since when.
     """
+    leases = Leases(catalog, "migration")
     engine = open_engine(
         catalog.url,
         what="the catalog",
@@ -97,47 +185,63 @@ def one_run(catalog: Catalog, what: str) -> Iterator[None]:
     )
     try:
         # A transaction's lock, not a session's: it stays on one server connection behind PgBouncer, too.
-        with engine.connect() as connection, connection.begin():
+        with engine.connect() as connection, _transaction(connection):
             # The server ends the session, and with it the lock, of a run that is out of reach.
             connection.execute(
                 text("""select set_config('application_name', :name, true),
                                set_config('tcp_keepalives_idle', '10', true),
                                set_config('tcp_keepalives_interval', '3', true),
                                set_config('tcp_keepalives_count', '3', true)"""),
-                {"name": _session_name(what)},
+                {"name": session_name(what)},
             )
             if not connection.scalar(
                 text("select pg_try_advisory_xact_lock(:key)"), {"key": AdvisoryLock.MIGRATE_RUN}
             ):
                 raise _held_by_another(connection)
+            key = {"class": int(AdvisoryLock.LEASE_HOLDER), "key": leases.key}
+            connection.execute(text("select pg_advisory_xact_lock(:class, :key)"), key)
             # Runs last, without parameters: the portal of the statement before would keep its snapshot, and a
             # CREATE INDEX CONCURRENTLY in this database would wait for it until the end of the run.
-            connection.exec_driver_sql("set local idle_in_transaction_session_timeout = 0")
-            yield
+            connection.exec_driver_sql(f"set local idle_in_transaction_session_timeout = '{_LOST_AFTER}'")
+            with _beating(connection):
+                yield leases
     finally:
         engine.dispose()
 
 
-def _session_name(what: str) -> str:
+@contextmanager
+def _transaction(connection: Connection) -> Iterator[None]:
+    """Keep a transaction open that only holds locks: its loss does not fail the run."""
+    transaction = connection.begin()
     try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = "?"
-    since = f" since {datetime.now(UTC):%Y-%m-%d %H:%M:%SZ}"
-    return f"shardids {what} by {user}@{socket.gethostname()}"[: _LONGEST_NAME - len(since)] + since
+        yield
+    finally:
+        with suppress(ShardidsError, SQLAlchemyError):
+            transaction.rollback()
+
+
+@contextmanager
+def _beating(connection: Connection) -> Iterator[None]:
+    """Show the server that this process lives; a session that is lost is not replaced."""
+    ended = Event()
+
+    def beat() -> None:
+        with suppress(ShardidsError, SQLAlchemyError):
+            while not ended.wait(_BEAT_S):
+                connection.exec_driver_sql(f"set local idle_in_transaction_session_timeout = '{_LOST_AFTER}'")
+
+    thread = Thread(target=beat, name="shardids_run", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _held_by_another(connection: Connection) -> ClusterConflict:
-    holder = connection.execute(
-        text("""
-            select a.application_name, a.pid, a.client_addr
-            from pg_locks l join pg_stat_activity a using (pid)
-            where l.locktype = 'advisory' and l.granted
-              and l.classid = 0 and l.objid = :key and l.objsubid = 1
-              and l.database = (select oid from pg_database where datname = current_database())"""),
-        {"key": AdvisoryLock.MIGRATE_RUN},
-    ).first()
-    who = "another session" if holder is None else f"{holder.application_name} (process {holder.pid})"
+    holder = next(iter(holders_of_key(connection, AdvisoryLock.MIGRATE_RUN)), None)
+    who = "another session" if holder is None else f"{holder.application} (process {holder.pid})"
     return ClusterConflict(
         f"another run is changing the shards of this cluster: {who}",
         hint="Wait until it has ended. Its connection to the catalog holds the lock: if it hangs, end that"
@@ -152,7 +256,8 @@ class Run:
         plan: what the run does.
         compile_route: returns what to run for a route; called from several threads.
         route_from: returns the route to a target from a starting point that is not in the plan.
-        check_free: raises ShardBusy if a shard is being moved; called from several threads.
+        leases: the run takes those of its shards, and returns them.
+        engines: the nodes, by name.
         player_on: opens a player on a node, by name.
         settings: how the run proceeds.
         failed_nodes: what keeps nodes' shards from being run, by node.
@@ -166,7 +271,8 @@ class Run:
         *,
         compile_route: Callable[[Route], Compiled],
         route_from: Callable[[Start, str], Route],
-        check_free: Callable[[int], None],
+        leases: Leases,
+        engines: Mapping[str, Engine],
         player_on: Callable[[str], Player],
         settings: RunSettings,
         failed_nodes: Mapping[str, ShardidsError],
@@ -176,7 +282,8 @@ class Run:
         self._plan = plan
         self._compile_route = compile_route
         self._route_from = route_from
-        self._check_free = check_free
+        self._leases = leases
+        self._engines = engines
         self._player_on = player_on
         self._settings = settings
         self._observer = observer
@@ -185,15 +292,21 @@ class Run:
         self._down: dict[str, ShardidsError] = dict(failed_nodes)
         self._lock = Lock()
         self._outcomes: dict[int, Outcome] = {}
+        self._others: dict[int, Lease] = {}
 
     def go(self) -> RunReport:
-        """Runs the plan to its end. A failure is an outcome, never an exception."""
+        """Run the plan to its end. A failure is an outcome, never an exception."""
+        with span("shardids.migrate", shards=len(self._plan.pending)):
+            return self._gone()
+
+    def _gone(self) -> RunReport:
         began = time.monotonic()
         self._observer.planned(dict(sorted(Counter(p.node for p in self._plan.pending).items())))
         queues = {node: deque(positions) for node, positions in self._plan.queues.items()}
-        self._run_canaries(queues)
-        if not self._is_over():
-            self._run_queues(queues)
+        with self._leased():
+            self._run_canaries(queues)
+            if not self._is_over():
+                self._run_queues(queues)
         for position in self._plan.pending:
             self._outcomes.setdefault(position.shard, _not_started(position))
         return RunReport(
@@ -202,11 +315,34 @@ class Run:
             interrupted=self._interrupted.is_set(),
         )
 
+    @contextmanager
+    def _leased(self) -> Iterator[None]:
+        """Take the leases of all shards before the first is changed; return those that are left.
+
+        So a process that sleeps, and wakes when its leases were taken over, begins no other shard.
+        """
+        shards: dict[str, list[int]] = {}
+        for position in self._plan.pending:
+            shards.setdefault(position.node, []).append(position.shard)
+        try:
+            for node, there in shards.items():
+                # A node that does not answer, or refuses the role, is the outcome of its shards.
+                with suppress(ConnectionFailed, MissingPrivilege):
+                    self._others |= self._leases.take(self._engines[node], node, there)
+            yield
+        finally:
+            for node, there in shards.items():
+                self._give_back(node, there)
+
+    def _give_back(self, node: str, shards: list[int]) -> None:
+        with suppress(ShardidsError):
+            self._leases.give_back(self._engines[node], shards)
+
     def _is_over(self) -> bool:
         return self._stop.is_set() or self._interrupted.is_set()
 
     def _run_canaries(self, queues: Mapping[str, deque[Position]]) -> None:
-        """Migrates the canaries; with ``continue_on_error`` one that fails is replaced, from ``queues``.
+        """Migrate the canaries; with ``continue_on_error`` one that fails is replaced, from ``queues``.
 
         The replacement is the last of the longest queue: a repeated run begins with the same canaries, and
         neighbours often fail alike. Several failures in a row are taken to mean that every shard would fail.
@@ -235,7 +371,7 @@ class Run:
         if not workers:
             return
         with ThreadPoolExecutor(len(workers)) as pool:
-            for done in [pool.submit(self._work, node, queue) for node, queue in workers]:
+            for done in [pool.submit(copy_context().run, self._work, node, queue) for node, queue in workers]:
                 done.result()
 
     def _work(self, node: str, queue: deque[Position]) -> None:
@@ -245,8 +381,17 @@ class Run:
                     position = queue.popleft()
                 except IndexError:
                     return
+                if (other := self._others.get(position.shard)) is not None:
+                    with self._lock:
+                        self._outcomes[position.shard] = busy_outcome(node, other, position.heads)
+                    continue
                 self._observer.started(position)
-                outcome = self._take(player, position)
+                with span("shardids.migrate.shard", shard=position.shard, node=position.node) as opened:
+                    outcome = self._take(player, position)
+                    opened.set_attribute("shardids.attempts", outcome.attempts)
+                    opened.set_attribute("shardids.status", outcome.status)
+                if outcome.way != "sql" or outcome.status != "done":
+                    self._give_back(node, [position.shard])
                 with self._lock:
                     self._outcomes[position.shard] = outcome
                 if outcome.status == "failed" and not self._settings.continue_on_error:
@@ -254,7 +399,7 @@ class Run:
                 self._observer.ended(outcome)
 
     def _take(self, player: Player, position: Position) -> Outcome:
-        """Brings one shard to the target, with retries."""
+        """Bring one shard to the target, with retries."""
         began = time.monotonic()
         attempts, now = 0, position
         planned = self._plan.routes[position.heads]
@@ -265,7 +410,6 @@ class Run:
             attempts += 1
             if position.node in self._down:
                 raise self._down[position.node]
-            self._check_free(position.shard)
             if attempts > 1:
                 now = player.reread(now)
                 compiled = self._compile_route(self._route_from(now.heads, planned.target))
@@ -318,6 +462,69 @@ def _message_of(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     diag = getattr(error.__cause__, "diag", None)
     return error.in_a_line(getattr(diag, "message_detail", None))
+
+
+def busy_outcome(node: str, lease: Lease, heads: Start = None) -> Outcome:
+    """Return the outcome of a shard that was left out, because another command has its lease."""
+    return Outcome(
+        shard=lease.shard,
+        node=node,
+        start=heads,
+        end=heads,
+        status="not started",
+        error=lease.error().in_a_line(),
+        is_busy=lease.standing is not Standing.INTERRUPTED,
+    )
+
+
+def until_free(
+    report: RunReport,
+    *,
+    again: Callable[[list[int]], RunReport],
+    catalog: Catalog,
+    nodes: Nodes,
+    settings: RunSettings,
+    observer: Observer,
+    stop: Event,
+) -> RunReport:
+    """Repeat a run for shards that other commands kept it from, as they return their leases.
+
+    ``again`` runs it for some shards, from where they are by then.
+    """
+    told = set[tuple[int, datetime]]()
+    while settings.on_busy is OnBusy.WAIT and not stop.is_set():
+        if report.of("failed") and not settings.continue_on_error:
+            break
+        busy = {outcome.shard for outcome in report.outcomes if outcome.is_busy}
+        if not busy:
+            break
+        there = read_leases(catalog, nodes, all_must_answer=False)
+        running = {one.shard: one for one in there if one.standing is Standing.RUNNING and one.shard in busy}
+        for lease in running.values():
+            if (lease.shard, lease.began_at) not in told:
+                told.add((lease.shard, lease.began_at))
+                observer.waiting(lease)
+        if free := sorted(busy - running.keys()):
+            try:
+                more = again(free)
+            except ShardidsError as error:
+                # What the other shards have become is reported all the same.
+                left = tuple(
+                    replace(one, status="failed", error=error.in_a_line(), is_busy=False)
+                    for one in report.outcomes
+                    if one.shard in free
+                )
+                more = RunReport(outcomes=left, seconds=0.0)
+            kept = [outcome for outcome in report.outcomes if outcome.shard not in free]
+            outcomes = sorted((*kept, *more.outcomes), key=lambda outcome: outcome.shard)
+            report = replace(
+                report,
+                outcomes=tuple(outcomes),
+                seconds=report.seconds + more.seconds,
+                interrupted=report.interrupted or more.interrupted,
+            )
+        stop.wait(_LOOK_S)
+    return report
 
 
 def _not_started(position: Position) -> Outcome:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from shardids.catalog.notation import named_shards, shown_shards
 from shardids.errors import BadArgument, ClusterConflict
 from shardids.migrate.compiled import Compiled, Compiler, Stage
 from shardids.migrate.environment import Direction
 from shardids.migrate.migration import Migration
 from shardids.migrate.plan import Heads, Position, shown_heads
-from shardids.migrate.player import Limits, enter, enter_session, is_concurrent, mark
+from shardids.migrate.player import Limits, enter, enter_session, is_concurrent, mark, named_drops
+from shardids.pg.notation import named_shards, shown_shards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +23,12 @@ class Scripts:
 
 
 def write_scripts(
-    migration: Migration, start: str, target: str, shards: list[int], limits: Limits
+    migration: Migration, direction: Direction, start: str, target: str, shards: list[int], *, limits: Limits
 ) -> Scripts:
-    """Returns SQL that takes the shards at ``start`` to ``target``, up or down, and records that it did.
+    """Return SQL that takes the shards at ``start`` to ``target``, and records that it did.
 
     Raises:
-        BadArgument: there is no such revision, or no shard is at ``start``.
+        BadArgument: there is no such revision, it is in the other direction, or no shard is at ``start``.
         ClusterConflict: a revision on the way needs a connection, or a shard is half way through one.
         ConnectionFailed, UnknownShard: a shard can't be asked for its revision.
     """
@@ -36,10 +36,15 @@ def write_scripts(
     heads: Heads = (
         () if start == "base" else (environment.revision(environment.target(start, "up")).revision,)
     )
-    direction: Direction = "up"
     end = environment.target(target, "up")
+    leads: Direction = "up"
     if end == "base" or (heads and end != heads[0] and end in environment.ancestors(heads)):
-        direction = "down"
+        leads = "down"
+    if leads != direction:
+        raise BadArgument(
+            f"from {shown_heads(heads)} to {end} is {leads}",
+            hint=f"shardids migrate {leads} {start}:{target} --sql",
+        )
     state = migration.state(shards)
     state.check()
     there = [p for p in state.positions.values() if (p.heads or ()) == heads]
@@ -49,7 +54,7 @@ def write_scripts(
     if unfinished:
         raise ClusterConflict(
             f"{named_shards(unfinished)} stopped half way through a revision",
-            hint=f"Finish it first: shardids migrate {direction} --shards {shown_shards(unfinished)}",
+            hint=f"Finish it first: shardids migrate {direction} {end} --shards {shown_shards(unfinished)}",
         )
     compiler = Compiler(environment, direction)
     texts: dict[str, list[str]] = {}
@@ -58,7 +63,7 @@ def write_scripts(
         if compiled.reason:
             raise ClusterConflict(
                 f"there is no SQL from {shown_heads(heads)} to {end}: {compiled.reason}",
-                hint="Run it with: shardids migrate up",
+                hint=f"Run it with: shardids migrate {direction} {end}",
             )
         lines = texts.setdefault(position.node, [_heading(position.node, heads, compiled)])
         lines.extend(_shard_lines(position, compiled, environment.version_table, limits))
@@ -69,10 +74,12 @@ def write_scripts(
 
 
 def _heading(node: str, heads: Heads, compiled: Compiled) -> str:
+    drops = "".join(f"-- It drops {one}, with all rows.\n" for one in named_drops(compiled))
     return (
         f'-- Node "{node}", from {shown_heads(heads)} to {shown_heads(compiled.route.end)}, for psql.\n'
         "-- Each shard refuses unless it is at that revision. After an error, write the file again: it then\n"
         "-- holds the shards that are left.\n"
+        f"{drops}"
         "\\set ON_ERROR_STOP on\n"
     )
 

@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Lock
 from typing import Final
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine
 
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.objects import SchemaObject, by_shard, differences, odd_shards, read_objects
-from shardids.catalog.reader import HINT, Refused
 from shardids.catalog.revisions import revisions_on
-from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Placement
 from shardids.errors import (
     ConnectionFailed,
     MissingPrivilege,
-    ShardBusy,
     ShardidsError,
     StatementFailed,
     UnknownShard,
 )
-from shardids.migrate.environment import Environment
-from shardids.migrate.hashes import Recorded
+from shardids.migrate.environment import Environment, Recorded
 from shardids.migrate.plan import Heads, Position, Start
+from shardids.pg.reader import HINT, Refused
 
 _DROPPED: Final = ("42P01", "3F000")
 """SQLSTATEs of a table or schema that was dropped meanwhile, as the old copy of a moved shard is."""
-_OPEN_MOVES_S: Final = 1.0
-"""How long the open moves that were read count as current."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +38,13 @@ class State:
     unread: Mapping[int, ShardidsError]
 
     def check(self) -> None:
-        """Raises the first reason why a shard could not be asked, if there is one."""
+        """Raise the first reason why a shard could not be asked, if there is one."""
         for error in (*self.down.values(), *self.unread.values()):
             raise error
 
 
 def read_state(nodes: Nodes, placement: Placement, shards: Collection[int], version_table: str) -> State:
-    """Asks every node that owns one of the shards for their revisions.
+    """Ask every node that owns one of the shards for their revisions.
 
     Raises:
         StatementFailed: a node's engine is older than migrations.
@@ -74,7 +67,7 @@ def read_state(nodes: Nodes, placement: Placement, shards: Collection[int], vers
 
 
 def read_node(name: str, engine: Engine, version_table: str) -> dict[int, Position | ShardidsError]:
-    """Asks a node for the revisions of all its shards; of one whose version table can't be read, why.
+    """Ask a node for the revisions of all its shards; of one whose version table can't be read, why.
 
     Raises:
         ConnectionFailed: the node is down.
@@ -101,46 +94,9 @@ def read_node(name: str, engine: Engine, version_table: str) -> dict[int, Positi
     return found
 
 
-class OpenMoves:
-    """The shards that are being moved, or whose move was interrupted: their tables must not change meanwhile.
-
-    The mover compares the schemas of both sides before it switches over, so a move that begins between two
-    reads of the catalog loses nothing; it takes longer.
-    """
-
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
-        self._lock = Lock()
-        self._read_at = float("-inf")
-        self._moves: Mapping[int, str] = {}
-
-    def now(self) -> Mapping[int, str]:
-        """Returns each shard that is being moved and what to say of it, at most a second old."""
-        with self._lock:
-            if time.monotonic() - self._read_at > _OPEN_MOVES_S:
-                query = "select shard, source, target from shardids_catalog.move where ended_at is null"
-                with self._catalog.engine.connect() as connection:
-                    rows = connection.execute(text(query)).all()
-                self._moves = {
-                    row.shard: f'shard {row.shard} is being moved from node "{row.source}" to "{row.target}"'
-                    for row in rows
-                }
-                self._read_at = time.monotonic()
-            return self._moves
-
-    def check_free(self, shard: int) -> None:
-        """Refuses a shard that is being moved.
-
-        Raises:
-            ShardBusy: the shard is being moved.
-        """
-        if shard in (moves := self.now()):
-            raise ShardBusy(moves[shard], hint="Run the migration again when the move has ended.")
-
-
 @contextmanager
 def in_transactions(engine: Engine) -> Iterator[Connection]:
-    """Yields a connection to a node for queries that set what holds in their transaction."""
+    """Yield a connection to a node for queries that set what holds in their transaction."""
     with engine.connect() as connection:
         # The option stays on the connection, and is reset when it goes back to the pool.
         yield connection.execution_options(isolation_level="READ COMMITTED")
@@ -184,7 +140,7 @@ class Standing:
 def compare_with_code(
     environment: Environment, state: State, recorded: Mapping[str, Sequence[Recorded]]
 ) -> Standing:
-    """Compares the shards' revisions with each other and with those of the code.
+    """Compare the shards' revisions with each other and with those of the code.
 
     ``recorded`` are the hashes that the shards of each node recorded.
     """
@@ -214,7 +170,7 @@ def _known_ancestors(environment: Environment, heads: Start) -> set[str]:
 def _edited(
     environment: Environment, state: State, recorded: Mapping[str, Sequence[Recorded]]
 ) -> tuple[Edited, ...]:
-    """Returns the revisions that shards ran and whose source is another now, once for each hash."""
+    """Return the revisions that shards ran and whose source is another now, once for each hash."""
     found: dict[tuple[str, str], set[int]] = {}
     for node, there in recorded.items():
         for one in there:
@@ -239,7 +195,7 @@ def _edited(
 
 
 def edited_for_node(environment: Environment, heads: Heads, recorded: Sequence[Recorded]) -> list[str]:
-    """Returns the node revisions that a node at ``heads`` ran and whose source is another now."""
+    """Return the node revisions that a node at ``heads`` ran and whose source is another now."""
     return [
         revision
         for one in recorded
@@ -249,7 +205,7 @@ def edited_for_node(environment: Environment, heads: Heads, recorded: Sequence[R
 
 
 def _changed(environment: Environment, start: Start, hashes: Mapping[str, str]) -> list[str]:
-    """Returns those of the revisions that ``start`` implies which were recorded with another hash."""
+    """Return those of the revisions that ``start`` implies which were recorded with another hash."""
     return [
         revision
         for revision in _known_ancestors(environment, start)
@@ -269,7 +225,7 @@ class ShardDifference:
 def unlike(
     nodes: Nodes, placement: Placement, reference: int, shards: Sequence[int]
 ) -> list[ShardDifference]:
-    """Returns the shards whose objects differ from a reference shard's. Asks all nodes at once.
+    """Return the shards whose objects differ from a reference shard's. Asks all nodes at once.
 
     Raises:
         ConnectionFailed: a node is down.

@@ -1,22 +1,21 @@
-"""What goes into an application's models: columns, the type of an ID, pages of rows.
+"""The parts of an application's models: columns, the type of an ID, pages of rows.
 
-``columns`` has the primary key and the sharding key, ``counters`` numbers for people, ``types`` the type of
-IDs in SQLAlchemy and pydantic, ``pages`` reads lists by ID.
-``columns`` has the primary key and the sharding key, ``lookups`` columns that are unique over all shards,
-``types`` the type of IDs in SQLAlchemy and pydantic, ``pages`` reads lists by ID.
+``columns`` has the primary key, the sharding key and reference tables, ``lookups`` columns that are unique
+over all shards, ``counters`` numbers for people, ``types`` the type of IDs in SQLAlchemy and pydantic,
+``pages`` reads lists by ID.
 """
 
 from shardids.models.columns import (
     next_id,
     primary_key,
     primary_key_column,
+    reference_table,
     sharding_key,
     sharding_key_column,
 )
 from shardids.models.counters import RowNumber, counter
 from shardids.models.lookups import lookup_key, lookup_key_column
 from shardids.models.pages import Page, PageQuery
-from shardids.models.references import reference_table
 from shardids.models.types import ShardId
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Columns of sharded models: the primary key, filled by the shard's ``next_id()``, and the sharding key.
+"""Sharded models: the primary key, filled by the shard's ``next_id()``, the sharding key, reference tables.
 
 Why SQLAlchemy inserts such rows in batches: ``docs/decisions/0009-bulk-inserts.md``.
 """
@@ -6,19 +6,22 @@ Why SQLAlchemy inserts such rows in batches: ``docs/decisions/0009-bulk-inserts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import BigInteger, Column, MetaData, Sequence, Table
+from sqlalchemy import BigInteger, Column, Connection, MetaData, Sequence, Table
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import MappedColumn, mapped_column
 from sqlalchemy.sql.base import SchemaEventTarget
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
+from shardids.catalog.topology import REFERENCE_SCHEMA
+from shardids.errors import BadArgument
+
 SHARDING_KEY = "shardids.sharding_key"
 """Marks the sharding key in a column's ``info``."""
 REGION_OF_KEY = "shardids.region_of_key"
-"""Where a column's ``info`` has the function that tells the region of a sharding key."""
+"""The key in a column's ``info`` of the function that determines the region of a sharding key."""
 RegionOfKey = Callable[[Any], str | None]
 
 
@@ -54,7 +57,7 @@ def _compile_for_sqlite(*_: object, **_options: Any) -> str:
 class _RisingKey(Sequence):
     """Tells SQLAlchemy that the keys of rows inserted together rise in the order of the rows.
 
-    It then inserts a thousand rows a statement and matches the keys that come back by their order. Being
+    It then inserts a thousand rows per statement and matches the keys that come back by their order. Being
     ``optional``, the sequence is neither created nor named in the INSERT: the server default fills the
     column. The column must not be ``autoincrement`` as well, or it would be made ``BIGSERIAL``.
     """
@@ -73,7 +76,7 @@ class _RisingKey(Sequence):
 
 
 def primary_key(**options: Any) -> MappedColumn[int]:
-    """Returns the primary key column of a sharded model::
+    """Return the primary key column of a sharded model::
 
         class User(Base):
             __tablename__ = "users"
@@ -95,7 +98,7 @@ def primary_key(**options: Any) -> MappedColumn[int]:
 
 
 def primary_key_column(name: str, **options: Any) -> Column[int]:
-    """Returns :func:`primary_key` for a Core table: ``Table("users", metadata, primary_key_column("id"))``.
+    """Return :func:`primary_key` for a Core table: ``Table("users", metadata, primary_key_column("id"))``.
 
     ``options`` go to :class:`sqlalchemy.Column`.
     """
@@ -111,7 +114,7 @@ def primary_key_column(name: str, **options: Any) -> Column[int]:
 
 
 def sharding_key(*arguments: Any, region: RegionOfKey | None = None, **options: Any) -> MappedColumn[Any]:
-    """Returns the column that a model's rows are sharded by, at most one in a model::
+    """Return the column that a model's rows are sharded by, at most one in a model::
 
         class User(Base):
             __tablename__ = "users"
@@ -122,9 +125,9 @@ def sharding_key(*arguments: Any, region: RegionOfKey | None = None, **options: 
     ``uuid.UUID``, and never changes. A model without a sharding key, but with a foreign key to one that has
     IDs, lives where its parent is.
 
-    ``region`` is a function that tells the region of a key, or ``None`` of a key of no region: the user then
-    lives in the shard ``cluster.shard_for(user.name, region=region(user.name))``. It is called with the value
-    as the database has it, for each row and criterion, and never gives another answer for the same key.
+    ``region`` is a function that returns the region of a key, or ``None`` of a key of no region: the user
+    then lives in the shard ``cluster.shard_for(user.name, region=region(user.name))``. It is called with the
+    value as the database has it, for each row and criterion, and never gives another answer for the same key.
 
     ``arguments`` and ``options`` go to :func:`sqlalchemy.orm.mapped_column`.
     """
@@ -132,7 +135,7 @@ def sharding_key(*arguments: Any, region: RegionOfKey | None = None, **options: 
 
 
 def sharding_key_column(*arguments: Any, region: RegionOfKey | None = None, **options: Any) -> Column[Any]:
-    """Returns :func:`sharding_key` for a Core table, or for SQLModel::
+    """Return :func:`sharding_key` for a Core table, or for SQLModel::
 
         class User(SQLModel, table=True):
             id: int | None = Field(default=None, sa_column=primary_key_column("id"))
@@ -144,5 +147,70 @@ def sharding_key_column(*arguments: Any, region: RegionOfKey | None = None, **op
 
 
 def _info_of_key(options: dict[str, Any], region: RegionOfKey | None) -> dict[Any, Any]:
-    """Returns the ``info`` of a sharding key, and takes what was given out of the options."""
+    """Return the ``info`` of a sharding key, and take the given values out of the options."""
     return {**options.pop("info", {}), SHARDING_KEY: True, **({REGION_OF_KEY: region} if region else {})}
+
+
+REFERENCE: Final = "shardids.reference"
+"""Marks a reference table in its ``info``, and the connection that may create it in its options."""
+
+
+def reference_table(**options: Any) -> dict[str, Any]:
+    """Return the ``__table_args__`` of a reference table's model::
+
+        class Country(Base):
+            __tablename__ = "countries"
+            __table_args__ = shardids.reference_table()
+            code: Mapped[str] = mapped_column(primary_key=True)
+
+    The table is in schema ``shardids_ref`` of every node: foreign keys name it as
+    ``shardids_ref.countries.code``. ``shardids reference create`` makes it, not ``create_all``. It is read in
+    any session, and written to in :meth:`shardids.Cluster.reference_session`. ``options`` are further
+    arguments of :class:`sqlalchemy.Table`; constraints go before it: ``(Index(…), reference_table())``. Where
+    SQLAlchemy defines the table it raises :class:`~shardids.errors.BadArgument` if the table has no primary
+    key, or anything of a shard: ``primary_key()``, a sharding key, a foreign key to a shard's table.
+    """
+    info = {**options.pop("info", {}), REFERENCE: True}
+    listeners = [("after_parent_attach", _check), ("before_create", _refuse_creation)]
+    return {"schema": REFERENCE_SCHEMA, "info": info, "listeners": listeners, **options}
+
+
+def is_reference(table: object) -> bool:
+    """Return whether a table was defined with :func:`reference_table`."""
+    return isinstance(table, Table) and bool(table.info.get(REFERENCE))
+
+
+def _check(table: Table, _metadata: object) -> None:
+    if not table.primary_key.columns:
+        raise _unfit(table, "has no primary key", "It identifies rows on all nodes: add one.")
+    for column in table.columns:
+        default = column.server_default
+        if column.info.get(SHARDING_KEY):
+            raise _unfit(table, f"has the sharding key {column.name}", "Its rows are in no shard.")
+        if isinstance(getattr(default, "arg", None), next_id):
+            raise _unfit(
+                table,
+                f"has IDs of a shard in column {column.name}",
+                "Its rows are in no shard. Use a natural key, or Identity().",
+            )
+        for key in column.foreign_keys:
+            target = key._get_colspec()
+            if not target.startswith(f"{REFERENCE_SCHEMA}."):
+                raise _unfit(
+                    table,
+                    f"has a foreign key from column {column.name} to {target}, which is a shard's",
+                    "A reference table can refer to reference tables only, as in"
+                    f' ForeignKey("{REFERENCE_SCHEMA}.table.column").',
+                )
+
+
+def _unfit(table: Table, fault: str, remedy: str) -> BadArgument:
+    return BadArgument(f"reference table {table.name} {fault}", hint=remedy)
+
+
+def _refuse_creation(table: Table, connection: Connection, **_: object) -> None:
+    if connection.dialect.name == "postgresql" and not connection.get_execution_options().get(REFERENCE):
+        raise BadArgument(
+            f"reference table {table.name} is not made with the tables of a shard",
+            hint=f"Before them: shardids reference create {table.name} --models PACKAGE.MODULE:BASE",
+        )

@@ -63,11 +63,11 @@ class RowNumber(FetchedValue):
                 raise BadArgument(
                     f'tables "{column.table.name}" and "{table.name}" define numbers of kind'
                     f' "{self.kind.name}" differently',
-                    hint="Define the kind alike in both, or give one of them a kind of its own.",
+                    hint="Define the kind alike in both, or give one of them another kind.",
                 )
 
     def tenant_in(self, table: Table) -> str:
-        """Returns the name of the column with the tenant.
+        """Return the name of the column with the tenant.
 
         Raises:
             BadArgument: the table has no such column, or none is named and it has no sharding key.
@@ -134,7 +134,7 @@ def counter(
     keep_days: int = 400,
     **options: Any,
 ) -> MappedColumn[str]:
-    """Returns a column of numbers for people, counted per tenant::
+    """Return a column of numbers for people, counted per tenant::
 
         class Order(Base):
             __tablename__ = "orders"
@@ -148,7 +148,7 @@ def counter(
         kind: the name of the kind of numbers; tables may share one, if they define it alike.
         per: when the numbers begin again at 1: ``day``, ``month``, ``year`` or ``never``.
         tenant: the column whose value, as text, is the tenant. By default the model's sharding key.
-        zone: the time zone that decides when a period ends, for tenants without one of their own.
+        zone: the time zone that decides when a period ends, for tenants without a zone.
         prefix: what stands before the number; ``{tenant}`` and ``{period}`` are replaced. By default
             ``{tenant}-{period}-``, or ``{tenant}-`` where numbers never begin again.
         padding: how many digits a number has, 1 to 18; one that needs more is refused

@@ -17,7 +17,7 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from shardids.errors import BadArgument
 from shardids.models.columns import SHARDING_KEY
-from shardids.models.kinds import DIALECT, innermost, kind_of, variant
+from shardids.models.types import DIALECT, innermost, kind_of, variant
 
 LOOKUP_KEY = "shardids.lookup_key"
 """Marks a look-up key in a column's ``info``."""
@@ -30,7 +30,7 @@ class Lookup:
     Attributes:
         table: the table's name, as it is in every shard.
         column: the column's name.
-        key: the column's key, by which statements name it.
+        key: the column's key, its name in statements.
         kind: what its values are in the database: ``int``, ``str``, ``bytes``, ``UUID`` or ``date``.
         type_: its type.
     """
@@ -46,7 +46,7 @@ class Lookup:
 
 
 def lookup_key(*arguments: Any, unique: bool = True, **options: Any) -> MappedColumn[Any]:
-    """Returns a column whose values are unique over all shards, and find the shard of their row::
+    """Return a column whose values are unique over all shards, and find the shard of their row::
 
         class User(Base):
             __tablename__ = "users"
@@ -67,7 +67,7 @@ def lookup_key(*arguments: Any, unique: bool = True, **options: Any) -> MappedCo
 
 
 def lookup_key_column(*arguments: Any, unique: bool = True, **options: Any) -> Column[Any]:
-    """Returns :func:`lookup_key` for a Core table, or for SQLModel; it is ``NOT NULL``.
+    """Return :func:`lookup_key` for a Core table, or for SQLModel; it is ``NOT NULL``.
 
     ``arguments`` and ``options`` go to :class:`sqlalchemy.Column`. Raises as :func:`lookup_key` does.
     """
@@ -76,17 +76,17 @@ def lookup_key_column(*arguments: Any, unique: bool = True, **options: Any) -> C
 
 
 def lookups_of(table: Any) -> tuple[Lookup, ...]:
-    """Returns the look-up keys of a table."""
+    """Return the look-up keys of a table."""
     return _of_table(table) if isinstance(table, Table) else ()
 
 
 def lookups_are_defined() -> bool:
-    """Returns whether any table of this process has, or had, a look-up key."""
+    """Return whether any table of this process has, or had, a look-up key."""
     return _are_defined
 
 
 def lookups_of_mapper(mapper: Mapper[Any]) -> Mapping[str, Lookup]:
-    """Returns the look-up keys of a mapped class, by attribute."""
+    """Return the look-up keys of a mapped class, by attribute."""
     found = _OF_MAPPERS.get(mapper)
     if found is None:
         found = _OF_MAPPERS[mapper] = {
@@ -103,7 +103,7 @@ _OF_MAPPERS: WeakKeyDictionary[Mapper[Any], Mapping[str, Lookup]] = WeakKeyDicti
 
 
 def lookup_of(column: object) -> Lookup | None:
-    """Returns the look-up key that a table's column is, if it is one."""
+    """Return the look-up key that a table's column is, if it is one."""
     if not isinstance(column, Column) or LOOKUP_KEY not in column.info or not isinstance(column.table, Table):
         return None
     kind = kind_of(column.type)
@@ -128,7 +128,7 @@ def _marked(options: dict[str, Any]) -> dict[Any, Any]:
 
 @event.listens_for(Column, "after_parent_attach")
 def _check(column: Column[Any], table: object) -> None:
-    """Refuses a look-up key that can't be kept, when its table is defined."""
+    """Refuse a look-up key that can't be kept, when its table is defined."""
     if LOOKUP_KEY not in column.info or not isinstance(table, Table):
         return
     for is_wrong, what, hint in _faults(column, table):
@@ -139,7 +139,7 @@ def _check(column: Column[Any], table: object) -> None:
 
 
 def _is_changed_unseen(type_: TypeEngine[Any]) -> bool:
-    """Returns whether the database gets other values than ``process_bind_param()`` makes."""
+    """Return whether the database gets other values than ``process_bind_param()`` makes."""
     type_ = variant(type_)
     while isinstance(type_, TypeDecorator):
         kind = type(type_)

@@ -17,7 +17,7 @@ Row = TypeVar("Row")
 
 
 class _Select(Protocol):
-    """What a page needs of a SELECT, whose own types are others in SQLAlchemy 2.0, 2.1 and SQLModel."""
+    """The part of SELECT that a page needs; the types differ in SQLAlchemy 2.0, 2.1 and SQLModel."""
 
     @property
     def selected_columns(self) -> Any: ...
@@ -99,7 +99,7 @@ class PageQuery(Generic[Statement]):
         )
 
     def page(self, rows: Iterable[Row]) -> Page[Row]:
-        """Returns the page that the rows of :attr:`statement` make."""
+        """Return the page that the rows of :attr:`statement` make."""
         found = list(islice(rows, self._limit + 1))
         goes_on = len(found) > self._limit
         items = found[: self._limit]

@@ -1,33 +1,36 @@
 """Moves shards between nodes while applications write to them, balances nodes, replaces a lost node.
 
-``moves`` plans, runs, resumes and aborts moves. ``mover`` takes the steps of one move, which ``steps`` lists;
-they work on both ``sides`` through ``replication`` (the copy), ``barrier`` and ``cutover`` (the pause) and
-``programs`` (pg_dump). ``journal`` is the catalog's record of them. ``requirements`` and ``contents`` find
-the reasons to refuse a move, ``purge`` drops old copies. ``balance`` decides what to move. ``failover``
-replaces a lost node.
+``moves`` plans, runs, resumes and aborts moves. ``steps`` lists the steps of one move, ``cutover`` is the
+pause in it, ``journal`` the catalog's record. ``requirements`` finds the reasons to refuse a move, ``purge``
+drops old copies. ``balance`` decides what to move, ``rebalance`` moves it. ``failover`` replaces a lost node,
+``homes`` gives a shard that was lost a home, ``activation`` activates a shard that is active nowhere else,
+``clocks`` confirms and resets clocks.
 """
 
+from shardids.catalog.moves import Move, all_moves, open_moves
+from shardids.mover.activation import Activation, activate
 from shardids.mover.balance import MARGIN, Balance, By, Transfer, balance, plan_balance, weigh
-from shardids.mover.events import Copying, Event, Lagging, OnEvent, Result, StepBegun, StepDone, Waiting
-from shardids.mover.history import Move, all_moves, open_moves
+from shardids.mover.journal import Result
 from shardids.mover.moves import (
     MovePlan,
     abort,
-    carry_out,
+    check_open,
     each,
     former_node,
     move,
     plan_move,
-    require_none_open,
     resume,
-    resume_open,
 )
-from shardids.mover.options import MAX_PAUSE_S, Options
 from shardids.mover.purge import OldCopy, old_copies, purge
+from shardids.mover.rebalance import NotMoved, carry_out, rebalancing, require_none_open, resume_open
+from shardids.mover.steps import MAX_PAUSE_S, Options
+from shardids.replication.steps import Event, Lagging, OnEvent, StepBegun, StepDone, Waiting
+from shardids.replication.subscriptions import Copying
 
 __all__ = [
     "MARGIN",
     "MAX_PAUSE_S",
+    "Activation",
     "Balance",
     "By",
     "Copying",
@@ -35,6 +38,7 @@ __all__ = [
     "Lagging",
     "Move",
     "MovePlan",
+    "NotMoved",
     "OldCopy",
     "OnEvent",
     "Options",
@@ -44,9 +48,11 @@ __all__ = [
     "Transfer",
     "Waiting",
     "abort",
+    "activate",
     "all_moves",
     "balance",
     "carry_out",
+    "check_open",
     "each",
     "former_node",
     "move",
@@ -55,6 +61,7 @@ __all__ = [
     "plan_balance",
     "plan_move",
     "purge",
+    "rebalancing",
     "require_none_open",
     "resume",
     "resume_open",

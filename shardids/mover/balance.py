@@ -9,12 +9,12 @@ from enum import StrEnum
 from sqlalchemy import Engine, text
 from sqlalchemy.engine import URL
 
-from shardids.catalog.notation import named_shards
 from shardids.catalog.regions import in_region, no_node_of_region
 from shardids.catalog.rows import Catalog, unknown_node
 from shardids.catalog.topology import Placement
 from shardids.errors import ClusterConflict
-from shardids.mover.sides import move_nodes
+from shardids.pg.notation import named_shards
+from shardids.replication.sides import move_nodes
 
 
 class By(StrEnum):
@@ -59,7 +59,7 @@ def balance(
     margin: float = MARGIN,
     drained: Collection[str] = (),
 ) -> Balance:
-    """Finds a small number of moves that bring every node to within ``margin`` of the mean.
+    """Find a small number of moves that bring every node to within ``margin`` of the mean.
 
     Each step chooses the move that brings the nodes closest to the mean, so large shards go first. If single
     shards are too large for the margin, the result is as even as choosing one move after another makes it.
@@ -106,7 +106,7 @@ def _best(
     mean: float,
     margin: float,
 ) -> Transfer | None:
-    """Returns the move that reduces the distances to the mean most; ``None`` if none does or is needed."""
+    """Return the move that reduces the distances to the mean most; ``None`` if none does or is needed."""
     loads = _loads(weights, placed, nodes)
     if all(abs(load - mean) <= margin * mean for load in loads.values()):
         return None
@@ -139,7 +139,7 @@ _WEIGHTS: Mapping[By, str] = {
 
 
 def weigh(placement: Placement, login: URL, by: By) -> dict[int, float]:
-    """Returns the weight of every shard, measured on its owner; ``login`` is the catalog's URL."""
+    """Return the weight of every shard, measured on its owner; ``login`` is the catalog's URL."""
     query = text(f"""
         select s.id, coalesce({_WEIGHTS[by]}, 0)::double precision as weight
         from shardids.shard s
@@ -167,7 +167,7 @@ def plan_balance(
     exclude: Collection[str] = (),
     drained: str | None = None,
 ) -> Balance:
-    """Finds the moves that balance a cluster; nodes in ``exclude`` keep their shards and get no others.
+    """Find the moves that balance a cluster; nodes in ``exclude`` keep their shards and get no others.
 
     Each region is balanced for itself, and so are the shards and nodes of none: what lives outside of its
     region is brought home. With ``drained`` only that node is emptied.
@@ -215,7 +215,7 @@ def _balance_region(
     margin: float,
     drained: str | None,
 ) -> tuple[Transfer, ...]:
-    """Balances shards of a region over its nodes, and empties ``drained``, or else all other nodes."""
+    """Balance shards of a region over its nodes, and empty ``drained``, or else all other nodes."""
     own = set(placement.nodes_of_region(region)) & set(nodes)
     leaving = {placement.node_of[shard] for shard in weights} - own if drained is None else {drained}
     on_the_way = [shard for shard in weights if placement.node_of[shard] in leaving]

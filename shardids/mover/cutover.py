@@ -3,32 +3,154 @@
 No acknowledged write can be lost. By then every table has a barrier (``sql/mover/moving.v1.sql``), which
 writers pass under a shared lock. The exclusive lock waits for every transaction that has written. Holding it,
 the mover reads the position of the source's log. When the target has confirmed that this position is on its
-disk, the mover fences the shard and releases the lock. Until then a rollback leaves the source as it was.
+disk, the mover fences the shard. Until then a rollback leaves the source as it was. The session that has the
+lock keeps it until the target takes writes, so that writers who are refused find the target open.
+
+Rows that refer to reference tables need those rows on the target first: it waits for them as well.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, text
+import psycopg
+from sqlalchemy import Connection, Engine, text
 
+from shardids.catalog.references import AWAIT, MARK, WITHIN_S, references_of, slot_of
+from shardids.catalog.rows import Catalog
 from shardids.errors import MoveFailed
-from shardids.mover.barrier import (
-    PAUSE_BETWEEN_S,
+from shardids.replication.barrier import (
+    BarrierSession,
     OnWait,
     PutOff,
-    close_barrier,
     make_barrier,
-    prepare_to_require,
     release_offset,
     require_closed,
+    stop_in_a_quiet_moment,
 )
-from shardids.mover.following import ReferencesOfTarget
-from shardids.mover.replication import PATIENCE_S
-from shardids.mover.sides import Sides, refuse_partial_copy
+from shardids.replication.sides import (
+    Directory,
+    Side,
+    Sides,
+    driver_connection,
+    move_nodes,
+    refuse_partial_copy,
+)
+from shardids.replication.subscriptions import PATIENCE_S, flush
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferencesOfTarget:
+    """What the target has of reference tables: rows that arrive there are not checked against foreign keys.
+
+    Attributes:
+        target: the node's name.
+        writer: the node that reference tables are written to on; ``None`` if the target follows nobody: it
+            is the writer, or there are no reference tables.
+        slot: the target's replication slot there.
+    """
+
+    target: str
+    writer: Engine | None
+    slot: str
+
+    @classmethod
+    @contextmanager
+    def opened(
+        cls, catalog: Catalog, directory: Directory, target: str, *, name: str
+    ) -> Iterator[ReferencesOfTarget]:
+        """Yield those of a move to a node; ``name`` is the name of its sessions."""
+        known = references_of(catalog)
+        slot = slot_of(directory.cluster, target)
+        if known.writer in (None, target) or "active" not in known.states.values():
+            yield cls(target=target, writer=None, slot=slot)
+            return
+        with move_nodes(directory.placement, directory.login, name=name) as nodes:
+            yield cls(target=target, writer=nodes[str(known.writer)], slot=slot)
+
+    def arrive(self, *, within_s: float) -> bool:
+        """Wait until the target has all that the writer has committed; return false if time runs out."""
+        if self.writer is None:
+            return True
+        with self.writer.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            wanted = connection.scalar(MARK)
+            asked = {"slots": [self.slot], "wanted": wanted, "patience_s": within_s}
+            return not connection.scalars(AWAIT, asked).all()
+
+    def require(self) -> None:
+        """Require that the target follows.
+
+        Raises:
+            MoveFailed: it has not in time.
+        """
+        if not self.arrive(within_s=WITHIN_S):
+            raise MoveFailed(
+                f'node "{self.target}" has not followed the writer of reference tables within {WITHIN_S:g} s:'
+                " rows of the shard could refer to rows that it lacks",
+                hint="See: shardids reference list. Then resume the move with --resume, or undo it with"
+                " --abort.",
+            )
+
+
+_CANCEL_S = 10.0
+"""How long to try to cancel a statement."""
+
+
+class Beside:
+    """One session on a node, in a thread; its last transaction is committed when the work ends."""
+
+    def __init__(self, side: Side, work: Callable[[Connection], None]) -> None:
+        self._side = side
+        self._work = work
+        self._error: BaseException | None = None
+        self._session: psycopg.Connection[object] | None = None
+        self._is_cancelled = False
+        self._lock = threading.Lock()
+        # An interrupted process does not wait for it.
+        self._thread = threading.Thread(target=self._run, name="shardids_beside", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait for the end of the work.
+
+        Raises:
+            ShardidsError: it failed.
+        """
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def cancel(self) -> None:
+        """End the work if it is still under way: its last transaction is rolled back."""
+        with self._lock:
+            self._is_cancelled = True
+            if self._session is not None and self._thread.is_alive():
+                with suppress(psycopg.Error):
+                    self._session.cancel_safe(timeout=_CANCEL_S)
+        self._thread.join(_CANCEL_S)
+
+    def _run(self) -> None:
+        try:
+            with self._side.engine.connect() as connection:
+                with self._lock:
+                    if self._is_cancelled:
+                        return
+                    self._session = driver_connection(connection)
+                try:
+                    self._work(connection)
+                    connection.commit()
+                finally:
+                    with self._lock:
+                        self._session = None
+        except BaseException as error:  # noqa: BLE001 -- raised by wait()
+            self._error = error
+
 
 _POLL_S = 0.005
 _POLL_IN_PAUSE_S = 0.001
@@ -41,13 +163,13 @@ _WORTH_TRYING_S = 0.05
 def await_applied(
     sides: Sides, name: str, *, seconds: float, on_lag: Callable[[int], None] = lambda _bytes: None
 ) -> bool:
-    """Waits until the target has on disk all that the source has written so far; false if time runs out."""
+    """Wait until the target has on disk all that the source has written so far; false if time runs out."""
     with sides.source.autocommit() as source, sides.target.autocommit() as target:
         return _await_confirmed(source, target, name, _position(source), seconds=seconds, on_lag=on_lag)
 
 
 def _position(source: Connection) -> str:
-    """Returns a position in the source's log past everything written so far, flushed or not."""
+    """Return a position in the source's log past everything written so far, flushed or not."""
     return flush(source)
 
 
@@ -81,14 +203,8 @@ def _await_confirmed(
         time.sleep(poll_s)
 
 
-def flush(connection: Connection) -> str:
-    """Flushes the server's log to disk by a commit; returns the position in the log."""
-    position = connection.execute(text("select pg_logical_emit_message(true, 'shardids', '')::text"))
-    return str(position.scalar_one())
-
-
 def catch_up(sides: Sides, name: str, max_pause_s: float, on_lag: Callable[[int], None]) -> None:
-    """Waits until the target is close enough for a short cutover.
+    """Wait until the target is close enough for a short cutover.
 
     Raises:
         MoveFailed: the target does not get closer for a long time.
@@ -100,7 +216,7 @@ def catch_up(sides: Sides, name: str, max_pause_s: float, on_lag: Callable[[int]
 
 
 def await_one_moment(sides: Sides, name: str, on_lag: Callable[[int], None]) -> None:
-    """Waits until all tables on the target are as they were on the source at one moment.
+    """Wait until all tables on the target are as they were on the source at one moment.
 
     Each table was copied at a different moment: until the target has applied the changes since the first
     copy, rows can refer to rows that are missing.
@@ -161,23 +277,24 @@ class Terms:
         references: what the target has of reference tables.
         version: called before each attempt; returns the version of the shard's schema on the source, which
             the target's copy has too, or raises.
-        prepare: called before writers wait; opens a transaction on the target.
-        take: called while writers still wait, before they are sent away from the source; prepares the target
-            for them in that transaction, which stays open.
-        give_back: called if the source goes on after all; ends that transaction.
+        prepare: called before writers wait, with the session that makes them wait; opens a transaction on the
+            target.
+        take: called once the source is fenced, while writers wait and the source is looked at; prepares the
+            target for them in that transaction, which stays open.
+        give_back: called if the source goes on after all, when it is open again; ends both.
     """
 
     name: str | None
     max_pause_s: float
     references: ReferencesOfTarget
     version: Callable[[], str]
-    prepare: Callable[[], object]
-    take: Callable[[Handover], None]
-    give_back: Callable[[], None]
+    prepare: Callable[[BarrierSession], object]
+    take: Callable[[Handover], object]
+    give_back: Callable[[], object]
 
 
 def stop_writes(sides: Sides, terms: Terms, on_wait: OnWait) -> Handover:
-    """Stops writes and IDs on the source once the target has all that was written before. Idempotent.
+    """Stop writes and IDs on the source once the target has all that was written before. Idempotent.
 
     Retries until writers finish soon enough: live traffic waits at most 0.1 s for any attempt to lock.
 
@@ -185,23 +302,22 @@ def stop_writes(sides: Sides, terms: Terms, on_wait: OnWait) -> Handover:
         MoveFailed: writes could not be stopped in time; the source takes them as before.
         ClusterConflict: the shard's schema was changed.
     """
-    deadline, attempt = time.monotonic() + PATIENCE_S, 0
-    while True:
-        attempt += 1
-        try:
-            return _try_stop(sides, terms)
-        except PutOff as reason:
-            on_wait(attempt, str(reason))
-            if time.monotonic() > deadline:
-                raise MoveFailed(
-                    f"shard {sides.shard} could not be cut over in {attempt} attempts: {reason}",
-                    hint="Resume it with --resume, perhaps with a longer --max-pause; undo it with --abort.",
-                ) from reason
-        time.sleep(PAUSE_BETWEEN_S)
+
+    def again() -> None:
         # A barrier that was disabled meanwhile, or a table without one.
         make_barrier(sides, on_wait)
         if terms.name is not None:
             catch_up(sides, terms.name, terms.max_pause_s, lambda _bytes: None)
+
+    return stop_in_a_quiet_moment(
+        lambda: _try_stop(sides, terms),
+        on_wait=on_wait,
+        too_late=lambda reason: MoveFailed(
+            f"shard {sides.shard} could not be cut over {reason}",
+            hint="Resume it with --resume, perhaps with a longer --max-pause; undo it with --abort.",
+        ),
+        between=again,
+    )
 
 
 def _try_stop(sides: Sides, terms: Terms) -> Handover:
@@ -210,43 +326,44 @@ def _try_stop(sides: Sides, terms: Terms) -> Handover:
         if watching.execute(_IS_MOVED, {"shard": sides.shard}).scalar_one():
             handover = read_handover(watching, sides, time.monotonic())
         else:
+            # Before anybody waits, and again when nothing can change any more. The rest is slower the first
+            # time, and is not needed yet.
+            require_closed(watching, sides, schema_version)
+            flush(target)
+            flush(watching)
+            terms.references.arrive(within_s=0)
+            barrier = BarrierSession(sides, terms.max_pause_s)
             try:
-                terms.prepare()
-                handover = _fence(sides, (watching, target), terms, schema_version)
+                terms.prepare(barrier)
+                handover = _fence(sides, barrier, (watching, target), terms)
             except BaseException:
                 terms.give_back()
                 raise
         try:
-            # Until the fence's COMMIT a transaction that looked found the shard active here.
-            require_closed(watching, sides, schema_version)
+            with ThreadPoolExecutor(1) as beside:
+                taking = beside.submit(terms.take, handover)
+                # Until the fence's COMMIT a transaction that looked found the shard active here.
+                require_closed(watching, sides, schema_version)
+            taking.result()
         except PutOff:
-            terms.give_back()
             reopen_source(sides)
+            terms.give_back()
             raise
         return handover
 
 
 def _fence(
-    sides: Sides, beside: tuple[Connection, Connection], terms: Terms, schema_version: str
+    sides: Sides, barrier: BarrierSession, beside: tuple[Connection, Connection], terms: Terms
 ) -> Handover:
-    """Fences the source in one transaction, whose roll-back before the fence leaves the source as it was.
+    """Fence the source in one transaction, whose roll-back before the fence leaves the source as it was.
 
     ``beside`` are connections to the source and to the target, each statement on which is a transaction.
     """
-    shard, (watching, target) = {"shard": sides.shard}, beside
-    # What is done for the first time takes longer: before the pause begins.
-    flush(target)
-    flush(watching)
-    terms.references.arrive(within_s=0)
-    prepare_to_require(watching, sides)
-    with sides.source.begin() as source:
-        prepare_to_require(source, sides)
-        since = time.monotonic()
+    shard, source, (watching, target) = {"shard": sides.shard}, barrier.connection, beside
+    with source.begin():
         source.execute(_IS_MOVED, shard)  # Locks the row.
-        close_barrier(source, watching, sides, terms.max_pause_s)
+        since = barrier.close(watching)
         wanted = _position(watching)
-        # While the target catches up.
-        require_closed(source, sides, schema_version)
         remaining_s = max(terms.max_pause_s / 2 - (time.monotonic() - since), 0.05)
         if terms.name is not None and not _await_confirmed(
             watching, target, terms.name, wanted, seconds=remaining_s, poll_s=_POLL_IN_PAUSE_S
@@ -255,20 +372,17 @@ def _fence(
         # Offline, foreign keys are made when all rows are there, and check them.
         if terms.name is not None and not terms.references.arrive(within_s=remaining_s):
             raise PutOff("the target's reference tables did not catch up in time")
-        # A second check: a transaction that wrote past the barrier since the first one has left traces.
-        require_closed(source, sides, schema_version)
         source.execute(text("select shardids.fence(:shard, :target)"), shard | {"target": sides.target.name})
-        # Before the COMMIT: afterwards the source may no longer answer, and writers no longer wait quietly.
-        handover = read_handover(source, sides, since)
-        terms.take(handover)
-        return handover
+        barrier.bound(max(terms.max_pause_s - (time.monotonic() - since), 0.05))
+        # Before the COMMIT: afterwards the source may no longer answer.
+        return read_handover(source, sides, since)
 
 
 _IS_MOVED = text("select state = 'moved' from shardids.shard where id = :shard for update")
 
 
 def read_handover(source: Connection, sides: Sides, since: float) -> Handover:
-    """Reads what the target needs to know of a source that takes no writes since ``since``."""
+    """Read what the target needs to know of a source that takes no writes since ``since``."""
     shard = {"shard": sides.shard}
     return Handover(
         since=since,
@@ -283,7 +397,7 @@ def read_handover(source: Connection, sides: Sides, since: float) -> Handover:
 
 
 def open_activation(sides: Sides) -> Connection:
-    """Opens the transaction that :func:`complete_activation` completes.
+    """Open the transaction that :func:`complete_activation` completes.
 
     Raises:
         MoveRefused: the target lacks part of the copy because a standby of it was promoted.
@@ -299,11 +413,12 @@ def open_activation(sides: Sides) -> Connection:
 
 
 def complete_activation(target: Connection, sides: Sides, handover: Handover) -> None:
-    """Lets the target take writes, and issue IDs above all that the source issued, in an open transaction.
+    """Let the target take writes, and issue IDs above all that the source issued, in an open transaction.
 
     The caller commits it once the placement names the target, and not before. Until then nobody can write
     there, whatever happens to the mover, so the source can be reopened without asking the target. Clients
-    that follow the new placement before the COMMIT wait for its locks.
+    that follow the new placement before the COMMIT wait for its locks; those that wait at the source's
+    barrier do so until after it.
     """
     for values in handover.sequences:
         target.execute(text("select setval(cast(:name as regclass), :last_value, :is_called)"), values)
@@ -314,7 +429,7 @@ def complete_activation(target: Connection, sides: Sides, handover: Handover) ->
 
 
 def is_active(sides: Sides) -> bool:
-    """Returns whether the target takes writes."""
+    """Return whether the target takes writes."""
     with sides.target.autocommit() as target:
         state = target.execute(
             text("select state from shardids.shard where id = :shard"), {"shard": sides.shard}
@@ -323,7 +438,7 @@ def is_active(sides: Sides) -> bool:
 
 
 def reopen_source(sides: Sides) -> None:
-    """Lets the source take writes and issue IDs again. Idempotent.
+    """Let the source take writes and issue IDs again. Idempotent.
 
     Safe only while the placement names the source: until the switch the target is never active.
     """

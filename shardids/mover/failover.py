@@ -12,21 +12,20 @@ from dataclasses import dataclass
 
 from sqlalchemy import text
 
+from shardids.catalog.moves import LOSS, all_moves, open_moves
 from shardids.catalog.nodes import Nodes
-from shardids.catalog.notation import named_shards, shown_shards
-from shardids.catalog.placing import point_node
 from shardids.catalog.references import references_of, require_none
-from shardids.catalog.rows import Catalog
+from shardids.catalog.rows import Catalog, point_node
 from shardids.catalog.skipped import bring, skipped_ranges
 from shardids.catalog.topology import Node, Placement
-from shardids.catalog.urls import parse_url, shown_url
 from shardids.errors import ClusterConflict, ConnectionFailed, UnsupportedServer
+from shardids.logs import logger
 from shardids.mover import homes
-from shardids.mover.history import LOSS, all_moves, open_moves
+from shardids.mover.homes import Held, LostShard, arrivals, examine, held, why_lost
 from shardids.mover.journal import Journal
-from shardids.mover.logged import log_replacement
-from shardids.mover.losses import Held, LostShard, arrivals, examine, held, why_lost
-from shardids.views import follow
+from shardids.pg.notation import named_shards, shown_shards
+from shardids.pg.urls import parse_url, shown_url
+from shardids.tables.views import follow
 
 _PATIENCE_S = 3
 """How long to wait for the old server to show that it is not lost."""
@@ -34,6 +33,9 @@ _MOVER_PATIENCE_S = 30.0
 """How long movers may take to notice that the node is gone; the catalog frees their locks before."""
 _LOCK_MS = 10_000
 """How long to wait for those who write to reference tables on the new server."""
+
+
+log = logger("mover")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +86,7 @@ def replace_node(
     with_references: bool = False,
     dry_run: bool = False,
 ) -> Replacement:
-    """Points a node at the server that took over from it; routers follow as they do after a move.
+    """Point a node at the server that took over from it; routers follow as they do after a move.
 
     No ID is issued twice: a promoted standby is on a different timeline from the one on which its shards
     were activated, so each shard's first draw jumps one to two ``safety_margin`` past the clock and past all
@@ -96,7 +98,7 @@ def replace_node(
     what was interrupted.
 
     With ``dry_run`` it checks everything and changes nothing. ``with_references``: the caller lets the nodes
-    follow the writer of reference tables again, as :func:`shardids.references.replace_node` does. While that
+    follow the writer of reference tables again, as ``references.replace_node`` does. While that
     writer is being moved, or its move was interrupted, shards of ``accept_loss`` get no home, and are among
     those that are lost.
 
@@ -118,7 +120,9 @@ def replace_node(
     with homes.failover_nodes(catalog.placement(), catalog, new) as nodes:
         _require_node(catalog, nodes, new)
         of_moves = [move.shard for move in open_moves(catalog) if name in (move.source, move.target)]
-        with homes.journals(catalog, of_moves, patience_s=_MOVER_PATIENCE_S) as journals:
+        with homes.journals(
+            catalog, of_moves, patience_s=_MOVER_PATIENCE_S, takes_over=not dry_run
+        ) as journals:
             done = _completed(catalog, nodes, journals, dry_run=dry_run)
             found = _find(catalog, nodes, new, leave_out=done)
             _refuse(found, new, accept_loss)
@@ -154,7 +158,7 @@ def replace_node(
 
 
 def _require_gone(catalog: Catalog, old: Node) -> None:
-    """Refuses while the old primary takes writes: its shards would take writes on two servers."""
+    """Refuse while the old primary takes writes: its shards would take writes on two servers."""
     try:
         with (
             Nodes({old.name: old}, catalog.url, connect_timeout_s=_PATIENCE_S) as nodes,
@@ -171,7 +175,7 @@ def _require_gone(catalog: Catalog, old: Node) -> None:
 
 
 def _require_node(catalog: Catalog, nodes: Nodes, new: Node) -> None:
-    """Requires that the new server is this node's database, and takes writes."""
+    """Require that the new server is this node's database, and takes writes."""
     url = shown_url(parse_url(new.url))
     with nodes[new.name].connect() as connection:
         if connection.execute(text("select pg_is_in_recovery()")).scalar_one():
@@ -191,7 +195,7 @@ def _require_node(catalog: Catalog, nodes: Nodes, new: Node) -> None:
 def _completed(
     catalog: Catalog, nodes: Nodes, journals: dict[int, Journal], *, dry_run: bool
 ) -> frozenset[int]:
-    """Completes what an earlier call has left half done; returns the shards that have a home already."""
+    """Complete what an earlier call has left half done; return the shards that have a home already."""
     placed = {s for s, journal in journals.items() if journal.step == LOSS and journal.is_placed()}
     if not dry_run:
         for shard in sorted(placed):
@@ -201,14 +205,14 @@ def _completed(
 
 
 def _end_choices(journals: Mapping[int, Journal], accept_loss: Collection[int]) -> None:
-    """Ends choices of a home that were interrupted before the shard had it, and are not made again."""
+    """End choices of a home that were interrupted before the shard had it, and are not made again."""
     for shard, journal in journals.items():
         if journal.step == LOSS and journal.is_open and shard not in accept_loss:
             journal.end("aborted")
 
 
 def _find(catalog: Catalog, nodes: Nodes, new: Node, *, leave_out: Collection[int]) -> _Findings:
-    """Compares the new server with the placement, which no mover of the node's shards can change now."""
+    """Compare the new server with the placement, which no mover of the node's shards can change now."""
     placement, moves = catalog.placement(), all_moves(catalog)
     leaving = {m.shard: m.target for m in moves if m.outcome is None and m.source == new.name}
     arriving = {m.shard for m in moves if m.outcome is None and m.target == new.name}
@@ -235,8 +239,8 @@ def _refuse(found: _Findings, new: Node, accept_loss: Collection[int]) -> None:
     if copied := sorted(row.shard for row in active if not row.is_own):
         raise ClusterConflict(
             f'{url} is a copy of node "{new.name}", not its standby: {_counted(copied)} not activated',
-            hint="If the original is gone for good: select shardids.activate(id) from shardids.shard"
-            " where state = 'active'. Then again.",
+            hint="If the original is gone for good, activate the copy, then again: shardids shard activate"
+            f" {shown_shards(copied)} --url {url}",
         )
     undecided = [s.shard for s in found.lost if s.shard not in found.placement.lost.keys() | accept_loss]
     if undecided and not found.sound:
@@ -256,7 +260,7 @@ def _refuse(found: _Findings, new: Node, accept_loss: Collection[int]) -> None:
 
 
 def _fence(nodes: Nodes, new: Node, found: _Findings, shards: Collection[int]) -> None:
-    """Fences shards that do not live here. A fence survives a rollback of its transaction."""
+    """Fence shards that do not live here. A fence survives a rollback of its transaction."""
     with nodes[new.name].begin() as connection:
         for shard in sorted(shards):
             connection.execute(
@@ -266,7 +270,7 @@ def _fence(nodes: Nodes, new: Node, found: _Findings, shards: Collection[int]) -
 
 
 def _close_references(nodes: Nodes, new: Node, writer: str | None) -> None:
-    """Lets nobody write to reference tables here, unless this node is the writer: it may have been that."""
+    """Let nobody write to reference tables here, unless this node is the writer: it may have been that."""
     if writer in (None, new.name):
         return
     with nodes[new.name].begin() as connection:
@@ -283,7 +287,7 @@ def _close_references(nodes: Nodes, new: Node, writer: str | None) -> None:
 def _accept(
     catalog: Catalog, nodes: Nodes, journals: dict[int, Journal], accepted: Sequence[LostShard]
 ) -> tuple[str, ...]:
-    """Gives lost shards their homes, one after another."""
+    """Give lost shards their homes, one after another."""
     set_aside: list[str] = []
     for shard in accepted:
         if shard.shard in journals:
@@ -296,3 +300,20 @@ def _accept(
 
 def _counted(shards: Sequence[int]) -> str:
     return f"shard {shards[0]}" if len(shards) == 1 else f"{len(shards)} shards ({shards[0]}, …)"
+
+
+def log_replacement(done: Replacement) -> None:
+    """Log that a node was replaced, with the numbers of shards that were ``fenced`` or ``lost``."""
+    log.warning(
+        'node "%s" is at %s now: %s shards, %s lost',
+        done.node,
+        done.url,
+        done.shards,
+        len(done.lost),
+        extra={
+            "node": done.node,
+            "fenced": list(done.fenced),
+            "lost": [one.shard for one in done.lost],
+            "accepted": [one.shard for one in done.accepted],
+        },
+    )

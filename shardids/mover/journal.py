@@ -1,40 +1,79 @@
-"""Writes the catalog's table ``move``, which records each step of a move before it is taken."""
+"""The journal of moves under way, and the lease of their shard."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Self
 
 from sqlalchemy import Connection, text
 
-from shardids.catalog.locks import AdvisoryLock
-from shardids.catalog.placing import lock_placement, place_lost_shard, place_shard
-from shardids.catalog.reading import read_placement
+from shardids.catalog.leases import MOVE, Lease, Leases, OnBusy, Standing, known, obtain, read_leases
+from shardids.catalog.moves import (
+    ARRIVALS,
+    COLUMNS,
+    FIRST_STEP,
+    LAST_STEP,
+    LOSS,
+    PLACE,
+    Move,
+    Outcome,
+    read_moves,
+)
+from shardids.catalog.nodes import Nodes
 from shardids.catalog.regions import require_region
-from shardids.catalog.rows import Catalog
+from shardids.catalog.rows import Catalog, lock_placement, place_lost_shard, place_shard, read_placement
 from shardids.catalog.skipped import Skipped, read_skipped
-from shardids.errors import ClusterConflict, ConnectionFailed, MoveFailed
-from shardids.mover.held import HeldLock
-from shardids.mover.history import COLUMNS, FIRST_STEP, LAST_STEP, LOSS, Move, Outcome, read_moves
+from shardids.errors import ClusterConflict, CommitUncertain, ConnectionFailed, MoveFailed
+from shardids.pg.locks import AdvisoryLock
+from shardids.replication.barrier import HeldLock
+from shardids.replication.sides import Directory, Side, guard, move_nodes
+from shardids.replication.steps import OnEvent, Waiting, ignore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """How a move ended.
+
+    ``pause_ms`` is how long writers waited: from the lock on the source, in the attempt that succeeded, until
+    the target took writes; ``None`` where this process did not see both. ``rows_verified`` is ``None`` if
+    nobody asked to compare them. ``left_behind`` names a target that did not answer when the move was
+    aborted: what the move had created there stays. ``stale_views`` says which views over shards could not be
+    refreshed and what to do, one line for each.
+    """
+
+    shard: int
+    source: str
+    target: str
+    outcome: Outcome
+    seconds: float
+    pause_ms: float | None = None
+    rows_verified: int | None = None
+    left_behind: str | None = None
+    stale_views: tuple[str, ...] = ()
 
 
 class Journal:
-    """The journal of one shard, open for writing: nobody else can move the shard meanwhile.
+    """The journal of one shard, open for writing, and the leases of the process that writes it.
 
-    :meth:`opened` makes it. The connection that writes holds the lock, so a journal that has lost the lock
-    can no longer write.
+    :meth:`opened` makes it. It writes only while the entry has the epoch of its leases: a process that wakes
+    when another has taken the entry over writes nothing.
+
+    Attributes:
+        leases: those of this command.
     """
 
-    def __init__(self, catalog: Catalog, held: HeldLock, shard: int) -> None:
+    def __init__(self, catalog: Catalog, held: HeldLock, shard: int, leases: Leases) -> None:
         self._catalog = catalog
         self._held = held
         self._shard = shard
         self._move: Move | None = None
+        self.leases = leases
         self.step = FIRST_STEP
 
     def schema(self) -> str | None:
-        """Returns the definition that :meth:`keep_schema` recorded for this move."""
+        """Return the definition that :meth:`keep_schema` recorded for this move."""
         with self._held.transaction() as connection:
             found: str | None = connection.execute(
                 text("select schema from shardids_catalog.move where id = :id"), {"id": self.move.id}
@@ -42,32 +81,116 @@ class Journal:
         return found
 
     def keep_schema(self, definition: str) -> None:
-        """Records the definition of the schema that the target is given."""
+        """Record the definition of the schema that the target is given."""
         self._update("schema = :definition", definition=definition)
 
     @classmethod
     @contextmanager
-    def opened(cls, catalog: Catalog, shard: int) -> Iterator[Self]:
-        """Yields the journal of a shard, and closes it afterwards.
+    def opened(
+        cls, catalog: Catalog, shard: int, *, purpose: str = MOVE, takes_over: bool = False
+    ) -> Iterator[Self]:
+        """Yield the journal of a shard, and close it afterwards.
+
+        With ``takes_over`` an entry that was interrupted becomes this process's.
 
         Raises:
             ClusterConflict: another process moves the shard.
         """
+        leases = Leases(catalog, purpose)
         taken = ClusterConflict(
             f"shard {shard} is being moved by another process",
-            hint="To see how far it is: shardids shard moves",
+            hint="To see how far it is: shardids shard move --list",
         )
         lost = ConnectionFailed(
             f"the journal of shard {shard} was lost, with the connection to the catalog",
             hint="When the catalog answers again: --resume or --abort.",
         )
-        with HeldLock.taken(catalog, AdvisoryLock.MOVE, shard, taken=taken, lost=lost) as held:
-            journal = cls(catalog, held, shard)
+        with HeldLock.taken(catalog, AdvisoryLock.LEASE_HOLDER, leases.key, taken=taken, lost=lost) as held:
+            journal = cls(catalog, held, shard, leases)
             with held.transaction() as connection:
                 found = read_moves(connection, [shard])
+                if found and is_running(connection, found[0]):
+                    raise taken
+                if found and takes_over:
+                    changed = connection.execute(
+                        text("""update shardids_catalog.move set epoch = :epoch
+                                where id = :id and ended_at is null and epoch = :before"""),
+                        {"epoch": leases.epoch, "id": found[0].id, "before": found[0].epoch},
+                    ).rowcount
+                    if changed != 1:
+                        raise taken
             if found:
                 journal._set(found[0])
             yield journal
+
+    @contextmanager
+    def leased(
+        self,
+        directory: Directory,
+        nodes: Collection[str],
+        *,
+        on_busy: OnBusy = OnBusy.SKIP,
+        on_event: OnEvent = ignore,
+        former: str | None = None,
+    ) -> Iterator[None]:
+        """Hold the shard's lease on nodes until the block ends, or as long as its move is open.
+
+        ``former`` names the sessions of the process that had the entry before: they are ended. A node that
+        does not answer is passed over then.
+
+        Raises:
+            ShardBusy: another command has the lease: see :func:`shardids.catalog.leases.obtain`.
+        """
+        with move_nodes(directory.placement, directory.login, name="shardids_lease") as engines:
+
+            def give_back() -> None:
+                for name in nodes:
+                    with suppress(ConnectionFailed):
+                        self.leases.give_back(engines[name], [self._shard])
+
+            def take() -> Collection[Lease]:
+                others: list[Lease] = []
+                for name in nodes:
+                    try:
+                        if former is not None:
+                            Side(name=name, engine=engines[name]).end_sessions(former)
+                        keeps = () if former is None else (self._shard,)
+                        others += self.leases.take(engines[name], name, [self._shard], keeps=keeps).values()
+                    except ConnectionFailed:
+                        # An abort leaves what is on a target that does not answer.
+                        if former is None:
+                            give_back()
+                            raise
+                if others:
+                    give_back()
+                return others
+
+            obtain(
+                take,
+                on_busy,
+                lambda attempt, reason: on_event(Waiting(shard=self._shard, attempt=attempt, reason=reason)),
+            )
+            try:
+                yield
+            finally:
+                if self._move is None:
+                    give_back()
+
+    def refuse_leased(self, directory: Directory, nodes: Collection[str]) -> None:
+        """Refuse if another command has the shard's lease; takes nothing.
+
+        Raises:
+            ShardBusy: it has.
+        """
+        with move_nodes(directory.placement, directory.login, name="shardids_lease") as engines:
+            for lease in read_leases(self._catalog, engines, nodes):
+                if lease.shard == self._shard and lease.standing is not Standing.GONE:
+                    raise lease.error()
+
+    @property
+    def shard(self) -> int:
+        """Returns the number of the shard."""
+        return self._shard
 
     @property
     def move(self) -> Move:
@@ -86,7 +209,7 @@ class Journal:
         return self._move is not None
 
     def refuse_open(self) -> None:
-        """Refuses if a move of the shard is not over.
+        """Refuse if a move of the shard is not over.
 
         Raises:
             ClusterConflict: a move was begun and has neither ended nor been aborted.
@@ -99,7 +222,7 @@ class Journal:
             )
 
     def enter(self, target: str, *, offline: bool) -> Move:
-        """Records a new move, from the shard's owner to ``target``.
+        """Record a new move, from the shard's owner to ``target``.
 
         Raises:
             ClusterConflict: no node owns the shard, or the target does, or is of another region.
@@ -110,11 +233,17 @@ class Journal:
             require_region(read_placement(connection), self._shard, target)
             row = connection.execute(
                 text(f"""
-                    insert into shardids_catalog.move (shard, source, target, offline, step)
-                    select shard, node, :target, :offline, :step from shardids_catalog.placement
+                    insert into shardids_catalog.move (shard, source, target, offline, step, epoch)
+                    select shard, node, :target, :offline, :step, :epoch from shardids_catalog.placement
                     where shard = :shard and state = 'active' and node <> :target
                     returning {COLUMNS}"""),  # noqa: S608 -- constant
-                {"shard": self._shard, "target": target, "offline": offline, "step": FIRST_STEP},
+                {
+                    "shard": self._shard,
+                    "target": target,
+                    "offline": offline,
+                    "step": FIRST_STEP,
+                    "epoch": self.leases.epoch,
+                },
             ).one_or_none()
         if row is None:
             raise ClusterConflict(f'the placement of shard {self._shard} does not allow a move to "{target}"')
@@ -122,36 +251,32 @@ class Journal:
         return self.move
 
     def skipped(self) -> list[Skipped]:
-        """Returns the ticks that the shard passes over; none is added while the journal is open."""
+        """Return the ticks that the shard passes over; none is added while the journal is open."""
         with self._held.transaction() as connection:
             return read_skipped(connection, "shardids_catalog", [self._shard])
 
-    def require_lock(self) -> None:
-        """Requires that no other process moves the shard.
-
-        Raises:
-            ConnectionFailed: the catalog has ended the session that holds the lock.
-        """
-        self._held.require()
+    def announce(self) -> None:
+        """Let clients that listen open connections to the target."""
+        notice = {"channel": ARRIVALS, "notice": f"{self.move.shard} {self.move.target}"}
+        with self._held.transaction() as connection:
+            connection.execute(text("select pg_notify(:channel, :notice)"), notice)
 
     def begin_step(self, step: str) -> None:
-        """Records the step that is taken next."""
+        """Record the step that is taken next."""
         self._update("step = :step", step=step)
         self.step = step
 
     def switch_placement(self, high_water_tick: int) -> None:
-        """Makes the target the owner and records that only cleaning is left, in one transaction."""
+        """Make the target the owner and record that only cleaning is left, in one transaction."""
         move = self.move
         with self._held.transaction() as connection:
             place_shard(connection, move.shard, source=move.source, target=move.target)
-            connection.execute(
-                text("update shardids_catalog.move set step = :step, high_water_tick = :tick where id = :id"),
-                {"id": move.id, "step": LAST_STEP, "tick": high_water_tick},
-            )
+            change = "step = :step, high_water_tick = :tick"
+            self._change(connection, change, step=LAST_STEP, tick=high_water_tick)
         self.step = LAST_STEP
 
     def enter_loss(self, home: str) -> Move:
-        """Records that the shard, which was lost with its node, gets a home; ends any other open move of it.
+        """Record that the shard, which was lost with its node, gets a home; ends any other open move of it.
 
         Raises:
             ClusterConflict: the shard does not count as lost.
@@ -161,16 +286,16 @@ class Journal:
                 text("""
                     update shardids_catalog.move set ended_at = clock_timestamp(), schema = null,
                            outcome = case when step = :last then 'moved' else 'aborted' end
-                    where shard = :shard and ended_at is null"""),
-                {"shard": self._shard, "last": LAST_STEP},
+                    where shard = :shard and ended_at is null and epoch = :epoch"""),
+                {"shard": self._shard, "last": LAST_STEP, "epoch": self.leases.epoch},
             )
             row = connection.execute(
                 text(f"""
-                    insert into shardids_catalog.move (shard, source, target, offline, step)
-                    select shard, node, :home, false, :step from shardids_catalog.placement
+                    insert into shardids_catalog.move (shard, source, target, offline, step, epoch)
+                    select shard, node, :home, false, :step, :epoch from shardids_catalog.placement
                     where shard = :shard and state = 'lost'
                     returning {COLUMNS}"""),  # noqa: S608 -- constant
-                {"shard": self._shard, "home": home, "step": LOSS},
+                {"shard": self._shard, "home": home, "step": LOSS, "epoch": self.leases.epoch},
             ).one_or_none()
             if row is None:
                 raise ClusterConflict(f"shard {self._shard} does not count as lost any more")
@@ -178,29 +303,30 @@ class Journal:
         return self.move
 
     def place_lost(self, high_water_tick: int) -> None:
-        """Makes the node that :meth:`enter_loss` names the owner."""
+        """Make the node that :meth:`enter_loss` names the owner."""
         move = self.move
         with self._held.transaction() as connection:
             place_lost_shard(connection, move.shard, lost_with=move.source, target=move.target)
-            connection.execute(
-                text("update shardids_catalog.move set high_water_tick = :tick where id = :id"),
-                {"id": move.id, "tick": high_water_tick},
-            )
+            self._change(connection, "high_water_tick = :tick", tick=high_water_tick)
 
     def is_placed(self) -> bool:
-        """Returns whether the placement names the target already."""
+        """Return whether the placement names the target already."""
         with self._held.transaction() as connection:
             return self._is_placed(connection)
 
-    def settle(self) -> bool:
-        """Returns whether the placement names the target, after :meth:`switch_placement` got no answer.
+    def is_past(self, step: str, error: BaseException) -> bool:
+        """Return whether the placement names the target, after a step of the pause failed with ``error``.
 
-        If the session of the lock is lost, it is ended first, and with it the lock.
+        After an unanswered COMMIT of :meth:`switch_placement` it asks the catalog; an interrupt may also
+        have come before the answer. If the session of the lock is lost, it is ended first, with the lock.
 
         Raises:
             ConnectionFailed: the catalog stays out of reach.
         """
-        return self._held.settled(self._catalog, self._is_placed)
+        if self.step == LAST_STEP:
+            return True
+        is_unknown = isinstance(error, CommitUncertain) or not isinstance(error, Exception)
+        return step == PLACE and is_unknown and self._held.settled(self._catalog, self._is_placed)
 
     def _is_placed(self, connection: Connection) -> bool:
         node = connection.execute(
@@ -210,7 +336,7 @@ class Journal:
         return bool(node == self.move.target)
 
     def end(self, outcome: Outcome) -> None:
-        """Records how the move ended."""
+        """Record how the move ended."""
         self._update("ended_at = clock_timestamp(), outcome = :outcome, schema = null", outcome=outcome)
         self._move, self.step = None, FIRST_STEP
 
@@ -219,9 +345,64 @@ class Journal:
 
     def _update(self, change: str, **values: object) -> None:
         with self._held.transaction() as connection:
-            changed = connection.execute(
-                text(f"update shardids_catalog.move set {change} where id = :id and ended_at is null"),  # noqa: S608 -- constants
-                values | {"id": self.move.id},
-            ).rowcount
+            self._change(connection, change, **values)
+
+    def _change(self, connection: Connection, change: str, **values: object) -> None:
+        changed = connection.execute(
+            text(f"""update shardids_catalog.move set {change}
+                     where id = :id and ended_at is null and epoch = :epoch"""),  # noqa: S608 -- constants
+            values | {"id": self.move.id, "epoch": self.leases.epoch},
+        ).rowcount
         if changed != 1:
-            raise MoveFailed(f"the journal's entry of shard {self._shard} was closed by another process")
+            raise MoveFailed(
+                f"the journal's entry of shard {self._shard} was taken over, or closed, by another process"
+            )
+
+
+def is_running(connection: Connection, move: Move) -> bool:
+    """Return whether the process that last worked at a move still lives."""
+    row = (move.shard, move.source, move.epoch, MOVE, "", move.started_at, None)
+    return known(connection, [row])[0].standing is Standing.RUNNING
+
+
+@contextmanager
+def alone(
+    catalog: Catalog, shard: int, purpose: str, *, dry_run: bool = False
+) -> Iterator[tuple[str, Connection]]:
+    """Yield the owner node of a shard and a connection there, under the shard's lease.
+
+    ``purpose`` names the work to commands that meet the lease; with ``dry_run`` it is not taken.
+
+    Raises:
+        ClusterConflict: a move of it or an adoption is not over.
+        ShardBusy: another command has the shard's lease.
+        UnknownShard, ShardLost: no node holds it.
+    """
+    with Journal.opened(catalog, shard, purpose=purpose) as journal:
+        journal.refuse_open()
+        refuse_adoption(catalog)
+        directory = Directory.read(catalog)
+        node = directory.placement.locate(shard)
+        with ExitStack() as kept:
+            if dry_run:
+                journal.refuse_leased(directory, [node.name])
+            else:
+                kept.enter_context(journal.leased(directory, [node.name]))
+            if catalog.node_of(shard).name != node.name:
+                raise ClusterConflict(
+                    f"shard {shard} was moved meanwhile", hint="Look where: shardids shard list"
+                )
+            nodes = kept.enter_context(Nodes({node.name: node}, catalog.url, durable=True))
+            if not dry_run:
+                guard(nodes[node.name], shard, journal.leases.epoch)
+            yield node.name, kept.enter_context(nodes[node.name].connect())
+
+
+def refuse_adoption(catalog: Catalog) -> None:
+    """Refuse while an adoption is open, which fences shards and activates them itself."""
+    with catalog.engine.connect() as connection:
+        is_open = connection.scalar(
+            text("select exists (select from shardids_catalog.adoption where ended_at is null)")
+        )
+    if is_open:
+        raise ClusterConflict("an adoption is not over", hint="To see how far it is: shardids adopt status")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from sqlalchemy import Engine, text
 
+from shardids.catalog.leases import OnBusy
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Placement
-from shardids.errors import ClusterConflict
+from shardids.errors import ClusterConflict, ShardBusy
 from shardids.mover.journal import Journal
-from shardids.mover.sides import move_nodes
+from shardids.replication.sides import Directory, move_nodes
 
 _NAME = "shardids_purge"
 
@@ -27,16 +29,24 @@ class OldCopy:
 
 
 def old_copies(catalog: Catalog, shards: Iterable[int]) -> list[OldCopy]:
-    """Returns the old copies of these shards on any node, in the order of the shards."""
+    """Return the old copies of these shards on any node, in the order of the shards."""
     placement = catalog.placement()
     with move_nodes(placement, catalog.url, name=_NAME) as nodes:
         return _old_copies(nodes, placement, shards)
 
 
-def purge(catalog: Catalog, shards: Iterable[int], *, dry_run: bool = False) -> list[OldCopy]:
-    """Drops the old copies of these shards; returns what it dropped.
+def purge(
+    catalog: Catalog,
+    shards: Iterable[int],
+    *,
+    on_busy: OnBusy = OnBusy.WAIT,
+    on_skip: Callable[[ShardBusy], object] = lambda _error: None,
+    dry_run: bool = False,
+) -> list[OldCopy]:
+    """Drop the old copies of these shards; return what it dropped.
 
-    With ``dry_run`` it finds out what it would drop, and whether it may, and drops nothing.
+    With ``dry_run`` it finds out what it would drop, and whether it may, and drops nothing. ``on_skip``
+    receives the error of each shard that is left out, because another command has its lease.
 
     Raises:
         ClusterConflict: a move of a shard is not over; or the shard is not active on its owner; or dropping a
@@ -46,15 +56,29 @@ def purge(catalog: Catalog, shards: Iterable[int], *, dry_run: bool = False) -> 
     with move_nodes(placement, catalog.url, name=_NAME) as nodes:
         copies = _old_copies(nodes, placement, shards)
         _refuse_dependents(nodes, copies)
+        purged = list[OldCopy]()
         for copy in copies:
-            with Journal.opened(catalog, copy.shard) as journal:
+            with Journal.opened(catalog, copy.shard, purpose="purge") as journal, ExitStack() as kept:
                 journal.refuse_open()
+                directory = Directory.read(catalog)
+                both = {copy.node, directory.placement.locate(copy.shard).name}
+                try:
+                    if not dry_run:
+                        kept.enter_context(journal.leased(directory, sorted(both), on_busy=on_busy))
+                    elif on_busy is OnBusy.SKIP:
+                        journal.refuse_leased(directory, both)
+                except ShardBusy as error:
+                    on_skip(error)
+                    continue
                 _require_owner(nodes, catalog.placement(), copy)
+                purged.append(copy)
                 if dry_run:
                     continue
                 with nodes[copy.node].begin() as connection:
+                    asked = {"shard": copy.shard, "epoch": journal.leases.epoch}
+                    connection.execute(text("select shardids.require_lease(:shard, :epoch)"), asked)
                     connection.execute(text("select shardids.drop_copy(:shard)"), {"shard": copy.shard})
-    return copies
+    return purged
 
 
 def _old_copies(nodes: Nodes, placement: Placement, shards: Iterable[int]) -> list[OldCopy]:
@@ -107,5 +131,5 @@ def _require_owner(nodes: Nodes, placement: Placement, copy: OldCopy) -> None:
         raise ClusterConflict(
             f'the copy of shard {copy.shard} on node "{copy.node}" stays: on its owner, node "{owner}", the'
             f" shard is {state or 'missing'}",
-            hint=f"Look at both with: shardids shard show {copy.shard}",
+            hint=f"Look at both with: shardids shard list {copy.shard}",
         )

@@ -1,34 +1,26 @@
-"""Checks what a move requires. Each function returns its reasons against the move and changes nothing."""
+"""The requirements of a move. Each function returns its reasons against the move and changes nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
 
 from psycopg.conninfo import make_conninfo
 from sqlalchemy import Connection, text
 
-from shardids.catalog.connections import keep_out_of_logs
-from shardids.catalog.trust import untrusted
+from shardids.catalog.revisions import read_node_heads
+from shardids.catalog.shards import read_shard
 from shardids.errors import MissingPrivilege, MoveRefused, ShardidsError, StatementFailed
-from shardids.mover.programs import Scripts
-from shardids.mover.replication import play
-from shardids.mover.sides import Side, Sides, server_major
-from shardids.mover.timeouts import ending_copies
+from shardids.pg.connections import keep_out_of_logs
+from shardids.pg.reader import HINT, reading_as_reader
+from shardids.pg.schemas import untrusted
+from shardids.replication.programs import Scripts
+from shardids.replication.sides import Side, Sides, server_major
+from shardids.replication.subscriptions import CAPACITY, Refusal, ending_copies, play
 
 _ROOM_FACTOR = 1.5
 """How many times its own size a shard may need on the target, which writes its log there too."""
 _SYNC_WORKERS = 2
 """How many workers copy tables beside the one that applies changes: PostgreSQL's default."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """One reason against a move, and what to do about it."""
-
-    reason: str
-    remedy: str
 
 
 def examine(
@@ -40,7 +32,7 @@ def examine(
     parallel: int,
     trusted: Sequence[str],
 ) -> list[Refusal]:
-    """Returns every reason against the move except those of :func:`target_takes_schema`.
+    """Return every reason against the move except those of :func:`target_takes_schema`.
 
     Adds to ``notes`` what could not be checked, and what stays behind.
 
@@ -52,7 +44,7 @@ def examine(
     """
     with sides.source.autocommit() as source, sides.target.autocommit() as target:
         refusals = [
-            *shard_is_there(source, sides),
+            *shard_is_there(sides),
             *target_is_free(target, sides, replace_copy),
             *engines_agree(source, target, sides),
             *roles_exist(source, target, sides),
@@ -67,39 +59,41 @@ def examine(
         if not offline:
             refusals += tables_can_be_followed(source, sides)
             refusals += replication_fits(source, target, sides, parallel)
-            ended = ending_copies(source, f'node "{sides.source.name}"')
-            ended += ending_copies(target, f'node "{sides.target.name}"', taking=True)
-            refusals += [Refusal(reason=reason, remedy=remedy) for reason, remedy in ended]
+            refusals += ending_copies(source, f'node "{sides.source.name}"')
+            refusals += ending_copies(target, f'node "{sides.target.name}"', taking=True)
         return refusals + room_is_enough(source, sides, notes)
 
 
-def shard_is_there(source: Connection, sides: Sides) -> list[Refusal]:
-    """Requires that the source has the shard, and that the shard issues IDs there."""
-    row = source.execute(
-        text("""
-            select state, server = shardids.server() as is_own,
-                   last < 0 and unfences is distinct from last as is_stopped
-            from shardids.shard, pg_sequence_last_value(id_offset) last where id = :shard"""),
-        {"shard": sides.shard},
-    ).one_or_none()
+def shard_is_there(sides: Sides) -> list[Refusal]:
+    """Require that the source has the shard, and that the shard issues IDs there."""
+    with sides.source.engine.connect() as connection:
+        there = read_shard(connection, sides.shard)
     node, shard = sides.source.name, sides.shard
-    if row is None:
+    if there is None:
         return [
             Refusal(
                 reason=f'node "{node}" does not have it', remedy="Restore its schema there from a backup."
             )
         ]
-    activation = f'On node "{node}": select shardids.activate({shard})'
-    if row.state != "active" or row.is_stopped:
-        state = "fenced" if row.state == "active" else row.state
-        return [Refusal(reason=f'it is {state} on node "{node}"', remedy=activation)]
-    if not row.is_own:
+    activation = f"If no other copy was active meanwhile: shardids shard activate {shard}"
+    if there.state == "copy":
         return [Refusal(reason=f'node "{node}" is a copy on which it was not activated', remedy=activation)]
-    return []
+    if there.state == "active":
+        return []
+    if there.state in ("broken", "unreadable"):
+        return [
+            Refusal(reason=f'its sequences on node "{node}" are {there.state}', remedy="See: shardids doctor")
+        ]
+    return [
+        Refusal(
+            reason=f'it is {"moved" if there.state == "moved" else "fenced"} on node "{node}"',
+            remedy=activation,
+        )
+    ]
 
 
 def target_is_free(target: Connection, sides: Sides, replace_copy: bool) -> list[Refusal]:
-    """Requires that the target has nothing of the shard, or only an old copy that may be dropped."""
+    """Require that the target has nothing of the shard, or only an old copy that may be dropped."""
     row = target.execute(
         text("""
             select (select state from shardids.shard where id = :shard) as state,
@@ -117,7 +111,7 @@ def target_is_free(target: Connection, sides: Sides, replace_copy: bool) -> list
             )
         ]
     if row.state is not None:
-        return [Refusal(reason=f'node "{node}" has it too, {row.state}', remedy="See shardids shard show.")]
+        return [Refusal(reason=f'node "{node}" has it too, {row.state}', remedy="See shardids shard list.")]
     if row.has_schema:
         return [
             Refusal(
@@ -129,7 +123,7 @@ def target_is_free(target: Connection, sides: Sides, replace_copy: bool) -> list
 
 
 def copy_can_go(target: Connection, sides: Sides) -> list[Refusal]:
-    """Requires that dropping the old copy on the target would drop nothing outside it."""
+    """Require that dropping the old copy on the target would drop nothing outside it."""
     return [
         Refusal(
             reason=f'{dependent} on node "{sides.target.name}" would be dropped with the old copy there',
@@ -146,7 +140,7 @@ _TABLES = text("select name::text from unnest(shardids.tables_of(:shard)) name")
 
 
 def code_is_trusted(sides: Sides, trusted: Sequence[str]) -> list[Refusal]:
-    """Requires that nobody else's code runs when the tables are made and filled on the target.
+    """Require that nobody else's code runs when the tables are made and filled on the target.
 
     CREATE TABLE computes generated columns and partition keys, ADD FOREIGN KEY is planned over indexes, and
     before PostgreSQL 16 the subscription writes as its owner.
@@ -160,7 +154,7 @@ def code_is_trusted(sides: Sides, trusted: Sequence[str]) -> list[Refusal]:
 
 
 def require_trusted(sides: Sides, trusted: Sequence[str]) -> None:
-    """Refuses what :func:`code_is_trusted` finds.
+    """Refuse what :func:`code_is_trusted` finds.
 
     Raises:
         MoveRefused: it finds something.
@@ -170,7 +164,7 @@ def require_trusted(sides: Sides, trusted: Sequence[str]) -> None:
 
 
 def engines_agree(source: Connection, target: Connection, sides: Sides) -> list[Refusal]:
-    """Requires the same revision of the engine on both nodes."""
+    """Require the same revision of the engine on both nodes."""
     revision = text("select version_num from shardids.shardids_version")
     there, here = source.execute(revision).scalar(), target.execute(revision).scalar()
     if there == here:
@@ -207,7 +201,7 @@ _ROLES = text("""
 
 
 def roles_exist(source: Connection, target: Connection, sides: Sides) -> list[Refusal]:
-    """Requires on the target every role that owns or may use what is in the shard."""
+    """Require on the target every role that owns or may use what is in the shard."""
     needed = set(source.scalars(_ROLES, {"schema": sides.schema}))
     missing = sorted(needed - set(target.scalars(text("select rolname from pg_roles"))))
     if not missing:
@@ -235,7 +229,7 @@ _UNFIT_TABLES = text("""
 
 
 def tables_can_be_followed(source: Connection, sides: Sides) -> list[Refusal]:
-    """Requires that logical replication sees every change of every table."""
+    """Require that logical replication sees every change of every table."""
     return [
         Refusal(
             reason=f"table {row.name} is unlogged: its changes can't be followed",
@@ -251,33 +245,8 @@ def tables_can_be_followed(source: Connection, sides: Sides) -> list[Refusal]:
     ]
 
 
-CAPACITY: Final = text("""
-    select current_setting('wal_level') as wal_level,
-           current_setting('max_replication_slots')::integer
-             - (select count(*) from pg_replication_slots) as slots,
-           current_setting('max_wal_senders')::integer
-             - (select count(*) from pg_stat_activity where backend_type = 'walsender') as senders,
-           current_setting('max_logical_replication_workers')::integer
-             - (select count(*) from pg_stat_activity where backend_type ~ '^logical replication .*worker$')
-             as workers,
-           current_setting('max_worker_processes')::integer
-             - (select count(*) from pg_stat_activity
-                where backend_type not in (
-                  'client backend', 'autovacuum launcher', 'autovacuum worker', 'walsender', 'walreceiver',
-                  'checkpointer', 'background writer', 'walwriter', 'walsummarizer', 'archiver', 'startup',
-                  'logger', 'slotsync worker', 'io worker')) as processes,
-           coalesce(current_setting('max_active_replication_origins', true),
-                    current_setting('max_replication_slots'))::integer
-             - (select count(*) from pg_replication_origin) as origins,
-           current_setting('max_sync_workers_per_subscription')::integer as sync_workers,
-           (select rolsuper or rolreplication from pg_roles where rolname = current_user) as may_replicate,
-           (select rolsuper from pg_roles where rolname = current_user)
-             or exists (select from pg_roles where rolname = 'pg_create_subscription'
-                        and pg_has_role(current_user, oid, 'usage')) as may_subscribe""")
-
-
 def replication_fits(source: Connection, target: Connection, sides: Sides, parallel: int) -> list[Refusal]:
-    """Requires settings, free slots and workers, and rights of the role for ``parallel`` moves at once."""
+    """Require settings, free slots and workers, and rights of the role for ``parallel`` moves at once."""
     there, here = source.execute(CAPACITY).one(), target.execute(CAPACITY).one()
     a, b = (f'node "{side.name}"' for side in (sides.source, sides.target))
     needed = parallel * (1 + _SYNC_WORKERS)
@@ -315,7 +284,7 @@ def replication_fits(source: Connection, target: Connection, sides: Sides, paral
 
 
 def room_is_enough(source: Connection, sides: Sides, notes: list[str]) -> list[Refusal]:
-    """Requires room on the target's disk, as ``df`` run by the server tells: PostgreSQL itself can't."""
+    """Require room on the target's disk, as ``df`` run by the server tells: PostgreSQL itself can't."""
     node = sides.target.name
     size_bytes: int = source.execute(_SIZE, {"shard": sides.shard}).scalar_one()
     try:
@@ -350,7 +319,7 @@ def _free_bytes(side: Side) -> int:
 
 
 def target_takes_schema(sides: Sides, scripts: Scripts, *, subscribing: bool) -> list[Refusal]:
-    """Creates the schema and a disabled subscription on the target, and rolls both back."""
+    """Create the schema and a disabled subscription on the target, and roll both back."""
     refusals = []
     with sides.target.engine.connect() as connection, connection.begin() as transaction:
         try:
@@ -377,3 +346,155 @@ def target_takes_schema(sides: Sides, scripts: Scripts, *, subscribing: bool) ->
                 )
             transaction.rollback()
     return refusals
+
+
+def examine_contents(sides: Sides, *, offline: bool) -> list[Refusal]:
+    """Return every reason against the move that lies in the shard's contents. Changes nothing."""
+    with sides.source.autocommit() as source, sides.target.autocommit() as target:
+        return [
+            *node_revisions_agree(sides),
+            *children_are_inside(source, sides),
+            *all_can_be_moved(source, target, sides, offline=offline),
+        ]
+
+
+def node_revisions_agree(sides: Sides) -> list[Refusal]:
+    """Require the same of the application's revisions for the node: the shard may use what they create."""
+    there, here = (
+        read_node_heads(side.engine, f'node "{side.name}"') for side in (sides.source, sides.target)
+    )
+    if there == here:
+        return []
+    at = [", ".join(heads) or "base" for heads in (there, here)]
+    return [
+        Refusal(
+            reason=f'node "{sides.target.name}" is at node revision {at[1]}, and'
+            f' "{sides.source.name}" at {at[0]}',
+            remedy="Bring every node to the newest: shardids migrate up",
+        )
+    ]
+
+
+def rows_can_be_compared(sides: Sides) -> list[Refusal]:
+    """Require what reads rows on both nodes without the right to write."""
+    refusals = []
+    for side in (sides.source, sides.target):
+        with reading_as_reader(side.engine, f'node "{side.name}"') as reader:
+            if reader.skips is not None:
+                refusals.append(Refusal(reason=f"rows can't be compared: {reader.skips}", remedy=HINT))
+    return refusals
+
+
+def children_are_inside(source: Connection, sides: Sides) -> list[Refusal]:
+    """Require partitions and inheritance children in their parents' schema: pg_dump dumps one schema."""
+    return [
+        Refusal(
+            reason=f"table {row.child} is a partition or child of {row.parent}, in another schema",
+            remedy=f"alter table {row.child} set schema …, so that both are in the shard, or detach it.",
+        )
+        for row in source.execute(_STRAY_CHILDREN, {"schema": sides.schema})
+    ]
+
+
+_STRAY_CHILDREN = text("""
+    select i.inhrelid::regclass::text as child, i.inhparent::regclass::text as parent
+    from pg_inherits i
+    join pg_class c on c.oid = i.inhrelid
+    join pg_class p on p.oid = i.inhparent
+    where c.relkind in ('r', 'p', 'f')
+      and (c.relnamespace = to_regnamespace(:schema)) <> (p.relnamespace = to_regnamespace(:schema))
+    order by 1""")
+
+
+def all_can_be_moved(source: Connection, target: Connection, sides: Sides, *, offline: bool) -> list[Refusal]:
+    """Require that the shard has nothing that pg_dump of one schema omits or replication would run twice."""
+    shard = {"shard": sides.shard}
+    there = set(target.scalars(_ALL_TABLES))
+    refusals = [
+        Refusal(
+            reason=f'{row.name} on node "{sides.source.name}" {row.why}, and is not moved with it',
+            remedy=row.remedy,
+        )
+        for row in source.execute(_LEFT_OUT, shard)
+        if row.published_as not in there
+    ]
+    refusals += [
+        Refusal(
+            reason=f"column {row.name} of table {row.table} may refer to large objects, which are not moved",
+            remedy="Store them as bytea, or remove them.",
+        )
+        for row in source.execute(_LARGE_OBJECTS, shard)
+    ]
+    if not offline:
+        refusals += [
+            Refusal(
+                reason=f"{row.name} is enabled for replicated rows, and would run on the target too",
+                remedy=f"alter table {row.table} enable {row.kind} …; or move the shard with --offline",
+            )
+            for row in source.execute(_ALWAYS, shard)
+        ]
+        refusals += [
+            Refusal(
+                reason=f'role "{row.owner}" owns tables of schema {sides.schema} and lacks USAGE on it:'
+                " rows can't be replicated in its name",
+                remedy=f'grant usage on schema {sides.schema} to "{row.owner}"',
+            )
+            for row in source.execute(_OWNERS, shard)
+        ]
+    return refusals
+
+
+_ALL_TABLES = text("select pubname::text from pg_publication where puballtables")
+
+_LEFT_OUT = text("""
+    with own as materialized (select classid, objid from shardids.objects_of(:shard))
+    select 'the ' || pg_describe_object('pg_cast'::regclass, c.oid, 0) as name,
+           'is of a type or function of the shard' as why, 'Drop it, or use a function instead.' as remedy,
+           null as published_as
+    from pg_cast c
+    where exists (select from own
+                  where classid = 'pg_type'::regclass and objid in (c.castsource, c.casttarget)
+                  or classid = 'pg_proc'::regclass and objid = c.castfunc)
+      and not exists (select from pg_depend d
+                      where d.classid = 'pg_cast'::regclass and d.objid = c.oid and d.deptype = 'e')
+    union all
+    select format('publication %I', p.pubname), 'publishes tables of the shard',
+           'Remove them from it, or create the same publication, for all tables, on the other node.',
+           case when p.puballtables then p.pubname::text end
+    from pg_publication p
+    where not starts_with(p.pubname, 'shardids_')
+      and exists (select from pg_publication_tables t
+                  where t.pubname = p.pubname and t.schemaname = shardids.schema_of(:shard))
+    union all
+    select format('subscription %I', s.subname), 'writes to tables of the shard',
+           'Drop it, and create it on the other node after the move.', null
+    from pg_subscription s
+    where not starts_with(s.subname, 'shardids_')
+      and exists (select from pg_subscription_rel r
+                  where r.srsubid = s.oid and r.srrelid = any (shardids.tables_of(:shard)))
+    order by 1""")
+
+_LARGE_OBJECTS = text("""
+    select a.attname as name, a.attrelid::regclass::text as table
+    from pg_attribute a join pg_type t on t.oid = a.atttypid
+    where a.attrelid = any (shardids.tables_of(:shard)) and a.attnum > 0 and not a.attisdropped
+      and 'oid'::regtype in (t.oid, t.typbasetype) and exists (select from pg_largeobject_metadata)
+    order by 2, 1""")
+
+_ALWAYS = text("""
+    select format('trigger %s of table %s', t.tgname, t.tgrelid::regclass) as name,
+           t.tgrelid::regclass::text as table, 'trigger' as kind
+    from pg_trigger t
+    where t.tgrelid = any (shardids.tables_of(:shard)) and t.tgenabled in ('A', 'R') and not t.tgisinternal
+      and t.tgname <> 'shardids_barrier'
+    union all
+    select format('rule %s of table %s', r.rulename, r.ev_class::regclass), r.ev_class::regclass::text, 'rule'
+    from pg_rewrite r
+    where r.ev_class = any (shardids.tables_of(:shard)) and r.ev_enabled in ('A', 'R')
+    order by 1""")
+
+_OWNERS = text("""
+    select distinct pg_get_userbyid(c.relowner) as owner
+    from pg_class c
+    where c.oid = any (shardids.tables_of(:shard))
+      and not has_schema_privilege(c.relowner, c.relnamespace, 'usage')""")

@@ -1,4 +1,4 @@
-"""The cluster of a test run: databases on a server that is named, else on an embedded one."""
+"""The cluster of a test run, on a named server or an embedded one, and a session that never commits."""
 
 from __future__ import annotations
 
@@ -7,31 +7,33 @@ import secrets
 import string
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Final, Self
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self
 
 import psycopg
 from psycopg import sql
-from sqlalchemy import MetaData
+from sqlalchemy import Connection, Engine, MetaData
 from sqlalchemy.engine import URL
 
-from shardids import views
-from shardids.catalog.connections import translate
 from shardids.catalog.rows import Catalog
-from shardids.catalog.urls import parse_url, shown_url
+from shardids.catalog.topology import Node
 from shardids.client.cluster import Cluster
-from shardids.dev.devcluster import MOST_NODES
-from shardids.dev.embedded import temporary_server
+from shardids.client.routing.sessions import RoutedSession, session_class
 from shardids.errors import BadArgument
 from shardids.ids.layout import Layout
-from shardids.install import provision
+from shardids.migrate.install import provision
+from shardids.pg.connections import translate
+from shardids.pg.embedded import temporary_server
+from shardids.pg.urls import parse_url, shown_url
+from shardids.tables import views
+from shardids.testing.devcluster import MOST_NODES
 
 _NO_WORKER: Final = "main"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    """What a test run asks for: a cluster that is there, or one of this layout and size.
+class ClusterWishes:
+    """The cluster of a test run: one that exists, or one of this layout and size.
 
     Attributes:
         catalog: the catalog of the cluster that is there, or ``None``.
@@ -46,7 +48,7 @@ class Wishes:
 
     @classmethod
     def parse(cls, settings: Mapping[str, str], *, workers: int) -> Self:
-        """Reads the settings of a run with so many workers.
+        """Read the settings of a run with so many workers.
 
         Raises:
             BadArgument: one can't be read or is out of range, both a catalog and a server are named, or
@@ -78,11 +80,11 @@ def _count(name: str, text: str, highest: int) -> int:
 
 
 @contextmanager
-def catalog_for_tests(wishes: Wishes) -> Iterator[str]:
-    """Yields the URL of a cluster's catalog; what was made for it is dropped at the end.
+def catalog_for_tests(wishes: ClusterWishes) -> Iterator[str]:
+    """Yield the URL of a cluster's catalog; objects made for it are dropped at the end.
 
     Raises:
-        ServerStartFailed: there is no embedded server.
+        ServerStartFailed: no embedded server is installed.
         ConnectionFailed, MissingPrivilege: as they say.
     """
     with ExitStack() as stack:
@@ -98,13 +100,13 @@ def catalog_for_tests(wishes: Wishes) -> Iterator[str]:
 
 
 def create_tables(cluster: Cluster, metadata: MetaData) -> None:
-    """Creates the models' tables in every shard."""
+    """Create the models' tables in every shard."""
     for shard in cluster.placement.all_shards():
-        with cluster.shard_engine(shard).begin() as connection:
+        with cluster.at(shard=shard).engine.begin() as connection:
             metadata.create_all(connection)
 
 
-def _provision(wishes: Wishes, nodes: Mapping[str, URL]) -> None:
+def _provision(wishes: ClusterWishes, nodes: Mapping[str, URL]) -> None:
     catalog = Catalog(nodes["a"])
     try:
         provision.init(catalog, wishes.layout, wishes.shards)
@@ -137,3 +139,56 @@ def _execute(server: URL, statement: sql.Composed) -> None:
 
 def _with_password(url: URL) -> str:
     return url.set(drivername="postgresql").render_as_string(hide_password=False)
+
+
+class _HeldNodes:
+    """A cluster as a session sees it, except its engines: one connection per node, in its transaction."""
+
+    def __init__(self, cluster: Cluster, stack: ExitStack) -> None:
+        self._cluster = cluster
+        self._stack = stack
+        self._held: dict[Node, Connection] = {}
+        self._query_node: Node | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cluster, name)
+
+    def query_node(self) -> Node | None:
+        """Return the query node, if there is one: sessions read from it, over separate connections."""
+        found = self._cluster.query_node()
+        self._query_node = None if found is None else replace(found)
+        return self._query_node
+
+    def engine(self, node: Node) -> Connection | Engine:
+        """Return the node's connection, which SQLAlchemy takes for an engine."""
+        if node is self._query_node:
+            return self._cluster.engine(node)
+        if node not in self._held:
+            connection = self._cluster.engine(node).connect()
+            # Closing it rolls back.
+            self._stack.callback(connection.close)
+            connection.begin()
+            self._held[node] = connection
+        return self._held[node]
+
+
+@contextmanager
+def rolled_back(cluster: Cluster, options: Mapping[str, Any]) -> Iterator[RoutedSession]:
+    """Yield a session whose work on every node is rolled back at the end, commits included.
+
+    Its transactions are savepoints. ``options`` are those of :meth:`shardids.Cluster.sharded_session`.
+
+    Raises:
+        BadArgument: ``twophase``, which needs a real COMMIT.
+    """
+    if options.get("twophase"):
+        raise BadArgument(
+            "a session that is rolled back can't have twophase=True, which needs a real COMMIT",
+            hint="Open one with cluster.sharded_session(), and delete its rows.",
+        )
+    made: Any = session_class(RoutedSession, options.get("class_"))
+    given = {name: value for name, value in options.items() if name != "class_"}
+    with ExitStack() as stack:
+        held: Any = _HeldNodes(cluster, stack)
+        with made(held, **given, join_transaction_mode="create_savepoint") as session:
+            yield session

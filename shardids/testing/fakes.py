@@ -30,7 +30,7 @@ class FakeIds(Iterator[int]):
         self._lock = Lock()
 
     def __next__(self) -> int:
-        """Returns the next ID.
+        """Return the next ID.
 
         Raises:
             TimeExhausted: the layout has no later ID.
@@ -43,12 +43,12 @@ class FakeIds(Iterator[int]):
     __call__ = __next__
 
     def restart(self) -> None:
-        """Begins again with the first ID."""
+        """Begin again with the first ID."""
         with self._lock:
             self._tick = self._first_tick
 
     def register(self, database: Engine | AsyncEngine | Connection) -> None:
-        """Makes ``next_id()`` on SQLite return these IDs, on an engine's connections or on one of sqlite3.
+        """Make ``next_id()`` on SQLite return these IDs, on an engine's connections or on one of sqlite3.
 
         Models with :func:`shardids.primary_key` then work there: CREATE TABLE, INSERT and its RETURNING. All
         shards are one there: a ``schema_translate_map`` names the schema of tables, and not of ``next_id()``.
@@ -64,7 +64,7 @@ class FakeIds(Iterator[int]):
 def fake_ids(
     layout: Layout = DEFAULT, *, shard: int = 0, start: datetime | None = None, sequence: int = 0
 ) -> FakeIds:
-    """Returns IDs of a shard that are the same in every run, for tests; never insert them into a real shard.
+    """Return IDs of a shard that are the same in every run, for tests; never insert them into a real shard.
 
     The first is of the millisecond of ``start``, by default a day after the layout's epoch, and of
     ``sequence``. The others take the ticks that follow: each is higher than the one before, until IDs of the

@@ -1,6 +1,6 @@
 """The pytest plugin: a cluster for the tests, and a session whose work is rolled back after each of them.
 
-pytest loads this module wherever shardids is installed, so it imports what it needs when a fixture is used.
+pytest loads this module wherever shardids is installed, so it imports modules only when a fixture is used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sqlalchemy import MetaData
 
     from shardids.client.cluster import Cluster
-    from shardids.client.routing import RoutedSession
+    from shardids.client.routing.sessions import RoutedSession
 
 _SETTINGS = (
     ("layout", "Layout of the tests' cluster.", "default"),
@@ -28,7 +28,7 @@ _NAMED = ("server", "catalog")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the options and the ini settings."""
+    """Add the options and the ini settings."""
     group = parser.getgroup("shardids", "shardids: the cluster of the tests")
     group.addoption(
         "--shardids-server",
@@ -59,8 +59,8 @@ def shard_session_options() -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def shard_catalog_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The URL of the catalog of the tests' cluster. Each worker of pytest-xdist has a cluster of its own."""
-    from shardids.testing.clusters import Wishes, catalog_for_tests
+    """The URL of the catalog of the tests' cluster. Each worker of pytest-xdist has another cluster."""
+    from shardids.testing.clusters import ClusterWishes, catalog_for_tests
 
     config = request.config
     settings = {name: config.getini(f"shardids_{name}") for name, _, _ in _SETTINGS}
@@ -68,7 +68,7 @@ def shard_catalog_url(request: pytest.FixtureRequest) -> Iterator[str]:
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
     with ExitStack() as stack:
         with _errors_as_failures():
-            url = stack.enter_context(catalog_for_tests(Wishes.parse(settings, workers=workers)))
+            url = stack.enter_context(catalog_for_tests(ClusterWishes.parse(settings, workers=workers)))
         yield url
 
 
@@ -93,8 +93,8 @@ def shard_cluster(
 
 @pytest.fixture
 def shard_session(shard_cluster: Cluster, shard_session_options: dict[str, Any]) -> Iterator[RoutedSession]:
-    """A session over all shards; after the test all it did is rolled back, also what it committed."""
-    from shardids.testing.sessions import rolled_back
+    """A session over all shards; after the test all its work is rolled back, commits included."""
+    from shardids.testing.clusters import rolled_back
 
     with rolled_back(shard_cluster, shard_session_options) as session:
         yield session

@@ -18,7 +18,7 @@ _REGISTERED: Final = "shardids.fake_ids"
 
 
 def register(ids: Callable[[], int], database: object) -> None:
-    """Makes ``next_id()`` return ``ids()``; see :meth:`shardids.testing.FakeIds.register`."""
+    """Make ``next_id()`` return ``ids()``; see :meth:`shardids.testing.FakeIds.register`."""
     if isinstance(database, sqlite3.Connection):
         database.create_function("next_id", 0, ids)
         return
@@ -31,7 +31,7 @@ def register(ids: Callable[[], int], database: object) -> None:
     if engine.dialect.name != "sqlite":
         raise BadArgument(
             f"next_id() can be registered on SQLite, and this engine is for {engine.dialect.name}",
-            hint="On PostgreSQL, each shard has a next_id() of its own.",
+            hint="On PostgreSQL, each shard has its own next_id().",
         )
     # The function is called row by row, in the order of VALUES, so the keys rise as those of real shards do.
     # Without this, SQLAlchemy refuses to insert such rows into SQLite.
@@ -55,7 +55,7 @@ def register(ids: Callable[[], int], database: object) -> None:
 
 
 def _refuse_rowids(connection: Any, statement: object, *_: object) -> None:
-    """Refuses tables whose key SQLite would make itself: of an INTEGER PRIMARY KEY it ignores the default."""
+    """Refuse tables whose key SQLite would make itself: of an INTEGER PRIMARY KEY it ignores the default."""
     if not isinstance(statement, CreateTable):
         return
     table = statement.element

@@ -5,7 +5,7 @@ and what in a row tells its shard. ``lanes`` brings blocks of rows to their shar
 each in a transaction of its own, and ``copy`` is what :meth:`shardids.Cluster.copy` calls.
 """
 
-from shardids.client.copying.copy import CopyReport, CopySettings, copy_rows
-from shardids.client.copying.lanes import ROWS_A_TRANSACTION, Copied, quietly
+from shardids.client.copying.copy import CopyReport
+from shardids.client.copying.lanes import Copied
 
-__all__ = ["ROWS_A_TRANSACTION", "Copied", "CopyReport", "CopySettings", "copy_rows", "quietly"]
+__all__ = ["Copied", "CopyReport"]

@@ -3,30 +3,50 @@
 from __future__ import annotations
 
 import re
+from asyncio import (
+    AbstractEventLoop,
+    CancelledError,
+    create_task,
+    get_running_loop,
+    run_coroutine_threadsafe,
+    shield,
+    to_thread,
+    wait,
+)
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from operator import length_hint
 from threading import Event
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import psycopg
 from sqlalchemy import Connection, Dialect, Engine
 from sqlalchemy.exc import DBAPIError
 
-from shardids.catalog.statement_log import logged_copy
 from shardids.catalog.topology import Node
 from shardids.client import blocks
 from shardids.client.copying import sources
-from shardids.client.copying.lanes import Block, BlockFailed, Copied, Lanes
-from shardids.client.copying.sources import Row, Source
-from shardids.client.copying.target import Router, Target, refuse_lookups, target_of
-from shardids.client.listener import FollowedPlacement
-from shardids.client.routing.models import ShardFinder
-from shardids.errors import CommitUncertain, CopyFailed, ShardidsError
+from shardids.client.copying.lanes import (
+    ROWS_A_TRANSACTION,
+    Block,
+    BlockFailed,
+    Copied,
+    Lanes,
+    quietly,
+)
+from shardids.client.copying.sources import CHUNK, Row, RowSource
+from shardids.client.copying.target import CopyTarget, Router, refuse_lookups, target_of
+from shardids.client.placement import PATIENCE_S
+from shardids.errors import BadArgument, CommitUncertain, CopyFailed, ShardidsError
 from shardids.ids.text import checked_integer
+from shardids.pg.statement_log import logged_copy
+
+if TYPE_CHECKING:
+    from shardids.client.cluster import Cluster
 
 _MOST_ROWS: Final = 1 << 22
 _ROWS_BETWEEN_CHECKS: Final = 1_000
@@ -40,13 +60,6 @@ class RowRefused(Exception):
     def __init__(self, row: int, error: Exception) -> None:
         super().__init__(str(error))
         self.row, self.error = row, error
-
-
-class Shards(ShardFinder, Protocol):
-    """The cluster, as far as copying needs it."""
-
-    def schema_of(self, shard: int) -> str:
-        """Returns the name of a shard's schema."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +82,23 @@ class CopyReport:
 class CopySettings:
     """How to copy: see :meth:`shardids.Cluster.copy`."""
 
+    columns: Sequence[Any] | None = None
+    key: Any = None
+    region: str | None = None
+    id: Any = None
+    shard: int | None = None
+    on_progress: Callable[[Copied], object] = quietly
+    rows_a_transaction: int = ROWS_A_TRANSACTION
+    patience_s: float = PATIENCE_S
+
+
+class CopyOptions(TypedDict, total=False):
+    """The keywords of :meth:`shardids.Cluster.copy`, as type checkers see them."""
+
     columns: Sequence[Any] | None
     key: Any
     region: str | None
-    id_: Any
+    id: Any
     shard: int | None
     on_progress: Callable[[Copied], object]
     rows_a_transaction: int
@@ -80,16 +106,15 @@ class CopySettings:
 
 
 def copy_rows(
-    shards: Shards,
+    cluster: Cluster,
     table: Any,
     rows: Any,
     settings: CopySettings,
     *,
-    followed: FollowedPlacement,
     engine_of: Callable[[Node], Engine],
     stop: Event | None = None,
 ) -> CopyReport:
-    """Copies rows into their shards; ``engine_of`` gives the engine of a node, and ``stop`` ends it early.
+    """Copy rows into their shards; ``engine_of`` gives the engine of a node, and ``stop`` ends it early.
 
     Raises what :meth:`shardids.Cluster.copy` says.
     """
@@ -102,21 +127,21 @@ def copy_rows(
         source.names,
         key=settings.key,
         region=settings.region,
-        id_=settings.id_,
+        id_=settings.id,
         shard=settings.shard,
     )
-    refuse_lookups(target, followed.current.lookups.values())
+    refuse_lookups(target, cluster.placement.lookups.values())
     lanes: Lanes[Row] = Lanes(
-        followed=followed,
+        followed=cluster._followed,
         engine_of=engine_of,
-        send=_Sender(target=target, shards=shards).send,
+        send=_Sender(target=target, cluster=cluster).send,
         rows_a_transaction=most,
         patience_s=settings.patience_s,
         on_copied=settings.on_progress,
         stop=stop,
     )
     try:
-        lanes.run(_routed(source, target, Router(target, shards, settings.shard)))
+        lanes.run(_routed(source, target, Router(target, cluster, settings.shard)))
     except BlockFailed as failed:
         raise copy_failed(target.name, failed, lanes.copied) from failed.error
     except Exception as error:
@@ -125,30 +150,46 @@ def copy_rows(
 
 
 def _routed(
-    source: Source, target: Target, router: Router
+    source: RowSource, target: CopyTarget, router: Router
 ) -> Iterator[tuple[Sequence[int], Sequence[Row], Sequence[int]]]:
     number = 1
     for chunk in source.chunks:
         rows = target.completed(chunk)
-        yield router.shards(rows, number), rows, range(number, number + len(rows))
+        numbers = range(number, number + len(rows))
+        shards = router.shards([[row[at] for row in rows] for at in target.telling], len(rows))
+        if shards is None:
+            shards = [_shard(router, target, row, at) for at, row in zip(numbers, rows, strict=True)]
+        yield shards, rows, numbers
         number += len(rows)
+
+
+def _shard(router: Router, target: CopyTarget, row: Row, number: int) -> int:
+    try:
+        return router.shard([row[at] for at in target.telling])
+    except BadArgument as error:
+        raise type(error)(f"row {number}: {error.message}", hint=error.hint) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sender:
     """Copies blocks of tuples into a table."""
 
-    target: Target
-    shards: Shards
+    target: CopyTarget
+    cluster: Cluster
 
     def send(
+        self, connection: Connection, blocks: Sequence[Block[Row]], node: Node, check: Callable[[], None]
+    ) -> list[Copied]:
+        """Copy blocks over the open transaction."""
+        return [self._send(connection, block, node, check) for block in blocks]
+
+    def _send(
         self, connection: Connection, block: Block[Row], node: Node, check: Callable[[], None]
     ) -> Copied:
-        """Copies a block over the open transaction."""
         ids = None
         if self.target.id_column is not None:
-            ids = blocks.reserve(connection, block.shard, len(block.items), self.shards.layout)
-        statement = self.target.statement(self.shards.schema_of(block.shard))
+            ids = blocks.reserve(connection, block.shard, len(block.items), self.cluster.layout)
+        statement = self.target.statement(self.cluster.schema_of(block.shard))
         values = self.target.values(block.items, ids, connection.dialect)
         with logged_copy(connection, statement) as copy:
             for first in range(0, len(block.items), _ROWS_BETWEEN_CHECKS):
@@ -168,7 +209,7 @@ class _Sender:
         return Copied(shard=block.shard, node=node.name, rows=block.numbers, ids=ids)
 
     def _refused(self, block: Block[Row], first: int, dialect: Dialect, error: Exception) -> RowRefused:
-        """Returns the error for the first row, from that place on, whose values can't be had."""
+        """Return the error for the first row, from that place on, whose values can't be had."""
         for row in range(first, len(block.items)):
             try:
                 list(self.target.values([block.items[row]], None, dialect))
@@ -178,7 +219,7 @@ class _Sender:
 
 
 def copy_failed(table: str, failed: BlockFailed, copied: Mapping[int, int]) -> CopyFailed:
-    """Returns the error for a block that failed."""
+    """Return the error for a block that failed."""
     block, error = failed.block, failed.error
     row = error.row if isinstance(error, RowRefused) else failed_row(error, block)
     first, last = block.numbers[0], block.numbers[-1]
@@ -200,13 +241,13 @@ def copy_failed(table: str, failed: BlockFailed, copied: Mapping[int, int]) -> C
 
 
 def failed_row(error: BaseException, block: Block[Any]) -> int | None:
-    """Returns the number of the row that PostgreSQL says it failed at; ``None`` if it names none."""
+    """Return the number of the row that PostgreSQL says it failed at; ``None`` if it names none."""
     line = failed_line(error)
     return block.numbers[line - 1] if line and line <= len(block.numbers) else None
 
 
 def failed_line(error: BaseException) -> int | None:
-    """Returns the line of a COPY that PostgreSQL names, from 1."""
+    """Return the line of a COPY that PostgreSQL names, from 1."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, psycopg.Error):
         cause = cause.__cause__
@@ -216,7 +257,7 @@ def failed_line(error: BaseException) -> int | None:
 
 
 def in_words(error: BaseException) -> tuple[str, str]:
-    """Returns what an error says, and its hint."""
+    """Return what an error says, and its hint."""
     if isinstance(error, RowRefused):
         error = error.error
     if isinstance(error, ShardidsError):
@@ -244,3 +285,42 @@ def _before(copied: Mapping[int, int]) -> str:
         f"{sum(copied.values()):,} rows are committed, in each shard the first of its rows: CopyFailed.copied"
         " has their numbers."
     )
+
+
+async def copied_in_thread(cluster: Cluster, table: Any, rows: Any, settings: CopySettings) -> CopyReport:
+    """Copy in a thread, over connections of its own; wait for its end even when the task is cancelled.
+
+    Raises what :meth:`shardids.Cluster.copy` says.
+    """
+    loop, stop, engines = get_running_loop(), Event(), cluster._engines.for_copying()
+    on_progress = settings.on_progress
+    settings = replace(settings, on_progress=lambda copied: loop.call_soon_threadsafe(on_progress, copied))
+    given = _pulled(rows, loop) if hasattr(rows, "__aiter__") else rows
+    copy = partial(copy_rows, cluster, table, given, settings, engine_of=engines.of, stop=stop)
+    copying = create_task(to_thread(copy))
+    try:
+        return await shield(copying)
+    except CancelledError:
+        stop.set()
+        await wait([copying])
+        # What stopped it is the cancellation.
+        copying.exception()
+        raise
+    finally:
+        await to_thread(engines.dispose)
+
+
+def _pulled(rows: Any, loop: AbstractEventLoop) -> Iterator[Any]:
+    """Yield the rows of an async iterable, which runs in its loop, in another thread."""
+    source = aiter(rows)
+    while chunk := run_coroutine_threadsafe(_some(source), loop).result():
+        yield from chunk
+
+
+async def _some(rows: AsyncIterator[Any]) -> list[Any]:
+    chunk: list[Any] = []
+    async for row in rows:
+        chunk.append(row)
+        if len(chunk) == CHUNK:
+            break
+    return chunk

@@ -14,21 +14,22 @@ import psycopg
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from shardids.catalog.connections import translate
 from shardids.catalog.topology import Node
 from shardids.client.blocks import IdBlock
-from shardids.client.listener import FollowedPlacement
-from shardids.client.retries import Attempts
-from shardids.errors import ShardidsError
+from shardids.client.placement import Attempts, FollowedPlacement
+from shardids.errors import CommitUncertain, ShardidsError
+from shardids.pg.connections import translate
 
 Item = TypeVar("Item")
 
 ROWS_A_TRANSACTION: Final = 50_000
-"""How many rows of a shard one transaction copies at most."""
-_BLOCKS_IN_MEMORY: Final = 10
-"""How many full blocks' worth of rows wait for their shards at most."""
+"""How many rows one transaction copies at most."""
+_ROWS_A_BLOCK: Final = 1_000
+"""With how many rows for each of the shards a COPY is much longer than what is around it."""
+_TRANSACTIONS_IN_MEMORY: Final = 10
+"""How many transactions' worth of rows wait for their shards at most."""
 _AHEAD: Final = 2
-"""How many blocks of a node are under way or next."""
+"""How many transactions of a node are under way or next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +50,15 @@ class Copied:
 
 
 def quietly(_copied: Copied) -> None:
-    """Tells nobody of what is copied."""
+    """Tell nobody of what is copied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block(Generic[Item]):
-    """Rows of one shard, and their numbers."""
+    """Rows of one shard, and their numbers; ``before`` is how many of the shard's rows came before."""
 
     shard: int
+    before: int = 0
     items: list[Item] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
 
@@ -73,12 +75,15 @@ class Stopped(Exception):
     """Another block has failed, or the caller: this one is rolled back."""
 
 
-Send = Callable[[Connection, Block[Item], Node, Callable[[], None]], Copied]
-"""Copies a block over the open transaction of a connection; calls the last argument now and then."""
+Send = Callable[[Connection, Sequence[Block[Item]], Node, Callable[[], None]], list[Copied]]
+"""Copies blocks of different shards over the open transaction of a connection, and calls the last argument
+between them."""
 
 
 class Lanes(Generic[Item]):
     """Sends blocks to the nodes of their shards; each node has one thread and one connection.
+
+    A transaction has blocks of several shards of a node. If it fails, each block is sent again by itself.
 
     The blocks of a shard are committed in order, so that what is there after a failure is the first of its
     rows. A shard's blocks stay in the lane in which they began, even if it moves: a block that its node
@@ -87,9 +92,9 @@ class Lanes(Generic[Item]):
     Args:
         followed: the placement.
         engine_of: returns the engine of a node.
-        send: copies a block.
-        rows_a_transaction: how many rows a block has at most.
-        patience_s: how long to wait for a shard that has moved; see :meth:`shardids.Cluster.run`.
+        send: copies blocks.
+        rows_a_transaction: how many rows a transaction has at most.
+        patience_s: how long to wait for a shard that has moved; see :meth:`shardids.Shard.run`.
         on_copied: called in the caller's thread after each commit, until a block fails.
         stop: ends the run early when it is set.
     """
@@ -105,20 +110,21 @@ class Lanes(Generic[Item]):
         on_copied: Callable[[Copied], object],
         stop: Event | None = None,
     ) -> None:
-        self._followed, self._engine_of, self._send_block = followed, engine_of, send
+        self._followed, self._engine_of, self._send_blocks = followed, engine_of, send
         self._rows, self._patience_s, self._on_copied = rows_a_transaction, patience_s, on_copied
         self._blocks: dict[int, Block[Item]] = {}
         self._buffered = 0
+        self._rows_of: dict[int, int] = {}
         self._lane_of: dict[int, str] = {}
         self._lanes: dict[str, ThreadPoolExecutor] = {}
-        self._sent: dict[str, deque[Future[Copied]]] = {}
+        self._sent: dict[str, deque[Future[list[Copied]]]] = {}
         self._stop = stop or Event()
         self._failures: list[BlockFailed] = []
         self.copied: dict[int, int] = {}
         """How many rows of each shard are committed."""
 
     def run(self, routed: Iterable[tuple[Sequence[int], Sequence[Item], Sequence[int]]]) -> None:
-        """Sends all rows: lists of their shards, the rows themselves, and their numbers.
+        """Send all rows: lists of their shards, the rows themselves, and their numbers.
 
         Raises:
             BlockFailed: the first block that failed; :attr:`copied` says what is committed.
@@ -127,8 +133,7 @@ class Lanes(Generic[Item]):
             for shards, items, numbers in routed:
                 self._check()
                 self._take(shards, items, numbers)
-            for shard in list(self._blocks):
-                self._flush(shard)
+            self._flush()
             for lane in self._sent:
                 self._collect(lane, most=0)
         except (BlockFailed, Stopped):
@@ -139,45 +144,58 @@ class Lanes(Generic[Item]):
             self._end()
 
     def _take(self, shards: Sequence[int], items: Sequence[Item], numbers: Sequence[int]) -> None:
-        first = shards[0]
-        if shards.count(first) == len(shards):
-            block = self._block(first)
+        blocks = self._blocks
+        for shard in set(shards).difference(blocks):
+            blocks[shard] = Block(shard=shard, before=self._rows_of.get(shard, 0))
+        if len(blocks) == 1:
+            block = blocks[shards[0]]
             block.items.extend(items)
             block.numbers.extend(numbers)
-            touched: Iterable[int] = (first,)
         else:
+            adding = {shard: (block.items.append, block.numbers.append) for shard, block in blocks.items()}
             for shard, item, number in zip(shards, items, numbers, strict=True):
-                block = self._blocks.get(shard) or self._block(shard)
-                block.items.append(item)
-                block.numbers.append(number)
-            touched = set(shards)
+                add_item, add_number = adding[shard]
+                add_item(item)
+                add_number(number)
         self._buffered += len(items)
-        for shard in touched:
-            if len(self._blocks[shard].items) >= self._rows:
-                self._flush(shard)
-        if self._buffered >= self._rows * _BLOCKS_IN_MEMORY:
-            fullest = sorted(self._blocks.values(), key=lambda block: -len(block.items))
-            for block in fullest[: len(fullest) // 2 + 1]:
-                self._flush(block.shard)
+        wanted = max(self._rows, _ROWS_A_BLOCK * len(blocks))
+        if self._buffered >= min(wanted, self._rows * _TRANSACTIONS_IN_MEMORY):
+            self._flush()
 
-    def _block(self, shard: int) -> Block[Item]:
-        return self._blocks.setdefault(shard, Block(shard=shard))
+    def _flush(self) -> None:
+        """Send on all rows; wait while their nodes have enough to do."""
+        transactions: dict[str, list[Block[Item]]] = {}
+        for whole in self._blocks.values():
+            lane = self._lane_of.get(whole.shard)
+            if lane is None:
+                lane = self._lane_of[whole.shard] = self._located(whole)
+            self._rows_of[whole.shard] = whole.before + len(whole.items)
+            for block in self._cut(whole):
+                blocks = transactions.setdefault(lane, [])
+                if blocks and sum(len(one.items) for one in blocks) + len(block.items) > self._rows:
+                    self._submit(lane, blocks)
+                    blocks = transactions[lane] = []
+                blocks.append(block)
+        self._blocks, self._buffered = {}, 0
+        for lane, blocks in transactions.items():
+            self._submit(lane, blocks)
 
-    def _flush(self, shard: int) -> None:
-        """Sends a shard's rows on; waits while its node has enough to do."""
-        whole = self._blocks.pop(shard)
-        self._buffered -= len(whole.items)
+    def _cut(self, whole: Block[Item]) -> Iterator[Block[Item]]:
         for start in range(0, len(whole.items), self._rows):
             end = start + self._rows
-            block = Block(shard=shard, items=whole.items[start:end], numbers=whole.numbers[start:end])
-            lane = self._lane_of.get(shard)
-            if lane is None:
-                lane = self._lane_of[shard] = self._located(block)
-            if lane not in self._lanes:
-                self._lanes[lane] = ThreadPoolExecutor(1, thread_name_prefix=f"shardids copy {lane}")
-                self._sent[lane] = deque()
-            self._collect(lane, most=_AHEAD - 1)
-            self._sent[lane].append(self._lanes[lane].submit(self._copy, block))
+            yield Block(
+                shard=whole.shard,
+                before=whole.before + start,
+                items=whole.items[start:end],
+                numbers=whole.numbers[start:end],
+            )
+
+    def _submit(self, lane: str, blocks: list[Block[Item]]) -> None:
+        if lane not in self._lanes:
+            self._lanes[lane] = ThreadPoolExecutor(1, thread_name_prefix=f"shardids copy {lane}")
+            self._sent[lane] = deque()
+        self._collect(lane, most=_AHEAD - 1)
+        self._sent[lane].append(self._lanes[lane].submit(self._copy, blocks))
 
     def _located(self, block: Block[Item]) -> str:
         try:
@@ -186,12 +204,12 @@ class Lanes(Generic[Item]):
             raise BlockFailed(block, None, error) from error
 
     def _collect(self, lane: str, *, most: int) -> None:
-        """Waits until a lane has at most so many blocks, and tells of those that are done."""
+        """Wait until a lane has at most so many transactions, and report those that are done."""
         sent = self._sent[lane]
         while sent and (len(sent) > most or sent[0].done()):
-            copied = sent.popleft().result()
-            self._count(copied)
-            self._on_copied(copied)
+            for copied in sent.popleft().result():
+                self._count(copied)
+                self._on_copied(copied)
 
     def _end(self) -> None:
         self._stop.set()
@@ -206,11 +224,42 @@ class Lanes(Generic[Item]):
         for sent in self._sent.values():
             for future in sent:
                 if future.exception() is None:
-                    self._count(future.result())
+                    for copied in future.result():
+                        self._count(copied)
             sent.clear()
 
-    def _copy(self, block: Block[Item]) -> Copied:
-        """Copies a block into its shard, wherever that is by then; runs in the lane's thread."""
+    def _copy(self, blocks: Sequence[Block[Item]]) -> list[Copied]:
+        """Copy blocks into their shards, wherever those are by then; runs in the lane's thread."""
+        if len(blocks) > 1 and (copied := self._together(blocks)) is not None:
+            return copied
+        done: list[Copied] = []
+        for block in blocks:
+            try:
+                done += self._alone(block)
+            except BlockFailed:
+                for one in done:
+                    self._count(one)
+                raise
+        return done
+
+    def _together(self, blocks: Sequence[Block[Item]]) -> list[Copied] | None:
+        """Copy blocks in one transaction; None if that was rolled back."""
+        node = None
+        try:
+            self._check()
+            placement = self._followed.current
+            node, *others = {placement.locate(block.shard) for block in blocks}
+            if others:
+                return None
+            with transaction(self._engine_of(node), node) as connection:
+                return self._send_blocks(connection, blocks, node, self._check)
+        except (Stopped, CommitUncertain) as error:
+            raise self._failed(blocks[0], node, error) from error
+        except Exception:  # noqa: BLE001 -- the block that it came from raises it again
+            return None
+
+    def _alone(self, block: Block[Item]) -> list[Copied]:
+        """Copy one block in one transaction, on the node that its shard moves to, if it moves."""
         attempts = Attempts(self._followed, block.shard, self._patience_s)
         node = None
         try:
@@ -219,17 +268,20 @@ class Lanes(Generic[Item]):
                 try:
                     node = attempts.next_node()
                     with transaction(self._engine_of(node), node) as connection:
-                        return self._send_block(connection, block, node, self._check)
+                        return self._send_blocks(connection, [block], node, self._check)
                 except (ShardidsError, DBAPIError) as error:
                     pause_s = attempts.pause_after(error)
                 attempts.wait(pause_s)
-        except Stopped:
-            raise
         except Exception as error:
-            failed = BlockFailed(block, node, error)
-            self._failures.append(failed)
-            self._stop.set()
-            raise failed from error
+            raise self._failed(block, node, error) from error
+
+    def _failed(self, block: Block[Item], node: Node | None, error: Exception) -> Exception:
+        if isinstance(error, Stopped):
+            return error
+        failed = BlockFailed(block, node, error)
+        self._failures.append(failed)
+        self._stop.set()
+        return failed
 
     def _check(self) -> None:
         if self._stop.is_set():
@@ -238,7 +290,7 @@ class Lanes(Generic[Item]):
 
 @contextmanager
 def transaction(engine: Engine, node: Node) -> Iterator[Connection]:
-    """Opens a transaction, and makes the driver's errors in it those that the engine would raise."""
+    """Open a transaction, and make the driver's errors in it those that the engine would raise."""
     with engine.connect() as connection, connection.begin():
         try:
             yield connection
@@ -251,5 +303,5 @@ def transaction(engine: Engine, node: Node) -> Iterator[Connection]:
 
 
 def of_driver(connection: Connection) -> psycopg.Connection[Any]:
-    """Returns psycopg's connection under one of a cluster's engines."""
+    """Return psycopg's connection under one of a cluster's engines."""
     return cast(psycopg.Connection[Any], connection.connection.driver_connection)

@@ -18,15 +18,15 @@ CHUNK: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class RowSource:
     """Rows as tuples, in lists of up to :data:`CHUNK`, and the names of their columns."""
 
     names: Sequence[str]
     chunks: Iterator[list[Row]]
 
 
-def read(rows: Any, columns: Sequence[Any] | None) -> Source:
-    """Returns the rows as tuples; reads no more than the first one now.
+def read(rows: Any, columns: Sequence[Any] | None) -> RowSource:
+    """Return the rows as tuples; read no more than the first one now.
 
     ``columns`` names the values of tuples that have no names themselves.
 
@@ -38,7 +38,7 @@ def read(rows: Any, columns: Sequence[Any] | None) -> Source:
     if not isinstance(rows, type):
         if hasattr(rows, "iter_rows") and hasattr(rows, "columns"):
             _refuse_names(columns)
-            return Source(names=list(rows.columns), chunks=_chunked(rows.iter_rows()))
+            return RowSource(names=list(rows.columns), chunks=_chunked(rows.iter_rows()))
         if hasattr(rows, "__arrow_c_stream__") or hasattr(rows, "__arrow_c_array__"):
             _refuse_names(columns)
             return _arrow(rows)
@@ -50,15 +50,15 @@ def read(rows: Any, columns: Sequence[Any] | None) -> Source:
     return _iterable(iter(rows), columns)
 
 
-def _iterable(rows: Iterator[Any], columns: Sequence[Any] | None) -> Source:
+def _iterable(rows: Iterator[Any], columns: Sequence[Any] | None) -> RowSource:
     first = next(rows, None)
     if first is None:
-        return Source(names=list(columns or ()), chunks=iter(()))
+        return RowSource(names=list(columns or ()), chunks=iter(()))
     rows = chain([first], rows)
     if isinstance(first, Mapping):
         _refuse_names(columns)
         names = list(first)
-        return Source(names=names, chunks=_of_mappings(rows, names))
+        return RowSource(names=names, chunks=_of_mappings(rows, names))
     if not isinstance(first, Sequence) or isinstance(first, str | bytes):
         raise BadArgument(
             f"row 1 is of type {type(first).__name__}",
@@ -70,7 +70,7 @@ def _iterable(rows: Iterator[Any], columns: Sequence[Any] | None) -> Source:
             "nothing names the columns of these rows", hint='Give columns=("name", …), or mappings.'
         )
     named = list(fields or ()) if columns is None else list(columns)
-    return Source(names=named, chunks=_of_tuples(rows, len(named)))
+    return RowSource(names=named, chunks=_of_tuples(rows, len(named)))
 
 
 def _refuse_names(columns: Sequence[Any] | None) -> None:
@@ -123,23 +123,23 @@ def _of_mappings(rows: Iterator[Any], names: Sequence[str]) -> Iterator[list[Row
         yield tuples
 
 
-def _arrow(rows: Any) -> Source:
+def _arrow(rows: Any) -> RowSource:
     try:
         pyarrow: Any = importlib.import_module("pyarrow")
     except ImportError as error:
         raise MissingLibrary(
             "pyarrow, which reads Arrow tables, is not installed",
-            hint='Install it with: pip install "shardids[arrow]"',
+            hint="Install it with: pip install pyarrow",
         ) from error
     if hasattr(rows, "__arrow_c_stream__"):
         reader = pyarrow.RecordBatchReader.from_stream(rows)
-        return Source(names=list(reader.schema.names), chunks=of_batches(reader))
+        return RowSource(names=list(reader.schema.names), chunks=of_batches(reader))
     batch = pyarrow.record_batch(rows)
-    return Source(names=list(batch.schema.names), chunks=of_batches([batch]))
+    return RowSource(names=list(batch.schema.names), chunks=of_batches([batch]))
 
 
 def of_batches(batches: Iterable[Any]) -> Iterator[list[Row]]:
-    """Returns the rows of Arrow's record batches."""
+    """Return the rows of Arrow's record batches."""
     for batch in batches:
         for start in range(0, batch.num_rows, CHUNK):
             part = batch.slice(start, CHUNK)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, Final
@@ -17,12 +17,12 @@ from shardids.client.routing.models import ShardFinder, Tells, default_key, how_
 from shardids.client.routing.writes import shard_told
 from shardids.errors import BadArgument
 
-_MOST_REMEMBERED: Final = 100_000
+_MOST_REMEMBERED: Final = 500_000
 """How many keys' shards are remembered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class CopyTarget:
     """A table, and the columns that are copied into it.
 
     Attributes:
@@ -42,21 +42,21 @@ class Target:
     key: int | None
 
     def statement(self, schema: str) -> sql.Composed:
-        """Returns the COPY into a shard's table."""
+        """Return the COPY into a shard's table."""
         names = [column.name for column in (self.id_column, *self.columns) if column is not None]
         return sql.SQL("COPY {} ({}) FROM STDIN").format(
             sql.Identifier(schema, self.name), sql.SQL(", ").join(map(sql.Identifier, names))
         )
 
     def completed(self, rows: list[Row]) -> list[Row]:
-        """Returns the rows with the values of the defaults in Python."""
+        """Return the rows with the values of the defaults in Python."""
         filled = self.columns[self.given :]
         if not filled:
             return rows
         return [(*row, *map(default_key, filled)) for row in rows]
 
     def values(self, rows: Sequence[Row], ids: Iterable[int] | None, dialect: Dialect) -> Iterator[Row]:
-        """Returns the rows as the driver takes them, each with its ID, as an INSERT would send them."""
+        """Return the rows as the driver takes them, each with its ID, as an INSERT would send them."""
         columns: list[Iterable[Any]] = [] if ids is None else [ids]
         for at, column in enumerate(self.columns):
             process = column.type.dialect_impl(dialect).bind_processor(dialect)
@@ -73,8 +73,8 @@ def target_of(
     region: str | None = None,
     id_: Any = None,
     shard: int | None = None,
-) -> Target:
-    """Returns the table with the columns that rows of these names have; ``region`` is that of all keys.
+) -> CopyTarget:
+    """Return the table with the columns that rows of these names have; ``region`` is that of all keys.
 
     Raises:
         BadArgument: it is not a table in each shard, has no such columns, or one whose values COPY can't
@@ -110,79 +110,90 @@ def target_of(
             f"nothing tells the shards of rows of {found.name}",
             hint="Name the column that they are sharded by: key=, or id= if it holds IDs; or one shard=.",
         )
-    return Target(
+    return CopyTarget(
         name=found.name, id_column=id_column, columns=columns, given=len(given), telling=telling, key=place
     )
 
 
 class Router:
-    """Finds the shards of rows, and remembers those of keys that came before."""
+    """Finds the shards of rows, and remembers those of keys that came before.
 
-    def __init__(self, target: Target, finder: ShardFinder, shard: int | None) -> None:
-        self._target, self._finder, self._shard = target, finder, shard
-        self._known = {at: _Known(tells, finder) for at, tells in target.telling.items()}
+    ``read`` makes a value of what the rows hold, given its kind.
+    """
 
-    def shards(self, rows: Sequence[Row], first_number: int) -> list[int]:
-        """Returns the shard of each row; the first has that number.
+    def __init__(
+        self,
+        target: CopyTarget,
+        finder: ShardFinder,
+        shard: int | None,
+        read: Callable[[Any, type | None], Any] = lambda value, _kind: value,
+    ) -> None:
+        self._target, self._finder, self._shard, self._read = target, finder, shard, read
+        self._known = [_KnownShards(tells, finder, read) for tells in target.telling.values()]
+
+    def shards(self, columns: Sequence[Sequence[Any]], rows: int) -> list[int] | None:
+        """Return the shard of each row, given its columns that tell it.
+
+        None if :meth:`shard` has to be asked for each: a row has a NULL among them, no shard, or two.
+        """
+        told = [] if self._shard is None else [[self._shard] * rows]
+        try:
+            told += [known.shards(values) for known, values in zip(self._known, columns, strict=True)]
+        except Exception:  # noqa: BLE001 -- which row it was is found by asking for each
+            return None
+        if told and None not in told[0] and all(one == told[0] for one in told):
+            return told[0]
+        return None
+
+    def shard(self, values: Sequence[Any]) -> int:
+        """Return the shard of a row, given its values that tell it.
 
         Raises:
-            ShardidsError: of the first row that has none, or two, or whose key is NULL; with its number.
+            ShardidsError: it has none, or two, or its key is NULL.
         """
-        try:
-            for at, known in self._known.items():
-                known.learn(row[at] for row in rows)
-            told = [[known[row[at]] for row in rows] for at, known in self._known.items()]
-        except Exception:  # noqa: BLE001 -- which row it was is found below
-            told = []
-        else:
-            if self._shard is not None:
-                told.append([self._shard] * len(rows))
-            for known in self._known.values():
-                known.forget()
-        if told and all(one == told[0] for one in told) and None not in told[0]:
-            return told[0]  # type: ignore[return-value]  # no None is left
-        return [self._of_one(row, number) for number, row in enumerate(rows, first_number)]
-
-    def _of_one(self, row: Row, number: int) -> int:
         target = self._target
-        key = target.key
-        if key is not None and row[key] is None:
-            raise BadArgument(f"row {number}: {target.columns[key].name}, which tells its shard, is NULL")
-        values = {column.key: value for column, value in zip(target.columns, row, strict=True)}
+        by_place = {
+            at: None if value is None else self._read(value, tells.kind)
+            for (at, tells), value in zip(target.telling.items(), values, strict=True)
+        }
+        if target.key is not None and by_place[target.key] is None:
+            raise BadArgument(f"{target.columns[target.key].name}, which tells its shard, is NULL")
+        row = {target.columns[at].key: value for at, value in by_place.items()}
+        if self._shard is None and all(value is None for value in row.values()):
+            raise BadArgument(f"{', '.join(row)}, which would tell its shard, is NULL")
         telling = {target.columns[at].key: tells for at, tells in target.telling.items()}
-        if self._shard is None and all(values[name] is None for name in telling):
-            raise BadArgument(f"row {number}: {', '.join(telling)}, which would tell its shard, is NULL")
-        try:
-            return shard_told(values, telling, target.name, self._finder, only=self._shard)
-        except BadArgument as error:
-            raise type(error)(f"row {number}: {error.message}", hint=error.hint) from None
+        return shard_told(row, telling, target.name, self._finder, only=self._shard)
 
 
-class _Known(dict[Any, int | None]):
+class _KnownShards(dict[Any, Any]):
     """The shards of values of one column; that of NULL is ``None``."""
 
-    def __init__(self, tells: Tells, finder: ShardFinder) -> None:
-        super().__init__()
-        self._tells, self._finder = tells, finder
+    def __init__(self, tells: Tells, finder: ShardFinder, read: Callable[[Any, type | None], Any]) -> None:
+        super().__init__({None: None})
+        self._tells, self._finder, self._read = tells, finder, read
 
-    def __missing__(self, value: Any) -> int | None:
-        shard = None if value is None else self._tells.shard(value, self._finder)
-        self[value] = shard
-        return shard
+    def shards(self, values: Sequence[Any]) -> list[Any]:
+        """Return the shards of values; those that are not known are asked for, all at once."""
+        try:
+            return list(map(self.__getitem__, values))
+        except KeyError:
+            self._learn(values)
+        return list(map(self.__getitem__, values))
 
-    def learn(self, values: Iterable[Any]) -> None:
-        """Asks for all of the values at once, where they have to be asked for."""
-        if self._tells.kind is None and self._finder.old_ids is not None:
-            new = {value for value in values if value is not None and value not in self}
-            self.update(self._tells.shards(new, self._finder))
-
-    def forget(self) -> None:
+    def _learn(self, values: Iterable[Any]) -> None:
         if len(self) > _MOST_REMEMBERED:
             self.clear()
+            self[None] = None
+        new = list(set(values).difference(self))
+        if new:
+            kind = self._tells.kind
+            read = [self._read(value, kind) for value in new]
+            found = dict(self._tells.shards(read, self._finder))
+            self.update(zip(new, map(found.__getitem__, read), strict=True))
 
 
-def refuse_lookups(target: Target, lookups: Iterable[RegisteredLookup]) -> None:
-    """Refuses a table with a look-up key: what is copied is not claimed.
+def refuse_lookups(target: CopyTarget, lookups: Iterable[RegisteredLookup]) -> None:
+    """Refuse a table with a look-up key: what is copied is not claimed.
 
     Raises:
         BadArgument: it has one.
@@ -231,7 +242,7 @@ def _is_id(column: Column[Any]) -> bool:
 
 
 def _is_filled(column: Column[Any]) -> bool:
-    """Returns whether a column has a default that Python computes."""
+    """Return whether a column has a default that Python computes."""
     default = column.default
     if default is None or (default.is_sequence and getattr(default, "optional", False)):
         return False
@@ -258,7 +269,7 @@ def _place(column: Column[Any], columns: Sequence[Column[Any]], table: Table) ->
 
 
 def _tells(column: Column[Any], known: Tells | None, *, by_id: bool, region: str | None) -> Tells:
-    """Returns how a column that was named tells the shard; the models know better, where they know."""
+    """Return how a column that was named tells the shard; the models know better, where they know."""
     if by_id and known is not None and known.kind is not None:
         raise BadArgument(
             f"{column} is a sharding key and holds no IDs", hint=f'Name it as key="{column.key}".'

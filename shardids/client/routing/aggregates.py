@@ -33,6 +33,7 @@ from sqlalchemy.types import Date, DateTime, Float, SmallInteger, String
 
 from shardids.client.routing.models import how_it_tells
 from shardids.client.routing.sent import (
+    ELEMENTS,
     Clauses,
     Kind,
     KindOf,
@@ -69,7 +70,7 @@ class Parts(NamedTuple):
 
 
 def parts_of(aggregate: Any) -> Parts | None:  # noqa: PLR0911 -- one per aggregate
-    """Returns what is computed where for an aggregate; ``None`` if it is not known how to combine."""
+    """Return what is computed where for an aggregate; ``None`` if it is not known how to combine."""
     function = aggregate.func if isinstance(aggregate, FunctionFilter) else aggregate
     if not isinstance(function, FunctionElement):
         return None
@@ -115,7 +116,7 @@ def _total(part: Any) -> Any:
 
 
 def _average(total: Any, number: Any) -> Any:
-    """Divides as avg() itself does: numeric by numeric."""
+    """Divide as avg() itself does: numeric by numeric."""
     return cast(func.sum(total), Numeric).op("/")(cast(func.nullif(func.sum(number), 0), Numeric))
 
 
@@ -132,7 +133,7 @@ def _tells_shard(element: Any) -> bool:
 
 
 def folds_of(statement: Any) -> tuple[Fold, ...]:
-    """Returns how the columns of a SELECT of nothing but aggregates fold; empty if they don't."""
+    """Return how the columns of a SELECT of nothing but aggregates fold; empty if they don't."""
     if not isinstance(statement, Select) or clauses_of(statement).group_by or clauses_of(statement).distinct:
         return ()
     folds = [fold_of(one) for one in statement.inner_columns]
@@ -140,7 +141,7 @@ def folds_of(statement: Any) -> tuple[Fold, ...]:
 
 
 def fold_of(column: Any) -> Fold | None:
-    """Returns how the values of a column of aggregates fold; ``None`` if they don't."""
+    """Return how the values of a column of aggregates fold; ``None`` if they don't."""
     found, is_negated = _found(column)
     if found is not None:
         return all if is_negated else any
@@ -149,7 +150,7 @@ def fold_of(column: Any) -> Fold | None:
 
 
 def folded(column: Any) -> Iterator[Any]:
-    """Yields what each shard computes an aggregate's column from: expressions, or the SELECT of EXISTS."""
+    """Yield what each shard computes an aggregate's column from: expressions, or the SELECT of EXISTS."""
     found, _ = _found(column)
     if found is not None:
         yield found
@@ -164,7 +165,7 @@ def folded(column: Any) -> Iterator[Any]:
 
 
 def _found(element: Any) -> tuple[Any, bool]:
-    """Returns the SELECT of EXISTS, and whether it is under NOT; ``None`` if it is something else."""
+    """Return the SELECT of EXISTS, and whether it is under NOT; ``None`` if it is something else."""
     element, is_negated = plain(element), False
     while isinstance(element, UnaryExpression) and element.operator is operators.inv:
         element, is_negated = plain(element.element), not is_negated
@@ -175,7 +176,7 @@ def _found(element: Any) -> tuple[Any, bool]:
 
 
 def _without_zero(column: Any) -> Any:
-    """Returns what is in ``coalesce(…, 0)`` of a column: for a sum and a count, 0 and none are alike."""
+    """Return what is in ``coalesce(…, 0)`` of a column: for a sum and a count, 0 and none are alike."""
     element = plain(column)
     if not (isinstance(element, FunctionElement) and _name(element) == "coalesce"):
         return element
@@ -188,18 +189,9 @@ def _without_zero(column: Any) -> Any:
 
 # On the query node.
 
-_ELEMENTS: Final = frozenset(
-    (
-        *("column", "bindparam", "null", "true", "false", "binary", "unary", "clauselist", "label"),
-        *("grouping", "label_reference", "expression_clauselist", "cast", "typeclause", "case", "extract"),
-        *("type_coerce", "funcfilter", "tuple"),
-    )
-)
-"""What may be around an aggregate, a key or in a condition; functions are looked up."""
-
 
 def in_two_steps(statement: Any, dialect: Dialect, kind_of: KindOf) -> Select[Any] | None:
-    """Returns a SELECT with the same answer, of the same columns in their order; ``None`` if none is known.
+    """Return a SELECT with the same answer, of the same columns in their order; ``None`` if none is known.
 
     It is for tables that have the column ``shardids_node``.
     """
@@ -230,11 +222,11 @@ def _is_known(element: Any, kind_of: KindOf) -> bool:
         return kind_of(_name(element)) in (Kind.SCALAR, Kind.AGGREGATE)
     if element.__visit_name__ == "column":
         return getattr(element, "table", None) is not None or element.name == "*"
-    return element.__visit_name__ in _ELEMENTS
+    return element.__visit_name__ in ELEMENTS or element.__visit_name__ == "funcfilter"
 
 
 class _Steps:
-    """One statement in the making: what is computed on the nodes gets a name, and is found again by it."""
+    """One statement in the making: each part that the nodes compute gets a name, and is found again by it."""
 
     def __init__(self, core: Any, clauses: Clauses, source: Any, kind_of: KindOf) -> None:
         self._core = core

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
 import psycopg
@@ -16,20 +16,31 @@ from sqlalchemy import (
     Insert,
     Update,
     event,
+    insert,
     inspect,
     text,
+    update,
 )
 from sqlalchemy.dialects.postgresql.dml import OnConflictDoUpdate
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import InstanceState, Mapper, PassiveFlag, Session
 from sqlalchemy.orm.attributes import get_history
 
-from shardids.catalog.claims import MARK
+from shardids.catalog.lookups import MARK
 from shardids.client.routing.criteria import reading_of, rows_in_values
-from shardids.client.routing.models import Claimant, claimed_value, mapper_written
+from shardids.client.routing.models import (
+    Claimant,
+    ModelFacts,
+    ShardFinder,
+    claimed_value,
+    facts_of,
+    mapper_written,
+)
 from shardids.client.routing.sent import assigned
-from shardids.errors import BadArgument
+from shardids.errors import BadArgument, UnknownId
 from shardids.models.lookups import Lookup, lookups_are_defined, lookups_of, lookups_of_mapper
+
+Entity = TypeVar("Entity")
 
 _IS_CLAIMED: Final[ContextVar[bool]] = ContextVar("shardids_is_claimed", default=False)
 _WAITING: Final[WeakSet[Engine]] = WeakSet()
@@ -47,7 +58,7 @@ def writing() -> Iterator[None]:
 
 
 def mark_writes(engine: Engine) -> None:
-    """Makes an engine, and all that are derived from it, mark what sessions claim.
+    """Make an engine, and all that are derived from it, mark what sessions claim.
 
     Until a look-up key is defined it only waits: a listener adds to the cost of each statement.
     """
@@ -76,15 +87,39 @@ class Claiming(Session):
     """A session that claims the values of look-up keys that it writes."""
 
     claims: Claimant
+    finder: ShardFinder
     is_flushing = False
     _sent_to: int | None = None
+    _getting: tuple[ModelFacts, int] | None = None
+
+    def get(self, entity: type[Entity] | Mapper[Entity], ident: Any, **options: Any) -> Entity | None:
+        """As :meth:`sqlalchemy.orm.Session.get`, in the one shard that the primary key tells."""
+        outer, self._getting = self._getting, None if options else self._told(entity, ident)
+        try:
+            return super().get(entity, ident, **options)
+        finally:
+            self._getting = outer
+
+    def _told(self, entity: Any, ident: Any) -> tuple[ModelFacts, int] | None:
+        """Return the shard that a primary key tells; ``None`` if that is to be read from the statement."""
+        mapper = getattr(entity, "__mapper__", None)
+        if mapper is None or isinstance(ident, dict):
+            return None
+        facts = facts_of(mapper)
+        try:
+            shard = facts.shard_of_identity(
+                ident if isinstance(ident, tuple | list) else (ident,), self.finder
+            )
+        except UnknownId:
+            return None
+        return None if shard is None else (facts, shard)
 
     def connection_to(self, shard: int) -> Connection:
-        """Returns the session's connection to the node that holds a shard."""
+        """Return the session's connection to the node that holds a shard."""
         raise NotImplementedError
 
     def _shard_written(self) -> int | None:
-        """Returns the shard that this statement was sent to; ``None`` if its rows are claimed already."""
+        """Return the shard that this statement was sent to; ``None`` if its rows are claimed already."""
         return self._sent_to
 
     def writing_to(self, shard: int) -> AbstractContextManager[None]:
@@ -92,13 +127,7 @@ class Claiming(Session):
         return nullcontext()
 
     def objects_by_shard(self, objects: Iterable[object]) -> Mapping[int, Sequence[object]]:
-        """Returns the objects of a bulk operation by their shards."""
-        raise NotImplementedError
-
-    def rows_by_shard(
-        self, mapper: Mapper[Any], rows: Iterable[dict[str, Any]], *, are_new: bool
-    ) -> Mapping[int, Sequence[dict[str, Any]]]:
-        """Returns the rows of a bulk operation by their shards."""
+        """Return the objects of a bulk operation by their shards."""
         raise NotImplementedError
 
     # All of SQLAlchemy's ways to execute meet in it, also those that a class of the application's own adds.
@@ -121,10 +150,13 @@ class Claiming(Session):
         return result
 
     def flush(self, objects: Any = None) -> None:
-        """Writes objects, as :meth:`sqlalchemy.orm.Session.flush` does, and claims their look-up keys."""
+        """Write objects, as :meth:`sqlalchemy.orm.Session.flush` does, and claim their look-up keys."""
         outer, self.is_flushing = self.is_flushing, True
         try:
-            with writing() if lookups_are_defined() else nullcontext():
+            if lookups_are_defined():
+                with writing():
+                    super().flush(objects)
+            else:
                 super().flush(objects)
         finally:
             self.is_flushing = outer
@@ -137,31 +169,34 @@ class Claiming(Session):
             states: Iterator[InstanceState[Any]] = map(inspect, some)
             self._claim_beside((pair for one in states for pair in _written_of(one)), shard)
 
-    def bulk_insert_mappings(self, mapper: Any, mappings: Any, *arguments: Any, **options: Any) -> None:
+    def bulk_insert_mappings(
+        self, mapper: Any, mappings: Any, return_defaults: bool = False, render_nulls: bool = False
+    ) -> None:
         """As :meth:`sqlalchemy.orm.Session.bulk_insert_mappings`, each row into its shard."""
-        of: Mapper[Any] = inspect(mapper).mapper
-        for shard, some in self.rows_by_shard(of, mappings, are_new=True).items():
-            with writing(), self.writing_to(shard):
-                super().bulk_insert_mappings(mapper, some, *arguments, **options)
-            keys = lookups_of_mapper(of).items()
-            self._claim_beside(((one, row.get(key, _UNKNOWN)) for row in some for key, one in keys), shard)
+        rows, statement, options = list(mappings), insert(mapper), {"render_nulls": render_nulls}
+        if rows and return_defaults:
+            key = inspect(mapper).mapper.primary_key
+            statement = statement.returning(*key, sort_by_parameter_order=True)
+            keys = self.execute(statement, rows, execution_options=options).mappings()
+            for row, made in zip(rows, keys, strict=True):
+                row.update(made)
+        elif rows:
+            self.execute(statement, rows, execution_options=options)
 
     def bulk_update_mappings(self, mapper: Any, mappings: Any) -> None:
         """As :meth:`sqlalchemy.orm.Session.bulk_update_mappings`, each row in its shard."""
-        of: Mapper[Any] = inspect(mapper).mapper
-        for shard, some in self.rows_by_shard(of, mappings, are_new=False).items():
-            with writing(), self.writing_to(shard):
-                super().bulk_update_mappings(mapper, some)
-            keys = lookups_of_mapper(of).items()
-            self._claim_beside(((one, row[key]) for row in some for key, one in keys if key in row), shard)
+        if rows := list(mappings):
+            self.execute(update(mapper), rows)
 
     def claim_flushed(self, shard_of: Callable[[InstanceState[Any]], int]) -> None:
-        """Claims what a flush has written. Raises as :meth:`Claimant.claim` does."""
+        """Claim what a flush has written. Raises as :meth:`Claimant.claim` does."""
+        if not lookups_are_defined():
+            return
         states: Iterator[InstanceState[Any]] = map(inspect, (*self.new, *self.dirty))
         self._claim((lookup, value, shard_of(one)) for one in states for lookup, value in _written_of(one))
 
     def _claim_beside(self, written: Iterable[tuple[Lookup, Any]], shard: int) -> None:
-        """Claims what was written into a shard, and not by a flush."""
+        """Claim what was written into a shard, and not by a flush."""
         found = [(lookup, value, shard) for lookup, value in written]
         if not found:
             return
@@ -172,7 +207,7 @@ class Claiming(Session):
         try:
             self._claim(found)
         except BaseException:
-            transaction.rollback(_capture_exception=True)
+            transaction.rollback()
             raise
         transaction.commit()
 
@@ -206,7 +241,7 @@ def _written_of(state: InstanceState[Any]) -> Iterator[tuple[Lookup, Any]]:
 
 
 def _refuse_inside(statement: Any) -> None:
-    """Refuses an INSERT or UPDATE of a look-up key within another statement: its values would not be claimed.
+    """Refuse an INSERT or UPDATE of a look-up key within another statement: its values would not be claimed.
 
     Raises:
         BadArgument: a CTE or ``from_statement()`` has one.
@@ -219,7 +254,7 @@ def _refuse_inside(statement: Any) -> None:
 
 
 def written_by(statement: Any, given: Any) -> list[tuple[Lookup, Any]]:
-    """Returns the values of look-up keys that an INSERT or UPDATE writes, as far as it writes any.
+    """Return the values of look-up keys that an INSERT or UPDATE writes, as far as it writes any.
 
     Raises:
         BadArgument: only the database knows them.
@@ -261,7 +296,7 @@ def _written(statement: Any, given: Any, lookups: Sequence[Lookup]) -> Iterator[
 
 
 def _literal(value: Any, row: Mapping[str, Any]) -> Any:
-    """Returns the value of a literal or a parameter."""
+    """Return the value of a literal or a parameter."""
     if isinstance(value, BindParameter):
         return row.get(value.key, value.effective_value)
     return value
@@ -270,7 +305,7 @@ def _literal(value: Any, row: Mapping[str, Any]) -> Any:
 def _conflicting(
     statement: Any, row: Mapping[str, Any], names: Mapping[Lookup, Sequence[str]]
 ) -> Iterator[tuple[Lookup, Any]]:
-    """Yields what ON CONFLICT DO UPDATE sets; ``excluded`` has the value of the row itself."""
+    """Yield what ON CONFLICT DO UPDATE sets; ``excluded`` has the value of the row itself."""
     clauses = (one for one in statement.get_children() if isinstance(one, OnConflictDoUpdate))
     for column, value in (pair for one in clauses for pair in dict(one.update_values_to_set).items()):
         key = str(getattr(column, "key", column))
@@ -281,7 +316,7 @@ def _conflicting(
 
 
 def refuse_many(statement: Any, given: Any) -> None:
-    """Refuses an UPDATE over several shards that sets a look-up key: rows in two would have one value.
+    """Refuse an UPDATE over several shards that sets a look-up key: rows in two would have one value.
 
     Raises:
         BadArgument: it does.
@@ -294,7 +329,7 @@ def refuse_many(statement: Any, given: Any) -> None:
 
 
 def taken(lookup: Lookup, value: object) -> IntegrityError:
-    """Returns the error for a value that a row of another shard has, as PostgreSQL words its own."""
+    """Return the error for a value that a row of another shard has, as PostgreSQL words its own."""
     return IntegrityError(
         None,
         None,
@@ -306,7 +341,7 @@ def taken(lookup: Lookup, value: object) -> IntegrityError:
 
 
 def shown(value: object) -> str:
-    """Returns a value for a message, of bounded length."""
+    """Return a value for a message, of bounded length."""
     text = str(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import (
@@ -18,6 +17,7 @@ from sqlalchemy import (
     ColumnElement,
     Insert,
     Update,
+    UpdateBase,
     inspect,
 )
 from sqlalchemy.engine import Dialect
@@ -35,19 +35,10 @@ from shardids.client.routing.models import (
     how_it_tells,
     mapper_written,
 )
-from shardids.client.routing.sent import assigned
+from shardids.client.routing.sent import assigned, part_of
 from shardids.client.routing.shapes import Check, reads_references
 from shardids.errors import BadArgument, ShardidsError
 from shardids.models.lookups import Lookup, lookup_of, lookups_of
-
-_UPPER: Final = {operators.le: 0, operators.lt: -1}
-_LOWER: Final = {operators.ge: 0, operators.gt: 1}
-_MIRRORED: Final = {
-    operators.le: operators.ge,
-    operators.lt: operators.gt,
-    operators.ge: operators.le,
-    operators.gt: operators.lt,
-}
 
 Choice = frozenset[int] | None
 """Shards outside of which no row fulfils a criterion; ``None`` if it could be any."""
@@ -61,27 +52,32 @@ class Named(NamedTuple):
 
     Attributes:
         shards: the shards that rows can come from; ``None`` if the criteria name none.
-        lists: parameters of ``IN`` over IDs or keys: by the parameter's key, each shard's values.
+        lists: parameters of ``IN`` over IDs or keys, by their keys: the places of each shard's values.
+        read: the statement with its values.
     """
 
     shards: Choice
-    lists: Mapping[str, Mapping[int, list[Any]]]
+    lists: Mapping[str, Mapping[int, list[int]]]
+    read: Read
 
 
 def narrowed(statement: Any, parameters: Any, named: Named, shard: int) -> tuple[Any, Any]:
-    """Returns the statement and its parameters with those values of IN lists that belong to the shard."""
+    """Return the statement and its parameters with those values of IN lists that belong to the shard."""
     if not named.lists:
         return statement, parameters
     given = parameters if isinstance(parameters, Mapping) else {}
-    inside = named.lists.keys() - given.keys()
+
+    def mine(key: str, values: Any) -> list[Any]:
+        values = list(values)
+        return [values[place] for place in named.lists[key].get(shard, ())]
 
     def narrow(parameter: BindParameter[Any]) -> None:
-        if parameter.key in inside:
-            parameter.value = named.lists[parameter.key].get(shard, [])
+        if parameter.key in named.lists and parameter.key not in given:
+            parameter.value = mine(parameter.key, parameter.effective_value)
 
-    if inside:
+    if named.lists.keys() - given.keys():
         statement = visitors.cloned_traverse(statement, {"maintain_key": True}, {"bindparam": narrow})
-    narrow_given = {name: named.lists[name].get(shard, []) for name in named.lists.keys() & given.keys()}
+    narrow_given = {key: mine(key, given[key]) for key in named.lists.keys() & given.keys()}
     return statement, {**given, **narrow_given} if narrow_given else parameters
 
 
@@ -95,10 +91,12 @@ class Reading:
         name: the model or table that is written, for messages.
         telling: of an INSERT or UPDATE: what in a row tells its shard, by attribute and column.
         written: of those, the ones that the statement sets itself, by the number of their literal.
-        mappers: the classes that a SELECT is of.
+        mappers: the classes that it is of.
         inner_lookup: a look-up key that an INSERT or UPDATE within the statement writes.
         of_references: whether it reads reference tables alone; ``None`` if that was not looked at.
         stays: whether it was found to read one shard when its criteria name one, with old IDs or without.
+        is_fixed: whether only its LIMIT and OFFSET differ from execution to execution.
+        kept: its plans for several shards, by those numbers.
     """
 
     shards: Callable[[Read], Choice] | None
@@ -109,13 +107,15 @@ class Reading:
     inner_lookup: Lookup | None = None
     of_references: bool | None = None
     stays: set[bool] = field(default_factory=set)
+    is_fixed: bool = False
+    kept: dict[Any, Any] = field(default_factory=dict)
 
 
 _KNOWN: Final[LRUCache[Any, Reading]] = LRUCache(500)
 
 
 def reading_of(statement: Any) -> tuple[Reading, Sequence[BindParameter[Any]]]:
-    """Returns what a statement's structure says, and its literals and parameters."""
+    """Return what a statement's structure says, and its literals and parameters."""
     # What SQLAlchemy finds the compiled statement by, and keeps: nothing public tells so quickly what two
     # statements have in common.
     generate = getattr(statement, "_generate_cache_key", None)
@@ -150,19 +150,19 @@ class Read:
         self._given: Mapping[str, Any] = parameters if isinstance(parameters, Mapping) else {}
         self.finder = finder
         self._look_up = look_up
-        self._lists: dict[str, dict[int, list[Any]]] = {}
+        self._lists: dict[str, dict[int, list[int]]] = {}
 
     def named(self) -> Named:
-        """Returns what the criteria name.
+        """Return what the criteria name.
 
         Raises:
             BadArgument: an ID of no shard of this cluster.
             UnsupportedKey: a sharding key that has no hash.
         """
-        return Named(None if self.reading.shards is None else self.reading.shards(self), self._lists)
+        return Named(None if self.reading.shards is None else self.reading.shards(self), self._lists, self)
 
     def in_one_shard(self, dialect: Callable[[], Dialect]) -> None:
-        """Refuses a statement whose criteria name one shard, but which also reads rows of others.
+        """Refuse a statement whose criteria name one shard, but which also reads rows of others.
 
         Raises:
             CannotCombine: a table or a subquery in it is not bound to the rows that the criteria are about.
@@ -173,14 +173,14 @@ class Read:
             self.reading.stays.add(by_table)
 
     def of_references(self, dialect: Callable[[], Dialect]) -> bool:
-        """Returns whether it reads reference tables alone, which every node answers alike."""
+        """Return whether it reads reference tables alone, which every node answers alike."""
         if self.reading.of_references is None:
             is_free = getattr(self._statement, "is_select", False) and self.reading.shards is None
             self.reading.of_references = bool(is_free) and reads_references(self._statement, dialect())
         return self.reading.of_references
 
     def rows(self, given: Any) -> Sequence[Mapping[str, Any]]:
-        """Returns the rows that an INSERT or UPDATE writes, as far as they are known."""
+        """Return the rows that an INSERT or UPDATE writes, as far as they are known."""
         written = {name: self.value(slot) for name, slot in self.reading.written.items()}
         if several := rows_in_values(self._statement):
             return [
@@ -193,30 +193,38 @@ class Read:
             return [{**written, **row} for row in given] if written else given
         return [written]
 
+    def numbers(self) -> tuple[Any, ...] | None:
+        """Return its LIMIT and OFFSET if nothing else differs from execution to execution; or ``None``."""
+        if not self.reading.is_fixed:
+            return None
+        values = tuple(map(self.value, range(len(self._binds))))
+        return values if all(type(value) is int for value in values) else None
+
     def value(self, slot: int) -> Any:
-        """Returns the value of a literal or a parameter; ``None`` if it is not known."""
+        """Return the value of a literal or a parameter; ``None`` if it is not known."""
         bind = self._binds[slot]
         return self._given.get(bind.key, bind.effective_value) if self._given else bind.effective_value
 
     def shards_of(
         self, column: ColumnElement[Any], tells: Tells, given: Iterable[Any], slot: int, *, is_split: bool
     ) -> Choice:
-        """Returns the shards that values tell, and keeps those of each; its error names the column."""
-        by_shard: dict[int, list[Any]] = defaultdict(list)
-        bind = self._binds[slot]
+        """Return the shards that values tell, and keep the places of each's; its error names the column."""
+        bind, values = self._binds[slot], list(given)
         try:
             # The parameter's type, not the column's, decides what is sent.
-            told = tells.shards([one for one in given if one is not None], self.finder, bind.type)
+            told = tells.shards([one for one in values if one is not None], self.finder, bind.type)
         except ShardidsError as error:
             raise type(error)(f"{column}: {error.message}", hint=error.hint) from None
-        for value, shard in told:
-            by_shard[shard].append(value)
         if is_split:
-            self._lists[bind.key] = dict(by_shard)
-        return frozenset(by_shard)
+            shard_of, places = dict(told), defaultdict[int, list[int]](list)
+            for place, value in enumerate(values):
+                if value in shard_of:
+                    places[shard_of[value]].append(place)
+            self._lists[bind.key] = places
+        return frozenset(shard for _, shard in told)
 
     def looked_up(self, lookup: Lookup, given: Iterable[Any], slot: int) -> Choice:
-        """Returns the shards whose rows can have values of a look-up key, which the nodes are asked for."""
+        """Return the shards whose rows can have values of a look-up key, which the nodes are asked for."""
         if self._look_up is None:
             return None
         type_ = self._binds[slot].type
@@ -255,6 +263,10 @@ class _Reader:
         columns = getattr(self._statement, "column_descriptions", ())
         found = (inspect(one.get("entity"), raiseerr=False) for one in columns)
         reading.mappers = [one.mapper for one in found if hasattr(one, "mapper")]
+        numbers = {id(part_of(self._statement, name)) for name in ("limit_clause", "offset_clause")}
+        reading.is_fixed = all(id(bind) in numbers for bind in self.binds)
+        if isinstance(self._statement, UpdateBase) and (written := mapper_written(self._statement)):
+            reading.mappers = [written]
         if isinstance(self._statement, Insert | Update):
             table, mapper = self._statement.table, mapper_written(self._statement)
             telling = {column.key: how_it_tells(column) for column in table.columns}
@@ -268,7 +280,7 @@ class _Reader:
         return reading
 
     def _slot(self, element: object) -> int | None:
-        """Returns the number of a literal or a parameter; ``None`` if the element is neither."""
+        """Return the number of a literal or a parameter; ``None`` if the element is neither."""
         while isinstance(element, Grouping):
             element = element.element
         if not isinstance(element, BindParameter):
@@ -288,8 +300,7 @@ class _Reader:
             case Grouping():
                 read = self._read(element.element)
             case BooleanClauseList() if element.operator is operators.and_:
-                clauses = list(element.clauses)
-                read = _common([*map(self._read, clauses), *self._ranges(clauses)])
+                read = _common(map(self._read, element.clauses))
             case BooleanClauseList() if element.operator is operators.or_:
                 read = _united(list(map(self._read, element.clauses)))
             case BinaryExpression() if element.operator is operators.in_op:
@@ -297,12 +308,10 @@ class _Reader:
             case BinaryExpression() if element.operator is operators.eq:
                 sides = ((element.left, element.right), (element.right, element.left))
                 read = _common([self._compared(column, other, is_list=False) for column, other in sides])
-            case BinaryExpression():
-                read = _common(self._ranges([element]))
         return read
 
     def _compared(self, column: Any, other: object, *, is_list: bool) -> _Told | None:
-        """Reads a column that is equal to a value, or to one of a list."""
+        """Read a column that is equal to a value, or to one of a list."""
         base, slot = _base(column), self._slot(other)
         tells = how_it_tells(base)
         lookup = lookup_of(base) if tells is None else None
@@ -322,38 +331,9 @@ class _Reader:
 
         return read
 
-    def _ranges(self, clauses: list[Any]) -> list[_Told]:
-        """Reads the bounds of each ID column: taken together, they may lie within one millisecond."""
-        bounds: dict[ColumnElement[Any], list[tuple[Any, int]]] = defaultdict(list)
-        for column, operator, bound in _bounds(clauses):
-            tells, slot = how_it_tells(_base(column)), self._slot(bound)
-            if tells is not None and tells.kind is None and slot is not None:
-                bounds[column].append((operator, slot))
-        return [
-            partial(_between, tuple(of_column))
-            for of_column in bounds.values()
-            if any(operator in _LOWER for operator, _ in of_column)
-            and any(operator in _UPPER for operator, _ in of_column)
-        ]
-
-
-def _bounds(clauses: Iterable[Any]) -> Iterator[tuple[Any, Any, Any]]:
-    """Yields the bounds among conditions: a side, the operator, and the other side."""
-    for one in clauses:
-        if not isinstance(one, BinaryExpression):
-            continue
-        if one.operator is operators.between_op:
-            low, high = getattr(one.right, "clauses", (None, None))
-            yield from ((one.left, operators.ge, low), (one.left, operators.le, high))
-        elif one.operator in _MIRRORED:
-            yield from (
-                (one.left, one.operator, one.right),
-                (one.right, _MIRRORED[one.operator], one.left),
-            )
-
 
 def _within(statement: Any) -> Iterator[Any]:
-    """Yields all parts of a statement, also CTEs that only its columns name."""
+    """Yield all parts of a statement, also CTEs that only its columns name."""
     todo, seen = [statement], set()
     while todo:
         for part in visitors.iterate(todo.pop()):
@@ -365,7 +345,7 @@ def _within(statement: Any) -> Iterator[Any]:
 
 
 def _base(element: Any) -> Any:
-    """Returns the table's column that an expression is; ``None`` if it is of none or of several."""
+    """Return the table's column that an expression is; ``None`` if it is of none or of several."""
     bases = list(getattr(element, "base_columns", ()))
     return bases[0] if len(bases) == 1 else None
 
@@ -374,34 +354,8 @@ def _never(_values: Read) -> Choice:
     return frozenset()
 
 
-def _between(bounds: Sequence[tuple[Any, int]], values: Read) -> Choice:
-    """Returns the shards of the IDs within bounds; ``None`` if those are of several milliseconds."""
-    lows, highs = [], []
-    for operator, slot in bounds:
-        value = values.value(slot)
-        if type(value) is int:
-            if operator in _LOWER:
-                lows.append(value + _LOWER[operator])
-            else:
-                highs.append(value + _UPPER[operator])
-    if not (lows and highs):
-        return None
-    low, high = max(lows), min(highs)
-    if low > high:
-        return frozenset()
-    old = values.finder.old_ids
-    if old is not None and (old.has(low) or old.has(high)):
-        return None
-    layout = values.finder.layout
-    first_ms, first = divmod(low >> layout.sequence_bits, layout.shard_limit)
-    last_ms, last = divmod(high >> layout.sequence_bits, layout.shard_limit)
-    if first_ms != last_ms:
-        return None
-    return frozenset(range(first, min(last + 1, values.finder.shard_count)))
-
-
 def _common(reads: Iterable[_Told | None]) -> _Told | None:
-    """Returns what tells the shards that all conditions name."""
+    """Return what tells the shards that all conditions name."""
     known = [read for read in reads if read is not None]
     if len(known) <= 1:
         return known[0] if known else None
@@ -414,7 +368,7 @@ def _common(reads: Iterable[_Told | None]) -> _Told | None:
 
 
 def _united(reads: Iterable[_Told | None]) -> _Told | None:
-    """Returns what tells the shards that any condition names: nothing, if one names nothing."""
+    """Return what tells the shards that any condition names: nothing, if one names nothing."""
     known = list(reads)
     if None in known:
         return None
@@ -432,10 +386,9 @@ def _united(reads: Iterable[_Told | None]) -> _Told | None:
 
 
 def rows_in_values(statement: Any) -> list[dict[str, Any]]:
-    """Returns the rows of ``values([…])`` in an INSERT."""
-    # Dialects know them by this name; there is no public one.
+    """Return the rows of ``values([…])`` in an INSERT."""
     return [
         {str(getattr(column, "key", column)): value for column, value in row.items()}
-        for rows in getattr(statement, "_multi_values", ())
+        for rows in part_of(statement, "multi_values") or ()
         for row in rows
     ]

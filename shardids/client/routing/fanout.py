@@ -11,10 +11,11 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextvars import copy_context
 from dataclasses import dataclass
-from functools import cache, partial, total_ordering
+from functools import cache, lru_cache, partial, total_ordering
 from heapq import merge
-from itertools import chain, islice
+from itertools import chain, count, islice, takewhile
 from typing import Any, Final, NamedTuple, TypeVar
 
 import psycopg
@@ -40,6 +41,7 @@ from sqlalchemy import (
     TextClause,
     Time,
     TypeDecorator,
+    bindparam,
     event,
     extract,
     type_coerce,
@@ -54,7 +56,7 @@ from sqlalchemy.util import await_only, greenlet_spawn
 from shardids.client.routing.aggregates import BYTE_ORDER, Fold, folds_of
 from shardids.client.routing.sent import clauses_of, is_native_enum
 from shardids.errors import CannotCombine
-from shardids.models.kinds import innermost
+from shardids.models.types import innermost
 
 T = TypeVar("T")
 
@@ -75,10 +77,11 @@ class Capture:
     """Keeps what a statement would have sent.
 
     Attributes:
-        sql: the SQL, in the driver's parameter style.
+        sql: the SQL as the driver takes it.
         parameters: their values by name.
         columns: labels and types of its result's columns.
         compiled: what SQLAlchemy made of the statement; the same object for all that are compiled alike.
+        names: of the parameters in the SQL, by their keys in the statement.
         multiplies_rows: whether collections are loaded by a join, so that one object is several rows.
         sends_enums: whether a parameter is a native enum, or an array of them.
         spent: whether statements with this option go to the server from now on.
@@ -89,18 +92,38 @@ class Capture:
     parameters: dict[str, Any]
     columns: Sequence[tuple[str, Any]] = ()
     compiled: Any
+    names: Mapping[str, str]
     multiplies_rows: bool = False
     sends_enums: bool = False
 
     def answer(self, _cursor: Any, sql: str, parameters: dict[str, Any], context: Any) -> bool:
-        """Takes the statement; there is no result."""
-        self.sql, self.parameters, self.compiled = sql, parameters, context.compiled
+        """Take the statement without a result."""
+        self.sql, self.parameters, self.compiled = _unescaped(sql, parameters), parameters, context.compiled
         state = self.compiled.compile_state
         columns = (one for *_, one, _ in getattr(state, "columns_plus_names", ()))
         self.columns = [(one.name if isinstance(one, Label) else "", one.type) for one in columns]
         self.sends_enums = any(map(is_native_enum, (bind.type for bind in self.compiled.binds.values())))
         self.multiplies_rows = getattr(state, "multi_row_eager_loaders", False)
+        self.names = {bind.key: name for bind, name in self.compiled.bind_names.items()}
+        if context.extracted_parameters:
+            # Those of the statement that was compiled first, whose SQL is used again.
+            pairs = zip(context.extracted_parameters, self.compiled.cache_key.bindparams, strict=True)
+            self.names = {mine.key: self.names.get(its.key, "") for mine, its in pairs}
         return True
+
+    def narrowed(self, lists: Mapping[str, Sequence[int]]) -> str:
+        """Return the SQL with only those values of IN lists that are in these places."""
+        sql = self.sql
+        for key, places in lists.items():
+            # So SQLAlchemy names them. Where it does otherwise, each shard gets the whole list.
+            names = (f"{self.names.get(key)}_{number}" for number in count(1))
+            values = [f"%({name})s" for name in takewhile(self.parameters.__contains__, names)]
+            if len(values) > 1:
+                # A cast stands after each of them.
+                between = sql[sql.find(values[0]) + len(values[0]) : sql.find(values[1])]
+                mine = between.join(values[place] for place in places if place < len(values))
+                sql = sql.replace(between.join(values), mine or "NULL")
+        return sql
 
 
 class Replay:
@@ -124,7 +147,7 @@ class Replay:
         self._sources = sources
 
     def answer(self, cursor: Any, _sql: str, _parameters: dict[str, Any], context: Any) -> bool:
-        """Sets the rows as the statement's result, the first time."""
+        """Set the rows as the statement's result, the first time."""
         if self.spent:
             return False
         self.spent = True
@@ -133,25 +156,25 @@ class Replay:
         return True
 
     def fetchone(self) -> Row | None:
-        """Returns the next row."""
+        """Return the next row."""
         return next(self._rows, None)
 
     def fetchmany(self, size: int | None = None) -> list[Row]:
-        """Returns the next rows."""
+        """Return the next rows."""
         return list(islice(self._rows, size))
 
     def fetchall(self) -> list[Row]:
-        """Returns the rest of the rows."""
+        """Return the rest of the rows."""
         return list(self._rows)
 
     def close(self) -> None:
-        """Ends the results on the nodes."""
+        """End the results on the nodes."""
         for source in self._sources:
             source.close()
 
 
 def heed_stand_ins(engine: Engine) -> None:
-    """Makes a new engine, and all that are derived from it, heed :data:`STAND_IN`.
+    """Make a new engine, and all that are derived from it, heed :data:`STAND_IN`.
 
     Once, and before it is used: a listener must not be added while another thread goes through the listeners.
     """
@@ -214,13 +237,13 @@ class OrderKey:
         return isinstance(expression, Column) and type_.collation in BYTE_ORDER
 
     def sql(self, name: str) -> str:
-        """Returns the key in ORDER BY of a column of this name."""
+        """Return the key in ORDER BY of a column of this name."""
         return (
             f"{name} {'DESC' if self.descending else 'ASC'} NULLS {'FIRST' if self.nulls_first else 'LAST'}"
         )
 
     def rank(self, value: Any) -> tuple[Any, ...]:
-        """Returns what a value is compared by: the lower first, or the higher if the order is descending."""
+        """Return what a value is compared by: the lower first, or the higher if the order is descending."""
         if value is None:
             return (0,) if self.nulls_first is not self.descending else (3,)
         if type(value) is str and not self.in_byte_order:
@@ -232,7 +255,7 @@ class OrderKey:
         return (1, value) if value == value else (2,)  # noqa: PLR0124  -- NaN
 
     def compared(self) -> ColumnElement[Any]:
-        """Returns the SQL of a value that Python compares as PostgreSQL compares the key's.
+        """Return the SQL of a value that Python compares as PostgreSQL compares the key's.
 
         Raises:
             CannotCombine: there is none.
@@ -283,7 +306,7 @@ class MergePlan:
     def merged(
         self, streams: Iterable[Iterable[Row]], places: Sequence[int], *, is_sorted: bool
     ) -> Iterator[Row]:
-        """Returns the rows of all nodes as one, in the plan's order; ``places`` has the keys.
+        """Return the rows of all nodes as one, in the plan's order; ``places`` has the keys.
 
         If each stream ``is_sorted``, they are read no further than needed.
         """
@@ -308,7 +331,7 @@ def _ranks(keys: Sequence[tuple[OrderKey, int]], row: Row) -> list[Any]:
 
 
 def _sorted(streams: Iterable[Iterable[Row]], keys: Sequence[tuple[OrderKey, int]]) -> Iterator[Row]:
-    """Sorts rows, and leaves equal ones in their order; of sorted runs that is quicker than to merge them."""
+    """Sort rows, and leave equal ones in their order; of sorted runs that is quicker than to merge them."""
     rows = list(chain.from_iterable(streams))
     for key, place in reversed(keys):
         rows.sort(key=lambda row: key.rank(row[place]), reverse=key.descending)
@@ -316,7 +339,7 @@ def _sorted(streams: Iterable[Iterable[Row]], keys: Sequence[tuple[OrderKey, int
 
 
 def plan(statement: Any, parameters: Any) -> MergePlan:
-    """Plans a SELECT that asks several shards; whether its shape is right is for :mod:`shapes` to say.
+    """Plan a SELECT that asks several shards; whether its shape is right is for :mod:`shapes` to say.
 
     Raises:
         CannotCombine: Python can't order, limit or fold the answers; the hint says what to do.
@@ -343,14 +366,19 @@ def plan(statement: Any, parameters: Any) -> MergePlan:
     while any(str(column).startswith(name[:-2]) for column in list(statement.selected_columns.keys())):
         name = f"x{name}"
     branch = statement
-    if offset:
-        branch = branch.limit(None if limit is None else limit + offset).offset(None)
+    if limit is not None or offset:
+        branch = branch.limit(None if limit is None else _written_out(limit + offset)).offset(None)
     branch = branch.add_columns(*(key.compared().label(name.format(n)) for n, key in enumerate(keys)))
     return MergePlan(branch=branch, keys=keys, key_name=name, limit=limit, offset=offset, locks=clauses.locks)
 
 
+def _written_out(number: int) -> Any:
+    # PostgreSQL plans for a number that it knows.
+    return bindparam("shardids_limit", number, type_=Integer, unique=True, literal_execute=True)
+
+
 def order_keys(statement: Select[Any]) -> Iterator[OrderKey]:
-    """Returns the keys of a statement's ORDER BY.
+    """Return the keys of a statement's ORDER BY.
 
     Raises:
         CannotCombine: one of them is text that is not the name of a column.
@@ -398,15 +426,15 @@ def _number(clause: Any, parameters: Any, what: str) -> int | None:
     return value
 
 
-class Question(NamedTuple):
-    """What one shard is asked: compiled SQL, which questions may share, and the shard's schema."""
+class Asked(NamedTuple):
+    """A question to a node: the schemas of its shards, and the places of each one's values in IN lists."""
 
-    schema: str
-    compiled: Capture
+    schemas: tuple[str, ...]
+    lists: Sequence[Mapping[str, Sequence[int]]] = ()
 
 
 def compiled(connection: Connection, statement: Any, parameters: Any) -> Capture:
-    """Compiles a statement for any shard, with the engine's cache; nothing is sent."""
+    """Compile a statement for any shard, with the engine's cache; nothing is sent."""
     capture = Capture()
     options = {STAND_IN: capture, "schema_translate_map": {None: ANY_SHARD}}
     options |= {"stream_results": False, "yield_per": None}
@@ -414,51 +442,34 @@ def compiled(connection: Connection, statement: Any, parameters: Any) -> Capture
     return capture
 
 
-def gather(plan: MergePlan, asked: Mapping[Connection, Sequence[Question]]) -> Replay:
-    """Returns the answer of all shards, to be loaded as the result of the application's statement.
+def answer(plan: MergePlan, compiled: Capture, asked: Mapping[Connection, Asked], chunk: int = 0) -> Replay:
+    """Return the answer of all shards, to be loaded as the result of the application's statement.
 
     Args:
         plan: how to combine the shards' rows.
-        asked: the questions, by the session's connection to the node that holds the shards.
+        compiled: the statement for each shard.
+        asked: the shards, by the session's connection to the node that holds them.
+        chunk: how many rows of a node to read at once, by a server-side cursor, as they are used; 0 for all.
     """
-    parts = [
-        partial(fetched, connection, *node_statement(plan, questions))
-        for connection, questions in asked.items()
-    ]
-    if plan.locks:
-        # In one order, as others do: two that lock on all nodes at once would wait for each other for ever.
-        answers = [part() for part in parts]
+    parts = [(connection, *node_statement(plan, compiled, some)) for connection, some in asked.items()]
+    results: list[Any] = []
+    streams: list[Iterable[Row]]
+    if chunk:
+        results = [sent_to(*part, stream_results=True) for part in parts]
+        streams = [chain.from_iterable(iter(partial(one.fetchmany, chunk), [])) for one in results]
+        description = results[0].cursor.description
     else:
-        answers = _awaited(parts) if next(iter(asked)).dialect.is_async else together(parts)
-    # PostgreSQL's sort leaves equal rows in any order, and those of one object have the order of a branch.
-    is_sorted = len(answers) == 1 and not next(iter(asked.values()))[0].compiled.multiplies_rows
-    return _merged(plan, [rows for rows, _ in answers], answers[0][1], is_sorted=is_sorted)
-
-
-def stream(plan: MergePlan, asked: Mapping[Connection, Sequence[Question]], chunk: int) -> Replay:
-    """Returns the answer of all shards as :func:`gather` does, but reads it as it is used.
-
-    It reads by server-side cursors, ``chunk`` rows a node at once. The plan has no folds.
-    """
-    results = [
-        sent_to(connection, *node_statement(plan, questions), stream_results=True)
-        for connection, questions in asked.items()
-    ]
-    streams = [chain.from_iterable(iter(partial(result.fetchmany, chunk), [])) for result in results]
-    return _merged(plan, streams, results[0].cursor.description, is_sorted=True, results=results)
-
-
-def _merged(
-    plan: MergePlan,
-    streams: Sequence[Iterable[Row]],
-    description: Sequence[Any],
-    *,
-    is_sorted: bool,
-    results: Sequence[Any] = (),
-) -> Replay:
-    """Returns the rows of all nodes without the columns that they are merged by; ``results`` are streamed."""
+        fetch = [partial(fetched, *part) for part in parts]
+        if plan.locks:
+            # In one order, as others do: two that lock on all nodes at once would wait for each other.
+            answers = [one() for one in fetch]
+        else:
+            answers = at_once(fetch, is_async=parts[0][0].dialect.is_async)
+        streams, description = [rows for rows, _ in answers], answers[0][1]
     found = {column[0]: place for place, column in enumerate(description)}
     places = [found[name] for name in plan.key_names]
+    # PostgreSQL's sort leaves equal rows in any order, and those of one object have the order of a branch.
+    is_sorted = bool(chunk) or (len(streams) == 1 and not compiled.multiplies_rows)
     rows = plan.merged(streams, places, is_sorted=is_sorted)
     if places:
         kept = [place for place in range(len(description)) if place not in places]
@@ -467,37 +478,87 @@ def _merged(
     return Replay(rows, description, results)
 
 
-def node_statement(plan: MergePlan, questions: Sequence[Question]) -> tuple[str, dict[str, Any]]:
+def node_statement(plan: MergePlan, compiled: Capture, asked: Asked) -> tuple[str, dict[str, Any]]:
     """One statement, and its parameters, for all shards of a node: the branches, joined by UNION ALL."""
-    first = questions[0].compiled
-    # PostgreSQL gives a parameter one type, and each shard has enums of its own.
-    are_alike = len({id(one.compiled) for one in questions}) == 1 and not first.sends_enums
+    form = _Form.of(plan, compiled) if len(asked.schemas) > 1 else _ALONE
+    if not (asked.lists or compiled.sends_enums):
+        return _of_equal_branches(form, compiled.sql, asked.schemas), compiled.parameters
     branches: list[str] = []
     parameters: dict[str, Any] = {}
-    sql = ""
-    for number, question in enumerate(questions):
-        if number == 0 or not are_alike:
-            sql, mine = _written(question.compiled, "" if are_alike else f"shard_{number}_")
-            parameters |= mine
-        branches.append(f"({sql.replace(f'{ANY_SHARD}.', f'{question.schema}.')})")
-    if len(branches) == 1:
-        return branches[0], parameters
-    # PostgreSQL locks rows in a part of FROM, not in a part of UNION.
-    sql = "\nUNION ALL ".join(_with_types_in_common(branch, plan, first.columns) for branch in branches)
-    if plan.keys and not first.multiplies_rows:
-        names = (key.sql(name) for key, name in zip(plan.keys, plan.key_names, strict=True))
-        sql += f"\nORDER BY {', '.join(names)}"
-    if plan.limit is not None and not plan.folds:
-        sql += f"\nLIMIT {plan.limit + plan.offset:d}"
-    return sql, parameters
+    for number, schema in enumerate(asked.schemas):
+        # PostgreSQL gives a parameter one type, and each shard has enums of its own.
+        prefix = f"shard_{number}_" if compiled.sends_enums else ""
+        lists = asked.lists[number] if asked.lists else {}
+        sql, mine = _written(compiled.narrowed(lists), compiled.parameters, prefix)
+        parameters |= mine
+        branches.append(_in_schema(sql, schema))
+    return _unescaped(form.union(branches), parameters), parameters
 
 
-def _written(compiled: Capture, prefix: str) -> tuple[str, dict[str, Any]]:
-    """Returns SQL whose parameters' names have a prefix, and the parameters.
+def _unescaped(sql: str, parameters: Mapping[str, Any]) -> str:
+    """Return SQL as the driver takes it: a percent sign stands for itself where there are no parameters."""
+    return sql if parameters else sql.replace("%%", "%")
+
+
+class _Form(NamedTuple):
+    """How a node's branches become one statement.
+
+    Attributes:
+        columns: the name of each of a branch's columns, with its cast; empty if a branch is left as it is.
+        end: ORDER BY and LIMIT of them all.
+    """
+
+    columns: tuple[str, ...] = ()
+    end: str = ""
+
+    @classmethod
+    def of(cls, plan: MergePlan, compiled: Capture) -> _Form:
+        # PostgreSQL takes no union of two shards' enums, and locks rows in a part of FROM, not of UNION.
+        casts = [_cast(type_) for _, type_ in compiled.columns]
+        columns: tuple[str, ...] = ()
+        if plan.locks or any(casts):
+            given = (
+                name if name in plan.key_names else f"c{n}" for n, (name, _) in enumerate(compiled.columns)
+            )
+            columns = tuple(
+                f"c{n}{cast} AS {name}" for n, (name, cast) in enumerate(zip(given, casts, strict=True))
+            )
+        end = ""
+        if plan.keys and not compiled.multiplies_rows:
+            names = (key.sql(name) for key, name in zip(plan.keys, plan.key_names, strict=True))
+            end += f"\nORDER BY {', '.join(names)}"
+        if plan.limit is not None and not plan.folds:
+            end += f"\nLIMIT {plan.limit + plan.offset:d}"
+        return cls(columns, end)
+
+    def union(self, branches: Iterable[str]) -> str:
+        """Return one statement of all branches."""
+        if self.columns:
+            given = ", ".join(f"c{n}" for n in range(len(self.columns)))
+            selected = ", ".join(self.columns)
+            branches = (f"(SELECT {selected} FROM {one} AS one ({given}))" for one in branches)  # noqa: S608 -- own names
+        return "\nUNION ALL ".join(branches) + self.end
+
+
+_ALONE: Final = _Form()
+_MOST_KEPT: Final = 64
+"""Statements of nodes that are kept: that of 512 shards has 150 KB."""
+
+
+@lru_cache(_MOST_KEPT)
+def _of_equal_branches(form: _Form, sql: str, schemas: tuple[str, ...]) -> str:
+    return form.union(_in_schema(sql, schema) for schema in schemas)
+
+
+def _in_schema(sql: str, schema: str) -> str:
+    return f"({sql.replace(f'{ANY_SHARD}.', f'{schema}.')})"
+
+
+def _written(sql: str, given: Mapping[str, Any], prefix: str) -> tuple[str, dict[str, Any]]:
+    """Return SQL whose parameters' names have a prefix, and the parameters.
 
     Integers are inlined: the driver's work grows with the number of parameters.
     """
-    given = compiled.parameters
 
     def name(found: re.Match[str]) -> str:
         if found[1] not in given:
@@ -505,19 +566,8 @@ def _written(compiled: Capture, prefix: str) -> tuple[str, dict[str, Any]]:
         value = given[found[1]]
         return f"({value})" if type(value) is int else f"%({prefix}{found[1]})s"
 
-    sql = _PARAMETER.sub(name, compiled.sql) if given else compiled.sql
+    sql = _PARAMETER.sub(name, sql) if given else sql
     return sql, {f"{prefix}{name}": value for name, value in given.items() if type(value) is not int}
-
-
-def _with_types_in_common(branch: str, plan: MergePlan, columns: Sequence[tuple[str, Any]]) -> str:
-    """Casts what each shard has a type of its own for: PostgreSQL takes no union of two shards' enums."""
-    casts = [_cast(type_) for _, type_ in columns]
-    if not (plan.locks or any(casts)):
-        return branch
-    names = [name if name in plan.key_names else f"c{n}" for n, (name, _) in enumerate(columns)]
-    selected = (f"c{n}{cast} AS {name}" for n, (name, cast) in enumerate(zip(names, casts, strict=True)))
-    given = (f"c{n}" for n in range(len(columns)))
-    return f"(SELECT {', '.join(selected)} FROM {branch} AS one ({', '.join(given)}))"  # noqa: S608 -- own names
 
 
 def _cast(type_: Any) -> str:
@@ -528,12 +578,15 @@ def _cast(type_: Any) -> str:
     return "::text[]" if isinstance(type_, ARRAY) else "::text"
 
 
-def together(parts: Sequence[Callable[[], T]]) -> list[T]:
-    """Does the parts at once, each in a thread, and returns what they do when the last is done.
+def at_once(parts: Sequence[Callable[[], T]], *, is_async: bool) -> list[T]:
+    """Do the parts at once, and return their results when the last is done.
 
-    Each part has a connection to itself, and nobody else uses it meanwhile. Raises the first part's error.
+    Each part has a connection to itself, and nobody else uses it meanwhile; connections of an async driver
+    are used in the event loop, others in threads. Raises the first part's error.
     """
-    futures = [_threads().submit(part) for part in parts[1:]]
+    if is_async:
+        return _awaited(parts)
+    futures = [_threads().submit(copy_context().run, part) for part in parts[1:]]
     try:
         first = parts[0]()
     finally:
@@ -542,8 +595,6 @@ def together(parts: Sequence[Callable[[], T]]) -> list[T]:
 
 
 def _awaited(parts: Sequence[Callable[[], T]]) -> list[T]:
-    """Returns the same in the event loop, each part in a greenlet, for the connections of an async driver."""
-
     async def all_of_them() -> list[T | BaseException]:
         return await asyncio.gather(*map(greenlet_spawn, parts), return_exceptions=True)
 
@@ -565,15 +616,15 @@ os.register_at_fork(after_in_child=_threads.cache_clear)
 
 
 def sent_to(connection: Connection, sql: str, parameters: dict[str, Any], **options: Any) -> Any:
-    """Executes a node's statement; ``options`` are execution options."""
+    """Execute a node's statement; ``options`` are execution options."""
     if parameters:
         return connection.exec_driver_sql(sql, parameters, execution_options=options)
     options["no_parameters"] = True
-    return connection.exec_driver_sql(sql.replace("%%", "%"), execution_options=options)
+    return connection.exec_driver_sql(sql, execution_options=options)
 
 
 def fetched(connection: Connection, sql: str, parameters: dict[str, Any]) -> tuple[list[Row], Any]:
-    """Returns the rows of a statement as the driver gives them, and their description."""
+    """Return the rows of a statement as the driver gives them, and their description."""
     result = sent_to(connection, sql, parameters)
     cursor: Any = result.cursor
     try:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import (
+    BIGINT,
+    INTEGER,
+    TEXT,
     BigInteger,
     BindParameter,
     ClauseElement,
@@ -19,6 +22,7 @@ from sqlalchemy import (
     Integer,
     String,
     Table,
+    Text,
     TypeDecorator,
     Uuid,
     inspect,
@@ -26,18 +30,18 @@ from sqlalchemy import (
 from sqlalchemy.orm import InstanceState, Mapper, RelationshipProperty, Session
 from sqlalchemy.types import TypeEngine
 
+from shardids.catalog.topology import shards_for_keys
 from shardids.errors import BadArgument, UnknownId, UnsupportedKey
 from shardids.ids.layout import Layout
-from shardids.models.columns import REGION_OF_KEY, SHARDING_KEY, RegionOfKey, next_id
-from shardids.models.kinds import DIALECT, innermost, kind_of, variant
+from shardids.models.columns import REGION_OF_KEY, SHARDING_KEY, RegionOfKey, is_reference, next_id
 from shardids.models.lookups import Lookup
-from shardids.models.references import is_reference
+from shardids.models.types import DIALECT, innermost, kind_of, variant
 
 _HASHED = (int, str, bytes, UUID)
 
 
 def kind_of_key(type_: TypeEngine[Any], what: str) -> type:
-    """Returns what the values of a sharding key are in the database: ``int``, ``str``, ``bytes`` or ``UUID``.
+    """Return what the values of a sharding key are in the database: ``int``, ``str``, ``bytes`` or ``UUID``.
 
     Raises:
         UnsupportedKey: values of this type can be equal and differ as text, or have no stable hash.
@@ -57,7 +61,7 @@ def kind_of_key(type_: TypeEngine[Any], what: str) -> type:
 
 
 def stored_value(type_: TypeEngine[Any], value: Any, kind: type | None) -> Any:
-    """Returns what a column's type makes of a value on its way to the database.
+    """Return what a column's type makes of a value on its way to the database.
 
     Raises:
         BadArgument: a value of another kind than the column's: PostgreSQL would turn it into one.
@@ -86,7 +90,7 @@ def stored_value(type_: TypeEngine[Any], value: Any, kind: type | None) -> Any:
 
 
 def claimed_value(lookup: Lookup, given: Any, type_: TypeEngine[Any] | None = None) -> Any:
-    """Returns a value of a look-up key as the database stores it; ``type_`` is its own, if not the column's.
+    """Return a value of a look-up key as the database stores it; ``type_`` is its own, if not the column's.
 
     Raises:
         BadArgument: it is not of the column's kind, or only the database knows it.
@@ -107,7 +111,7 @@ def _named(kind: type) -> str:
 
 
 def default_key(column: Column[Any]) -> Any:
-    """Returns a new value of a sharding key's default in Python; ``None`` if it has none.
+    """Return a new value of a sharding key's default in Python; ``None`` if it has none.
 
     Raises:
         BadArgument: the default needs the statement that it is for.
@@ -134,10 +138,10 @@ class OldIds(Protocol):
     """Who knows the shards of IDs that were issued before the cluster."""
 
     def has(self, id_: int) -> bool:
-        """Returns whether an ID is old."""
+        """Return whether an ID is old."""
 
     def shards_of(self, ids: Iterable[int], table: str | None) -> Mapping[int, int]:
-        """Returns the shards of a table's old IDs, without those that no row had."""
+        """Return the shards of a table's old IDs, without those that no row had."""
 
 
 class ShardFinder(Protocol):
@@ -156,10 +160,10 @@ class ShardFinder(Protocol):
         """Who knows the shards of old IDs; ``None`` if no table was adopted."""
 
     def shard_of(self, id_: int, *, of: str | None = None) -> int:
-        """Returns the shard of the row that has an ID; ``of`` is its table."""
+        """Return the shard of the row that has an ID; ``of`` is its table."""
 
     def shard_for(self, key: Key, *, region: str | None = None) -> int:
-        """Returns the shard of a sharding key, among those of its region."""
+        """Return the shard of a sharding key, among those of its region."""
 
 
 Claimed = Mapping[Any, int]
@@ -170,14 +174,16 @@ class Claimant(Protocol):
     """Who claims values of look-up keys, and finds the shards of those that are claimed: the cluster."""
 
     def claim(self, lookup: Lookup, rows: Claimed) -> None:
-        """Claims values for rows that were written and not committed. Raises IntegrityError if it can't."""
+        """Claim values for rows that were written and not committed. Raises IntegrityError if it can't."""
 
     def shards_of(self, lookup: Lookup, values: Iterable[Any]) -> Claimed | None:
-        """Returns the shards whose rows can have the values; ``None`` if they are not known."""
+        """Return the shards whose rows can have the values; ``None`` if they are not known."""
 
 
 _PLAIN = {BigInteger, Integer}
 """Types of IDs that do nothing to a value."""
+_PLAIN_KEYS = {*_PLAIN, BIGINT, INTEGER, TEXT, Text}
+"""Types of sharding keys that do nothing to a value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +203,7 @@ class Tells:
     region: RegionOfKey | None = None
 
     def alike(self, other: Tells, *, by_table: bool) -> bool:
-        """Returns whether equal values of both columns tell the same shard.
+        """Return whether equal values of both columns tell the same shard.
 
         Two tables never have the same new ID, but may have the same old one: ``by_table``, if there are.
         """
@@ -208,7 +214,7 @@ class Tells:
         )
 
     def shard(self, value: Any, finder: ShardFinder, type_: TypeEngine[Any] | None = None) -> int:
-        """Returns the shard that a value tells; ``type_`` is that of the parameter, if not the column's.
+        """Return the shard that a value tells; ``type_`` is that of the parameter, if not the column's.
 
         Raises:
             BadArgument: a value that is not of the column's kind, or a key of a region that there is not.
@@ -225,26 +231,29 @@ class Tells:
     def shards(
         self, values: Iterable[Any], finder: ShardFinder, type_: TypeEngine[Any] | None = None
     ) -> list[tuple[Any, int]]:
-        """Returns values with their shards, without IDs that no row can have; it asks for all at once.
+        """Return values with their shards, without IDs that no row can have; it asks for all at once.
 
         Raises:
             BadArgument: as :meth:`shard` does.
         """
         old = finder.old_ids if self.kind is None else None
-        if old is None:
-            return list(self._told(values, finder, type_))
-        stored = [(value, stored_value(type_ or self.type_, value, None)) for value in values]
-        found = old.shards_of([id_ for _, id_ in stored if old.has(id_)], self.table)
-        known = [(value, found[id_]) for value, id_ in stored if id_ in found]
-        new = (value for value, id_ in stored if id_ not in found and not old.has(id_))
-        return [*known, *self._told(new, finder, type_)]
-
-    def _told(
-        self, values: Iterable[Any], finder: ShardFinder, type_: TypeEngine[Any] | None
-    ) -> Iterator[tuple[Any, int]]:
+        found: list[tuple[Any, int]] = []
+        if old is not None:
+            stored = [(value, stored_value(type_ or self.type_, value, None)) for value in values]
+            shards = old.shards_of([id_ for _, id_ in stored if old.has(id_)], self.table)
+            found = [(value, shards[id_]) for value, id_ in stored if id_ in shards]
+            values = [value for value, id_ in stored if id_ not in shards and not old.has(id_)]
+        values = list(values)
+        if self.kind in (int, str) and self.region is None and type_ is None and self._is_plain(values):
+            return list(zip(values, shards_for_keys(values, finder.shard_count), strict=True))
         for value in values:
             with suppress(UnknownId):
-                yield value, self.shard(value, finder, type_)
+                found.append((value, self.shard(value, finder, type_)))
+        return found
+
+    def _is_plain(self, values: Iterable[Any]) -> bool:
+        """Return whether the column's type stores these values as they are."""
+        return type(self.type_) in _PLAIN_KEYS and {*map(type, values)} == {self.kind}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,6 +270,7 @@ class ModelFacts:
         of_interest: all attributes that can say something of the shard.
         identity: how each part of the primary key tells the shard, if it does.
         is_reference: whether its table has the same rows on every node.
+        stays: whether a row was found to be loaded from one shard, with old IDs or without.
     """
 
     name: str
@@ -272,6 +282,7 @@ class ModelFacts:
     of_interest: frozenset[str]
     identity: tuple[Tells | None, ...]
     is_reference: bool
+    stays: set[bool] = field(default_factory=set)
 
     @property
     def located(self) -> bool:
@@ -279,7 +290,7 @@ class ModelFacts:
         return self.is_reference or any(self.identity)
 
     def shard_of_identity(self, identity: Sequence[Any], finder: ShardFinder) -> int | None:
-        """Returns the shard of the row with this primary key, or ``None`` if that does not tell.
+        """Return the shard of the row with this primary key, or ``None`` if that does not tell.
 
         Raises:
             BadArgument: an ID of no shard of this cluster.
@@ -294,7 +305,7 @@ class ModelFacts:
 
 
 def mapper_written(statement: Any) -> Mapper[Any] | None:
-    """Returns the mapped class that an INSERT, UPDATE or DELETE is of; ``None`` if it is of a table."""
+    """Return the mapped class that an INSERT, UPDATE or DELETE is of; ``None`` if it is of a table."""
     try:
         entity = statement.entity_description.get("entity")
     except KeyError:
@@ -305,7 +316,7 @@ def mapper_written(statement: Any) -> Mapper[Any] | None:
 
 
 def require_located(mapper: Mapper[Any]) -> None:
-    """Refuses a model of whose rows two in different shards may have the same primary key.
+    """Refuse a model of whose rows two in different shards may have the same primary key.
 
     Raises:
         BadArgument: the primary key does not tell the shard.
@@ -324,7 +335,7 @@ _KNOWN: WeakKeyDictionary[Mapper[Any], ModelFacts] = WeakKeyDictionary()
 
 
 def facts_of(mapper: Mapper[Any]) -> ModelFacts:
-    """Returns the facts of a mapped class.
+    """Return the facts of a mapped class.
 
     Raises:
         BadArgument: it has two sharding keys, or rows of shards in a table that is not in each shard.
@@ -365,7 +376,7 @@ def _read(mapper: Mapper[Any]) -> ModelFacts:
 
 
 def _refuse_schema(mapper: Mapper[Any]) -> None:
-    """Refuses a table with rows of shards that is not in each shard, but in one schema for all of a node."""
+    """Refuse a table with rows of shards that is not in each shard, but in one schema for all of a node."""
     table = mapper.local_table
     if not isinstance(table, Table) or table.schema is None:
         return
@@ -377,7 +388,7 @@ def _refuse_schema(mapper: Mapper[Any]) -> None:
 
 
 def refuse_reference_write(statement: Any) -> None:
-    """Refuses an INSERT, UPDATE or DELETE of a reference table.
+    """Refuse an INSERT, UPDATE or DELETE of a reference table.
 
     Raises:
         BadArgument: it is one.
@@ -395,7 +406,7 @@ def _reference_refused(name: str) -> BadArgument:
 
 
 def refuse_reference(state: InstanceState[Any], session: Session) -> None:
-    """Refuses a row of a reference table that a flush would write.
+    """Refuse a row of a reference table that a flush would write.
 
     Raises:
         BadArgument: it is one.
@@ -407,18 +418,18 @@ def refuse_reference(state: InstanceState[Any], session: Session) -> None:
 
 
 def is_sharding_key(column: object) -> bool:
-    """Returns whether a column was made by :func:`shardids.sharding_key`."""
+    """Return whether a column was made by :func:`shardids.sharding_key`."""
     return isinstance(column, Column) and bool(column.info.get(SHARDING_KEY))
 
 
 def is_filled(column: Column[Any]) -> bool:
-    """Returns whether the shard fills a column: with the next ID."""
+    """Return whether the shard fills a column: with the next ID."""
     default = column.server_default
     return isinstance(default, DefaultClause) and isinstance(default.arg, next_id)
 
 
 def how_it_tells(column: object) -> Tells | None:
-    """Returns how the values of a table's column tell the shard of their rows.
+    """Return how the values of a table's column tell the shard of their rows.
 
     A primary key that the shard fills does, a sharding key does, and so does a foreign key that leads to
     either: it can't cross shards, so the row lives where the row is that it refers to.
@@ -442,7 +453,7 @@ def how_it_tells(column: object) -> Tells | None:
 
 
 def _referred(column: Column[Any]) -> Iterator[Column[Any]]:
-    """Returns the column, and all that its foreign keys lead to."""
+    """Return the column, and all that its foreign keys lead to."""
     seen = {column}
     todo = [column]
     while todo:

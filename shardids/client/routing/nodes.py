@@ -1,14 +1,16 @@
-"""A session's connections: one a node, whatever its shards there, and one transaction that fails as one."""
+"""A session's connections: one per node, whatever its shards there, and one transaction that fails as one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Final, Literal, Protocol, TypeVar
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
+import psycopg
 from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, Engine, Executable, event
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session, SessionTransaction
 
@@ -22,10 +24,14 @@ T = TypeVar("T")
 FanOut = Literal["all", "named", "never"]
 """Which statements may concern several shards: all, those whose criteria name the shards, or none."""
 
+SHARD: Final = "shardids_shard"
+"""The execution option that names the shard of a statement and of its loaders'."""
+
 _FAIL: Final = """
     do $$begin
       raise exception 'a statement of this transaction has failed on another node';
     end$$"""
+_HAS_READ_ONLY: Final = "select pg_catalog.pg_current_xact_id_if_assigned() is null"
 _FAILED: Final = (TransactionStatus.INERROR, TransactionStatus.UNKNOWN)
 
 
@@ -45,19 +51,50 @@ class Shards(ShardFinder, Protocol):
         """Which node holds which shard."""
 
     def node_of(self, shard: int) -> Node:
-        """Returns the node that holds a shard now."""
+        """Return the node that holds a shard now."""
 
     def engine(self, node: Node) -> Engine:
-        """Returns the engine of a node."""
+        """Return the engine of a node."""
 
     def schema_of(self, shard: int) -> str:
-        """Returns the schema of a shard."""
+        """Return the schema of a shard."""
 
     def query_node(self) -> Node | None:
-        """Returns the query node, if there is one."""
+        """Return the query node, if there is one."""
 
     def refresh(self) -> bool:
-        """Reads the placement and the query node's address again."""
+        """Read the placement and the query node's address again."""
+
+
+class Everywhere(NamedTuple):
+    """All shards of a placement.
+
+    Attributes:
+        shards: their numbers, sorted.
+        by_node: per node its first shard, and the schemas of all its shards.
+    """
+
+    shards: Sequence[int]
+    by_node: Sequence[tuple[int, tuple[str, ...]]]
+
+
+_EVERYWHERE: Final[WeakKeyDictionary[Any, tuple[Placement, Everywhere]]] = WeakKeyDictionary()
+
+
+def everywhere(cluster: Shards) -> Everywhere:
+    """Return all shards of a cluster; kept until its placement changes.
+
+    Raises:
+        ShardLost: one lives nowhere.
+    """
+    placement, known = cluster.placement, _EVERYWHERE.get(cluster)
+    if known is None or known[0] is not placement:
+        shards = placement.all_shards()
+        schemas = [
+            (there[0], tuple(map(cluster.schema_of, there))) for there in placement.by_node(shards).values()
+        ]
+        _EVERYWHERE[cluster] = known = placement, Everywhere(shards, schemas)
+    return known[1]
 
 
 class ShardConnection:
@@ -106,7 +143,7 @@ class ShardConnection:
 
 
 class NodeSession(Session):
-    """A session of one connection a node, whose transaction, or savepoint, fails on all of them or on none.
+    """A session of one connection per node, whose transaction, or savepoint, fails on all of them or on none.
 
     A node whose part has failed refuses each statement until ROLLBACK, or ROLLBACK TO SAVEPOINT. The session
     makes the other parts fail before it sends or commits anything else.
@@ -114,32 +151,34 @@ class NodeSession(Session):
     Attributes:
         shards: the cluster.
         fan_out: which statements may concern several shards.
+        innermost: the innermost part of the transaction; a flush is one.
+        begun: the connections that the transaction uses.
+        only_merges: whether the transaction has only merged rows of several shards.
     """
 
     shards: Shards
     fan_out: FanOut
+    innermost: SessionTransaction | None = None
+    begun: list[Connection]
+    only_merges = True
     _writing: int | None = None
     _inserting: int | None = None
     _wanted = ""
     _whole: tuple[object, Whole] | None = None
     _levels: dict[SessionTransaction, list[Connection]]
     """The connections that the transaction uses, and each of its savepoints."""
-
-    @property
-    def begun(self) -> list[Connection]:
-        """The connections that the session's transaction uses."""
-        root = self.get_transaction()
-        return [] if root is None else self._levels.get(root, [])
+    _lent: list[tuple[dict[object, Any], object]]
+    """The binds that stand for connections meanwhile, and where they are entered."""
 
     def engine_of(self, shard: int) -> Engine:
-        """Returns the engine of the node that holds a shard, which all shards of the node share."""
+        """Return the engine of the node that holds a shard, which all shards of the node share."""
         node = self.shards.node_of(shard)
         self._wanted = node.name
         engine = self.shards.engine(node)
         return self.shards.decisions.engine(engine, node) if self.twophase else engine
 
     def node_connection(self, shard: int) -> Connection:
-        """Returns the session's connection to the node that holds a shard, in its transaction."""
+        """Return the session's connection to the node that holds a shard, in its transaction."""
         try:
             return super().connection(bind_arguments={"bind": self.engine_of(shard)})
         except PoolTimeout as error:
@@ -148,15 +187,15 @@ class NodeSession(Session):
     connection_to = node_connection
 
     def within(self, shard: int) -> dict[str, Any]:
-        """Returns the execution options that send a statement into a shard."""
+        """Return the execution options that send a statement into a shard."""
         return {"schema_translate_map": {None: self.shards.schema_of(shard)}}
 
     def shard_connection(self, shard: int) -> Any:
-        """Returns the session's connection to a node as seen from a shard."""
+        """Return the session's connection to a node as seen from a shard."""
         return ShardConnection(self.node_connection(shard), self.within(shard))
 
     def without_connection(self) -> ConnectionFailed:
-        """Returns the error of a pool that gives no connection."""
+        """Return the error of a pool that gives no connection."""
         return ConnectionFailed(
             f'no connection of the pool to node "{self._wanted}" became free; this session holds those to'
             f" {len(self.begun)} nodes meanwhile",
@@ -173,6 +212,10 @@ class NodeSession(Session):
             yield
         finally:
             self._writing = None
+            # They would be ended with the transaction, if it is not a part for this operation alone.
+            for connections, bind in self._lent:
+                connections.pop(bind, None)
+            self._lent.clear()
 
     @contextmanager
     def inserting(self, shard: int) -> Iterator[None]:
@@ -184,7 +227,7 @@ class NodeSession(Session):
             self._inserting = None
 
     def in_each(self, shards: Iterable[int], do: Callable[[int], T]) -> list[T]:
-        """Returns ``do(shard)`` of each shard; an error after the first fails the transaction."""
+        """Return ``do(shard)`` of each shard; an error after the first fails the transaction."""
         results: list[T] = []
         try:
             for shard in shards:
@@ -196,9 +239,8 @@ class NodeSession(Session):
         return results
 
     def fail_together(self) -> None:
-        """Makes the transaction fail on all nodes if it has failed on one."""
-        begun = self.begun
-        if len(begun) > 1 and any(map(_has_failed, begun)):
+        """Make the transaction fail on all nodes if it has failed on one."""
+        if any(map(_has_failed, self.begun)):
             self._fail()
 
     def _fail(self) -> None:
@@ -210,10 +252,12 @@ class NodeSession(Session):
                     connection.exec_driver_sql(_FAIL)
 
     def note_begun(self, transaction: SessionTransaction, connection: Connection) -> None:
-        """Notes a connection of the transaction; with ``twophase`` it makes it one part of the whole."""
+        """Note a connection of the transaction; with ``twophase`` it makes it one part of the whole."""
         level = self._levels.setdefault(transaction, [])
         if connection not in level:
             level.append(connection)
+        if transaction.parent is None:
+            self.begun = level
         self.fail_together()
         part, root = connection.get_transaction(), self.get_transaction()
         if isinstance(part, Part) and part.whole is None:
@@ -222,9 +266,33 @@ class NodeSession(Session):
             self._whole[1].add(part)
             self.shards.decisions.require_fit(part.node, connection)
 
+    def note_created(self, transaction: SessionTransaction) -> None:
+        """Note the innermost part of the transaction."""
+        self.innermost = transaction
+
     def note_ended(self, transaction: SessionTransaction) -> None:
-        """Forgets a transaction or savepoint."""
+        """Forget a transaction or savepoint."""
         self._levels.pop(transaction, None)
+        self.innermost = transaction.parent
+        if transaction.parent is None:
+            self.begun = []
+            self.only_merges = True
+
+
+def end_reading(connection: Connection) -> None:
+    """Commit the transaction of a connection, if it has written nothing; errors are left to its rollback.
+
+    At a rollback psycopg forgets the statements that it has prepared.
+    """
+    # A savepoint: the transaction around it belongs to the connection's owner, as in tests that roll back.
+    if connection.in_nested_transaction():
+        return
+    with suppress(SQLAlchemyError, ShardidsError, psycopg.Error):
+        pooled: Any = connection.connection
+        if pooled.driver_connection.prepare_threshold is not None and (
+            connection.exec_driver_sql(_HAS_READ_ONLY).scalar()
+        ):
+            pooled.dbapi_connection.commit()
 
 
 def _has_failed(connection: Connection) -> bool:
@@ -235,17 +303,8 @@ def _has_failed(connection: Connection) -> bool:
     return driver.info.transaction_status in _FAILED
 
 
-@event.listens_for(NodeSession, "before_flush", propagate=True)
-@event.listens_for(NodeSession, "before_commit", propagate=True)
-def _before(session: Any, *_: object) -> None:
-    session.fail_together()
-
-
-@event.listens_for(NodeSession, "after_begin", propagate=True)
-def _after_begin(session: Any, transaction: SessionTransaction, connection: Connection) -> None:
-    session.note_begun(transaction, connection)
-
-
-@event.listens_for(NodeSession, "after_transaction_end", propagate=True)
-def _after_end(session: Any, transaction: SessionTransaction) -> None:
-    session.note_ended(transaction)
+event.listen(NodeSession, "before_flush", lambda session, *_: session.fail_together(), propagate=True)
+event.listen(NodeSession, "before_commit", lambda session: session.fail_together(), propagate=True)
+event.listen(NodeSession, "after_begin", NodeSession.note_begun, propagate=True)
+event.listen(NodeSession, "after_transaction_create", NodeSession.note_created, propagate=True)
+event.listen(NodeSession, "after_transaction_end", NodeSession.note_ended, propagate=True)

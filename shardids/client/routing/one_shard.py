@@ -22,7 +22,7 @@ from shardids.client.routing.models import (
     refuse_reference,
 )
 from shardids.client.routing.placing import Sign, described, new_relatives, set_default_key, signs_of
-from shardids.client.routing.writes import mappings_by_shard, shard_of_row
+from shardids.client.routing.writes import keyed, shard_of_row
 from shardids.errors import BadArgument, ShardidsError, WrongShard
 
 After = int | Iterable[int]
@@ -33,7 +33,7 @@ _ADVANCE_PAST: Final = text("select shardids.advance_past(:shard, :id)")
 
 
 def advance_past(connection: Connection, shard: int, id_: int) -> None:
-    """Raises a shard of the connection's node past an ID, if it is not past it.
+    """Raise a shard of the connection's node past an ID, if it is not past it.
 
     Raises:
         BadArgument: the shard is not past it, and the transaction is read-only.
@@ -49,12 +49,12 @@ def advance_past(connection: Connection, shard: int, id_: int) -> None:
             f"shard {shard} is not past ID {id_} yet, and neither a read-only transaction nor a standby can"
             " raise it",
             hint="What is only read needs no after=. To raise the shard first, in a transaction that writes:"
-            f" cluster.reserve({shard}, 1, after={id_})",
+            f" cluster.at(shard={shard}, after={id_}).reserve(1)",
         ) from error
 
 
 def _refuse_earlier_statement(statement: Any, rows: Iterable[Mapping[str, Any]], latest: int) -> None:
-    """Refuses rows of an INSERT, of a mapped class or a table, as :func:`refuse_earlier_value` does."""
+    """Refuse rows of an INSERT, of a mapped class or a table, as :func:`refuse_earlier_value` does."""
     mapper = mapper_written(statement)
     for row in rows:
         if mapper is not None:
@@ -72,7 +72,7 @@ def _refuse_earlier(mapper: Mapper[Any], values: Mapping[str, Any], latest: int)
 
 
 def refuse_earlier_value(name: str, key: str, value: Any, latest: int) -> None:
-    """Refuses the key of a new row if it is an ID that does not sort after ``latest``.
+    """Refuse the key of a new row if it is an ID that does not sort after ``latest``.
 
     Raises:
         BadArgument: it is one.
@@ -82,7 +82,7 @@ def refuse_earlier_value(name: str, key: str, value: Any, latest: int) -> None:
         raise BadArgument(
             f"{key} {value} of a new row of {name} does not sort after {latest}, as this session's are to",
             hint="If it was set aside before, leave it to the shard, or reserve others:"
-            " cluster.reserve(shard, count, after=…). Nothing was written.",
+            " cluster.at(shard=…, after=…).reserve(count). Nothing was written.",
         )
 
 
@@ -111,14 +111,14 @@ class ShardSession(Claiming):
             event.listen(self, "after_begin", _advance)
 
     def connection_to(self, shard: int) -> Connection:
-        """Returns the session's connection."""
+        """Return the session's connection."""
         return self.connection()
 
     def _shard_written(self) -> int:
         return self.shard
 
     def objects_by_shard(self, objects: Iterable[object]) -> dict[int, list[object]]:
-        """Returns the objects of a bulk operation; those of other shards are refused."""
+        """Return the objects of a bulk operation; those of other shards are refused."""
         mine = list(objects)
         for one in mine:
             state: State = inspect(one)
@@ -128,22 +128,20 @@ class ShardSession(Claiming):
                 _refuse_earlier(state.mapper, state.dict, self.after)
         return {self.shard: mine}
 
-    def rows_by_shard(
-        self, mapper: Mapper[Any], rows: Iterable[dict[str, Any]], *, are_new: bool
-    ) -> dict[int, list[dict[str, Any]]]:
-        """Returns the rows of a bulk operation; those of other shards are refused."""
-        by_shard = mappings_by_shard(mapper, rows, self.finder, self.shard)
-        if self.after is not None and are_new:
-            for row in by_shard.get(self.shard, ()):
-                _refuse_earlier(mapper, row, self.after)
-        return by_shard
-
     def _execute_internal(self, statement: Any, params: Any = None, **options: Any) -> Any:
+        told, self._getting = self._getting, None
+        if told is not None:
+            if told[1] != self.shard:
+                raise _of_others(str(told[1]), self.shard)
+            return super(Claiming, self)._execute_internal(statement, params, **options)
+        params = keyed(statement, params)
         # What SQLAlchemy does for the event do_orm_execute would take several times as long as the check.
         try:
             refuse_statement(statement, params, self.finder, self.shard)
         except ShardidsError:
-            if not loads_more(self, statement):
+            context = executed(self, statement, params, None, None)
+            # What belongs to an object that the session has.
+            if not (context.is_column_load or context.is_relationship_load):
                 raise
         if self.after is not None and getattr(statement, "is_insert", False):
             rows = Read(statement, params, self.finder).rows(params)
@@ -156,7 +154,7 @@ Session._execute_internal  # noqa: B018  -- see above
 
 
 def refuse_objects(session: Session, finder: ShardFinder, only: int) -> None:
-    """Refuses a flush that holds an object of another shard than the session's only one.
+    """Refuse a flush that holds an object of another shard than the session's only one.
 
     Raises:
         BadArgument: an object of another shard, or an ID of no shard of the cluster.
@@ -181,7 +179,7 @@ def refuse_objects(session: Session, finder: ShardFinder, only: int) -> None:
 
 
 def refuse_others(state: State, signs: Iterable[Sign], only: int) -> None:
-    """Refuses an object that one of the signs puts into another shard than ``only``, the session's.
+    """Refuse an object that one of the signs puts into another shard than ``only``, the session's.
 
     Raises:
         WrongShard: there is such a sign.
@@ -196,7 +194,7 @@ def refuse_others(state: State, signs: Iterable[Sign], only: int) -> None:
 
 
 def refuse_statement(statement: Any, given: Any, finder: ShardFinder, only: int) -> None:
-    """Refuses a statement that is about rows of other shards than ``only``, the session's.
+    """Refuse a statement that is about rows of other shards than ``only``, the session's.
 
     Raises:
         WrongShard: its criteria name other shards, or a row that it writes belongs to one.
@@ -209,16 +207,19 @@ def refuse_statement(statement: Any, given: Any, finder: ShardFinder, only: int)
     named = read.named().shards
     if named and (only not in named or (len(named) > 1 and isinstance(statement, UpdateBase))):
         others = ", ".join(str(shard) for shard in sorted(named - {only})[:3])
-        raise WrongShard(
-            f"the statement's criteria name shard {others}, and this session is on shard {only}",
-            hint="Open the session on the rows' own shard, or on all of them: cluster.sharded_session().",
-        )
+        raise _of_others(others, only)
 
 
-def loads_more(session: Session, statement: Any) -> bool:
-    """Returns whether SQLAlchemy loads with it what belongs to an object that the session has."""
-    state = ORMExecuteState(session, statement, None, immutabledict(), {}, statement, [])
-    return bool(state.is_column_load or state.is_relationship_load)
+def _of_others(named: str, only: int) -> WrongShard:
+    return WrongShard(
+        f"the statement's criteria name shard {named}, and this session is on shard {only}",
+        hint="Open the session on the rows' own shard, or on all of them: cluster.sharded_session().",
+    )
+
+
+def executed(session: Session, statement: Any, given: Any, options: Any, binds: Any) -> ORMExecuteState:
+    """Return what the event ``do_orm_execute`` would give of a statement, where no listener wants it."""
+    return ORMExecuteState(session, statement, given, options or immutabledict(), binds or {}, statement, [])
 
 
 @event.listens_for(ShardSession, "before_flush")
@@ -235,6 +236,4 @@ def _advance(session: Any, transaction: SessionTransaction, connection: Connecti
         advance_past(connection, session.shard, session.after)
 
 
-@event.listens_for(ShardSession, "after_flush")
-def _claim(session: Any, *_: object) -> None:
-    session.claim_flushed(lambda _: session.shard)
+event.listen(ShardSession, "after_flush", lambda session, *_: session.claim_flushed(lambda _: session.shard))

@@ -38,7 +38,7 @@ class Sign(NamedTuple):
 
 
 def place(session: Session, finder: ShardFinder) -> dict[State, int]:
-    """Returns the shard of each new or changed object of a session, and of what foreign keys bind to them.
+    """Return the shard of each new or changed object of a session, and of what foreign keys bind to them.
 
     Nothing is loaded for it.
 
@@ -69,12 +69,12 @@ def place(session: Session, finder: ShardFinder) -> dict[State, int]:
 
 
 def shard_of_object(state: State, finder: ShardFinder) -> int:
-    """Returns the shard that an object's own attributes tell. Raises as :func:`place` does."""
+    """Return the shard that an object's own attributes tell. Raises as :func:`place` does."""
     return _agreed(signs_of(state, finder), state)
 
 
 def set_default_key(state: State) -> None:
-    """Gives a new object the sharding key that its column's default in Python makes."""
+    """Give a new object the sharding key that its column's default in Python makes."""
     facts = facts_of(state.mapper)
     if state.key is None and facts.key_column is not None and facts.key not in state.dict:
         value = default_key(facts.key_column)
@@ -83,7 +83,7 @@ def set_default_key(state: State) -> None:
 
 
 def signs_of(state: State, finder: ShardFinder) -> Iterator[Sign]:
-    """Returns what an object says of its shard. Raises as :func:`place` does."""
+    """Return what an object says of its shard. Raises as :func:`place` does."""
     if state.key is not None:
         shard = shard_of_identity(state, finder)
         if shard is not None:
@@ -96,7 +96,7 @@ def signs_of(state: State, finder: ShardFinder) -> Iterator[Sign]:
 
 
 def shard_of_identity(state: State, finder: ShardFinder) -> int | None:
-    """Returns the shard of an object that is in the database already, where its identity tells it."""
+    """Return the shard of an object that is in the database already, where its identity tells it."""
     if state.key is None:
         return None
     if state.key[2] is not None:
@@ -105,7 +105,7 @@ def shard_of_identity(state: State, finder: ShardFinder) -> int | None:
 
 
 def described(state: State) -> str:
-    """Returns an object as a message names it, by its primary key, or else by what tells its shard."""
+    """Return an object as a message names it, by its primary key, or else by what tells its shard."""
     facts = facts_of(state.mapper)
     if state.key is not None:
         names = [state.mapper.get_property_by_column(column).key for column in state.mapper.primary_key]
@@ -117,7 +117,7 @@ def described(state: State) -> str:
 
 
 def shown_value(value: object) -> str:
-    """Returns a value for a message, of bounded length."""
+    """Return a value for a message, of bounded length."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
 
@@ -154,7 +154,7 @@ def _agreed(signs: Iterable[Sign], about: State) -> int:
 
 
 def new_relatives(state: State) -> Iterator[State]:
-    """Returns the objects that were attached by a relationship over a foreign key, at either end of it."""
+    """Return the objects that were attached by a relationship over a foreign key, at either end of it."""
     facts = facts_of(state.mapper)
     for name in facts.relatives:
         if name in state.dict or name in facts.streamed:
@@ -163,7 +163,7 @@ def new_relatives(state: State) -> Iterator[State]:
 
 
 def _bound_together(state: State, bound: Mapping[State, list[State]]) -> list[State]:
-    """Returns the object, and all that relationships bind to it, directly or through others."""
+    """Return the object, and all that relationships bind to it, directly or through others."""
     seen = {state}
     together = [state]
     for here in together:

@@ -17,9 +17,7 @@ from sqlalchemy.sql import visitors
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.util import await_only
 
-from shardids.catalog.references import REFERENCE_SCHEMA
-from shardids.catalog.statement_log import shown_statement
-from shardids.catalog.topology import Placement
+from shardids.catalog.topology import REFERENCE_SCHEMA, Placement
 from shardids.client.routing.aggregates import in_two_steps
 from shardids.client.routing.fanout import ANY_SHARD, STAND_IN, Replay, compiled, fetched
 from shardids.client.routing.nodes import NodeSession
@@ -31,6 +29,7 @@ from shardids.errors import (
     MissingPrivilege,
 )
 from shardids.logs import logger
+from shardids.pg.statement_log import shown_statement
 
 ENGINE: Final = "shardids_engine"
 """The execution option that says which way a statement went: ``shard``, ``merge`` or ``views``."""
@@ -65,7 +64,7 @@ _NOT_THERE: Final = (
 
 
 def by_views(context: ORMExecuteState, statement: Any, refused: CannotCombine, shard: int) -> Result[Any]:
-    """Executes a SELECT on the query node, in a transaction of its own that only reads.
+    """Execute a SELECT on the query node, in a transaction of its own that only reads.
 
     Args:
         context: what the session executes.
@@ -115,7 +114,7 @@ def by_views(context: ORMExecuteState, statement: Any, refused: CannotCombine, s
 def _answer(
     session: NodeSession, engine: Engine, statement: Any, parameters: Any, role: str
 ) -> tuple[list[Any], Any]:
-    """Asks the nodes all at once; and one after another where postgres_fdw can't.
+    """Ask the nodes all at once; and one after another where postgres_fdw can't.
 
     It uses one connection a node, also for a subquery while an asynchronous scan waits there for rows.
     """
@@ -142,7 +141,7 @@ def _is_said_by_server(error: ConnectionFailed) -> bool:
 
 
 def _require_same_view(session: NodeSession, statement: Any, refused: CannotCombine, shard: int) -> str:
-    """Refuses where the session's transaction would see something else than the query node's.
+    """Refuse where the session's transaction would see something else than the query node's.
 
     The server is asked, for it alone knows what triggers and cascades have written.
 
@@ -193,13 +192,12 @@ _SEEN: Final = text("""
 
 
 def _named_in(statement: Any, connection: Connection) -> tuple[list[str], list[str]]:
-    """Returns the names of the tables and of the functions in a statement.
+    """Return the names of the tables and of the functions in a statement.
 
     Raises:
         CannotCombine: a table has a schema: it is on the nodes, and another may be on the query node.
     """
-    parts = as_sent(statement, connection.dialect).parts.values()
-    sources = [source for _, _, froms in parts for source in froms]
+    sources = [one for one in as_sent(statement, connection.dialect).sources if one is not None]
     tables: dict[str, None] = {}
     functions: dict[str, None] = {}
     for element in (part for one in (statement, *sources) for part in visitors.iterate(one)):
@@ -217,7 +215,7 @@ def _named_in(statement: Any, connection: Connection) -> tuple[list[str], list[s
 
 @contextmanager
 def _reading(session: NodeSession, engine: Engine, role: str) -> Iterator[Connection]:
-    """Opens a transaction on a query node that reads every shard from its owner.
+    """Open a transaction on a query node that reads every shard from its owner.
 
     Each statement has its own: on the nodes, postgres_fdw keeps the snapshots of the first, and a shard that
     came to a node later is not in them.
@@ -286,13 +284,13 @@ def _asked(connection: Connection, statement: Any, parameters: Any) -> tuple[lis
 
 
 def _explained(error: DBAPIError, refused: CannotCombine) -> Exception | None:
-    """Returns the error for what the query node does not have; ``None`` if the statement itself is wrong."""
+    """Return the error for what the query node does not have; ``None`` if the statement itself is wrong."""
     found: Any = error.orig
     said = found.diag.message_primary if isinstance(found, psycopg.Error) else None
     if isinstance(found, psycopg.errors.InsufficientPrivilege):
         return MissingPrivilege(
             f"the query node: {said}",
-            hint="To let the role read all tables there: shardids query-node grant ROLE",
+            hint="To let the role read all tables there: shardids grant ROLE --query-node",
         )
     if isinstance(found, _NOT_THERE):
         return CannotCombine(f"{refused.message}; and the query node says: {said}", hint=_HINT)

@@ -14,6 +14,15 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.sql.elements import Grouping, Label
 from sqlalchemy.sql.selectable import ForUpdateArg
 
+ELEMENTS: Final = frozenset(
+    (
+        *("bindparam", "null", "true", "false", "typeclause", "column", "cast", "case", "extract", "unary"),
+        *("binary", "tuple", "grouping", "clauselist", "expression_clauselist", "type_coerce", "label"),
+        *("label_reference",),
+    )
+)
+"""Elements that compute one value of one row, if their parts do."""
+
 
 class Kind(Enum):
     """What a function computes; ``UNKNOWN`` are those that may depend on more than their arguments."""
@@ -44,7 +53,7 @@ _asked: WeakKeyDictionary[Engine, dict[str, Kind]] = WeakKeyDictionary()
 
 
 def kinds_on(connection: Connection) -> KindOf:
-    """Returns the kinds of functions as the connection's server knows them; asked once per name and engine.
+    """Return the kinds of functions as the connection's server knows them; asked once per name and engine.
 
     A name that is not listed is a scalar function if every function of this name is immutable and returns one
     value, and an aggregate or a window function if every one is.
@@ -73,8 +82,29 @@ def _ask(connection: Connection, name: str) -> Kind:
     return Kind(kinds.pop()) if len(kinds) == 1 else Kind.UNKNOWN
 
 
+@cache
+def _attributes(kind: Any) -> dict[str, str]:
+    # SQLAlchemy's own list of a statement's parts, by which it copies, compares and caches statements. It has
+    # public methods that set a clause, and none that reads one.
+    return {name.lstrip("_"): name for name, *_ in getattr(kind, "_traverse_internals", ())}
+
+
+def part_of(statement: Any, name: str) -> Any:
+    """Return a part of a statement, by its name in SQLAlchemy; ``None`` if this kind has no such part."""
+    attribute = _attributes(statement.__class__).get(name)
+    return None if attribute is None else getattr(statement, attribute)
+
+
+def with_parts(statement: Any, **parts: Any) -> Any:
+    """Return a copy of a statement with other parts."""
+    copy = statement.execution_options()
+    for name, part in parts.items():
+        setattr(copy, _attributes(statement.__class__)[name], part)
+    return copy
+
+
 class Clauses(NamedTuple):
-    """The clauses of a SELECT that SQLAlchemy has public methods to set, and none to read."""
+    """The clauses of a SELECT."""
 
     group_by: Sequence[Any]
     having: Sequence[Any]
@@ -88,37 +118,36 @@ class Clauses(NamedTuple):
 
 
 def clauses_of(select: Any) -> Clauses:
-    """Returns the clauses of a SELECT."""
-    # Dialects read a SELECT by these names, so they are the same in every version of SQLAlchemy 2.
+    """Return the clauses of a SELECT."""
     return Clauses(
-        group_by=select._group_by_clauses,
-        having=select._having_criteria,
-        order_by=select._order_by_clauses,
-        distinct=select._distinct,
-        distinct_on=select._distinct_on,
-        limit=select._limit_clause,
-        offset=select._offset_clause,
-        fetch=select._fetch_clause,
-        locks=any(isinstance(one, ForUpdateArg) for one in select.get_children()),
+        group_by=part_of(select, "group_by_clauses"),
+        having=part_of(select, "having_criteria"),
+        order_by=part_of(select, "order_by_clauses"),
+        distinct=part_of(select, "distinct"),
+        distinct_on=part_of(select, "distinct_on"),
+        limit=part_of(select, "limit_clause"),
+        offset=part_of(select, "offset_clause"),
+        fetch=part_of(select, "fetch_clause"),
+        locks=part_of(select, "for_update_arg") is not None,
     )
 
 
 def assigned(statement: Any) -> dict[str, Any]:
-    """Returns the values that an INSERT or UPDATE sets itself, by the column's key or the attribute."""
-    # The same holds for these; SQLAlchemy 2.0 keeps those of ordered_values() apart.
-    values = {**(statement._values or {}), **dict(getattr(statement, "_ordered_values", None) or ())}
+    """Return the values that an INSERT or UPDATE sets itself, by the column's key or the attribute."""
+    # SQLAlchemy 2.0 keeps those of ordered_values() apart.
+    values = {**(part_of(statement, "values") or {}), **dict(part_of(statement, "ordered_values") or ())}
     return {str(getattr(column, "key", column)): value for column, value in values.items()}
 
 
 def plain(element: Any) -> Any:
-    """Returns an expression without its label and parentheses."""
+    """Return an expression without its label and parentheses."""
     while isinstance(element, Label | Grouping):
         element = element.element
     return element
 
 
 def is_native_enum(type_: Any) -> bool:
-    """Returns whether each shard has a type of its own for these values, or for their elements."""
+    """Return whether each shard has a type of its own for these values, or for their elements."""
     while isinstance(type_, TypeDecorator | ARRAY):
         type_ = type_.item_type if isinstance(type_, ARRAY) else type_.impl_instance
     return isinstance(type_, EnumType) and type_.native_enum
@@ -153,12 +182,19 @@ class Sent(NamedTuple):
     unread: list[str]
 
     def part(self, select: Any) -> Part:
-        """Returns a SELECT as it is sent."""
+        """Return a SELECT as it is sent."""
         return self.parts.get(id(select), _UNKNOWN)
+
+    @property
+    def sources(self) -> list[Any]:
+        """All that its SELECTs read from; ``None`` stands for an unknown SELECT."""
+        return [
+            one for _, core, froms in self.parts.values() for one in (froms if core is not None else [None])
+        ]
 
 
 def as_sent(statement: Any, dialect: Dialect) -> Sent:
-    """Compiles a statement and keeps what the compiler saw."""
+    """Compile a statement and keep what the compiler saw."""
     base: Any = dialect.statement_compiler
     compiler = _recorder(base)(dialect, statement)
     state = compiler.compile_state
@@ -174,7 +210,7 @@ def as_sent(statement: Any, dialect: Dialect) -> Sent:
 
 @cache
 def _recorder(base: Any) -> Any:
-    """Returns a compiler that notes each SELECT. SQLAlchemy decides there which tables are correlated."""
+    """Return a compiler that notes each SELECT. SQLAlchemy decides there which tables are correlated."""
 
     class Recorder(base):  # type: ignore[misc]  # the dialect's compiler
         def __init__(self, *arguments: Any, **options: Any) -> None:

@@ -21,9 +21,19 @@ from sqlalchemy.sql.selectable import ScalarSelect, SelectStatementGrouping
 
 from shardids.client.routing.aggregates import fold_of
 from shardids.client.routing.models import Tells, how_it_tells
-from shardids.client.routing.sent import Clauses, Kind, KindOf, Sent, as_sent, assigned, clauses_of, plain
+from shardids.client.routing.sent import (
+    ELEMENTS,
+    Clauses,
+    Kind,
+    KindOf,
+    Sent,
+    as_sent,
+    assigned,
+    clauses_of,
+    plain,
+)
 from shardids.errors import CannotCombine
-from shardids.models.references import is_reference
+from shardids.models.columns import is_reference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +74,7 @@ class Source:
     everywhere: bool = False
 
     def trait(self, column: Any) -> Trait:
-        """Returns what is known of one of its columns."""
+        """Return what is known of one of its columns."""
         if self.traits is None:
             (base,) = column.base_columns
             if not isinstance(base, Column):
@@ -109,12 +119,12 @@ class Scope:
         )
 
     def add(self, element: Any, source: Source) -> list[Source]:
-        """Adds an item of FROM."""
+        """Add an item of FROM."""
         self.sources[element] = source
         return [source]
 
     def trait(self, column: Any) -> tuple[Source, Trait] | None:
-        """Returns where a column comes from and what is known of it; ``None`` if it is an expression."""
+        """Return where a column comes from and what is known of it; ``None`` if it is an expression."""
         column = plain(column)
         if not isinstance(column, ColumnClause):
             return None
@@ -128,12 +138,12 @@ class Scope:
         return None
 
     def tells_shard(self, columns: Iterable[Any]) -> bool:
-        """Returns whether rows of two shards always differ in one of the columns: NULL does not differ."""
+        """Return whether rows of two shards always differ in one of the columns: NULL does not differ."""
         found = map(self.trait, columns)
         return any(one is not None and one[1].required and one[1].tells is not None for one in found)
 
     def join(self, join: Any, left: list[Source], right: list[Source]) -> list[Source]:
-        """Joins two parts of FROM.
+        """Join two parts of FROM.
 
         Raises:
             CannotCombine: an outer join that would look for partners in one shard only.
@@ -157,13 +167,13 @@ class Scope:
         return [*left, *right]
 
     def bind(self, where: Iterable[Any]) -> None:
-        """Notes what conditions that every row fulfils bind together."""
+        """Note what conditions that every row fulfils bind together."""
         links = list(self._links(conjuncts(where)))
         for one, other, refers in (*links, *links):
             self._note(one, other, refers)
 
     def check(self) -> None:
-        """Refuses sources that do not live together.
+        """Refuse sources that do not live together.
 
         Raises:
             CannotCombine: there are such.
@@ -178,7 +188,7 @@ class Scope:
                 raise _not_together(source)
 
     def _links(self, conditions: Iterable[Any]) -> Iterator[tuple[Source, Source, bool]]:
-        """Yields pairs of sources that equalities bind, and whether the first refers to the second."""
+        """Yield pairs of sources that equalities bind, and whether the first refers to the second."""
         for condition in conditions:
             if not (isinstance(condition, BinaryExpression) and condition.operator is operators.eq):
                 continue
@@ -211,7 +221,7 @@ class Scope:
 
 
 def conjuncts(conditions: Iterable[Any]) -> Iterator[Any]:
-    """Yields the conditions that all have to hold."""
+    """Yield the conditions that all have to hold."""
     for condition in conditions:
         if isinstance(condition, BooleanClauseList) and condition.operator is operators.and_:
             yield from conjuncts(condition.clauses)
@@ -235,7 +245,7 @@ def _not_together(source: Source) -> CannotCombine:
 
 
 def unlocated(table: Any) -> CannotCombine:
-    """Returns the error for a table, or a source, of which nothing says where its rows live."""
+    """Return the error for a table, or a source, of which nothing says where its rows live."""
     return CannotCombine(
         f"nothing says in which shard the rows of {getattr(table, 'name', 'a subquery')} live",
         hint="Join it along a foreign key from a table that has an ID or a sharding key, or name the shard:"
@@ -250,14 +260,7 @@ _CONSTANT: Final = re.compile(r"\s*(\*|-?\d+(\.\d+)?|'[^'\\]*'|null|true|false)\
 _OPERATOR: Final = re.compile(r"[-+*/<>=~!@#%^&|`?]+")
 """What PostgreSQL takes for an operator; anything else could hold a subquery."""
 
-_LISTED: Final = frozenset(
-    (
-        *("bindparam", "null", "true", "false", "collation", "typeclause", "table", "column", "cast"),
-        *("case", "extract", "unary", "binary", "slice", "tuple", "array", "grouping", "clauselist"),
-        *("expression_clauselist", "type_coerce", "label", "label_reference", "textual_label_reference"),
-    )
-)
-"""Elements that compute one value of one row, if their parts do."""
+_LISTED: Final = ELEMENTS | {"collation", "table", "slice", "array", "textual_label_reference"}
 
 _COMPUTING: Final = frozenset(("over", "funcfilter", "withingroup", "aggregate_order_by"))
 """Elements that compute one value of several rows."""
@@ -303,7 +306,7 @@ class Check:
         self._derived: dict[Any, Scope] = {}
 
     def select(self, folded: Callable[[Any], Iterable[Any]] | None = None) -> bool:
-        """Checks a SELECT; ``folded`` gives what each shard computes an aggregate's column of.
+        """Check a SELECT; ``folded`` gives what each shard computes an aggregate's column of.
 
         Returns:
             whether it reads a table at all.
@@ -319,7 +322,7 @@ class Check:
         return bool(scope.sources) or folded is not None
 
     def in_one_shard(self) -> None:
-        """Checks a statement whose criteria name one shard: does it also read rows of others?
+        """Check a statement whose criteria name one shard: does it also read rows of others?
 
         Raises:
             CannotCombine: a table or a subquery in it is not bound to the rows that the criteria are about.
@@ -330,7 +333,7 @@ class Check:
             self._read(self._given, None, top=True)
 
     def change(self) -> None:
-        """Checks an UPDATE or DELETE.
+        """Check an UPDATE or DELETE.
 
         Raises:
             CannotCombine: it would change other rows, or in another way, than in one database.
@@ -368,7 +371,7 @@ class Check:
         top: bool = False,
         folded: Callable[[Any], Iterable[Any]] | None = None,
     ) -> tuple[Scope, bool]:
-        """Checks a SELECT; ``tested`` is a condition that the statement around sets its rows.
+        """Check a SELECT; ``tested`` is a condition that the statement around sets its rows.
 
         A SELECT that is bound to the row around it sees all the rows that it would see in one database, so it
         may compute over them. Any other has to give its rows one by one.
@@ -404,7 +407,7 @@ class Check:
         return scope, bound
 
     def _require_read(self) -> None:
-        """Refuses a statement of several shards with anything that was not among its expressions."""
+        """Refuse a statement of several shards with anything that was not among its expressions."""
         if self._kind_of is None:
             return
         for named in self._sent.unread:
@@ -426,7 +429,7 @@ class Check:
                 self._check(element, around)
 
     def _check(self, element: Any, around: _Around) -> None:
-        """Refuses an expression with an element that is not on the list, or a SELECT that is not bound."""
+        """Refuse an expression with an element that is not on the list, or a SELECT that is not bound."""
         kind = element.__visit_name__
         # The latter is EXISTS of SQLAlchemy 2.0.
         if isinstance(element, ScalarSelect | SelectStatementGrouping):
@@ -536,7 +539,7 @@ class Check:
 
 
 def _require_rows(clauses: Clauses, columns: Sequence[Any], scope: Scope, *, top: bool) -> None:
-    """Refuses what is computed over more rows than those of one shard."""
+    """Refuse what is computed over more rows than those of one shard."""
     if not top and (clauses.limit is not None or clauses.offset is not None):
         _refuse_subquery(scope)
     distinct = clauses.distinct_on or (columns if clauses.distinct else ())
@@ -548,15 +551,13 @@ def _require_rows(clauses: Clauses, columns: Sequence[Any], scope: Scope, *, top
 
 
 def reads_references(statement: Any, dialect: Dialect) -> bool:
-    """Returns whether a SELECT reads reference tables and nothing else: every node has the same answer."""
-    parts = as_sent(statement, dialect).parts.values()
-    sources = [source for _, core, froms in parts for source in (froms if core is not None else [None])]
-    tables = [table for source in sources for table in _tables(source)]
+    """Return whether a SELECT reads reference tables and nothing else: every node has the same answer."""
+    tables = [table for source in as_sent(statement, dialect).sources for table in _tables(source)]
     return bool(tables) and all(map(is_reference, tables))
 
 
 def _tables(source: Any) -> Iterator[Any]:
-    """Yields the tables in an item of FROM, and what may be none; SELECTs in it are parts of their own."""
+    """Yield the tables in an item of FROM, and what may be none; SELECTs in it are parts of their own."""
     kind = getattr(source, "__visit_name__", None)
     if kind == "join":
         yield from _tables(source.left)

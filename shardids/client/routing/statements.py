@@ -15,22 +15,25 @@ from shardids.client.routing.aggregates import folded
 from shardids.client.routing.criteria import Named, Read, narrowed
 from shardids.client.routing.fanout import (
     STAND_IN,
+    Asked,
+    Capture,
     MergePlan,
-    Question,
+    answer,
     compiled,
-    gather,
     plan,
-    stream,
 )
 from shardids.client.routing.models import facts_of
-from shardids.client.routing.nodes import NodeSession
+from shardids.client.routing.nodes import SHARD, NodeSession, everywhere
 from shardids.client.routing.query_node import ENGINE, by_views
-from shardids.client.routing.sent import kinds_on
+from shardids.client.routing.sent import kinds_on, part_of, with_parts
 from shardids.client.routing.shapes import Check, conjuncts
 from shardids.errors import BadArgument, CannotCombine, FanOutRefused
 
 _AHEAD: Final = 50
 """How many keys more than are wanted are read at once, in case that others hold rows."""
+
+_MOST_PAGES: Final = 8
+"""For how many LIMITs and OFFSETs the same statement is kept."""
 
 _READS: Final[WeakKeyDictionary[Any, tuple[bool, bool]]] = WeakKeyDictionary()
 """For what was compiled and found right: was it checked with old IDs, and does it read tables?"""
@@ -46,7 +49,7 @@ class Execution:
         self._given: Any = context.parameters
 
     def result(self, named: Named) -> Result[Any]:
-        """Executes the statement in the shards that its criteria name.
+        """Execute the statement in the shards that its criteria name.
 
         Raises:
             FanOutRefused: the session does not ask these shards with one statement.
@@ -71,8 +74,8 @@ class Execution:
         results = self.session.in_each(shards, lambda shard: self._changed(statement, named, shard))
         return results[0].merge(*results[1:])
 
-    def asked(self, named: Named) -> list[int]:
-        """Returns the shards that the statement asks.
+    def asked(self, named: Named) -> Sequence[int]:
+        """Return the shards that the statement asks.
 
         Raises:
             FanOutRefused: the session does not ask these shards with one statement.
@@ -80,31 +83,26 @@ class Execution:
         fan_out, count = self.session.fan_out, self._shards.shard_count
         if fan_out == "all" or (fan_out == "named" and named.shards is not None):
             return self._all_of(named)
+        mappers = self.context.all_mappers
         examples = [
-            f"{mapper.class_.__name__}.{name} == …"
-            for mapper in self.context.all_mappers
-            for name, _ in facts_of(mapper).telling
+            f"{one.class_.__name__}.{name} == …" for one in mappers for name, _ in facts_of(one).telling
         ]
-        criteria = ", ".join(examples) or "criteria on an ID or a sharding key"
+        hint = f"Say whose rows it is about: {', '.join(examples) or 'criteria on an ID or a sharding key'}"
         if fan_out == "never":
             count = count if named.shards is None else len(named.shards)
-            raise FanOutRefused(
-                f"the statement concerns {count} shards, and this session sends statements to one",
-                hint=f'Say whose rows it is about: {criteria}; or open the session with fan_out="all".',
-            )
-        models = [mapper.class_.__name__ for mapper in self.context.all_mappers]
-        statement: Any = self.context.statement
-        tables = (one.name for one in visitors.iterate(statement) if isinstance(one, TableClause))
-        models = models or list(dict.fromkeys(tables))
+            said = f"the statement concerns {count} shards, and this session sends statements to one"
+            raise FanOutRefused(said, hint=f'{hint}; or open the session with fan_out="all".')
+        parts = visitors.iterate(self.context.statement)  # type: ignore[arg-type]  # it is one that can be read
+        tables = (one.name for one in parts if isinstance(one, TableClause))
+        models = [one.class_.__name__ for one in mappers] or list(dict.fromkeys(tables))
         raise FanOutRefused(
             f"the statement on {', '.join(models)} names no shard, and this session does not ask all"
             f" {count} of them",
-            hint=f"Say whose rows it is about: {criteria}; or name the shard:"
-            ' bind_arguments={"shard_id": number}.',
+            hint=f'{hint}; or name the shard: bind_arguments={{"shard_id": number}}.',
         )
 
     def check(self, statement: Any) -> Check:
-        """Returns the check of a statement that goes to several shards."""
+        """Return the check of a statement that goes to several shards."""
         connection = self.session.node_connection(0)
         by_table = self._shards.old_ids is not None
         return Check(statement, connection.dialect, by_table=by_table, kind_of=kinds_on(connection))
@@ -112,14 +110,14 @@ class Execution:
     def _named(self, statement: Any) -> Named:
         return Read(statement, self._given, self._shards).named()
 
-    def _all_of(self, named: Named) -> list[int]:
+    def _all_of(self, named: Named) -> Sequence[int]:
         # Criteria that contradict each other find nothing, wherever they are asked.
-        return self._shards.placement.all_shards() if named.shards is None else sorted(named.shards) or [0]
+        return everywhere(self._shards).shards if named.shards is None else sorted(named.shards) or [0]
 
     # UPDATE and DELETE.
 
     def _by_keys(self, statement: Any, refused: CannotCombine) -> Any:
-        """Returns an UPDATE or DELETE of the rows whose keys a statement before it finds by its criteria.
+        """Return an UPDATE or DELETE of the rows whose keys a statement before it finds by its criteria.
 
         What the shards can test by themselves is tested again when the rows are changed.
 
@@ -155,7 +153,7 @@ class Execution:
         return mine
 
     def _changed(self, statement: Any, named: Named, shard: int) -> Result[Any]:
-        """Changes the rows of one shard, and the session's objects of these rows alone.
+        """Change the rows of one shard, and the session's objects of these rows alone.
 
         By default SQLAlchemy looks for the objects in Python, in the whole session: it would add a relative
         change to each of them once a shard. ``fetch`` asks each shard for the keys of the rows it changed.
@@ -172,16 +170,9 @@ class Execution:
         named = self._named(statement)
         return self._select(statement, named, self._all_of(named))
 
-    def _select(self, statement: Any, named: Named, shards: list[int]) -> Result[Any]:
-        first = self.session.node_connection(shards[0])
-
-        def compiled_for(shard: int) -> Any:
-            return compiled(first, *narrowed(how.branch, self._given, named, shard))
-
+    def _select(self, statement: Any, named: Named, shards: Sequence[int]) -> Result[Any]:
         try:
-            how = plan(statement, self._given)
-            shared = compiled_for(shards[0])
-            reads_tables = self._reads_tables(first, shared, how)
+            how, shared, reads_tables = self._planned(statement, named, shards[0])
         except CannotCombine as refused:
             return by_views(self.context, statement, refused, shards[0])
         if not reads_tables:
@@ -191,33 +182,61 @@ class Execution:
                 return self._lock_some(statement, how, is_joined=shared.multiplies_rows)
             if shared.multiplies_rows:
                 return self._of_keys(statement, *self._keys(statement, limit=how.limit))
-        by_node: dict[str, list[int]] = defaultdict(list)
-        for shard in shards:
-            # What is placed nowhere yet gets the cluster's error when its connection is asked for.
-            by_node[self._shards.placement.node_of.get(shard, "")].append(shard)
         # Only now: what was refused has begun a transaction on one node, not on all.
-        asked: dict[Connection, list[Question]] = {}
-        for there in by_node.values():
-            asked[self.session.node_connection(there[0])] = [
-                Question(
-                    self._shards.schema_of(shard),
-                    compiled_for(shard) if named.lists and shard != shards[0] else shared,
-                )
-                for shard in there
-            ]
+        asked = {self.session.node_connection(there[0]): there[1] for there in self._by_node(named, shards)}
         options = self.context.execution_options
         chunk = options.get("yield_per") or (
             options.get("max_row_buffer", 1000) if options.get("stream_results") else 0
         )
-        replay = stream(how, asked, chunk) if chunk and not how.folds else gather(how, asked)
+        replay = answer(how, shared, asked, 0 if how.folds else chunk)
         return self.context.invoke_statement(
             statement,
             bind_arguments={"shard_id": shards[0]},
             execution_options={STAND_IN: replay, ENGINE: "merge", **self.session.within(shards[0])},
         )
 
+    def _planned(self, statement: Any, named: Named, shard: int) -> tuple[MergePlan, Capture, bool]:
+        """Return the plan of the answers, the question to each shard, and whether it reads tables."""
+        numbers, kept = named.read.numbers(), named.read.reading.kept
+        by_table = self._shards.old_ids is not None
+        # Each engine has a dialect of its own.
+        key = None if numbers is None else (self.session.engine_of(shard).dialect, by_table, *numbers)
+        planned: tuple[MergePlan, Capture, bool] | None = kept.get(key)
+        if planned is None:
+            connection = self.session.node_connection(shard)
+            how = plan(statement, self._given)
+            shared = compiled(connection, how.branch, self._given)
+            planned = how, shared, self._reads_tables(connection, shared, how)
+            if key:
+                if len(kept) >= _MOST_PAGES:
+                    kept.clear()
+                kept[key] = planned
+        return planned
+
+    def _by_node(self, named: Named, shards: Sequence[int]) -> Iterable[tuple[int, Asked]]:
+        """Return what each node is asked, with one of its shards."""
+        if named.shards is None:
+            return [(shard, Asked(schemas)) for shard, schemas in everywhere(self._shards).by_node]
+        by_node: dict[str, list[int]] = defaultdict(list)
+        for shard in shards:
+            # What is placed nowhere yet gets the cluster's error when its connection is asked for.
+            by_node[self._shards.placement.node_of.get(shard, "")].append(shard)
+        lists = named.lists.items()
+        return [
+            (
+                there[0],
+                Asked(
+                    tuple(map(self._shards.schema_of, there)),
+                    [{key: places.get(shard, ()) for key, places in lists} for shard in there]
+                    if lists
+                    else (),
+                ),
+            )
+            for there in by_node.values()
+        ]
+
     def _reads_tables(self, connection: Connection, shared: Any, how: MergePlan) -> bool:
-        """Returns whether a SELECT, whose shape is checked here, reads tables."""
+        """Return whether a SELECT, whose shape is checked here, reads tables."""
         by_table = self._shards.old_ids is not None
         with_old_ids, reads_tables = _READS.get(shared.compiled, (None, False))
         if with_old_ids is not by_table:
@@ -234,7 +253,7 @@ class Execution:
             mine,
             parameters,
             bind_arguments={"shard_id": shard},
-            execution_options={"_sa_shard_id": shard, **self.session.within(shard), **options},
+            execution_options={SHARD: shard, **self.session.within(shard), **options},
         )
 
     # A LIMIT that the shards can't apply by themselves: first the keys of the rows, then the rows.
@@ -242,7 +261,7 @@ class Execution:
     def _keys(
         self, statement: Any, *, limit: int | None, without: Sequence[Any] = ()
     ) -> tuple[Any, list[Any]]:
-        """Returns the primary key of a SELECT's only table, and its values of the rows, in order and limited.
+        """Return the primary key of a SELECT's only table, and its values of the rows, in order and limited.
 
         Raises:
             CannotCombine: its rows are not those of one table.
@@ -250,11 +269,10 @@ class Execution:
         entity = inspect(statement.column_descriptions[0].get("entity"), raiseerr=False)
         source = statement.columns_clause_froms[0] if entity is None else entity.selectable
         key = tuple(getattr(source, "primary_key", ()))
-        # Without loader options, which need their objects; criteria for all of a class's rows stay. Nothing
-        # public takes options or FOR UPDATE away.
-        bare = statement.options()
-        bare._with_options = tuple(o for o in statement._with_options if isinstance(o, LoaderCriteriaOption))
-        bare._for_update_arg = None
+        # Without loader options, which need their objects; criteria for all of a class's rows stay.
+        options = part_of(statement, "with_options")
+        criteria = tuple(one for one in options if isinstance(one, LoaderCriteriaOption))
+        bare = with_parts(statement, with_options=criteria, for_update_arg=None)
         keys = bare.with_only_columns(*key).limit(limit)
         (only, *others) = keys.get_final_froms()
         if others or not key or (isinstance(only, Join) and not only.compare(source)):
@@ -268,11 +286,11 @@ class Execution:
         return column, list(map(_value, self._routed(keys)))
 
     def _of_keys(self, statement: Any, key: Any, values: Sequence[Any]) -> Result[Any]:
-        """Returns the rows of a SELECT that have these primary keys, without its LIMIT."""
+        """Return the rows of a SELECT that have these primary keys, without its LIMIT."""
         return self._routed(statement.limit(None).offset(None).where(key.in_(values)))
 
     def _lock_some(self, statement: Any, how: MergePlan, *, is_joined: bool) -> Result[Any]:
-        """Returns a SELECT with LIMIT that locks rows: those that it returns, and no others.
+        """Return a SELECT with LIMIT that locks rows: those that it returns, and no others.
 
         Rows that it does not get, as others hold them or have changed them meanwhile, are passed over.
         """
@@ -297,5 +315,5 @@ class Execution:
 
 
 def _value(row: Any) -> Any:
-    """Returns the value of a primary key: of its only column, or of all as a tuple."""
+    """Return the value of a primary key: of its only column, or of all as a tuple."""
     return row[0] if len(row) == 1 else tuple(row)

@@ -2,7 +2,7 @@
 
 All nodes that were written to prepare their part, but for one, the decider: it commits in one phase, with a
 row that says that the transaction is committed. The row is there if and only if that COMMIT was carried
-out, so a client that dies leaves no doubt; ``shardids transaction resolve`` ends what it left.
+out, so a client that dies leaves no doubt; ``shardids transactions --resolve`` ends what it left.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum, auto
+from functools import partial
 from secrets import token_bytes
 from typing import Any, Final
 from uuid import UUID
@@ -19,7 +20,6 @@ import psycopg
 from sqlalchemy import Connection, Engine, RootTransaction
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from shardids.catalog.gids import Gid, lock_of, transaction_of
 from shardids.catalog.topology import Node
 from shardids.errors import (
     BadArgument,
@@ -30,6 +30,7 @@ from shardids.errors import (
     UnsupportedServer,
 )
 from shardids.logs import logger, shown_error
+from shardids.pg.gids import Gid, lock_of, transaction_of
 
 log = logger("client")
 
@@ -60,7 +61,7 @@ class Decisions:
         self._ended: dict[str, deque[bytes]] = {}
 
     def require_fit(self, node: Node, connection: Connection) -> None:
-        """Checks, once a node, that transactions can be prepared there, and decided on by this role.
+        """Check, once a node, that transactions can be prepared there, and decided on by this role.
 
         Raises:
             BadArgument: the connection commits each statement.
@@ -101,21 +102,21 @@ class Decisions:
                     self.require_fit(node, connection)
 
     def engine(self, engine: Engine, node: Node) -> Engine:
-        """Returns a node's engine for sessions that commit on several nodes; it shares the pool."""
+        """Return a node's engine for sessions that commit on several nodes; it shares the pool."""
         if self._engines.get(node, (None,))[0] is not engine:
             made = engine.execution_options(**{_NODE: node})
-            # Public are the dialect's functions for PREPARE and what follows, per node; a transaction over
-            # nodes has to be ended by whichever of its parts is asked first, also if that one is lost.
-            made._connection_cls = _PartConnection
+            # SQLAlchemy commits in two phases per node; here a transaction over nodes is ended by that one of
+            # its parts which is asked first, also if that one is lost.
+            made.connect = partial(_PartConnection, made)  # type: ignore[method-assign]  # see above
             self._engines[node] = (engine, made)
         return self._engines[node][1]
 
     def add_ended(self, decider: str, secret: bytes) -> None:
-        """Remembers a transaction that was committed on all nodes: nobody needs its decision any more."""
+        """Remember a transaction that was committed on all nodes: nobody needs its decision any more."""
         self._ended.setdefault(decider, deque()).append(secret)
 
     def take_ended(self, decider: str) -> list[bytes]:
-        """Returns the secrets of such transactions, each of them once."""
+        """Return the secrets of such transactions, each of them once."""
         ended, taken = self._ended.get(decider, deque()), []
         while ended:
             try:
@@ -152,25 +153,37 @@ class Part(RootTransaction):
         return node
 
     def prepare(self) -> None:
-        """Prepares all parts of the whole; SQLAlchemy calls it for each of them."""
+        """Prepare all parts of the whole; SQLAlchemy calls it for each of them."""
         if self.whole is not None:
             self.whole.prepare()
 
     def commit_here(self) -> None:
-        """Sends COMMIT."""
-        super()._connection_commit_impl()
+        """Send COMMIT."""
+        super().commit()
 
-    def _connection_commit_impl(self) -> None:
+    def commit(self) -> None:
+        """Commit the whole, if it is not committed yet."""
         if self.whole is None or not self.whole.commit(self):
             self.commit_here()
 
-    def _connection_rollback_impl(self) -> None:
+    def rollback(self) -> None:
+        """Roll back the whole."""
         try:
-            super()._connection_rollback_impl()
+            super().rollback()
         finally:
-            # SQLAlchemy leaves the other parts alone when this one's connection is lost.
-            if self.whole is not None:
-                self.whole.roll_back_prepared()
+            self._roll_back_prepared()
+
+    def close(self) -> None:
+        """Roll back the whole, unless it is committed."""
+        try:
+            super().close()
+        finally:
+            self._roll_back_prepared()
+
+    def _roll_back_prepared(self) -> None:
+        # SQLAlchemy leaves the other parts alone when this one's connection is lost.
+        if self.whole is not None:
+            self.whole.roll_back_prepared()
 
 
 class _PartConnection(Connection):
@@ -197,19 +210,23 @@ class Whole:
         self._stage = Stage.OPEN
 
     def add(self, part: Part) -> None:
-        """Adds the part of another node."""
+        """Add the part of another node."""
         if part.whole is None:
             part.whole = self
             self._parts.append(part)
 
     def prepare(self) -> None:
-        """Prepares what was written, but for the decider's part. Who only read has nothing to prepare."""
+        """Prepare what was written, but for the decider's part. Who only read has nothing to prepare."""
         if self._stage is not Stage.OPEN:
             return
         to_prepare = self._written() if len(self._parts) > 1 else []
         if len(to_prepare) > 1:
             self._decider = to_prepare[0]
-            self._prepare(to_prepare, self._decider.node.name)
+            try:
+                self._prepare(to_prepare, self._decider.node.name)
+            except BaseException:
+                self.roll_back_prepared()
+                raise
         self._stage = Stage.PREPARED
 
     def _prepare(self, parts: list[Part], decider: str) -> None:
@@ -231,7 +248,7 @@ class Whole:
             part.connection.exec_driver_sql(f"PREPARE TRANSACTION '{gid}'")
 
     def commit(self, part: Part) -> bool:
-        """Decides, and commits what is prepared, before SQLAlchemy commits the first part.
+        """Decide, and commit what is prepared, before SQLAlchemy commits the first part.
 
         Returns whether nothing is left to do for ``part``.
 
@@ -247,14 +264,14 @@ class Whole:
             ended = [self._end(part, "commit") for part in self._parts if part.gid is not None]
             if all(ended):
                 self._decisions.add_ended(self._decider.node.name, self._secret)
-        if part is not self._decider and part.gid is None:
-            # It only read. The transaction is committed, whatever becomes of this.
+        if part is not self._decider:
+            # The transaction is committed, whatever becomes of this: it is prepared, or it only read.
             with suppress(*_FAILURES):
                 part.commit_here()
         return True
 
     def roll_back_prepared(self) -> None:
-        """Rolls back what is prepared, unless the transaction is, or may be, committed."""
+        """Roll back what is prepared, unless the transaction is, or may be, committed."""
         if self._stage in (Stage.OPEN, Stage.PREPARED):
             self._stage = Stage.ROLLED_BACK
             for part in self._parts:
@@ -262,7 +279,7 @@ class Whole:
                     self._end(part, "roll back")
 
     def _written(self) -> list[Part]:
-        """Returns the parts to prepare, in the order of their first statements, first one that has an ID.
+        """Return the parts to prepare, in the order of their first statements, first one that has an ID.
 
         Under SERIALIZABLE that is all, for there a COMMIT that wrote nothing can fail, too.
         """
@@ -298,7 +315,7 @@ class Whole:
             raise
 
     def _end(self, part: Part, verb: str) -> bool:
-        """Commits or rolls back a part that is, or may be, prepared; returns whether that is done."""
+        """Commit or roll back a part that is, or may be, prepared; return whether that is done."""
         connection = part.connection
         end: Callable[..., None] = {
             "commit": connection.commit_prepared,
@@ -317,7 +334,7 @@ class Whole:
                 return True
         log.warning(
             'transaction %s stays prepared on node "%s", where it is to be %s: %s;'
-            " shardids transaction resolve ends it",
+            " shardids transactions --resolve ends it",
             part.gid,
             part.node.name,
             "committed" if verb == "commit" else "rolled back",

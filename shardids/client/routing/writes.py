@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import ClauseElement, CursorResult, Insert, Result, insert, inspect
-from sqlalchemy.orm import Mapper, ORMExecuteState
+from sqlalchemy import ClauseElement, CursorResult, Insert, Result
+from sqlalchemy.orm import ORMExecuteState
 
 from shardids.client.routing.criteria import Read, rows_in_values
-from shardids.client.routing.models import ModelFacts, ShardFinder, Tells, default_key, facts_of
+from shardids.client.routing.models import ShardFinder, Tells, default_key, facts_of, mapper_written
 from shardids.client.routing.nodes import NodeSession
-from shardids.client.routing.placing import set_default_key, shard_of_object, shown_value
+from shardids.client.routing.placing import shown_value
+from shardids.client.routing.sent import part_of, with_parts
 from shardids.client.routing.statements import Execution
 from shardids.errors import BadArgument, ShardidsError, WrongShard
 
@@ -21,7 +22,7 @@ _BESIDE: Final = "the session or bind_arguments"
 
 
 def insert_rows(context: ORMExecuteState, only: int | None) -> Result[Any]:
-    """Inserts each row into its shard; ``only`` is the shard that was named beside the statement.
+    """Insert each row into its shard; ``only`` is the shard that was named beside the statement.
 
     Raises:
         WrongShard: a row of two shards, or of another shard than ``only``.
@@ -35,15 +36,8 @@ def insert_rows(context: ORMExecuteState, only: int | None) -> Result[Any]:
     given: Any = context.parameters
     if not given and (rows := rows_in_values(statement)):
         statement, given = _one_row_a_time(statement, rows), rows
+    given = keyed(statement, given)
     read = Read(statement, given, session.shards)
-    facts = facts_of(context.bind_mapper) if isinstance(context.bind_mapper, Mapper) else None
-    if given and facts is not None and facts.key_column is not None and facts.key_column.default is not None:
-        copies: list[dict[str, Any]] = [
-            dict(row) for row in (given if isinstance(given, Sequence) else [given])
-        ]
-        for row in copies:
-            with_default_key(facts, row)
-        given = copies if isinstance(given, Sequence) else copies[0]
     by_shard: dict[int, list[int]] = defaultdict(list)
     for number, values in enumerate(read.rows(given)):
         by_shard[shard_of_row(values, read, only)].append(number)
@@ -71,8 +65,8 @@ def _insert_selected(context: ORMExecuteState, session: NodeSession, statement: 
     check = execution.check(statement.select)
     check.select()
     found = []
-    # Nothing public says which columns from_select() names.
-    for name, column in zip(statement._select_names, statement.select.selected_columns, strict=True):
+    names = part_of(statement, "select_names")
+    for name, column in zip(names, statement.select.selected_columns, strict=True):
         if name in telling:
             source, trait = check.top.trait(column) or (None, None)
             if not (source and trait and trait.required and trait.tells and source.located) or not (
@@ -124,15 +118,20 @@ def _merged(results: list[Result[Any]]) -> Result[Any]:
     return results[0].merge(*results[1:]) if several else results[0]
 
 
-def with_default_key(facts: ModelFacts, row: dict[str, Any]) -> None:
-    """Gives a row without a sharding key the one that its default in Python makes."""
-    column, key = facts.key_column, str(facts.key)
-    if column is not None and column.default is not None and not (key in row or column.key in row):
-        row[key] = default_key(column)
+def keyed(statement: Any, given: Any) -> Any:
+    """Return the rows of an INSERT with the sharding keys that the default of the column makes in Python."""
+    mapper = mapper_written(statement) if given and isinstance(statement, Insert) else None
+    column = None if mapper is None else facts_of(mapper).key_column
+    if mapper is None or column is None or column.default is None:
+        return given
+    names = {column.key, key := str(facts_of(mapper).key)}
+    rows = given if isinstance(given, Sequence) else [given]
+    rows = [{**row, key: default_key(column)} if names.isdisjoint(row) else row for row in rows]
+    return rows if isinstance(given, Sequence) else rows[0]
 
 
 def _in_order_of(numbers: list[list[int]], results: list[Result[Any]]) -> Result[Any]:
-    """Returns the returned rows in the order of the rows that were given, where there is one for each."""
+    """Return the returned rows in the order of the rows that were given, where there is one for each."""
     frozen = [result.freeze() for result in results]
     rows = [row for one in frozen for row in one().all()]
     order = [number for of_shard in numbers for number in of_shard]
@@ -142,7 +141,7 @@ def _in_order_of(numbers: list[list[int]], results: list[Result[Any]]) -> Result
 
 
 def _one_row_a_time(statement: Any, rows: list[dict[str, Any]]) -> Any:
-    """Returns an INSERT without the rows of ``values([…])``, which become its parameters.
+    """Return an INSERT without the rows of ``values([…])``, which become its parameters.
 
     Raises:
         BadArgument: one of several rows has an SQL expression.
@@ -156,21 +155,18 @@ def _one_row_a_time(statement: Any, rows: list[dict[str, Any]]) -> Any:
             "values([…]) with an SQL expression can't be sent to several shards",
             hint='Insert these rows one by one, or name the shard: bind_arguments={"shard_id": number}.',
         )
-    # A copy of it; values() adds rows, and nothing public takes them away.
-    statement = statement.execution_options()
-    statement._multi_values = ()
-    return statement
+    return with_parts(statement, multi_values=())
 
 
 def shard_of_row(row: Mapping[str, Any], read: Read, only: int | None) -> int:
-    """Returns the shard of a row; ``only`` is the one that was named beside it. Raises as insert_rows()."""
+    """Return the shard of a row; ``only`` is the one that was named beside it. Raises as insert_rows()."""
     return shard_told(row, read.reading.telling, read.reading.name, read.finder, only=only)
 
 
 def shard_told(
     row: Mapping[str, Any], telling: Mapping[str, Tells], name: str, finder: ShardFinder, *, only: int | None
 ) -> int:
-    """Returns the shard that a row of the table or model of that name tells. Raises as insert_rows()."""
+    """Return the shard that a row of the table or model of that name tells. Raises as insert_rows()."""
     told = {} if only is None else {_BESIDE: only}
     for key, tells in telling.items():
         value = row.get(key)
@@ -207,7 +203,7 @@ class _Matched:
         self._is_sane = all(result.supports_sane_multi_rowcount() for result in results)
 
     def supports_sane_multi_rowcount(self) -> bool:
-        """Returns whether the count can be relied on."""
+        """Return whether the count can be relied on."""
         return self._is_sane
 
 
@@ -218,7 +214,7 @@ class AssociationConnection:
         self._session = session
 
     def execute(self, statement: Any, rows: Sequence[Mapping[str, Any]]) -> _Matched:
-        """Executes an INSERT, UPDATE or DELETE of rows of an association table.
+        """Execute an INSERT, UPDATE or DELETE of rows of an association table.
 
         Raises:
             WrongShard: the keys of a row name two shards.
@@ -242,34 +238,3 @@ class AssociationConnection:
                 " its columns foreign keys to their IDs.",
             )
         return next(iter(named))
-
-
-def objects_by_shard(objects: Iterable[object], finder: ShardFinder) -> dict[int, list[object]]:
-    """Returns the objects of a bulk operation by their shards. Relationships, not written, don't count.
-
-    Raises:
-        BadArgument: nothing tells an object's shard, or an ID is of no shard of the cluster.
-        WrongShard: two things tell different ones.
-        UnsupportedKey: a sharding key that has no hash.
-    """
-    by_shard: dict[int, list[object]] = defaultdict(list)
-    for one in objects:
-        state = inspect(one)
-        set_default_key(state)
-        by_shard[shard_of_object(state, finder)].append(one)
-    return by_shard
-
-
-def mappings_by_shard(
-    mapper: Mapper[Any], rows: Iterable[dict[str, Any]], finder: ShardFinder, only: int | None = None
-) -> dict[int, list[dict[str, Any]]]:
-    """Returns the rows of a bulk operation by their shards, or refuses those of others than ``only``.
-
-    Raises as :func:`objects_by_shard` does.
-    """
-    read = Read(insert(mapper), None, finder)
-    by_shard: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    for row in rows:
-        with_default_key(facts_of(mapper), row)
-        by_shard[shard_of_row(row, read, only)].append(row)
-    return by_shard

@@ -1,4 +1,4 @@
-"""Measures what a scheme does when a server is killed, stopped, lost for good, or added."""
+"""Measurement of a scheme whose server is killed, stopped, lost for good, or added."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
-from shardids.compare.measures.duplicates import Tally
 from shardids.compare.measures.measuring import FAILURES, Measuring
+from shardids.compare.measures.uniqueness import Tally
 from shardids.compare.results import Duplicates, Outage
 from shardids.compare.schemes import Key, Scheme, Servers, Source
 from shardids.compare.schemes.scheme import MOST_KEYS
-from shardids.compare.testbed.private_server import PrivateServer
-from shardids.compare.testbed.redis_servers import RedisPair
+from shardids.compare.testbed.servers import PrivateServer, RedisPair
 from shardids.compare.testbed.stage import POSTGRESQL_SETTINGS, Stage
-from shardids.dev.embedded import EmbeddedServer, temporary_server
 from shardids.errors import ServerStartFailed, ShardidsError
+from shardids.pg.embedded import EmbeddedServer, temporary_server
 
 Result = TypeVar("Result")
 
@@ -44,25 +43,25 @@ class Faults:
 
 
 class _Victim(Protocol):
-    """The first server of a kind, or the primary of a pair, to which all faults happen."""
+    """The target of all faults: the first server of a kind, or the primary of a pair."""
 
     def stop(self) -> None:
-        """Shuts it down."""
+        """Shut it down."""
 
     def start(self) -> None:
-        """Starts it again."""
+        """Start it again."""
 
     def kill(self) -> None:
-        """Kills it, as in a crash."""
+        """Kill it, as in a crash."""
 
     def keep_copy(self) -> None:
-        """Keeps what will be there after a loss; it does not run."""
+        """Keep the data that will be there after a loss; it does not run."""
 
     def hold_up(self) -> None:
-        """Keeps what is issued from now on from what will be there after a loss."""
+        """Keep keys that are issued from now on out of the data that will be there after a loss."""
 
     def lose(self) -> None:
-        """Kills it for good, and starts what takes its place."""
+        """Kill it for good, and start its replacement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,17 +132,17 @@ class _Player:
         self._clients: dict[int, Source] = {}
 
     def connect(self, servers: Servers) -> None:
-        """Replaces the clients by a new one on each node."""
+        """Replace the clients by a new one on each node."""
         self.close()
         for node in range(len(servers.postgresql)):
             self._clients[node] = self.scheme.open(servers, node)
 
     def tried(self, drawn: int) -> int:
-        """Returns how many keys each client has to draw to draw so many beyond those it may hold."""
+        """Return how many keys each client has to draw to draw so many beyond those it may hold."""
         return drawn + max(source.holds for source in self._clients.values())
 
     def draw(self, case: str, most: int) -> dict[int, int]:
-        """Lets all clients draw until they have enough or are refused; returns how many keys each drew."""
+        """Let all clients draw until they have enough or are refused; return how many keys each drew."""
         return {node: self._draw(source, case, most) for node, source in self._clients.items()}
 
     def _draw(self, source: Source, case: str, most: int) -> int:
@@ -159,7 +158,7 @@ class _Player:
         return len(keys)
 
     def draw_for(self, case: str, seconds: float) -> None:
-        """Lets the first node's client draw one key after the other for so long, or until it has many."""
+        """Let the first node's client draw one key after the other for so long, or until it has many."""
         source, end, drawn = self._clients[0], time.monotonic() + seconds, 0
         while drawn < _MOST_ONE_BY_ONE and time.monotonic() < end:
             if self._draw(source, case, _AT_ONCE) < _AT_ONCE:
@@ -167,7 +166,7 @@ class _Player:
             drawn += _AT_ONCE
 
     def lead(self, case: str, aside: int, many: int) -> None:
-        """Lets the first node's client set keys aside; draw many at once where its scheme can't do that."""
+        """Let the first node's client set keys aside; draw many at once where its scheme can't do that."""
         source = self._clients[0]
         if source.sets_aside:
             for left in range(aside, 0, -MOST_KEYS):
@@ -176,7 +175,7 @@ class _Player:
             self.tally.add(case, source.draw_many(many))
 
     def close(self) -> None:
-        """Ends the clients."""
+        """End the clients."""
         for source in self._clients.values():
             with contextlib.suppress(ShardidsError):
                 source.close()
@@ -196,13 +195,13 @@ class _Play:
         self.again("before")
 
     def begin_anew(self) -> None:
-        """Begins another scenario, in which keys of the one before don't count."""
+        """Begin another scenario; keys of the one before don't count there."""
         for player in self.players.values():
             player.tally.forget()
         self.again("before")
 
     def again(self, case: str) -> None:
-        """Lets clients connect again, and draw."""
+        """Let clients connect again, and draw."""
 
         def go_on(player: _Player) -> None:
             player.connect(self.stage.servers)
@@ -212,7 +211,7 @@ class _Play:
         self._connected_at = time.monotonic()
 
     def lose(self, victims: Sequence[_Victim], case: str) -> None:
-        """Issues keys that the copies lack, then loses the servers."""
+        """Issue keys that the copies lack, then loses the servers."""
         sizes = self.run.sizes
         # After a server's start, shardids leads the clock by its margin: first let the clock catch up.
         time.sleep(max(0.0, self._connected_at + sizes.settle_s - time.monotonic()))
@@ -228,7 +227,7 @@ class _Play:
         self.again(case)
 
     def each(self, case: str, action: Callable[[_Player], Result]) -> dict[str, Result]:
-        """Does something for each scheme; leaves out a scheme that fails from then on."""
+        """Do something for each scheme; leave out a scheme that fails from then on."""
         results = {}
         for name, player in list(self.players.items()):
             try:
@@ -239,7 +238,7 @@ class _Play:
         return results
 
     def add_server(self) -> None:
-        """Lets the schemes that can use another server use it; the others add nothing."""
+        """Let the schemes that can use another server use it; the others add nothing."""
         added = self._stack.enter_context(temporary_server(settings=POSTGRESQL_SETTINGS))
         servers = replace(self.stage.servers, postgresql=(*self.stage.servers.postgresql, added.url()))
 
@@ -254,7 +253,7 @@ class _Play:
 
 
 def measure_faults(run: Measuring, stage: Stage) -> dict[str, Faults]:
-    """Stops, loses and kills the first server of each kind while clients of all schemes draw; adds one.
+    """Stop, loses and kill the first server of each kind while clients of all schemes draw; add one.
 
     Afterwards the stage's servers run, but hold the data of the copy.
 
@@ -286,7 +285,7 @@ def measure_faults(run: Measuring, stage: Stage) -> dict[str, Faults]:
 
 
 def _outage(player: _Player, drawn: int) -> Outage | None:
-    """Lets clients draw while the first servers are down."""
+    """Let clients draw while the first servers are down."""
     tried = player.tried(drawn)
     keys = player.draw("crash", tried)
     needs = player.scheme.about.needs
@@ -316,6 +315,6 @@ def _victims(stage: Stage) -> list[_Victim]:
 
 
 def _each(victims: Sequence[_Victim], action: Callable[[_Victim], object]) -> None:
-    """Does something to all servers at once. Raises the first error, after all have ended."""
+    """Do something to all servers at once. Raises the first error, after all have ended."""
     with ThreadPoolExecutor(len(victims)) as pool:
         list(pool.map(action, victims))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardids.compare.report.figures import (
+from shardids.compare.report.summary import (
     BULK,
     DISORDER,
     DRAW,
@@ -50,10 +50,10 @@ class Advice:
     """One piece of advice.
 
     Attributes:
-        need: what the reader needs or has.
-        choice: what the reader should take.
+        need: the reader's need or situation.
+        choice: the recommended scheme.
         own: whether that is shardids.
-        reason: why, and what it costs.
+        reason: why, and the price.
         figures: the comparison's figures for that, as far as it has them.
     """
 
@@ -122,7 +122,7 @@ _WORDS = (
         schemes=("identity", "sequence", "shardids"),
     ),
     _Words(
-        need="128 bits are fine, and rows need not tell their shard",
+        need="128 bits are fine, and rows need not name their shard",
         choice="UUIDv7, by PostgreSQL 18 or by a library in the client",
         reason=(
             "No setup at all, nothing to coordinate, ordered by time well enough for an index. Every "
@@ -157,7 +157,7 @@ _WORDS = (
     _Words(
         own=True,
         need="Rows that answer rows of other servers, and are to sort after them",
-        choice="shardids, in sessions that say what they answer: after=",
+        choice="shardids, in sessions that name the row they answer: after=",
         reason=(
             "Keys made by the clocks of several servers sort as those do, and an answer from the slower "
             "one before its question. A shard that is told the question's ID goes on above it, as a "
@@ -194,7 +194,7 @@ _WORDS = (
         choice="Auto-increment offsets",
         reason=(
             "Bare sequences that count by k. Adding a master means new steps on all of them in the "
-            "right order (shardids baseline multimaster does it), and a key stops telling its master "
+            "right order (shardids multimaster does it), and a key stops telling its master "
             "then."
         ),
         measures=(BULK, DISORDER),
@@ -204,7 +204,7 @@ _WORDS = (
 
 
 def advices(comparison: Comparison) -> list[Advice]:
-    """Returns who should take what: first the cases for shardids, then the others."""
+    """Return who should take what: first the cases for shardids, then the others."""
     return [
         Advice(
             need=words.need,

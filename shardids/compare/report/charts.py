@@ -1,13 +1,16 @@
-"""The charts of a report, and the words around them."""
+"""The charts of a report, by Altair, and the words around them.
+
+Colours are CSS variables of the page, so that charts follow its light and dark themes without a new drawing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
-from shardids.compare.report.columns import clients
-from shardids.compare.report.figures import (
+from shardids.compare.report.summary import (
     BULK,
     DENSITY,
     DRAW,
@@ -23,20 +26,147 @@ from shardids.compare.report.figures import (
     rows_a_second,
     spread_rows,
 )
-from shardids.compare.report.vega import (
-    BAR,
-    NODES,
-    STEP,
-    Row,
-    bars,
-    by_family,
-    family,
-    on_schemes,
-    rows_of,
-    spec_of,
-)
+from shardids.compare.report.table import clients
 from shardids.compare.results import SPREAD, Comparison, Growth, SchemeResult
 from shardids.compare.schemes.scheme import library
+
+Row = Mapping[str, Any]
+
+FAMILIES: Mapping[str, str] = {
+    "shardids": "var(--own)",
+    "other 64-bit keys": "var(--narrow)",
+    "128-bit keys": "var(--broad)",
+}
+"""The kinds of schemes that have a colour, the same in every chart."""
+
+NODES = ("var(--node-0)", "var(--node-1)", "var(--node-2)", "var(--node-3)")
+
+BAR = 15
+"""The thickness of a bar, in px."""
+STEP = 23
+"""The height of a scheme's line, in px."""
+_LABEL_WIDTH = 118
+
+CONFIG: Mapping[str, object] = {
+    "background": None,
+    "font": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-serif",
+    "view": {"stroke": None},
+    "axis": {
+        "domain": False,
+        "ticks": False,
+        "grid": True,
+        "gridColor": "var(--line)",
+        "labelColor": "var(--soft)",
+        "titleColor": "var(--soft)",
+        "titleFontWeight": "normal",
+        "labelFontSize": 12,
+        "titleFontSize": 12,
+        "labelPadding": 6,
+    },
+    "text": {"color": "var(--ink)", "fontSize": 12},
+    "legend": {"disable": True},
+}
+"""Returns what all charts share: Vega-Lite's ``config``."""
+
+
+def family(result: SchemeResult) -> str:
+    """Return the kind of a scheme, one of :data:`FAMILIES`."""
+    own, narrow, broad = FAMILIES
+    return own if result.about.name in OWN else narrow if result.key_bytes == 8 else broad
+
+
+def vega_lite_version() -> str:
+    """Return the version of Vega-Lite that Altair writes specifications for, as vl-convert names it."""
+    major, minor, *_ = str(library("altair").SCHEMA_VERSION).removeprefix("v").split(".")
+    return f"{major}.{minor}"
+
+
+def versions() -> Mapping[str, str]:
+    """Return the versions of what vl-convert bundles, by name."""
+    bundled = library("vl_convert")
+    return {
+        "Vega": bundled.get_vega_version(),
+        "Vega-Lite": vega_lite_version(),
+        "Vega-Embed": bundled.get_vega_embed_version(),
+    }
+
+
+def rows_of(
+    comparison: Comparison,
+    measure: Measure,
+    tips: Sequence[Measure],
+    more: Callable[[SchemeResult], Row] = lambda _: {},
+) -> list[Row]:
+    """Return a row for each scheme that has the measure, the best first.
+
+    ``tips`` are shown when the pointer is over a scheme; ``more`` are further fields to draw.
+    """
+    found = [
+        (
+            value,
+            {
+                "name": result.about.name,
+                "scheme": result.about.title,
+                "family": family(result),
+                "value": value,
+                "label": measure.text(value),
+                **{f"tip{number}": tip.text(tip.value(result)) for number, tip in enumerate(tips)},
+                **more(result),
+            },
+        )
+        for result in comparison.schemes
+        if (value := measure.value(result)) is not None
+    ]
+    return [row for _, row in sorted(found, key=itemgetter(0), reverse=measure.most)]
+
+
+def bars(rows: Sequence[Row], tips: Sequence[Measure], *more: Any) -> Mapping[str, Any]:
+    """Return a chart with one bar per scheme, in the order of the rows, with its figure at its end."""
+    alt = library("altair")
+    rows = [{**row, "end": max(row["value"], row.get("least") or 0)} for row in rows]
+    longest = max(row["end"] for row in rows)
+    bar = (
+        alt.Chart()
+        .mark_bar(size=BAR, cornerRadiusEnd=2)
+        .encode(
+            x=alt.X("value:Q", axis=None, scale=alt.Scale(domain=[0, longest * 1.2 or 1])),
+            color=by_family(alt),
+        )
+    )
+    text = alt.Chart().mark_text(align="left", dx=6).encode(x="end:Q", text="label:N")
+    return spec_of(on_schemes(alt, rows, tips, bar, text, *more), height=len(rows) * STEP)
+
+
+def on_schemes(alt: Any, rows: Sequence[Row], tips: Sequence[Measure], *layers: Any) -> Any:
+    """Return layers with a line for each scheme, in the order of the rows; shardids' names stand out."""
+    own = {"test": f"indexof({list(OWN)!r}, datum.value) >= 0"}
+    axis = alt.Axis(
+        grid=False,
+        labelLimit=_LABEL_WIDTH,
+        labelColor={"condition": {**own, "value": "var(--ink)"}, "value": "var(--soft)"},
+        labelFontWeight={"condition": {**own, "value": 700}, "value": 400},
+    )
+    names = [row["name"] for row in rows]
+    return alt.layer(*layers, data=alt.InlineData(values=list(rows))).encode(
+        y=alt.Y("name:N", sort=names, title=None, axis=axis),
+        tooltip=[
+            alt.Tooltip("scheme:N"),
+            *(alt.Tooltip(f"tip{number}:N", title=tip.label) for number, tip in enumerate(tips)),
+        ],
+    )
+
+
+def by_family(alt: Any) -> Any:
+    """Return the colour of a scheme's kind."""
+    return alt.Color("family:N", scale=alt.Scale(domain=[*FAMILIES], range=[*FAMILIES.values()]))
+
+
+def spec_of(chart: Any, *, height: int) -> Mapping[str, Any]:
+    """Return the specification of a chart that is as wide as its place in the page."""
+    found: dict[str, Any] = chart.properties(width="container", height=height).to_dict()
+    found.pop("config", None)  # the page gives it to all charts
+    return found
+
 
 _MIB = 2**20
 _NAMED = 2
@@ -48,9 +178,9 @@ class Chart:
 
     Attributes:
         name: its name in the page.
-        title: what it shows, with the unit.
+        title: its quantity, with the unit.
         reading: how to read it.
-        measure: the attribute of the results that it shows; names what was left out.
+        measure: the attribute of the results that it shows; names the omitted schemes.
         spec: the Vega-Lite specification.
     """
 
@@ -62,7 +192,7 @@ class Chart:
 
 
 def charts(comparison: Comparison) -> list[Chart]:
-    """Returns all charts but the scatter of keys, and leaves out those without data.
+    """Return all charts but the scatter of keys, and leave out those without data.
 
     Raises:
         MissingLibrary: Altair is not installed.
@@ -72,7 +202,7 @@ def charts(comparison: Comparison) -> list[Chart]:
 
 
 def scatter() -> Mapping[str, Any]:
-    """Returns the chart of a scheme's keys against the time of issue; the page supplies ``points``."""
+    """Return the chart of a scheme's keys against the time of issue; the page supplies ``points``."""
     alt = library("altair")
     chart = (
         alt.Chart(alt.NamedData(name="points"))
@@ -103,7 +233,7 @@ def _inserts(comparison: Comparison) -> Chart | None:
         rows_a_second,
         measure="inserts",
         title="Rows inserted a second",
-        reading="Each row is a transaction of its own, and its key is drawn for it. More is better.",
+        reading="Each row is one transaction, and its key is drawn for it. More is better.",
     )
 
 
@@ -127,7 +257,7 @@ def _rates(
     title: str,
     reading: str,
 ) -> Chart | None:
-    """Charts the rate of the most clients; a stroke is that of the fewest."""
+    """Chart the rate of the most clients; a stroke is that of the fewest."""
     if not counts:
         return None
     least, most = counts[0], counts[-1]
@@ -231,14 +361,14 @@ _DECADES = (
 
 
 def _room(rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Returns the range from the shortest time to the longest (all above zero), with room for a figure."""
+    """Return the range from the shortest time to the longest (all above zero), with room for a figure."""
     shortest = max(min(row["p1"] for row in rows), 1e-3)
     longest = max(row["p99"] for row in rows)
     return [shortest * 0.8, longest * (longest / shortest) ** 0.2]
 
 
 def _growth(comparison: Comparison) -> Chart | None:
-    """Charts all schemes whose tables were filled; those whose indexes end alike share one label."""
+    """Chart all schemes whose tables were filled; those whose indexes end alike share one label."""
     measured = [result for result in comparison.schemes if result.storage and result.storage.growth]
     if not measured:
         return None
@@ -292,7 +422,7 @@ def _growth_of(result: SchemeResult) -> Sequence[Growth]:
 
 
 def _labels(measured: Sequence[SchemeResult]) -> list[Row]:
-    """Makes one label for all lines whose ends are too close for a label each."""
+    """Make one label for all lines whose ends are too close for a label each."""
     ends = sorted(
         ((_growth_of(result)[-1], result) for result in measured),
         key=lambda end: (end[0].rows, end[0].index_bytes),

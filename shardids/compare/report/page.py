@@ -8,8 +8,8 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from shardids.compare.report import advice, charts, figures, summary, vega
-from shardids.compare.report.columns import (
+from shardids.compare.report import advice, charts, summary
+from shardids.compare.report.table import (
     NOT_MEASURED,
     ReportColumn,
     order_columns,
@@ -17,9 +17,8 @@ from shardids.compare.report.columns import (
     size_columns,
     speed_columns,
 )
-from shardids.compare.results import CASES, Comparison, SchemeResult
+from shardids.compare.results import CASES, Comparison, SchemeResult, to_json
 from shardids.compare.schemes.scheme import library
-from shardids.compare.store import to_json
 
 _SPEED = ("draws", "inserts", "spread", "storage")
 """The measures behind the columns of speed; the others are about size, by "storage", order and safety."""
@@ -28,7 +27,7 @@ _ORDER = ("order", "causality")
 
 
 def check_libraries() -> None:
-    """Refuses to continue without the libraries that :func:`html` needs.
+    """Refuse to continue without the libraries that :func:`html` needs.
 
     Raises:
         MissingLibrary: one of Altair, vl-convert, Jinja and pydantic is not installed.
@@ -38,14 +37,14 @@ def check_libraries() -> None:
 
 
 def html(comparison: Comparison) -> str:
-    """Returns the page: summary, charts, tables, schemes' settings, conditions, and the comparison as JSON.
+    """Return the page: summary, charts, tables, schemes' settings, conditions, and the comparison as JSON.
 
     Raises:
         MissingLibrary: Altair, vl-convert, Jinja or pydantic is not installed.
     """
     drawn = charts.charts(comparison)
     specs = {
-        "config": vega.CONFIG,
+        "config": charts.CONFIG,
         "charts": {chart.name: chart.spec for chart in drawn},
         "scatter": charts.scatter(),
     }
@@ -62,12 +61,12 @@ def html(comparison: Comparison) -> str:
             suffered=[name for name in CASES if any(_twice(result, name) for result in comparison.schemes)],
             verdict=summary.verdict(comparison),
             charts=drawn,
-            families=vega.FAMILIES,
-            nodes=dict(zip(sorted(nodes), vega.NODES, strict=False)),
+            families=charts.FAMILIES,
+            nodes=dict(zip(sorted(nodes), charts.NODES, strict=False)),
             tables=_tables(comparison),
             left_out=list(summary.left_out(comparison)),
             cases=CASES,
-            own=figures.OWN,
+            own=summary.OWN,
             rough=summary.ROUGH,
             missing_title=summary.MISSING_TITLE,
             risks=summary.risks(comparison),
@@ -75,7 +74,7 @@ def html(comparison: Comparison) -> str:
             specs=_inside_script(json.dumps(specs)),
             comparison_json=_inside_script(to_json(comparison, indent=None)),
             library=_library(),
-            library_versions=vega.versions(),
+            library_versions=charts.versions(),
         )
     )
 
@@ -113,9 +112,9 @@ def _environment() -> Any:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "three": figures.three,
-        "duration": figures.duration,
-        "sentence": figures.sentence,
+        "three": summary.three,
+        "duration": summary.duration,
+        "sentence": summary.sentence,
         "minute": _minute,
         "without": _without,
         "fewer_rows": _fewer_rows,
@@ -128,7 +127,7 @@ def _minute(time: datetime) -> str:
 
 
 def _without(comparison: Comparison, measure: str) -> list[tuple[str, str]]:
-    """Returns the schemes that lack a measure, and why."""
+    """Return the schemes that lack a measure, and why."""
     missing = [*comparison.left_out.items()]
     for result in comparison.schemes:
         if getattr(result, measure) is None:
@@ -137,10 +136,10 @@ def _without(comparison: Comparison, measure: str) -> list[tuple[str, str]]:
 
 
 def _fewer_rows(comparison: Comparison) -> str:
-    """Returns the schemes whose table has fewer rows than the others', which changes all figures per row."""
+    """Return the schemes whose table has fewer rows than the others', which changes all figures per row."""
     rows = {result.about.name: result.storage.rows for result in comparison.schemes if result.storage}
     most = max(rows.values(), default=0)
-    return figures.listed([f"{name} ({count:,})" for name, count in rows.items() if count < most])
+    return summary.listed([f"{name} ({count:,})" for name, count in rows.items() if count < most])
 
 
 def _reason(result: SchemeResult, measure: str) -> str:
@@ -148,12 +147,12 @@ def _reason(result: SchemeResult, measure: str) -> str:
 
 
 def _inside_script(json_text: str) -> Any:
-    """Returns JSON in which no string ends the script element or begins a comment."""
+    """Return JSON without strings that end the script element or begin a comment."""
     return library("markupsafe").Markup(json_text.replace("<", "\\u003c"))
 
 
 @cache
 def _library() -> Any:
-    """Returns Vega, Vega-Lite and Vega-Embed as one script."""
-    script = library("vl_convert").javascript_bundle(vl_version=vega.vega_lite_version())
+    """Return Vega, Vega-Lite and Vega-Embed as one script."""
+    script = library("vl_convert").javascript_bundle(vl_version=charts.vega_lite_version())
     return library("markupsafe").Markup(script.replace("</script", "<\\/script").replace("<!--", "<\\!--"))

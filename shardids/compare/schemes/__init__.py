@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from shardids.compare.schemes.blocks import Ranges
+from shardids.compare.schemes.blocks import Ranges, Tickets
 from shardids.compare.schemes.logical import Hybrid, Lamport
 from shardids.compare.schemes.mariadb_offsets import MariaDbOffsets
 from shardids.compare.schemes.postgresql import Identity, Offsets, OneSequence
@@ -25,7 +25,6 @@ from shardids.compare.schemes.scheme import (
 )
 from shardids.compare.schemes.shards import Published, Shardids, ShardidsBlocks
 from shardids.compare.schemes.snowflake import Snowflake
-from shardids.compare.schemes.tickets import Tickets
 from shardids.compare.schemes.uuids import (
     Flake128,
     Ulid,
@@ -87,13 +86,13 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType(
 
 
 def scheme_of(name: str) -> Scheme:
-    """Returns the scheme of that name.
+    """Return the scheme of that name.
 
     Raises:
-        BadArgument: there is none; the hint lists all names.
+        BadArgument: no scheme has the name; the hint lists all names.
     """
     try:
         return SCHEMES[name]
     except KeyError:
         known = ", ".join(SCHEMES)
-        raise BadArgument(f"there is no scheme {name!r}", hint=f"The schemes are {known}.") from None
+        raise BadArgument(f"scheme {name!r} does not exist", hint=f"The schemes are {known}.") from None

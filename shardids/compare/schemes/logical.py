@@ -1,14 +1,42 @@
-"""Logical clocks in PL/pgSQL: keys that sort after those that a node has heard of."""
+"""Logical clocks in PL/pgSQL: keys that sort after those that a node has seen; and the clock of clients."""
 
 from __future__ import annotations
 
+import select
+import time
 from datetime import UTC, datetime, timedelta
-from typing import Final, LiteralString
+from typing import Final, LiteralString, Protocol
 
 from psycopg import sql
 
 from shardids.compare.schemes.postgresql import SqlScheme, SqlSource, install
 from shardids.compare.schemes.scheme import About, Decoded, Key, KeyColumn, Needs, Servers, Source, integer_of
+
+
+class Clock(Protocol):
+    """The interface of a clock for a generator."""
+
+    def unix_ms(self) -> int:
+        """Return milliseconds since 1970 by the machine's clock, which may step back."""
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for that long."""
+
+
+class SystemClock:
+    """The clock of the machine."""
+
+    def unix_ms(self) -> int:
+        """Return the system's time of day."""
+        return time.time_ns() // 1_000_000
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep in select(): time.sleep() sleeps until a point in time, which libfaketime gets wrong."""
+        select.select((), (), (), seconds)
+
+
+SYSTEM = SystemClock()
+"""The machine's clock."""
 
 _NODE_BITS: Final = 6
 _COUNTER_BITS: Final = 10

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardids.compare.schemes.scheme import NOTE, About, Key, Needs, Scheme, Servers, Source
-from shardids.multimaster.mariadb_session import (
+from shardids.compare.multimaster.mariadb import (
     Login,
     check_offset,
     connect,
@@ -13,6 +12,7 @@ from shardids.multimaster.mariadb_session import (
     offset_settings,
     rows,
 )
+from shardids.compare.schemes.scheme import NOTE, About, Key, Needs, Scheme, Servers, Source
 
 _DATABASE = "shardids_baselines"
 _BATCH = 1000
@@ -48,7 +48,7 @@ class MariaDbRowSource(Source):
         return keys
 
     def _insert(self, shard: int, count: int) -> int:
-        """Inserts rows in one transaction, and returns the key of the first."""
+        """Insert rows in one transaction, and return the key of the first."""
         with lost_as_such(self._login), self._connection.cursor() as cursor:
             statement = f"insert into `row_{shard}` (note) values (%s)"  # noqa: S608  -- a number
             cursor.execute(statement + ", (%s)" * (count - 1), (NOTE,) * count)
@@ -80,7 +80,7 @@ class MariaDbOffsets(Scheme):
     keeps_rows = True
 
     def install(self, servers: Servers) -> None:
-        """Creates the table; raises ClusterConflict for a server that has another offset."""
+        """Create the table; raise ClusterConflict for a server that has another offset."""
         self.check(servers)
         for number, login in enumerate(servers.mariadb, 1):
             connection = connect(login)

@@ -8,11 +8,11 @@ from typing import Final
 
 from psycopg import sql
 
-from shardids import multimaster
-from shardids.catalog.sqlfiles import read_sql
+from shardids.compare import multimaster
+from shardids.compare.multimaster.postgresql import PostgreSqlSession
 from shardids.compare.schemes.scheme import About, Key, KeyColumn, Needs, Scheme, Servers, Source
 from shardids.errors import UnsupportedServer
-from shardids.multimaster.postgresql_session import PostgreSqlSession
+from shardids.pg.sqlfiles import read_sql
 
 _ONE: Final = sql.SQL("nextval('shardids_baselines.one')")
 _IDENTITY: Final = sql.Identifier("shardids_baselines", "identity_row")
@@ -30,7 +30,7 @@ class SqlSource(Source):
 
     @classmethod
     def of(cls, url: str, draw: sql.Composable, after: sql.Composed | None = None) -> SqlSource:
-        """Returns a source that draws by an expression: once, or in each row of ``generate_series``.
+        """Return a source that draws by an expression: once, or in each row of ``generate_series``.
 
         ``after`` is a query that draws one key after the one that it takes.
         """
@@ -80,7 +80,7 @@ class SqlScheme(Scheme):
 
 
 def install(url: str, *files: str, oldest: int = 14, settings: Mapping[str, str] = _NOTHING) -> None:
-    """Runs SQL files in a database, one after another, with these settings of the session.
+    """Run SQL files in a database, one after another, with these settings of the session.
 
     Raises:
         UnsupportedServer: the server is older than the major version ``oldest``.
@@ -121,7 +121,7 @@ class OneSequence(SqlScheme):
         return SqlSource.of(servers.postgresql[0], _ONE)
 
     def column(self, node: int = 0) -> KeyColumn:
-        """Returns the column; on servers other than the first, the client supplies the key."""
+        """Return the column; on servers other than the first, the client supplies the key."""
         return KeyColumn(type="bigint", draw=_ONE if node == 0 else None)
 
 
@@ -152,7 +152,7 @@ class Identity(SqlScheme):
         )
 
     def column(self, node: int = 0) -> KeyColumn:
-        """Returns the column; on servers other than the first, the client supplies the key."""
+        """Return the column; on servers other than the first, the client supplies the key."""
         return KeyColumn(type="bigint", identity=node == 0)
 
 
@@ -168,7 +168,7 @@ class Offsets(SqlScheme):
         " or failover that lacks the last WAL; keys given by hand",
         stops="the rows of a master that is down",
         tells="its master, as long as their number has never changed",
-        settings="INCREMENT BY k START i, CACHE 1; made and verified by shardids baseline multimaster",
+        settings="INCREMENT BY k START i, CACHE 1; made and verified by shardids multimaster",
         described_at="https://www.postgresql.org/docs/current/sql-createsequence.html",
     )
     files = ("compare/offsets.v1",)

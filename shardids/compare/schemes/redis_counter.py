@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from typing import Any, NoReturn
 
+from shardids.compare.multimaster.mariadb import Login
 from shardids.compare.schemes.blocks import Blocks
 from shardids.compare.schemes.scheme import About, Key, Needs, Scheme, Servers, Source, library
 from shardids.errors import ConnectionFailed
-from shardids.multimaster.mariadb_session import Login
 
 KEY = "shardids:next"
 """The counter's key in Redis."""
@@ -69,7 +69,7 @@ class RedisSource(Source):
         return range(last - count + 1, last + 1)
 
     def _last_of(self, count: int) -> int:
-        """Returns the last of so many keys."""
+        """Return the last of so many keys."""
         try:
             return self._add(count)
         except self._error as error:
@@ -88,7 +88,7 @@ class RedisSource(Source):
 
 
 class ConfirmedRedisSource(RedisSource):
-    """Draws from the primary of a pair, and gives out only what the replica has received."""
+    """A source on the primary of a pair that gives out only keys that the replica has received."""
 
     def __init__(self, logins: tuple[Login, ...]) -> None:
         super().__init__(_primary_of(logins))
@@ -107,7 +107,7 @@ class ConfirmedRedisSource(RedisSource):
 
 
 def _primary_of(logins: tuple[Login, ...]) -> Login:
-    """Returns the server that takes writes, as Redis Sentinel would tell."""
+    """Return the server that takes writes, as Redis Sentinel would tell."""
     for login in logins:
         with contextlib.suppress(ConnectionFailed), RedisSource(login) as source:
             if source.is_primary:

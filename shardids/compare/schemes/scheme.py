@@ -17,13 +17,13 @@ from uuid import UUID
 
 from psycopg import sql
 
-from shardids.catalog.connections import OLDEST_SERVER
+from shardids.compare.multimaster.mariadb import Login
 from shardids.errors import BadArgument, MissingLibrary
 from shardids.ids.text import checked_integer
-from shardids.multimaster.mariadb_session import Login
+from shardids.pg.connections import OLDEST_SERVER
 
 Key: TypeAlias = int | UUID
-"""What a scheme draws: an integer that fits into ``bigint``, or 128 bits as a UUID."""
+"""A key of a scheme: an integer that fits into ``bigint``, or 128 bits as a UUID."""
 
 MOST_KEYS = 1_000_000
 """The most keys that one call of :meth:`Source.draw_many` returns."""
@@ -71,14 +71,14 @@ class About:
     """A scheme in words.
 
     Attributes:
-        name: what the command line calls it.
+        name: its name on the command line.
         central: whether all keys come from one server, or a fixed pair of them.
-        title: what a report calls it.
+        title: its name in a report.
         needs: the servers that it cannot be installed without.
-        safe_under: what its keys stay unique under.
-        unsafe_under: what makes it issue a key twice; empty if nothing is known to.
-        stops: what makes it stop issuing keys.
-        tells: what a key reveals to whoever reads it.
+        safe_under: the events that its keys stay unique under.
+        unsafe_under: the events that make it issue a key twice; empty if none is known.
+        stops: the events that make it stop issuing keys.
+        tells: the facts that a key reveals to its readers.
         settings: how it is set up here, following its documentation.
         described_at: where it is documented.
     """
@@ -124,7 +124,7 @@ class KeyColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
-    """What a key tells: when it was born, what made it, and its number among the keys of that time."""
+    """The facts in a key: its time of birth, its origin, and its number among the keys of that time."""
 
     time: datetime | None = None
     origin: int | None = None
@@ -147,26 +147,26 @@ class Source(ABC):
 
     @abstractmethod
     def draw(self) -> Key:
-        """Draws one key."""
+        """Draw one key."""
 
     def draw_for(self, shard: int) -> Key:
-        """Draws one key for a row of a shard; see :meth:`Scheme.open_shards`."""
+        """Draw one key for a row of a shard; see :meth:`Scheme.open_shards`."""
         del shard
         return self.draw()
 
     def draw_after(self, key: Key) -> Key:
-        """Draws one key that is to sort after another; see :attr:`Scheme.hears`."""
+        """Draw one key that is to sort after another; see :attr:`Scheme.hears`."""
         raise NotImplementedError
 
     def draw_many(self, count: int) -> list[Key]:
-        """Draws ``count`` keys, at once if the scheme can; raises BadArgument unless 1 … 1,000,000."""
+        """Draw ``count`` keys, at once if the scheme can; raise BadArgument unless 1 … 1,000,000."""
         return self._draw_many(checked_integer("the number of keys", count, 1, MOST_KEYS))
 
     def _draw_many(self, count: int) -> list[Key]:
         return [self.draw() for _ in range(count)]
 
     def set_aside(self, count: int) -> range:
-        """Sets keys aside in one call, without sending each of them, and returns their places.
+        """Set keys aside in one call, without sending each of them, and return their places.
 
         The places are those of :meth:`Scheme.place`. Raises BadArgument as :meth:`draw_many` does.
         """
@@ -176,7 +176,7 @@ class Source(ABC):
         raise NotImplementedError
 
     def close(self) -> None:
-        """Releases what the client holds."""
+        """Release the client's resources."""
         return
 
     def __enter__(self) -> Self:
@@ -194,17 +194,17 @@ class Scheme(ABC):
     about: About
 
     hears: bool = False
-    """Whether a source can be told the key of a row that is answered: :meth:`Source.draw_after`."""
+    """Whether a source can receive the key of a row that is answered: :meth:`Source.draw_after`."""
 
     keeps_rows: bool = False
     """Whether a draw is a row with its COMMIT, in a database of the scheme's own: no table takes its keys."""
 
     def install(self, servers: Servers) -> None:
-        """Creates what the scheme needs on the servers. Idempotent."""
+        """Create the scheme's objects on the servers. Idempotent."""
         self.check(servers)
 
     def open(self, servers: Servers, node: int = 0) -> Source:
-        """Opens a client's source of keys.
+        """Open a client's source of keys.
 
         ``node``, from 0, is the PostgreSQL server that the client writes to; it matters to schemes
         with a generator on each server.
@@ -215,42 +215,42 @@ class Scheme(ABC):
         """
         self.check(servers)
         if self.about.needs.postgresql and not 0 <= node < len(servers.postgresql):
-            raise BadArgument(f"there is no node {node}: the servers are 0 to {len(servers.postgresql) - 1}")
+            raise BadArgument(f"no node {node}: the servers are 0 to {len(servers.postgresql) - 1}")
         return self._open(servers, node)
 
     @abstractmethod
     def _open(self, servers: Servers, node: int) -> Source:
-        """Opens the source, on servers that :meth:`open` has checked."""
+        """Open the source, on servers that :meth:`open` has checked."""
 
     def column(self, node: int = 0) -> KeyColumn:
-        """Returns the column that stores the keys on the server of that number."""
+        """Return the column that stores the keys on the server of that number."""
         del node
         return KeyColumn(type="bigint")
 
     def install_shards(self, servers: Servers, count: int) -> None:
-        """Creates what shards of the first server, from 0, need beyond :meth:`install`. Idempotent."""
+        """Create what shards of the first server, from 0, need beyond :meth:`install`. Idempotent."""
         del servers, count
 
     def open_shards(self, servers: Servers) -> Source:
-        """Opens a client's source of keys for all shards of the first server. Raises as :meth:`open` does."""
+        """Open a client's source of keys for all shards of the first server. Raises as :meth:`open` does."""
         return self.open(servers)
 
     def column_of(self, shard: int) -> KeyColumn:
-        """Returns the column that stores the keys of a shard of the first server."""
+        """Return the column that stores the keys of a shard of the first server."""
         del shard
         return self.column()
 
     def decode(self, key: Key) -> Decoded | None:
-        """Returns what a key tells, or ``None`` if it tells nothing."""
+        """Return the facts in a key, or ``None`` if it contains none."""
         del key
         return None
 
     def place(self, key: Key) -> int:
-        """Returns the key's place: different for different keys, and consecutive where they are set aside."""
+        """Return the key's place: different for different keys, and consecutive where they are set aside."""
         return int(key)
 
     def check(self, servers: Servers) -> None:
-        """Refuses too few servers.
+        """Refuse too few servers.
 
         Raises:
             BadArgument: there are fewer than the scheme needs.
@@ -267,7 +267,7 @@ class Scheme(ABC):
 
 
 def library(name: str) -> Any:
-    """Imports a module of the extra ``compare`` and returns it.
+    """Import a module of the extra ``compare`` and return it.
 
     Raises:
         MissingLibrary: it is not installed.
@@ -281,14 +281,14 @@ def library(name: str) -> Any:
 
 
 def integer_of(key: Key) -> int:
-    """Returns the key as an integer; raises BadArgument for a UUID."""
+    """Return the key as an integer; raise BadArgument for a UUID."""
     if isinstance(key, UUID):
-        raise BadArgument(f"{key} is no key of this scheme: its keys are integers")
+        raise BadArgument(f"{key} is not a key of this scheme: its keys are integers")
     return key
 
 
 def uuid_of(key: Key) -> UUID:
-    """Returns the key as a UUID; raises BadArgument for an integer."""
+    """Return the key as a UUID; raise BadArgument for an integer."""
     if not isinstance(key, UUID):
-        raise BadArgument(f"{key} is no key of this scheme: its keys have 128 bits")
+        raise BadArgument(f"{key} is not a key of this scheme: its keys have 128 bits")
     return key

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from psycopg import sql
 
 from shardids.catalog.rows import SCHEMA_PREFIX, Catalog
-from shardids.catalog.sqlfiles import read_sql
 from shardids.catalog.topology import schema_name
+from shardids.compare.multimaster.postgresql import PostgreSqlSession
 from shardids.compare.schemes.blocks import Blocks
 from shardids.compare.schemes.postgresql import SqlScheme, SqlSource, install
 from shardids.compare.schemes.scheme import About, Decoded, Key, KeyColumn, Needs, Servers, Source, integer_of
 from shardids.ids.layout import DEFAULT, INSTAGRAM
-from shardids.install import provision
-from shardids.multimaster.postgresql_session import PostgreSqlSession
+from shardids.migrate.install import provision
+from shardids.pg.sqlfiles import read_sql
 
 BLOCK = 1000
 """The number of IDs that a client reserves at once."""
@@ -154,7 +154,7 @@ class ShardidsBlocks(Shardids):
         needs=Needs(postgresql=1),
         safe_under=_SAFE,
         unsafe_under=_UNSAFE,
-        stops="the shards of a server that is down, but for IDs that clients have set aside; " + _REFUSES,
+        stops="the shards of a server that is down, except for IDs that clients have set aside; " + _REFUSES,
         tells="time (ms), shard",
         settings=f"default layout; blocks of {BLOCK:,} IDs for single draws, one statement for n at once",
         described_at="docs/explanation/generator.md",

@@ -1,6 +1,6 @@
 """Snowflakes made in the process, with a worker number that is leased from PostgreSQL.
 
-Libraries leave out what makes a snowflake safe: where the worker number comes from, and what happens
+Libraries leave out the safeguards of a snowflake: where the worker number comes from, and what happens
 when the clock steps back or the sequence overflows. That is why the generator is written here.
 """
 
@@ -10,8 +10,8 @@ import contextlib
 import threading
 from typing import Final, Literal, TypeAlias
 
-from shardids.compare.schemes.clock import SYSTEM, Clock
-from shardids.compare.schemes.leases import Lease, LeaseTimes, install_leases
+from shardids.compare.schemes.blocks import Lease, LeaseTimes, install_leases
+from shardids.compare.schemes.logical import SYSTEM, Clock
 from shardids.compare.schemes.scheme import (
     About,
     Decoded,
@@ -77,7 +77,7 @@ class SnowflakeSource(Source):
         return self._lease.number
 
     def draw(self) -> Key:
-        """Draws one ID.
+        """Draw one ID.
 
         Raises:
             LeaseLost: the lease was not renewed in time, or another process holds the worker number.
@@ -98,7 +98,7 @@ class SnowflakeSource(Source):
             ) | sequence
 
     def renew(self) -> None:
-        """Renews the lease; the bound of the IDs' times is then ahead of the clock by the lease's duration.
+        """Renew the lease; the bound of the IDs' times is then ahead of the clock by the lease's duration.
 
         Raises:
             LeaseLost: another process holds the worker number; all draws raise this from now on.
@@ -112,7 +112,7 @@ class SnowflakeSource(Source):
             raise
 
     def close(self) -> None:
-        """Releases the worker number."""
+        """Release the worker number."""
         self._ending.set()
         if self._heart.is_alive():
             self._heart.join()
@@ -122,7 +122,7 @@ class SnowflakeSource(Source):
                 self._lease.release(self._last_ms)
 
     def _now_ms(self) -> int:
-        """Returns the time for the next ID, never before that of the last one."""
+        """Return the time for the next ID, never before that of the last one."""
         while True:
             ms = self._clock.unix_ms()
             if ms > self._last_ms:

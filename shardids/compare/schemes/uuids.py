@@ -16,7 +16,7 @@ from uuid import UUID
 
 from psycopg import sql
 
-from shardids.compare.schemes.clock import SYSTEM, Clock
+from shardids.compare.schemes.logical import SYSTEM, Clock
 from shardids.compare.schemes.postgresql import SqlScheme
 from shardids.compare.schemes.scheme import (
     About,
@@ -54,7 +54,7 @@ class Drawn(Source):
 
 
 def decode_uuid(key: Key) -> Decoded | None:
-    """Returns what a UUID tells; ``origin`` is the node of versions 1 and 6, a MAC address or random number.
+    """Return the facts in a UUID; ``origin`` is the node of versions 1 and 6, a MAC or random one.
 
     Returns ``None`` for a version that tells nothing. See RFC 9562, sections 5.1, 5.6 and 5.7.
     """

@@ -19,9 +19,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar
 
-from shardids.dev.embedded.home import new_temporary_path
-from shardids.dev.embedded.watchdog import Watchdog
 from shardids.errors import ShardidsError
+from shardids.pg.embedded.data import new_temporary_path
+from shardids.pg.embedded.watchdog import Watchdog
 
 Result = TypeVar("Result")
 
@@ -31,10 +31,10 @@ Job: TypeAlias = Callable[..., AbstractContextManager[Callable[[], Result]]]
 _PATIENCE_S: Final = 120.0
 _END_S: Final = 5.0
 _PRELOAD: Final = [
-    "shardids.compare.measures.duplicates",
-    "shardids.compare.measures.inserts",
-    "shardids.compare.measures.order",
-    "shardids.compare.measures.spread",
+    "shardids.compare.measures.uniqueness",
+    "shardids.compare.measures.draws",
+    "shardids.compare.measures.uniqueness",
+    "shardids.compare.measures.storage",
 ]
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -45,12 +45,12 @@ class _Client:
     pipe: Connection
 
     def send(self, what: object) -> None:
-        """Sends a message; whether the process still exists shows when it should answer."""
+        """Send a message; whether the process still exists shows when it should answer."""
         with contextlib.suppress(OSError):
             self.pipe.send(what)
 
     def answer(self) -> Any:
-        """Returns the answer, or raises it if it is an error; ShardidsError if the process ended or hangs."""
+        """Return the answer, or raise it if it is an error; ShardidsError if the process ended or hangs."""
         if not self.pipe.poll(_PATIENCE_S):
             # A late answer would be taken for the answer to the next job.
             self.process.kill()
@@ -66,7 +66,7 @@ class _Client:
         return answer
 
     def end(self) -> None:
-        """Ends the process, whatever it is doing."""
+        """End the process, whatever it is doing."""
         self.process.terminate()
         self.process.join(_END_S)
         if self.process.is_alive():
@@ -82,7 +82,7 @@ class Clients:
         self._clients = clients
 
     def begin(self, job: Job[Result], arguments: Sequence[tuple[Any, ...]]) -> Callable[[], list[Result]]:
-        """Lets as many clients as there are tuples of arguments get ready, and starts them at once.
+        """Let as many clients as there are tuples of arguments get ready, and start them at once.
 
         Returns a function that waits for them and returns their results. Both raise the error of a client,
         after all have answered, and ShardidsError for a client that ended.
@@ -103,13 +103,13 @@ class Clients:
         return lambda: _answers(chosen)
 
     def run(self, job: Job[Result], arguments: Sequence[tuple[Any, ...]]) -> list[Result]:
-        """Calls :meth:`begin`, and waits for the results."""
+        """Call :meth:`begin`, and wait for the results."""
         return self.begin(job, arguments)()
 
 
 @contextlib.contextmanager
 def client_processes(count: int, envs: Sequence[Mapping[str, str]] = (_NOTHING,)) -> Iterator[Clients]:
-    """Starts ``count`` processes; they end with the block.
+    """Start ``count`` processes; they end with the block.
 
     ``envs`` are added to their environments: in turn, if there are several.
     """
@@ -150,7 +150,7 @@ def _tell(clients: Sequence[_Client], *, go: bool) -> None:
 
 
 def _serve(pipe: Connection) -> None:
-    """Runs a client's jobs, until the other end of the pipe is closed.
+    """Run a client's jobs, until the other end of the pipe is closed.
 
     For each job it receives two messages, the job and whether to start, and answers twice: when it is ready,
     and when the job is done.
@@ -167,7 +167,7 @@ def _serve(pipe: Connection) -> None:
 
 
 def _attempt(function: Callable[[], Any]) -> Any:
-    """Returns what the function returns, or its error."""
+    """Return the function's result, or its error."""
     try:
         return function()
     except Exception as error:  # noqa: BLE001  -- whatever it is, it is the answer
@@ -187,7 +187,7 @@ def _environment(env: Mapping[str, str]) -> Iterator[None]:
 
 @cache
 def _folder() -> Path:
-    """Makes the folder of multiprocessing's fork-server socket, removed however this process ends."""
+    """Make the folder of multiprocessing's fork-server socket, removed however this process ends."""
     folder = new_temporary_path(None)
     Watchdog(remove=folder)
     folder.mkdir(mode=0o700)
@@ -207,7 +207,7 @@ def _temporary_files_in(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Keeps Ctrl-C from the processes started in the block; this process receives it after the block."""
+    """Keep Ctrl-C from the processes started in the block; this process receives it after the block."""
     # Started first: multiprocessing unblocks the signal when it does that.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -1,9 +1,16 @@
-"""Starts the servers that a comparison runs on, in temporary folders, on 127.0.0.1."""
+"""The servers that a comparison runs on, their conditions, and a clock that can be stepped."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
+import os
+import platform
 import shutil
+import statistics
+import sysconfig
+import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -14,20 +21,136 @@ from typing import Final, TypeVar
 
 import psycopg
 
+import shardids
+from shardids.compare.multimaster import mariadb
 from shardids.compare.results import ServerKind
 from shardids.compare.schemes import Scheme, Servers
-from shardids.compare.testbed.mariadb_servers import MariaDbServer, temporary_mariadbs
-from shardids.compare.testbed.redis_servers import (
+from shardids.compare.testbed.servers import (
+    MariaDbServer,
     RedisPair,
     RedisServer,
+    temporary_mariadbs,
     temporary_redis,
     temporary_redis_pair,
 )
-from shardids.dev.embedded import EmbeddedServer, temporary_servers
-from shardids.dev.embedded.binaries import server_account
-from shardids.dev.embedded.home import new_temporary_path
 from shardids.errors import MissingLibrary, ServerStartFailed
-from shardids.multimaster import mariadb_session
+from shardids.pg.embedded import EmbeddedServer, temporary_servers
+from shardids.pg.embedded.binaries import server_account
+from shardids.pg.embedded.data import make_folder, new_temporary_path
+from shardids.pg.embedded.watchdog import Watchdog
+
+_LIBRARIES: Final = ("psycopg", "PyMySQL", "redis", "uuid-utils", "python-ulid")
+_FLUSHES: Final = 30
+
+
+def machine(folder: Path) -> str:
+    """Return processor, memory, system, load, and how long the folder's disk takes to flush a page."""
+    memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    facts = (
+        f"{os.cpu_count()} cores{_model()}, {memory_gb:.0f} GB of memory",
+        f"{platform.system()} {platform.machine()}",
+        f"a flush of 8 kB to the servers' disk takes {flush_us(folder):,.0f} µs",
+        f"load at the start {os.getloadavg()[0]:.1f}",
+    )
+    return "; ".join(facts)
+
+
+def flush_us(folder: Path) -> float:
+    """Return the median time of a write and fsync of 8 kB, in µs; a few µs mean a disk in memory."""
+    times_ns = []
+    with tempfile.TemporaryFile(dir=folder) as file:
+        for _ in range(_FLUSHES):
+            before = time.perf_counter_ns()
+            os.write(file.fileno(), bytes(8192))
+            os.fsync(file.fileno())
+            times_ns.append(time.perf_counter_ns() - before)
+    return statistics.median(times_ns) / 1000
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of shardids, Python, and the installed drivers and libraries."""
+    found = {"shardids": shardids.__version__, "Python": platform.python_version()}
+    for name in _LIBRARIES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def _model() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return f" ({value.strip()})"
+    return ""
+
+
+_PLACES = ("/usr/lib/*/faketime", "/usr/lib/faketime", "/usr/local/lib/faketime", "/opt/*/lib/faketime")
+
+
+class FakedClock:
+    """The machine's clock plus all steps so far, for the processes that are started with :attr:`env`.
+
+    The monotonic clock does not step.
+    """
+
+    def __init__(self, library: Path, folder: Path) -> None:
+        self._library, self._file = library, folder / "clock"
+        self._ahead_s = 0.0
+        self.step(0)
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """Returns the environment that lets a process follow this clock."""
+        return {
+            "LD_PRELOAD": str(self._library),
+            "FAKETIME_TIMESTAMP_FILE": str(self._file),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+
+    def step(self, seconds: float) -> None:
+        """Step the clock of all its processes at once."""
+        self._ahead_s += seconds
+        # Replaced as a whole: a process may read it at any time.
+        new = self._file.with_suffix(".new")
+        new.write_text(f"{self._ahead_s:+.3f}s\n")
+        new.chmod(0o644)
+        new.replace(self._file)
+
+
+def faketime_library() -> Path:
+    """Return the path of libfaketime; Debian's package is ``libfaketime``.
+
+    Raises:
+        MissingLibrary: libfaketime is not installed.
+    """
+    # If it is installed for several architectures, this one's.
+    own = sysconfig.get_config_var("MULTIARCH") or "*"
+    for place in (f"/usr/lib/{own}/faketime", *_PLACES):
+        for path in sorted(Path("/").glob(f"{place[1:]}/libfaketimeMT*")):
+            return path
+    raise MissingLibrary("libfaketime is not installed", hint="On Debian: apt-get install libfaketime")
+
+
+@contextlib.contextmanager
+def faked_clock() -> Iterator[FakedClock]:
+    """Make a clock in a temporary folder, which is removed when the block or this process ends.
+
+    Raises:
+        MissingLibrary: libfaketime is not installed.
+    """
+    library = faketime_library()
+    account = server_account()
+    folder = new_temporary_path(account)
+    watchdog = Watchdog(remove=folder)
+    try:
+        make_folder(folder, account)
+        yield FakedClock(library, folder)
+    finally:
+        watchdog.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
 
 POSTGRESQL_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -70,15 +193,15 @@ class Stage:
         )
 
     def kinds(self) -> list[ServerKind]:
-        """Returns what a report says of the servers."""
+        """Return the report's description of the servers."""
         kinds = []
         if self.postgresql:
             with psycopg.connect(self.postgresql[0].url()) as connection:
                 version = connection.info.parameter_status("server_version") or "?"
             kinds.append(_kind("PostgreSQL", version, len(self.postgresql), POSTGRESQL_SETTINGS))
         if self.mariadb:
-            connection = mariadb_session.connect(self.mariadb[0].login)
-            ((version,),) = mariadb_session.rows(connection, "select version()")
+            connection = mariadb.connect(self.mariadb[0].login)
+            ((version,),) = mariadb.rows(connection, "select version()")
             connection.close()
             kinds.append(_kind("MariaDB", version, len(self.mariadb), self.mariadb[0].settings))
         redis = [
@@ -96,7 +219,7 @@ class Stage:
 def stage_for(
     schemes: Sequence[Scheme], *, envs: Sequence[Mapping[str, str]] = (_NOTHING, _NOTHING)
 ) -> Iterator[Stage]:
-    """Starts two PostgreSQL servers, each with one of ``envs``, and the others that the schemes need.
+    """Start two PostgreSQL servers, each with one of ``envs``, and the others that the schemes need.
 
     MariaDB gets the first; Redis none, as its allocator is incompatible with libfaketime.
 
@@ -129,10 +252,10 @@ def stage_for(
 
 
 def check_disk(needed_mb: int) -> Path:
-    """Returns the folder for the servers' folders; refuses one whose disk may lack room for them.
+    """Return the folder for the servers' folders; refuse one whose disk may lack room for them.
 
     Raises:
-        ServerStartFailed: too little is free, or there is no folder that the servers' user can reach.
+        ServerStartFailed: too little is free, or the servers' user can reach no folder.
     """
     folder = new_temporary_path(server_account()).parent
     needed_mb += _BARE_MB

@@ -13,16 +13,14 @@ from psycopg_pool import ConnectionPool
 from shardids.catalog.topology import Node
 from shardids.django.aliases import configuration, get_cluster, refuse_tests
 from shardids.django.backend import pools
-from shardids.django.backend.creation import DatabaseCreation
-from shardids.django.backend.introspection import DatabaseIntrospection
-from shardids.django.backend.operations import DatabaseOperations
+from shardids.django.backend.operations import DatabaseCreation, DatabaseIntrospection, DatabaseOperations
 from shardids.errors import BadArgument, ShardidsError
 
 
 class DatabaseWrapper(base.DatabaseWrapper):
     """A shard, as one thread sees it.
 
-    Between transactions a thread has one connection a node, whatever shards it uses; an open transaction
+    Between transactions a thread has one connection per node, whatever shards it uses; an open transaction
     keeps the connection that it began on.
     """
 
@@ -38,19 +36,19 @@ class DatabaseWrapper(base.DatabaseWrapper):
         self._node: Node | None = None
 
     def prepare_database(self) -> None:
-        """Refuses ``manage.py migrate``, which begins with it. Raises BadArgument."""
+        """Refuse ``manage.py migrate``, which begins with it. Raises BadArgument."""
         raise BadArgument(
             f"shard {self.shard} is migrated like all others, and not by migrate",
             hint=f"manage.py migrate_shards --shards {self.shard}",
         )
 
     def configure(self, connection: Any) -> None:
-        """Prepares a new connection of the pool, which is in autocommit mode."""
+        """Prepare a new connection of the pool, which is in autocommit mode."""
         inherited: Any = super()
         inherited._configure_connection(connection)
 
     def node(self) -> Node:
-        """Returns the node that holds the shard now. Raises UnknownShard or ShardLost if none does."""
+        """Return the node that holds the shard now. Raises UnknownShard or ShardLost if none does."""
         return get_cluster().node_of(self.shard)
 
     @property
@@ -59,17 +57,17 @@ class DatabaseWrapper(base.DatabaseWrapper):
         return pools.of(self.node(), self)
 
     def close_pool(self) -> None:
-        """Closes the node's pool; the next connection opens another."""
+        """Close the node's pool; the next connection opens another."""
         pools.close(self.node())
 
     def get_connection_params(self) -> dict[str, Any]:
-        """Returns psycopg's arguments: Django's own, and the node's address as the catalog has it."""
+        """Return psycopg's arguments: Django's own, and the node's address as the catalog has it."""
         params = super().get_connection_params()
         del params["dbname"]
         return {**params, **pools.address(self.node())}
 
     def ensure_connection(self) -> None:
-        """Connects if need be; between transactions also if the shard lives on another node by now.
+        """Connect if need be; between transactions also if the shard lives on another node by now.
 
         Raises:
             BadArgument: a test run, and the shard is of the application's cluster.
@@ -84,11 +82,11 @@ class DatabaseWrapper(base.DatabaseWrapper):
         super().ensure_connection()
 
     def close_if_health_check_failed(self) -> None:
-        """Looks before each statement whether a node holds the shard; the pool checks connections."""
+        """Look before each statement whether a node holds the shard; the pool checks connections."""
         self._node_or_closed()
 
     def close_if_unusable_or_obsolete(self) -> None:
-        """Closes the connection, at the ends of a request, if it is of no use: its shard may be lost."""
+        """Close the connection, at the ends of a request, if it is of no use: its shard may be lost."""
         try:
             super().close_if_unusable_or_obsolete()
         except ShardidsError:
@@ -103,7 +101,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
             raise
 
     def rollback(self) -> None:
-        """Rolls back. What failed is not forgotten by that: the shard may have moved."""
+        """Roll back. What failed is not forgotten by that: the shard may have moved."""
         failed = self.errors_occurred
         super().rollback()
         self.errors_occurred = failed
@@ -113,20 +111,21 @@ class DatabaseWrapper(base.DatabaseWrapper):
         return connection.closed and not self.in_atomic_block
 
     def _close(self) -> None:
-        """Gives the connection back to the pool that it came from, wherever the shard is now."""
+        """Give the connection back to the pool that it came from, wherever the shard is now."""
         connection, self.connection = self.connection, None
         if connection is not None:
             with self.wrap_database_errors:
                 connection._pool.putconn(connection)
 
     def get_new_connection(self, conn_params: dict[str, Any]) -> Any:
-        """Returns the thread's connection to the node if it is free, else one of the node's pool."""
+        """Return the thread's connection to the node if it is free, else one of the node's pool."""
         self._node = self.node()
         for other in connections.all(initialized_only=True):
             if isinstance(other, DatabaseWrapper) and other._node == self._node and _is_free(other):
                 connection, other.connection = other.connection, None
                 self.isolation_level = other.isolation_level
                 return connection
+        pools.admit(self._node, conn_params)
         return super().get_new_connection(conn_params)
 
 

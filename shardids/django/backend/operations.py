@@ -1,27 +1,32 @@
-"""How a shard's alias writes names: tables of sharded models have the shard's schema before them."""
+"""How a shard's alias differs from Django's own for PostgreSQL: names, tables, test runs, refusals.
+
+Tables of sharded models have the shard's schema before their names; no ``search_path`` names it.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from django.db.backends.postgresql import operations
+from django.db.backends.postgresql import compiler, creation, introspection, operations
 
+from shardids.django.aliases import require_for_tests
 from shardids.django.sharded import tables
+from shardids.errors import BadArgument
 
 if TYPE_CHECKING:
     from shardids.django.backend.base import DatabaseWrapper
 
 
 class DatabaseOperations(operations.DatabaseOperations):
-    """Django's own for PostgreSQL, but for the names of sharded models' tables."""
+    """Django's own for PostgreSQL, except for the names of sharded models' tables."""
 
     connection: DatabaseWrapper
-    compiler_module = "shardids.django.backend.compiler"
+    compiler_module = "shardids.django.backend.operations"
 
     def quote_name(self, name: str) -> str:
-        """Returns a quoted name. That of a sharded model's table has the schema before it.
+        """Return a quoted name. That of a sharded model's table has the schema before it.
 
-        Columns are named by table and column, so theirs has it, too. Django asks in the same way for
+        Columns are named by table and column, so theirs also has it. Django asks in the same way for
         tables, columns and aliases: a check refuses a table that is called as a column is.
         """
         quoted: str = super().quote_name(name)
@@ -30,7 +35,7 @@ class DatabaseOperations(operations.DatabaseOperations):
     def for_update_sql(
         self, nowait: bool = False, skip_locked: bool = False, of: Any = (), no_key: bool = False
     ) -> str:
-        """Returns the clause that locks rows: PostgreSQL takes bare names of tables in it."""
+        """Return the clause that locks rows: PostgreSQL takes bare names of tables in it."""
         bare = tuple(name.removeprefix(self._in_schema) for name in of)
         clause: str = super().for_update_sql(nowait=nowait, skip_locked=skip_locked, of=bare, no_key=no_key)
         return clause
@@ -38,3 +43,82 @@ class DatabaseOperations(operations.DatabaseOperations):
     @property
     def _in_schema(self) -> str:
         return f'"{self.connection.schema}".'
+
+
+_TABLES = """
+    select c.relname, case when c.relispartition then 'p' when c.relkind in ('m', 'v') then 'v' else 't' end,
+           obj_description(c.oid, 'pg_class')
+    from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+    where n.nspname = %s and c.relkind in ('f', 'm', 'p', 'r', 'v')"""
+
+
+class DatabaseIntrospection(introspection.DatabaseIntrospection):
+    """Django's own for PostgreSQL, except for the list of tables, which ``flush`` empties."""
+
+    connection: DatabaseWrapper
+
+    def get_table_list(self, cursor: Any) -> list[Any]:
+        """Return the tables and views of the shard."""
+        cursor.execute(_TABLES, [self.connection.schema])
+        return [introspection.TableInfo(*row) for row in cursor.fetchall()]
+
+
+class DatabaseCreation(creation.DatabaseCreation):
+    """Makes and drops nothing: the shards of the tests' cluster are there, with their tables."""
+
+    def create_test_db(self, *_: Any, **_options: Any) -> str:
+        """Return the shard's name. Raises BadArgument if it is not of a cluster for tests."""
+        require_for_tests()
+        return str(self.connection.alias)
+
+    def destroy_test_db(self, *_: Any, **_options: Any) -> None:
+        """Leave the shard to the cluster's end."""
+
+    def serialize_db_to_string(self) -> str:
+        """Return no rows: migrations write none into shards but by RunSQL."""
+        return "[]"
+
+    def test_db_signature(self) -> tuple[Any, ...]:
+        """Return what no other alias has."""
+        return (self.connection.alias,)
+
+
+class _OnOneShard:
+    """Looks at a statement once it is written, when all its joins are known, and before it is sent."""
+
+    query: Any
+    connection: Any
+
+    def as_sql(self, *args: Any, **options: Any) -> Any:
+        """Return the statement and its parameters. Raises BadArgument if it names an unsharded table."""
+        written = super().as_sql(*args, **options)  # type: ignore[misc] # of Django's class beside this one
+        named: set[Any] = {getattr(one, "table_name", None) for one in self.query.alias_map.values()}
+        if self.query.model is not None:
+            named.add(self.query.model._meta.db_table)
+        strangers = sorted(named & tables().others)
+        if strangers:
+            raise BadArgument(
+                f"shard {self.connection.shard} has no table {', '.join(strangers)}: its model is elsewhere",
+                hint="A statement is for one database: query the model by itself, not by a join.",
+            )
+        return written
+
+
+class SQLCompiler(_OnOneShard, compiler.SQLCompiler):
+    """SELECT."""
+
+
+class SQLInsertCompiler(_OnOneShard, compiler.SQLInsertCompiler):
+    """INSERT."""
+
+
+class SQLDeleteCompiler(_OnOneShard, compiler.SQLDeleteCompiler):
+    """DELETE."""
+
+
+class SQLUpdateCompiler(_OnOneShard, compiler.SQLUpdateCompiler):
+    """UPDATE."""
+
+
+class SQLAggregateCompiler(_OnOneShard, compiler.SQLAggregateCompiler):
+    """Aggregates over a SELECT."""

@@ -15,11 +15,11 @@ from django.db.migrations.executor import MigrationExecutor
 from shardids.django.fields import ShardIdField
 from shardids.django.sharded import has_sharded_models
 from shardids.errors import BadArgument, ClusterConflict
-from shardids.migrate.hashes import hash_of_file
+from shardids.migrate.environment import hash_of_file
 from shardids.migrate.plan import Heads, Route, Start
 
 
-class History:
+class ShardHistory:
     """All migrations of the code, and what of them is left for a shard.
 
     A shard records every migration that it has run, as Django does: ``polls.0001_initial``. A squashed
@@ -49,19 +49,19 @@ class History:
         labels |= {one.app_label for one in self.loader.disk_migrations.values() if is_for_shards(one)}
         leaves = self.loader.graph.leaf_nodes()
         self.order = [migration for migration, _ in executor.migration_plan(leaves, clean_start=True)]
-        """All migrations, also those of other applications, each after what it depends on."""
+        """All migrations, also those of other applications, each after its dependencies."""
         self.of_shards = {str(one): one for one in self.order if one.app_label in labels}
         self._replaced = {
             str(one): {".".join(old) for old in one.replaces} for one in self.loader.replacements.values()
         }
 
     def targets(self, label: str | None, prefix: str | None) -> frozenset[str] | None:
-        """Returns the migrations that lead to an application's newest, or to the one that is named.
+        """Return the migrations that lead to an application's newest, or to the one that is named.
 
         Returns ``None`` for all applications.
 
         Raises:
-            BadArgument: there is no such application or migration, or the prefix fits several.
+            BadArgument: the application or migration does not exist, or the prefix fits several.
         """
         if label is None:
             return None
@@ -80,7 +80,7 @@ class History:
         ) & frozenset(self.of_shards)
 
     def check_known(self, shard: int, node: str, heads: Start) -> None:
-        """Refuses a shard with migrations that the code lacks, or with a part of what one replaces.
+        """Refuse a shard with migrations that the code lacks, or with a part of what one replaces.
 
         Raises:
             ClusterConflict: it has them.
@@ -109,7 +109,7 @@ class History:
         return named is not None and named[1] not in self._installed
 
     def route(self, start: Start, targets: Collection[str] | None) -> Route:
-        """Returns what is left for a shard, in order; ``targets`` are those wanted (default: all)."""
+        """Return a shard's pending migrations, in order; ``targets`` are those wanted (default: all)."""
         applied = set(start or ())
         pending = [
             name for name in self.of_shards if name not in applied and (targets is None or name in targets)
@@ -125,20 +125,20 @@ class History:
         )
 
     def after(self, name: str, applied: Collection[str]) -> set[str]:
-        """Returns what a shard has recorded once it has run a migration."""
+        """Return the records of a shard that has run a migration."""
         return (set(applied) - self._replaced.get(name, set())) | {name}
 
     def is_only_recorded(self, name: str, applied: Collection[str]) -> bool:
-        """Returns whether a migration replaces what has been run, so that there is nothing to run."""
+        """Return whether a migration replaces others that have run, so that nothing is to be run."""
         replaced = self._replaced.get(name)
         return replaced is not None and replaced <= set(applied)
 
     def having_run(self, applied: Collection[str]) -> set[str]:
-        """Returns the migrations of the code whose effect is there, among them squashed ones."""
+        """Return the migrations of the code whose effect is there, among them squashed ones."""
         return {name for name in self.of_shards if name in applied or self.is_only_recorded(name, applied)}
 
     def hash_of(self, name: str) -> str | None:
-        """Returns the hash of a migration's source, ``None`` without a source."""
+        """Return the hash of a migration's source, ``None`` without a source."""
         file = getattr(modules[type(self.of_shards[name]).__module__], "__file__", None)
         return None if file is None else hash_of_file(Path(file))
 
@@ -147,7 +147,7 @@ class History:
 
 
 def is_for_shards(migration: Migration) -> bool:
-    """Returns whether an operation of a migration names a ``ShardIdField``, or says that it is for shards."""
+    """Return whether an operation of a migration names a ``ShardIdField``, or say that it is for shards."""
     return any(_is_for_shards(operation) for operation in migration.operations)
 
 
@@ -161,6 +161,6 @@ def _is_for_shards(operation: Any) -> bool:
 
 
 def shown(heads: Heads) -> str:
-    """Returns what a shard has run, as messages show it: the newest of each application."""
+    """Return the history of a shard, as messages show it: the newest migration of each application."""
     newest = {name.split(".")[0]: name for name in sorted(heads)}
     return ", ".join(newest.values()) or "nothing"

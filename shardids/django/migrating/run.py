@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import Event
 from types import TracebackType
 from typing import Final, Self
 
+from shardids.catalog.leases import Leases, Standing, of_owners, read_leases
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import lost_shard
-from shardids.django.migrating.compiled import Compiler
-from shardids.django.migrating.history import History
+from shardids.django.migrating.history import ShardHistory
+from shardids.django.migrating.rehearsal import RouteCompiler
 from shardids.errors import BadArgument, ShardidsError
 from shardids.migrate.compiled import Compiled
 from shardids.migrate.environment import VERSION_TABLE
 from shardids.migrate.lint import node_wide
 from shardids.migrate.plan import MigrationPlan, Outcome, Position, Route, RunReport, Start, make_plan
 from shardids.migrate.player import Player
-from shardids.migrate.runner import MOST_JOBS, Observer, Run, RunSettings
-from shardids.migrate.status import OpenMoves, State, read_state
+from shardids.migrate.runner import MOST_JOBS, Observer, Run, RunSettings, busy_outcome, until_free
+from shardids.migrate.status import State, read_state
 
 _APPLICATION_NAME: Final = "shardids migrate_shards"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PreparedMigrations:
     """A run before it begins: its plan, what its routes compile to, and the shards that can't take part."""
 
     plan: MigrationPlan
     compiled: Mapping[Route, Compiled]
-    compiler: Compiler | None
+    compiler: RouteCompiler | None
     targets: Collection[str] | None
     left_out: tuple[Outcome, ...]
+    again: Callable[[ShardMigrations, Sequence[int]], PreparedMigrations]
 
 
 class ShardMigrations:
@@ -44,9 +46,9 @@ class ShardMigrations:
         history: the migrations of the code.
     """
 
-    def __init__(self, catalog: Catalog, history: History) -> None:
+    def __init__(self, catalog: Catalog, history: ShardHistory) -> None:
         self._history = history
-        self._moves = OpenMoves(catalog)
+        self._catalog = catalog
         self.placement = catalog.placement()
         self._nodes = Nodes(
             self.placement.nodes,
@@ -72,14 +74,15 @@ class ShardMigrations:
         canaries: int = 1,
         continue_on_error: bool = False,
         is_fake: bool = False,
-    ) -> Prepared:
-        """Plans a run over some shards, or all that are placed; compiles what it will send.
+    ) -> PreparedMigrations:
+        """Plan a run over some shards, or all that are placed; compile its statements.
 
-        A shard that can't take part (its node is down, it has run what the code lacks) is an error, or with
-        ``continue_on_error`` a failed outcome. One that is being moved or was lost is left out.
+        A shard that can't take part (its node is down, it has run migrations that the code lacks) is an
+        error, or with ``continue_on_error`` a failed outcome. One that is being moved or was lost is left
+        out.
 
         Raises:
-            BadArgument: a migration can't be turned into SQL for shards; there is no such shard.
+            BadArgument: a migration can't be turned into SQL for shards; a shard does not exist.
             ClusterConflict, ConnectionFailed, MissingPrivilege: as they say.
         """
         left_out = self._away(shards)
@@ -99,31 +102,69 @@ class ShardMigrations:
         compiler = None
         compiled = dict[Route, Compiled]()
         if plan.pending:
-            compiler = Compiler(self._history, self._nodes[plan.pending[0].node], is_fake=is_fake)
+            compiler = RouteCompiler(self._history, self._nodes[plan.pending[0].node], is_fake=is_fake)
             routes = [route for route in plan.routes.values() if not route.is_empty]
             compiled = {route: compiler.compile(route) for route in routes}
             _require_own_schema(compiled.values())
         left_out |= {
             shard: self._outcome(shard, error.in_a_line(), state) for shard, error in refused.items()
         }
-        return Prepared(
+        return PreparedMigrations(
             plan=plan,
             compiled=compiled,
             compiler=compiler,
             targets=targets,
             left_out=tuple(left_out[shard] for shard in sorted(left_out)),
+            again=lambda migrations, left: migrations.prepare(
+                left, targets=targets, canaries=0, continue_on_error=continue_on_error, is_fake=is_fake
+            ),
         )
 
-    def run(self, prepared: Prepared, settings: RunSettings, observer: Observer, stop: Event) -> RunReport:
-        """Carries out a prepared run. The caller holds :func:`shardids.migrate.runner.one_run`."""
+    def run(
+        self,
+        prepared: PreparedMigrations,
+        settings: RunSettings,
+        observer: Observer,
+        stop: Event,
+        leases: Leases,
+    ) -> RunReport:
+        """Carry out a prepared run under the leases of :func:`shardids.migrate.runner.one_run`."""
+
+        def again(left: list[int]) -> RunReport:
+            with ShardMigrations(self._catalog, self._history) as migrations:
+                return migrations._run_once(
+                    prepared.again(migrations, left), settings, observer, stop, leases
+                )
+
+        return until_free(
+            self._run_once(prepared, settings, observer, stop, leases),
+            again=again,
+            catalog=self._catalog,
+            nodes=self._nodes,
+            settings=settings,
+            observer=observer,
+            stop=stop,
+        )
+
+    def _run_once(
+        self,
+        prepared: PreparedMigrations,
+        settings: RunSettings,
+        observer: Observer,
+        stop: Event,
+        leases: Leases,
+    ) -> RunReport:
         if prepared.compiler is None:
             return RunReport(outcomes=prepared.left_out, seconds=0.0)
         report = Run(
             prepared.plan,
             compile_route=prepared.compiler.compile,
             route_from=lambda start, _target: self._route_again(start, prepared),
-            check_free=self._moves.check_free,
-            player_on=lambda name: Player(self._nodes[name], VERSION_TABLE, settings.limits),
+            leases=leases,
+            engines=self._nodes,
+            player_on=lambda name: Player(
+                self._nodes[name], VERSION_TABLE, settings.limits, epoch=leases.epoch
+            ),
             settings=settings,
             failed_nodes={},
             observer=observer,
@@ -133,13 +174,13 @@ class ShardMigrations:
         return replace(report, outcomes=tuple(outcomes))
 
     def _repaired(self, position: Position, targets: Collection[str] | None) -> Position:
-        """Returns a position without its mark, if the migration that was begun is recorded as run."""
+        """Return a position without its mark, if the migration that was begun is recorded as run."""
         _, revision, *_ = [*(position.unfinished or "").split(" "), "", ""]
         if revision in self._history.route(position.heads, targets).revisions:
             return replace(position, heads=position.heads, unfinished=None)
         return position
 
-    def _route_again(self, start: Start, prepared: Prepared) -> Route:
+    def _route_again(self, start: Start, prepared: PreparedMigrations) -> Route:
         return self._history.route(start, prepared.targets)
 
     def _refused(self, shards: Collection[int], state: State) -> dict[int, ShardidsError]:
@@ -156,25 +197,26 @@ class ShardMigrations:
         return dict(sorted(refused.items()))
 
     def _away(self, shards: Sequence[int] | None) -> dict[int, Outcome]:
-        """Returns the shards that are being moved and, if all are meant, those that were lost."""
+        """Return the shards whose lease another command has and, if all are meant, those that were lost."""
         lost = self.placement.lost if shards is None else {}
-        moving = self._moves.now()
-        said = {shard: lost_shard(shard, node).in_a_line() for shard, node in lost.items()}
-        said |= {
-            shard: what
-            for shard, what in moving.items()
-            if shard in (self.placement.node_of if shards is None else shards)
-        }
-        return {
+        chosen = set(self.placement.node_of if shards is None else shards)
+        away = {
             shard: Outcome(
                 shard=shard,
-                node=lost.get(shard) or self.placement.node_of[shard],
+                node=node,
                 start=None,
                 end=None,
                 status="not started",
-                error=what,
+                error=lost_shard(shard, node).in_a_line(),
             )
-            for shard, what in said.items()
+            for shard, node in lost.items()
+        }
+        return away | {
+            shard: busy_outcome(self.placement.node_of[shard], lease)
+            for shard, lease in of_owners(
+                read_leases(self._catalog, self._nodes, all_must_answer=False), self.placement.node_of
+            ).items()
+            if shard in chosen and lease.standing is not Standing.GONE
         }
 
     def _outcome(self, shard: int, error: str, state: State) -> Outcome:

@@ -12,16 +12,17 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, no_translations
 
-from shardids import views
-from shardids.catalog.notation import named_shards, parse_duration_ms, parse_shards, shown_shards
+from shardids.catalog.leases import Lease
 from shardids.catalog.rows import Catalog
 from shardids.django.aliases import configuration, refuse_tests, shard_of_alias
-from shardids.django.migrating.history import History, shown
-from shardids.django.migrating.run import Prepared, ShardMigrations
+from shardids.django.migrating.history import ShardHistory, shown
+from shardids.django.migrating.run import PreparedMigrations, ShardMigrations
 from shardids.errors import ShardidsError
 from shardids.migrate.plan import Outcome, Position, RunReport, Start, shards_by_start
 from shardids.migrate.player import Limits
 from shardids.migrate.runner import Observer, RunSettings, one_run
+from shardids.pg.notation import named_shards, parse_duration_ms, parse_shards, shown_shards
+from shardids.tables import views
 
 
 class Command(BaseCommand):
@@ -32,9 +33,9 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Adds arguments of Django's ``migrate``, and of ``shardids migrate up``."""
+        """Add arguments of Django's ``migrate``, and of ``shardids migrate up``."""
         add = parser.add_argument
-        add("app_label", nargs="?", help="Only this application, and what it depends on.")
+        add("app_label", nargs="?", help="Only this application, and its dependencies.")
         add("migration_name", nargs="?", help="Only up to this migration, or the one that begins so.")
         add(
             "--database",
@@ -43,7 +44,7 @@ class Command(BaseCommand):
             help="Only this shard: shard_0005. May be repeated.",
         )
         add("--shards", help="Only these: numbers and ranges, 0-31,40.")
-        add("--plan", "--dry-run", action="store_true", help="Show what would run where, and change nothing.")
+        add("--plan", "--dry-run", action="store_true", help="Show what would run, and where.")
         add("--sql", action="store_true", help="With --plan: print the SQL as well.")
         add(
             "--check",
@@ -60,7 +61,7 @@ class Command(BaseCommand):
 
     @no_translations
     def handle(self, *_: Any, **options: Any) -> None:
-        """Runs the command."""
+        """Run the command."""
         try:
             refuse_tests()
             with closing(Catalog(configuration()["CATALOG"])) as catalog:
@@ -69,7 +70,7 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
 
     def _handle(self, catalog: Catalog, options: Mapping[str, Any]) -> None:
-        history = History()
+        history = ShardHistory()
         targets = history.targets(options["app_label"], options["migration_name"])
         with ShardMigrations(catalog, history) as migrations:
             prepared = migrations.prepare(
@@ -86,13 +87,13 @@ class Command(BaseCommand):
                 if options["check"] and (prepared.plan.pending or left):
                     raise CommandError("there are migrations to run: manage.py migrate_shards")
                 return
-            with one_run(catalog, "migrate_shards"), _until_interrupted() as stop:
-                report = migrations.run(prepared, _settings(options), _Progress(self), stop)
+            with one_run(catalog, "migrate_shards") as leases, _until_interrupted() as stop:
+                report = migrations.run(prepared, _settings(options), _ShownProgress(self), stop, leases)
         for line in views.follow(catalog):
             self.stderr.write(line)
         self._show_report(report, prepared, options)
 
-    def _show_plan(self, prepared: Prepared, *, with_sql: bool) -> None:
+    def _show_plan(self, prepared: PreparedMigrations, *, with_sql: bool) -> None:
         for start, shards in shards_by_start(prepared.plan.pending).items():
             route = prepared.plan.routes[start]
             self.stdout.write(self.style.MIGRATE_HEADING(f"{_named(shards)}, from {shown(start or ())}:"))
@@ -110,7 +111,9 @@ class Command(BaseCommand):
         if not prepared.plan.pending:
             self.stdout.write("No migrations to run.")
 
-    def _show_report(self, report: RunReport, prepared: Prepared, options: Mapping[str, Any]) -> None:
+    def _show_report(
+        self, report: RunReport, prepared: PreparedMigrations, options: Mapping[str, Any]
+    ) -> None:
         done = report.of("done")
         for (start, end), shards in _by_ends(done).items():
             self.stdout.write(f"{_named(shards)}: {shown(start or ())} -> {shown(end or ())}")
@@ -127,10 +130,10 @@ class Command(BaseCommand):
             again = shown_shards(one.shard for one in (*failed, *left))
             words = [word for word in (options["app_label"], options["migration_name"]) if word]
             command = shlex.join(["manage.py", "migrate_shards", *words, "--shards", again])
-            raise CommandError(f"To run what is left: {command}")
+            raise CommandError(f"To run the rest: {command}")
 
 
-class _Progress(Observer):
+class _ShownProgress(Observer):
     """Says what fails and is tried again, and with ``--verbosity 2`` each shard that is done."""
 
     def __init__(self, command: BaseCommand) -> None:
@@ -139,18 +142,21 @@ class _Progress(Observer):
     def retried(self, position: Position, attempt: int, error: str) -> None:
         self._command.stderr.write(f"shard {position.shard}: attempt {attempt}: {error}")
 
+    def waiting(self, lease: Lease) -> None:
+        self._command.stderr.write(f"shard {lease.shard}: waits for a {lease}")
+
     def ended(self, outcome: Outcome) -> None:
         if outcome.status == "failed":
             self._command.stderr.write(f"shard {outcome.shard} failed: {outcome.error}")
 
 
 def _shards(catalog: Catalog, options: Mapping[str, Any]) -> list[int] | None:
-    """Returns the shards that are chosen, ``None`` for all."""
+    """Return the shards that are chosen, ``None`` for all."""
     chosen = set[int]()
     for alias in options["database"] or ():
         shard = shard_of_alias(alias)
         if shard is None:
-            raise CommandError(f"{alias} is no shard: manage.py migrate is for other databases")
+            raise CommandError(f"{alias} is not a shard: manage.py migrate is for other databases")
         chosen.add(shard)
     if options["shards"]:
         chosen |= set(parse_shards(options["shards"], catalog.describe().shard_count))
@@ -182,7 +188,7 @@ def _by_ends(outcomes: Sequence[Outcome]) -> dict[tuple[Start, Start], list[int]
 
 @contextmanager
 def _until_interrupted() -> Iterator[Event]:
-    """Yields what the first Ctrl-C sets: shards that run are finished. The second ends the command."""
+    """Yield an event that the first Ctrl-C sets: running shards end. The second ends the command."""
     stop = Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop

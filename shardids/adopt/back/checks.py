@@ -1,0 +1,233 @@
+"""Checks of the requirements of the way back. Nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from sqlalchemy import Connection, text
+
+from shardids.adopt.back.way_back import found_by, logs_too_little, try_subscribing
+from shardids.adopt.plan.document import Kind, TablePlan
+from shardids.adopt.run.numbers import sequences_are_fit, sequences_that_stay
+from shardids.adopt.run.requirements import FULL_NEEDS_ALL, refuse
+from shardids.adopt.run.sides import Sides, Taker
+from shardids.errors import AdoptionRefused, ShardidsError
+from shardids.pg.definitions import Column, Definition, read_definitions
+from shardids.replication.sides import server_major
+from shardids.replication.subscriptions import Refusal, unable_to_publish, unable_to_subscribe
+
+_INTEGERS = ("smallint", "integer")
+
+
+def check_way_back(sides: Sides) -> list[str]:
+    """Require that all that is written to the shards can go back to the source.
+
+    Returns its later obstacles, constraints of the source that the shards do not keep; and which of its
+    sequences stay as they are.
+
+    Raises:
+        AdoptionRefused: something can't go back; the message has every reason.
+    """
+    if sides.plan.via is not None:
+        raise AdoptionRefused(
+            "no way back can be kept through a relay: its tables have a column that the source has not",
+            hint="shardids adopt switch, without --keep-back",
+        )
+    there = sides.definitions()
+    refusals: list[Refusal] = []
+    notes: list[str] = []
+    with sides.source.autocommit() as source:
+        refusals += _source_is_fit(source, sides)
+        refusals += sequences_are_fit(source, sides)
+        for taker in sides.takers:
+            refusals += _node_is_fit(taker, sides, there)
+            refusals += _source_reaches(taker, sides)
+        notes += _may_stop(source, sides, there)
+        notes += sequences_that_stay(source, sides)
+    try:
+        refuse(sides.plan, list(dict.fromkeys(refusals)))
+    except AdoptionRefused as error:
+        raise AdoptionRefused(
+            error.message.replace("can't be adopted", "can't take back the writes to the shards", 1),
+            hint=error.hint,
+        ) from None
+    return notes
+
+
+def _source_is_fit(source: Connection, sides: Sides) -> Iterator[Refusal]:
+    """Require free workers at the source, rights of the role, and tables that take changes as they are."""
+    yield from unable_to_subscribe(source, "the source", len(sides.takers))
+    for row in source.execute(_IN_THE_WAY, {"names": sides.names}):
+        if row.trigger is not None:
+            yield Refusal(
+                reason=f"trigger {row.trigger} of {row.name} would fire for rows from the shards",
+                remedy=f"alter table {row.name} enable trigger {row.trigger}: for clients only",
+            )
+        else:
+            yield Refusal(
+                reason=f"{row.name} has row-level security for its owner too, as whom changes are applied",
+                remedy=f"alter table {row.name} no force row level security",
+            )
+
+
+_IN_THE_WAY = text("""
+    with part (name, oid) as (
+      select name, p.relid from unnest(cast(:names as text[])) name, pg_partition_tree(to_regclass(name)) p
+      union
+      select name, to_regclass(name)::oid from unnest(cast(:names as text[])) name)
+    select p.oid::regclass::text as name, quote_ident(t.tgname) as trigger
+    from part p
+    join pg_trigger t on t.tgrelid = p.oid and not t.tgisinternal and t.tgenabled in ('A', 'R')
+                         and t.tgtype & 1 = 1
+    union
+    select p.oid::regclass::text, null
+    from part p join pg_class c on c.oid = p.oid where c.relforcerowsecurity
+    order by 1, 2""")
+
+
+def _node_is_fit(taker: Taker, sides: Sides, there: Mapping[str, Definition]) -> Iterator[Refusal]:
+    """Require a node that can send changes, and tables there whose rows fit into those of the source."""
+    node = f'node "{taker.side.name}"'
+    with taker.side.engine.connect() as connection:
+        yield from unable_to_publish(connection, node, 1)
+        version = server_major(connection)
+        connection.rollback()
+        names = {table.name: sides.in_shard(there[table.name], taker.shards[0]) for table in sides.split} | {
+            table.name: table.name for table in sides.reference
+        }
+        here = read_definitions(connection, names.values())
+    for table in (*sides.split, *sides.reference):
+        yield from _goes_back(table, there[table.name], here[names[table.name]])
+        if table.kind is not Kind.REFERENCE:
+            yield from _is_found(there[table.name], here[names[table.name]], version)
+        elif logs_too_little(there[table.name], here[names[table.name]]):
+            yield Refusal(
+                reason=f"{node} logs less of a changed row of {table.name} than the source finds it by",
+                remedy=f"On the nodes: alter table {table.name} replica identity full",
+            )
+
+
+def _goes_back(table: TablePlan, there: Definition, here: Definition) -> Iterator[Refusal]:
+    """Require that the source takes every value that the shards take."""
+    for column in here.stored:
+        name, own = f"{table.name}.{column.name}", there.columns.get(column.name)
+        if own is None:
+            yield Refusal(
+                reason=f"{name} is in the shards only: its values can't go back",
+                remedy="Drop it in the shards; or abort, add it at the source, and begin again.",
+            )
+            continue
+        yield from _takes_back(table, column, own)
+
+
+def _takes_back(table: TablePlan, here: Column, there: Column) -> Iterator[Refusal]:
+    name = f"{table.name}.{there.name}"
+    again = "shardids adopt abort; at the source:"
+    if there.type in _INTEGERS and here.type != there.type:
+        yield Refusal(
+            reason=f"{name} is {there.type} at the source: new IDs don't fit",
+            remedy=f'{again} alter table {table.name} alter column "{there.name}" type bigint;'
+            " then shardids adopt run",
+        )
+    elif there.labels is not None and not set(here.labels or ()) <= set(there.labels):
+        yield Refusal(
+            reason=f"{name} has further values in the shards",
+            remedy="alter type … add value, at the source",
+        )
+    elif there.labels is None and here.type != there.type:
+        yield Refusal(
+            reason=f"{name} is {here.type} in the shards, and {there.type} at the source",
+            remedy=f'{again} alter table {table.name} alter column "{there.name}" type {here.type};'
+            " then shardids adopt run",
+        )
+    if there.not_null and not here.not_null:
+        yield Refusal(
+            reason=f"{name} may be NULL in the shards, and not at the source",
+            remedy="Set it NOT NULL in the shards; or abort, and drop NOT NULL at the source.",
+        )
+
+
+def _is_found(there: Definition, here: Definition, version: int) -> Iterator[Refusal]:
+    """Require that the source finds the row of every change."""
+    if found_by(there) is None:
+        yield Refusal(
+            reason=f"{there.name} has no primary key at the source: each change would read all its rows",
+            remedy="shardids adopt abort; give it one; then shardids adopt run",
+        )
+    elif logs_too_little(there, here):
+        why = f"the source finds rows of {there.name} by {', '.join(sorted(found_by(there) or ()))}"
+        if set(here.identity or ()) != set(here.primary_key):
+            yield Refusal(
+                reason=f"{why}, and the shards' tables log another index",
+                remedy=f"In the shards: alter table {here.table} replica identity default",
+            )
+        elif version >= FULL_NEEDS_ALL and len(here.stored) < len(here.columns):
+            yield Refusal(
+                reason=f"{why}, which the shards don't log; rows with a generated column they cannot log",
+                remedy="In the shards: a unique index on these columns, and replica identity using index …",
+            )
+
+
+def _source_reaches(taker: Taker, sides: Sides) -> Iterator[Refusal]:
+    """Require that the source can connect to a node: it tries, and rolls back."""
+    try:
+        try_subscribing(sides, taker)
+    except ShardidsError as error:
+        yield Refusal(
+            reason=f'the source can\'t reach node "{taker.side.name}": {error.message}',
+            remedy="The node's URL in the catalog must be good at the source too, and pg_hba.conf must let"
+            " the role in.",
+        )
+
+
+_UNIQUES = text("""
+    select name, i.indexrelid::regclass::text as index, i.indisexclusion as is_exclusion,
+           i.indpred is not null or i.indexprs is not null as is_special,
+           array(select a.attname::text from pg_attribute a
+                 where a.attrelid = i.indrelid and a.attnum = any (i.indkey)) as columns
+    from unnest(cast(:names as text[])) name
+    join pg_index i on i.indrelid = to_regclass(name)
+    where i.indisunique or i.indisexclusion order by 1, 2""")
+_OTHERS = text("""
+    select name, 'constraint ' || quote_ident(k.conname) as what
+    from unnest(cast(:names as text[])) name
+    join pg_constraint k on k.conrelid = to_regclass(name) and k.contype = 'c'
+    union all
+    select name, 'its partitions, none of which is for all other rows,'
+    from unnest(cast(:names as text[])) name
+    join pg_partitioned_table p on p.partrelid = to_regclass(name)
+    where p.partstrat <> 'h' and p.partdefid = 0
+    order by 1, 2""")
+
+
+def _may_stop(source: Connection, sides: Sides, there: Mapping[str, Definition]) -> Iterator[str]:
+    """Yield requirements of the source on rows that the shards, all together, may not have."""
+    taker = sides.takers[0]
+    for table in (*sides.split, *sides.reference):
+        is_split = table.kind is not Kind.REFERENCE
+        name = sides.in_shard(there[table.name], taker.shards[0]) if is_split else table.name
+        with taker.side.autocommit() as node:
+            kept = [
+                set(row.columns)
+                for row in node.execute(_UNIQUES, {"names": [name]})
+                if not (row.is_special or row.is_exclusion)
+            ]
+        for row in source.execute(_UNIQUES, {"names": [table.name]}):
+            if (
+                row.is_special
+                or row.is_exclusion
+                or not _is_kept(table, row.columns, kept, is_split=is_split)
+            ):
+                yield (
+                    f"the shards don't keep {row.index} of {table.name} ({', '.join(row.columns)}) unique"
+                    " among them: two rows that clash stop the way back"
+                )
+    for row in source.execute(_OTHERS, {"names": sides.names}):
+        yield f"table {row.name} has {row.what} at the source: a row that breaks it stops the way back"
+
+
+def _is_kept(table: TablePlan, columns: Sequence[str], kept: list[set[str]], *, is_split: bool) -> bool:
+    """Return whether no two rows of the cluster can be the same in these columns."""
+    unique = any(one <= set(columns) for one in kept)
+    # Rows with one key are in one shard; an ID is of one row.
+    return unique and (not is_split or table.key in columns or table.id in columns)

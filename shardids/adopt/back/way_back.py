@@ -1,0 +1,279 @@
+"""The way back: after the switch the source follows the shards, by one subscription a node.
+
+A node publishes the tables in which rows arrived, whose partitions the shards' tables still are: so changes
+are sent under the source's names. Only the first node sends reference tables, which all nodes have. Nothing
+is copied: a node's slot begins where it had all of the source and no client had written to its shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from psycopg.conninfo import make_conninfo
+from sqlalchemy import Connection, text
+
+from shardids.adopt.run.following import is_noted_source, note_source, source_timeline
+from shardids.adopt.run.sides import Sides, Taker
+from shardids.pg.connections import keep_out_of_logs
+from shardids.pg.definitions import Definition, read_definitions
+from shardids.pg.queries import AS_IS
+from shardids.pg.schemas import require_no_slot, require_own_replication
+from shardids.replication.barrier import with_locks
+from shardids.replication.steps import OnEvent, Waiting
+from shardids.replication.subscriptions import count_failures, flush, has_publication, make_slot, unpublish
+
+ANOTHER_SOURCE: Final = (
+    "the source is another server than the one that followed the shards: a promoted standby, or a restored"
+    " backup. It may lack changes that the other had confirmed"
+)
+_NO_CLIENTS: Final = (
+    "table %s brings changes to the adopted database, and is not written to",
+    "The shards' tables take writes: connect by the catalog.",
+)
+
+
+def back_name(taker: Taker) -> str:
+    """Return the name of a node's publication and slot, and of the source's subscription to them."""
+    return f"{taker.name}_back"
+
+
+def found_by(there: Definition) -> frozenset[str] | None:
+    """Return the columns that identify a changed row at the source; ``None``: all columns."""
+    if there.identity is not None:
+        return frozenset(there.identity)
+    return frozenset(there.primary_key) or None
+
+
+def logs_too_little(there: Definition, here: Definition) -> bool:
+    """Return whether a shard's table logs less of a changed row than the source finds it by."""
+    if here.identity is None:
+        return False
+    wanted = found_by(there)
+    return wanted is None or not wanted <= set(here.identity)
+
+
+def prepare(sides: Sides, taker: Taker, there: Mapping[str, Definition], on_event: OnEvent) -> None:
+    """Publish the changes of a node's shards, and keep its log for the source from now on. Idempotent."""
+    sent = [table.name for table in sides.split]
+    if taker is sides.takers[0]:
+        sent += [table.name for table in sides.reference]
+    name = back_name(taker)
+    with sides.source.autocommit() as source:
+        timeline = source_timeline(source)
+    with taker.side.begin() as connection:
+        if not has_publication(connection, name):
+            require_no_slot(connection, name)
+            connection.exec_driver_sql(
+                f'create publication "{name}" for table {", ".join(sent)}'
+                " with (publish = 'insert, update, delete', publish_via_partition_root = true)",
+                execution_options=AS_IS,
+            )
+            note_source(connection, name, timeline)
+        require_own_replication(connection, "publication", name)
+    with taker.side.engine.connect() as connection:
+        here = read_definitions(
+            connection, [sides.in_shard(there[t.name], taker.shards[0]) for t in sides.split]
+        )
+    for table in sides.split:
+        definition = there[table.name]
+        parent = table.name.replace(":", r"\:")
+        _retry(taker, f"alter table only {parent} replica identity full", {}, on_event)
+        _retry(
+            taker, _CLOSE, {"name": table.name, "message": _NO_CLIENTS[0], "hint": _NO_CLIENTS[1]}, on_event
+        )
+        logs_all = logs_too_little(definition, here[sides.in_shard(definition, taker.shards[0])])
+        for shard in taker.shards:
+            part = {"part": sides.in_shard(definition, shard), "all": logs_all}
+            _retry(taker, "select shardids.guard_part(cast(:part as regclass), :all)", part, on_event)
+    _make_slot(taker)
+
+
+def _retry(taker: Taker, statement: str, parameters: Mapping[str, object], on_event: OnEvent) -> None:
+    with_locks(
+        taker.side,
+        statement,
+        parameters,
+        on_wait=lambda attempt: on_event(
+            Waiting(attempt=attempt, reason=f'rows arrive on node "{taker.side.name}"')
+        ),
+    )
+
+
+def _make_slot(taker: Taker) -> None:
+    """Make the slot, or make it again if the node has given it up; it begins now."""
+    name = {"name": back_name(taker)}
+    with taker.side.autocommit() as connection:
+        if connection.scalar(_IS_LOST, name):
+            connection.execute(text("select pg_drop_replication_slot(:name)"), name)
+        make_slot(connection, back_name(taker))
+
+
+def advance(taker: Taker) -> None:
+    """Let the way back begin now: changes that a node has applied so far are not sent. Idempotent.
+
+    Right only as long as no client can have written to the shards.
+    """
+    _make_slot(taker)
+    with taker.side.autocommit() as connection:
+        connection.execute(_ADVANCE, {"name": back_name(taker), "position": flush(connection)})
+
+
+def follow_back(sides: Sides, taker: Taker) -> None:
+    """Let the source follow a node. Idempotent.
+
+    Call it when the node no longer follows the source: changes would go round and round.
+    """
+    with sides.source.autocommit() as source:
+        if source.scalar(_HAS_SUBSCRIPTION, {"name": back_name(taker)}):
+            require_own_replication(source, "subscription", back_name(taker), is_node=False)
+            return
+    with sides.source.begin() as source:
+        create_subscription(source, taker, options="copy_data = false, streaming = off")
+
+
+def create_subscription(source: Connection, taker: Taker, *, options: str) -> None:
+    """Create a subscription at the source, without a trace of the password in errors or log."""
+    keep_out_of_logs(source)
+    settings = {"conninfo": make_conninfo("", **taker.side.parameters()), "name": back_name(taker)}
+    source.execute(
+        text("""
+            select set_config('shardids.conninfo', :conninfo, true), set_config('shardids.name', :name, true),
+                   set_config('shardids.options', :options, true)"""),
+        settings | {"options": f"create_slot = false, {options}"},
+    )
+    # Errors are raised again: the context of the original holds the whole statement, and that a password.
+    source.exec_driver_sql(
+        """
+        do $$ begin
+          execute format('create subscription %1$I connection %2$L publication %1$I with (%3$s)',
+                         current_setting('shardids.name'), current_setting('shardids.conninfo'),
+                         current_setting('shardids.options'));
+        exception when others then
+          raise exception using errcode = sqlstate, message = sqlerrm;
+        end $$""",
+        execution_options=AS_IS,
+    )
+    source.execute(text("select set_config('shardids.conninfo', '', true)"))
+
+
+def try_subscribing(sides: Sides, taker: Taker) -> None:
+    """Let the source connect to a node, and roll back.
+
+    Raises:
+        ShardidsError: it can't.
+    """
+    with sides.source.engine.connect() as source, source.begin() as transaction:
+        try:
+            create_subscription(source, taker, options="enabled = false, slot_name = none")
+        finally:
+            transaction.rollback()
+
+
+def unfollow(sides: Sides, taker: Taker) -> None:
+    """Drop the source's subscription to a node. Idempotent; the node need not answer."""
+    name = back_name(taker)
+    with sides.source.autocommit() as source:
+        if source.scalar(_HAS_SUBSCRIPTION, {"name": name}):
+            for change in ("disable", "set (slot_name = none)"):
+                source.exec_driver_sql(f'alter subscription "{name}" {change}')
+            source.exec_driver_sql(f'drop subscription "{name}"')
+
+
+def dismantle(taker: Taker) -> None:
+    """Drop what sends a node's changes: slot, publication, and what guards the tables. Idempotent."""
+    unpublish(taker.side, back_name(taker))
+    with taker.side.autocommit() as connection:
+        parts = connection.scalars(
+            text("select name::text from shardids.guarded(:shards) name"), {"shards": list(taker.shards)}
+        ).all()
+    for part in parts:
+        with_locks(taker.side, "select shardids.unguard_part(cast(:part as regclass))", {"part": part})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeBack:
+    """How a node's changes come back to the source.
+
+    Attributes:
+        lag_bytes: the part of the node's log that the source has not confirmed; ``None`` if the slot is gone.
+        is_same_source: the source is the server that has confirmed changes; otherwise it may lack some.
+        is_applying: the source is connected, and takes changes in.
+        failures: how often the source has failed to take a change in, since the way back began.
+    """
+
+    lag_bytes: int | None
+    is_same_source: bool
+    is_applying: bool
+    failures: int
+
+    @property
+    def is_lost(self) -> bool:
+        """Returns whether the way back from the node is gone."""
+        return self.lag_bytes is None or not self.is_same_source
+
+    @property
+    def is_stopped(self) -> bool:
+        """Returns whether changes do not come back; the source tries again every few seconds."""
+        return not self.is_applying
+
+    def told(self) -> str:
+        """Return it in words."""
+        if self.lag_bytes is None:
+            return "lost: the node no longer keeps its log for the source"
+        if not self.is_same_source:
+            return f"lost: {ANOTHER_SOURCE}"
+        behind = f"{self.lag_bytes:,} bytes behind"
+        if self.is_applying:
+            return behind
+        failed = f"; it has failed {self.failures} times" if self.failures else ""
+        return f"stopped, {behind}{failed}"
+
+
+def states(sides: Sides) -> dict[str, NodeBack]:
+    """Return how the way back is, by node.
+
+    Raises:
+        ConnectionFailed: the source or a node does not answer.
+    """
+    with sides.source.autocommit() as source:
+        return {taker.side.name: _state(taker, source) for taker in sides.takers}
+
+
+def states_without_source(sides: Sides) -> dict[str, NodeBack]:
+    """Return how the way back is, by node, as far as the nodes know: the source does not answer.
+
+    Raises:
+        ConnectionFailed: a node does not answer.
+    """
+    return {taker.side.name: _state(taker, None) for taker in sides.takers}
+
+
+def _state(taker: Taker, source: Connection | None) -> NodeBack:
+    name = {"name": back_name(taker)}
+    with taker.side.autocommit() as node:
+        slot = node.execute(_SLOT, name).one_or_none()
+        is_same = source is None or is_noted_source(node, back_name(taker), source_timeline(source))
+    return NodeBack(
+        lag_bytes=None if slot is None or slot.is_lost else slot.lag_bytes,
+        is_same_source=is_same,
+        is_applying=source is not None
+        and bool(source.scalar(_IS_APPLYING, name))
+        and slot is not None
+        and slot.active,
+        failures=0 if source is None else count_failures(source, back_name(taker)),
+    )
+
+
+_HAS_SUBSCRIPTION = text("""
+    select exists (select from pg_subscription s join pg_database d on d.oid = s.subdbid
+                   where s.subname = :name and d.datname = current_database())""")
+_CLOSE = "select shardids.close_back(cast(:name as regclass), :message, :hint)"
+_IS_LOST = text("select wal_status = 'lost' from pg_replication_slots where slot_name = :name")
+_ADVANCE = text("select pg_replication_slot_advance(:name, cast(:position as pg_lsn))")
+_IS_APPLYING = text("select bool_or(pid is not null) from pg_stat_subscription where subname = :name")
+_SLOT = text("""
+    select active, coalesce(wal_status = 'lost', false) as is_lost,
+           greatest(pg_current_wal_lsn() - confirmed_flush_lsn, 0)::bigint as lag_bytes
+    from pg_replication_slots where slot_name = :name""")

@@ -1,0 +1,1 @@
+"""Brings the rows of a plan into the shards, compares them, and lets the shards take over."""

@@ -1,0 +1,407 @@
+"""A relay: a database that follows the source, gives rows their shards, and that the nodes follow.
+
+The relay subscribes to the source without filters, so that its tables have all rows. Then it stops for a
+moment, in which rows without a key of their own get their shards, and goes on with triggers that keep these
+right. Only then is anything published to the nodes: a row of which the shard is not known is on none.
+
+A row of a derived table has the shard of the row that it refers to, as both are on the relay at that moment.
+One trigger computes it when the row is written; another, on the table that is referred to, computes it again
+when that row comes later, goes, or finds another shard. They fire for the apply worker only.
+
+While the relay copies, its workers make a slot for each table at the source. If the relay is lost meanwhile,
+nobody drops them, and they keep the source's log for ever. Their names begin with the subscription's OID and
+end with the number of the relay's server: both are the publication's comment, written before the subscription
+is enabled.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+from sqlalchemy import Connection, text
+
+from shardids.adopt.plan.document import Hop, Kind, TablePlan
+from shardids.adopt.run.following import let_follow, publish_tables
+from shardids.adopt.run.sides import ROUTE, Relay, Sides
+from shardids.errors import AdoptionFailed
+from shardids.pg.connections import keep_out_of_logs
+from shardids.pg.definitions import Column, Definition
+from shardids.pg.queries import AS_IS, comment_on, quoted
+from shardids.pg.schemas import is_ours, own_schema, require_own_replication
+from shardids.pg.sqlfiles import read_sql
+from shardids.replication.sides import Side
+from shardids.replication.steps import Noted, OnEvent
+from shardids.replication.subscriptions import drop_slot, play, unpublish
+
+_KEPT: Final = frozenset(
+    {
+        "boolean",
+        "smallint",
+        "integer",
+        "bigint",
+        "real",
+        "double precision",
+        "numeric",
+        "uuid",
+        "date",
+        "timestamp without time zone",
+        "timestamp with time zone",
+        "text",
+        "character varying",
+        "bytea",
+        "jsonb",
+    }
+)
+"""Types that a relay also has. It stores values of any other, such as an enum, as text."""
+REFERRED: Final = frozenset({"smallint", "integer", "bigint", "uuid", "date", "text", "character varying"})
+"""Types of columns that lead from a row to the one with its key."""
+
+
+def base_type(type_name: str) -> str:
+    """Return a type without its length: ``numeric`` for ``numeric(10,2)``."""
+    head, _, rest = type_name.partition("(")
+    return head + rest.partition(")")[2]
+
+
+def relay_type(column: Column) -> str:
+    """Return the type that a column has on the relay."""
+    return column.type if column.labels is None and base_type(column.type) in _KEPT else "text"
+
+
+def identity_of(table: Definition) -> Sequence[str]:
+    """Return the columns that identify an updated or deleted row on the relay; none: the whole row."""
+    return table.primary_key if table.identity is None else table.identity
+
+
+def create_table(number: int, plan: TablePlan, table: Definition) -> str:
+    """Return the statements that make a table; ``number`` is its place in the plan."""
+    columns = [f"{quoted(column.name)} {relay_type(column)}" for column in table.stored]
+    if plan.kind is Kind.DERIVED:
+        columns.append(f"{ROUTE} integer")
+    identity = [name for name in identity_of(table) if not table.columns[name].is_generated]
+    if identity:
+        columns.append(f"constraint {_index(number, 'identity')} primary key ({_list(identity)})")
+    return f"create table {table.name} ({', '.join(columns)}); alter table {table.name} replica identity full"
+
+
+def fill(sides: Sides, plan: TablePlan, there: Mapping[str, Definition]) -> Iterator[str]:
+    """Yield the statements that compute the shards of all rows of a derived table, parents' being right."""
+    home, hop = home_of_parent(sides, plan, there, "p."), plan.path[0]
+    yield (
+        f"update {plan.name} c set {ROUTE} = {home} from {hop.table} p"  # noqa: S608 -- quoted
+        f" where {_joined(hop, 'p', 'c')} and c.{ROUTE} is distinct from {home}"
+    )
+    yield (
+        f"update {plan.name} c set {ROUTE} = null where c.{ROUTE} is not null"  # noqa: S608 -- quoted
+        f" and not exists (select from {hop.table} p where {_joined(hop, 'p', 'c')})"
+    )
+
+
+def home_of_parent(sides: Sides, plan: TablePlan, there: Mapping[str, Definition], of: str) -> str:
+    """Return an expression for the shard of the row that one of a derived table refers to, on the relay."""
+    if len(plan.path) > 1:
+        return f"{of}{ROUTE}"
+    key = there[plan.path[0].table].columns[plan.key or ""]
+    return sides.shard_of_key(key, of=of)
+
+
+def index_paths(
+    number: int, parent_number: int, plan: TablePlan, there: Mapping[str, Definition]
+) -> Iterator[str]:
+    """Yield the statements that index the way from derived rows to their targets, and back."""
+    hop = plan.path[0]
+    make = "create index if not exists"
+    yield f"{make} {_index(number, 'path')} on {plan.name} ({_list(hop.columns)})"
+    yield f"{make} {_index(number, 'lost')} on {plan.name} ({_list(hop.columns)}) where {ROUTE} is null"
+    parent = there[hop.table]
+    if tuple(identity_of(parent)) != hop.referenced:
+        yield f"{make} {_index(number, f'of_{parent_number}')} on {hop.table} ({_list(hop.referenced)})"
+
+
+def triggers(number: int, plan: TablePlan, sides: Sides, there: Mapping[str, Definition]) -> Iterator[str]:
+    """Yield the statements that make the triggers of a derived table and of the one that it refers to."""
+    hop = plan.path[0]
+    place, pass_on = f"place_{number}", f"pass_on_{number}"
+    yield _function(
+        place,
+        f"select {home_of_parent(sides, plan, there, 'p.')} into new.{ROUTE} from {hop.table} p"  # noqa: S608 -- quoted
+        f" where {_joined(hop, 'p', 'new')}; return new;",
+    )
+    again = f"update {plan.name} c set {ROUTE} = null where"  # noqa: S608 -- quoted
+    old, new = (_joined(hop, row, "c") for row in ("old", "new"))
+    yield _function(
+        pass_on,
+        f"if tg_op = 'INSERT' then {again} {new} and c.{ROUTE} is null; else {again} {old};"
+        f" if tg_op = 'UPDATE' and {_differ(hop.referenced)} then {again} {new}; end if;"
+        " end if; return null;",
+    )
+    # An update of the apply worker leaves the shard as it was; those of the other trigger have it computed.
+    moved = f"{_differ(hop.columns)} or pg_trigger_depth() > 0"
+    yield from _trigger(plan.name, f"{place}_new", "before insert", "", place)
+    yield from _trigger(plan.name, f"{place}_moved", "before update", moved, place)
+    home = (ROUTE,) if len(plan.path) > 1 else (plan.key or "",)
+    yield from _trigger(hop.table, f"{pass_on}_new", "after insert or delete", "", pass_on)
+    yield from _trigger(
+        hop.table, f"{pass_on}_moved", "after update", _differ((*hop.referenced, *home)), pass_on
+    )
+
+
+def _function(name: str, body: str) -> str:
+    return (
+        f"create or replace function shardids_relay.{name}() returns trigger language plpgsql"
+        f" set search_path = pg_catalog, pg_temp as {_literal(f'begin {body} end')};"
+        f" revoke execute on function shardids_relay.{name}() from public"
+    )
+
+
+def _trigger(table: str, name: str, when: str, condition: str, function: str) -> Iterator[str]:
+    only = f"when ({condition}) " if condition else ""
+    yield (
+        f"create or replace trigger shardids_{name} {when} on {table}"
+        f" for each row {only}execute function shardids_relay.{function}()"
+    )
+    yield f"alter table {table} enable replica trigger shardids_{name}"
+
+
+def _joined(hop: Hop, parent: str, child: str) -> str:
+    return " and ".join(
+        f"{parent}.{quoted(theirs)} = {child}.{quoted(own)}"
+        for own, theirs in zip(hop.columns, hop.referenced, strict=True)
+    )
+
+
+def _differ(columns: Sequence[str]) -> str:
+    return "({})".format(
+        " or ".join(f"old.{quoted(name)} is distinct from new.{quoted(name)}" for name in columns)
+    )
+
+
+def _index(number: int, what: str) -> str:
+    return f"shardids_{number}_{what}"
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(map(quoted, names))
+
+
+def _literal(value: str) -> str:
+    return sql.Literal(value).as_string()
+
+
+_OWN: Final = text("""
+    select s.oid::bigint as subscription, (select system_identifier from pg_control_system()) as server
+    from pg_subscription s join pg_database d on d.oid = s.subdbid and d.datname = current_database()
+    where s.subname = :name""")
+_NOTED: Final = text("""
+    select obj_description(oid, 'pg_publication') from pg_publication where pubname = :name""")
+_THERE: Final = text("""
+    select slot_name::text as name, active from pg_replication_slots
+    where database = current_database() and slot_name ~ :pattern order by slot_name""")
+
+
+def note_copy_slots(source: Side, relay: Relay) -> None:
+    """Record the parts of the names of the relay's slots at the source. Idempotent."""
+    with relay.side.autocommit() as connection:
+        own = connection.execute(_OWN, {"name": relay.name}).one()
+    with source.autocommit() as connection:
+        comment_on(connection, "publication", relay.name, f"{own.subscription} {own.server}")
+
+
+def drop_copy_slots(source: Side, relay: Relay, on_event: OnEvent) -> None:
+    """Drop the objects that the relay's copies have left at the source. Idempotent.
+
+    If it is not known which slots are the relay's, those that may be are reported, and stay.
+    """
+    with source.autocommit() as connection:
+        found = connection.execute(_NOTED, {"name": relay.name}).all()
+        if not found:
+            return
+        subscription, _, server = (found[0][0] or "").partition(" ")
+        is_known = subscription.isdigit() and server.isdigit()
+        pattern = (
+            f"^pg_{subscription}_sync_[0-9]+_{server}$" if is_known else "^pg_[0-9]+_sync_[0-9]+_[0-9]+$"
+        )
+        slots = connection.execute(_THERE, {"pattern": pattern}).all()
+        if is_known:
+            for slot in slots:
+                drop_slot(connection, source, slot.name)
+        elif idle := [slot.name for slot in slots if not slot.active]:
+            on_event(
+                Noted(
+                    note=f"the source keeps its log for slots {', '.join(idle)}, which may be the relay's: if"
+                    " no other subscription copies tables from there, drop them (pg_drop_replication_slot)"
+                )
+            )
+
+
+_STOPS_WITHIN_S = 30.0
+_NAMED = 5
+_SCHEMA = "shardids_relay"
+_MARK = text("""
+    select t.oid is not null as is_there, obj_description(t.oid, 'pg_class') as mark,
+           pg_get_userbyid(c.relowner) = current_user as is_own
+    from to_regclass(:name) t (oid) left join pg_class c on c.oid = t.oid""")
+
+
+def make(sides: Sides, relay: Relay, there: Mapping[str, Definition]) -> None:
+    """Make the relay's tables, and let it follow the source from now on. Idempotent."""
+    with relay.side.begin() as connection:
+        if not is_ours(connection, _SCHEMA):
+            install(connection, sides.name)
+    for number, plan in enumerate(sides.plan.tables):
+        if plan.name in there:
+            _make_table(relay, number, plan, there[plan.name], sides.name)
+    publish_tables(sides.source, relay.name, sides.names)
+    conninfo = make_conninfo("", **sides.source.parameters())
+    with relay.side.begin() as connection:
+        subscribe(connection, relay.name, conninfo, "enabled = false")
+    # Before the first slot of a copy is made.
+    note_copy_slots(sides.source, relay)
+    let_follow(relay, is_enabled=True)
+
+
+def install(connection: Connection, adoption: str) -> None:
+    """Make the schema ``shardids_relay``; the connection must not return to a pool.
+
+    Raises:
+        MissingPrivilege: another role has made it.
+    """
+    own_schema(connection, _SCHEMA)
+    connection.execute(text("select set_config('shardids.adoption', :name, true)"), {"name": adoption})
+    play(connection, read_sql("adopt/relay.v1"))
+
+
+def subscribe(connection: Connection, name: str, conninfo: str, options: str) -> None:
+    """Subscribe to the source.
+
+    Raises:
+        MissingPrivilege: another role made a subscription of this name.
+    """
+    keep_out_of_logs(connection)
+    connection.execute(
+        text("select shardids_relay.follow(:name, :conninfo, :options)"),
+        {"name": name, "conninfo": conninfo, "options": options},
+    )
+    require_own_replication(connection, "subscription", name, is_node=False)
+
+
+def _make_table(relay: Relay, number: int, plan: TablePlan, table: Definition, adoption: str) -> None:
+    with relay.side.begin() as connection:
+        found = connection.execute(_MARK, {"name": table.name}).one()
+        if found.is_there and not (found.is_own and found.mark == adoption):
+            raise AdoptionFailed(
+                f"table {table.name} was made on the relay meanwhile",
+                hint="shardids adopt abort; then drop it.",
+            )
+        if found.is_there:
+            return
+        schema = quoted(table.schema)
+        is_there = text("select to_regnamespace(:name) is not null")
+        if not connection.execute(is_there, {"name": schema}).scalar_one():
+            connection.exec_driver_sql(f"create schema {schema}", execution_options=AS_IS)
+            comment_on(connection, "schema", table.schema, adoption)
+        connection.exec_driver_sql(create_table(number, plan, table), execution_options=AS_IS)
+        comment_on(connection, "table", sql.Identifier(table.schema, table.table), adoption)
+
+
+def unmake(sides: Sides, relay: Relay, on_event: OnEvent) -> None:
+    """Remove all from the relay, and the relay's publication and slots from the source. Idempotent."""
+    with relay.side.begin() as connection:
+        if is_ours(connection, _SCHEMA):
+            connection.execute(text("select shardids_relay.unfollow(:name)"), {"name": relay.name})
+    with relay.side.begin() as connection:
+        if is_ours(connection, _SCHEMA):
+            connection.execute(text("select shardids_relay.drop_tables()"))
+            connection.exec_driver_sql("drop schema shardids_relay cascade")
+    drop_copy_slots(sides.source, relay, on_event)
+    unpublish(sides.source, relay.name)
+
+
+def place_rows(sides: Sides, relay: Relay, there: Mapping[str, Definition]) -> None:
+    """Give all rows without a key their shards, now and from now on. Idempotent.
+
+    The relay does not follow the source meanwhile: rows that one statement reads must not change under it.
+    """
+    let_follow(relay, is_enabled=False)
+    _await_stopped(relay)
+    numbers = {plan.name: number for number, plan in enumerate(sides.plan.tables)}
+    with relay.side.autocommit() as connection:
+        for name in sides.names:
+            connection.exec_driver_sql(f"analyze {name}", execution_options=AS_IS)
+    for plan in sides.derived:
+        number, parent_number = numbers[plan.name], numbers[plan.path[0].table]
+        with relay.side.begin() as connection:
+            connection.execute(text("select set_config('statement_timeout', '0', true)"))
+            for statement in (
+                *fill(sides, plan, there),
+                *index_paths(number, parent_number, plan, there),
+                *triggers(number, plan, sides, there),
+                f"analyze {plan.name}",
+            ):
+                connection.exec_driver_sql(statement, execution_options=AS_IS)
+    let_follow(relay, is_enabled=True)
+
+
+def _await_stopped(relay: Relay) -> None:
+    """Wait until the workers of the subscription have ended, and their transactions with them."""
+    deadline = time.monotonic() + _STOPS_WITHIN_S
+    with relay.side.autocommit() as connection:
+        while connection.scalar(
+            text(
+                "select exists (select from pg_stat_subscription where subname = :name and pid is not null)"
+            ),
+            {"name": relay.name},
+        ):
+            if time.monotonic() > deadline:
+                raise AdoptionFailed(
+                    f"the relay does not stop following the source within {_STOPS_WITHIN_S:.0f} s",
+                    hint="Its log may say why. Then: shardids adopt run --resume, or shardids adopt abort.",
+                )
+            time.sleep(0.05)
+
+
+def require_placed(sides: Sides, there: Mapping[str, Definition]) -> None:
+    """Require a shard of each row on the relay, as it is now: rows of unknown shard are on no node.
+
+    Raises:
+        AdoptionFailed: rows have none; the message names some.
+    """
+    if sides.relay is None or not sides.derived:
+        return
+    with sides.relay.side.autocommit() as connection:
+        # One query in the usual case, since writes may be stopped.
+        counts = " union all ".join(
+            f"select {number} as number, count(*) from {plan.name} where {ROUTE} is null"  # noqa: S608 -- quoted
+            for number, plan in enumerate(sides.derived)
+        )
+        for number, count in connection.exec_driver_sql(counts, execution_options=AS_IS).all():
+            if count:
+                plan = sides.derived[number]
+                query = lost_keys(there[plan.name], f"{plan.name} where {ROUTE} is null")
+                some = connection.exec_driver_sql(query, execution_options=AS_IS).scalars().all()
+                raise lost_rows(some, plan, there[plan.name], count)
+
+
+def lost_keys(table: Definition, rows: str) -> str:
+    """Return the query for some of the rows of a table that find no key; ``rows``: those, for FROM."""
+    columns = _list(_identity(table))
+    return f"select row({columns})::text as key from {rows} order by 1 limit {_NAMED}"  # noqa: S608 -- quoted
+
+
+def _identity(table: Definition) -> Sequence[str]:
+    return identity_of(table) or tuple(table.columns)
+
+
+def lost_rows(some: Sequence[str], plan: TablePlan, table: Definition, count: int) -> AdoptionFailed:
+    """Return the error about rows of a table that find no key; ``some`` as :func:`lost_keys` finds them."""
+    own = ", ".join(plan.path[0].columns)
+    return AdoptionFailed(
+        f"{count:,} rows of {plan.name} find no key by {own}, and so no shard:"
+        f" ({', '.join(_identity(table))}) = {', '.join(some)}{', …' if count > _NAMED else ''}",
+        hint="Give them one at the source, or delete them there; the nodes follow. Then: shardids adopt"
+        " resume, or shardids adopt switch.",
+    )

@@ -1,0 +1,290 @@
+"""The source of an adoption, its relay and the nodes that take it in: connections, names, the shard of a row.
+
+The shard is an expression that PostgreSQL takes as a row filter and as a partition key. Both allow immutable
+functions of PostgreSQL's own only, so :func:`~shardids.catalog.topology.key_hash` is written with those: no
+cast to text, and no ``convert_to``, which are not immutable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from psycopg import sql
+from sqlalchemy import text
+from sqlalchemy.engine import URL
+
+from shardids.adopt.plan.document import Kind, Plan, TablePlan
+from shardids.catalog.nodes import administrative_engine
+from shardids.catalog.old_ids import lowest_new_id
+from shardids.catalog.rows import Catalog, Description
+from shardids.catalog.topology import schema_name
+from shardids.errors import BadArgument
+from shardids.ids.layout import Layout
+from shardids.pg.connections import keep_commits, keep_settings
+from shardids.pg.definitions import KEY_TYPES, Column, Definition, read_definitions
+from shardids.pg.queries import quoted
+from shardids.pg.urls import parse_url, with_password_of
+from shardids.replication.sides import SESSION, Side, move_nodes
+
+_BYTES: Final = {
+    "integer": "decode('i:' || textin(int8out({key})), 'escape')",
+    "text": r"decode('s:' || replace({key}, '\', '\\'), 'escape')",
+    "uuid": r"'\x753a'::bytea || uuid_send({key})",
+}
+"""The bytes that are hashed, by the family of the key's type; text has to be in UTF-8 on the server."""
+ROUTE: Final = "shardids_shard"
+"""The column with the shard of a row without a key: on the relay, and where rows arrive."""
+
+
+def family_of(key: Column) -> str:
+    """Return how a key is hashed: ``integer``, ``text`` or ``uuid``.
+
+    Raises:
+        BadArgument: it can't be.
+    """
+    if key.family is None:
+        raise BadArgument(
+            f"a key of type {key.type} has no shard", hint=f"It is one of {', '.join(KEY_TYPES)}."
+        )
+    return key.family
+
+
+def hashed_shard(column: str, family: str, shard_count: int, *, of: str = "") -> str:
+    """Return an expression for the shard of a key: what ``shard_for_key`` returns for it.
+
+    ``of``: the alias of the column's table, with a dot.
+    """
+    key = of + sql.Identifier(column).as_string()
+    digest = f"sha256({_BYTES[family].format(key=key)})"
+    # The hash is the digest's first eight bytes. Of a power of two the last of them tell.
+    is_power = shard_count & (shard_count - 1) == 0
+    needed = max(1, ((shard_count - 1).bit_length() + 7) // 8) if is_power else 8
+    expression = ""
+    for place in range(8 - needed, 8):
+        byte = f"get_byte({digest}, {place})"
+        expression = f"mod({f'{expression} * 256 + ' if expression else ''}{byte}, {shard_count})"
+    return expression
+
+
+def staged_shard(
+    column: str, family: str, shard_count: int, layout: Layout, lowest_new_id: int, *, of: str = ""
+) -> str:
+    """Return an expression for the shard of a row, old or new: a key that a shard has issued names it."""
+    hashed = hashed_shard(column, family, shard_count, of=of)
+    if family != "integer":
+        return hashed
+    key = of + sql.Identifier(column).as_string()
+    mask = (1 << layout.shard_bits) - 1
+    issued = f"int4(({key}::bigint >> {layout.sequence_bits}) & {mask})"
+    return f"case when {key} < {lowest_new_id} then {hashed} else {issued} end"
+
+
+def row_filter(shard: str, shards: Iterable[int]) -> str:
+    """Return a condition that rows of these shards meet; ``shard`` is an expression for a row's shard."""
+    return f"{shard} in ({', '.join(map(str, shards))})"
+
+
+_CONNECTIONS: Final = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taker:
+    """A node that takes rows in, those of its shards.
+
+    ``name`` is that of its subscription, and of the publication and the slot that feed it.
+    """
+
+    side: Side
+    shards: tuple[int, ...]
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relay:
+    """A database that follows the source, and that the nodes follow.
+
+    ``name`` is that of its subscription, and of the publication and the slot on the source.
+    """
+
+    side: Side
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sides:
+    """The source and the nodes of an adoption.
+
+    Attributes:
+        source: the database that is adopted.
+        reading: the same, as the role that reads its rows.
+        relay: the server between it and the nodes, if any.
+        takers: the nodes with shards, by name.
+        cluster: the cluster's fixed properties.
+        lowest_new_id: IDs below it are old: the cluster has not issued them.
+        plan: what becomes of each table.
+        has_returned: an earlier adoption of the source has come back: it may have IDs of the cluster.
+        name: of the sessions; other names begin with it.
+    """
+
+    source: Side
+    reading: Side
+    relay: Relay | None = None
+    takers: tuple[Taker, ...]
+    cluster: Description
+    lowest_new_id: int
+    plan: Plan
+    has_returned: bool
+    name: str
+
+    @property
+    def feed(self) -> Side:
+        """Returns the database that the nodes follow: the relay, or else the source."""
+        return self.relay.side if self.relay else self.source
+
+    @property
+    def all(self) -> tuple[Side, ...]:
+        """Returns all databases, each once."""
+        return tuple(dict.fromkeys((self.source, self.feed, *(taker.side for taker in self.takers))))
+
+    @property
+    def followers(self) -> tuple[Taker | Relay, ...]:
+        """Returns all that follow another database: the nodes, and the relay."""
+        return self.takers if self.relay is None else (self.relay, *self.takers)
+
+    @property
+    def split(self) -> tuple[TablePlan, ...]:
+        """Returns the tables whose rows are split."""
+        return tuple(table for table in self.plan.tables if table.kind.is_split)
+
+    @property
+    def reference(self) -> tuple[TablePlan, ...]:
+        """Returns the tables that every node gets with all rows."""
+        return tuple(table for table in self.plan.tables if table.kind is Kind.REFERENCE)
+
+    @property
+    def derived(self) -> tuple[TablePlan, ...]:
+        """Returns the tables whose rows find their key in another table, targets first."""
+        found = [table for table in self.plan.tables if table.kind is Kind.DERIVED]
+        return tuple(sorted(found, key=lambda table: len(table.path)))
+
+    @property
+    def names(self) -> list[str]:
+        """Returns the names of all tables that are taken in."""
+        return [table.name for table in (*self.split, *self.reference)]
+
+    def definitions(self) -> dict[str, Definition]:
+        """Read the present tables of the source, by name."""
+        with self.source.engine.connect() as connection:
+            return read_definitions(connection, self.names)
+
+    def in_shard(self, table: Definition, shard: int) -> str:
+        """Return the name, in SQL, of a table in a shard."""
+        return quoted(schema_name(self.cluster.schema_prefix, shard), table.table)
+
+    def hashed_shard(self, table: TablePlan, definition: Definition) -> str:
+        """Return an expression for the shard of a row where the nodes fetch it."""
+        if table.kind is Kind.DERIVED:
+            return ROUTE
+        return self.shard_of_key(definition.columns[table.key or ""])
+
+    def shard_of_key(self, key: Column, *, of: str = "") -> str:
+        """Return an expression for the shard of a key at the source; ``of``: a table and a dot."""
+        family, count = family_of(key), self.cluster.shard_count
+        if self.has_returned:
+            return staged_shard(key.name, family, count, self.cluster.layout, self.lowest_new_id, of=of)
+        return hashed_shard(key.name, family, count, of=of)
+
+    def staged_shard(self, table: TablePlan, definition: Definition) -> str:
+        """Return an expression for the shard of a row on a node, which may have come after the switch."""
+        if table.kind is Kind.DERIVED:
+            return ROUTE
+        key = table.key or ""
+        family = family_of(definition.columns[key])
+        return staged_shard(key, family, self.cluster.shard_count, self.cluster.layout, self.lowest_new_id)
+
+    def row_filter(self, table: TablePlan, definition: Definition, taker: Taker) -> str:
+        """Return the condition that the rows of a node meet where it fetches them."""
+        return row_filter(self.hashed_shard(table, definition), taker.shards)
+
+    def end_sessions(self, *, at_source: bool = True, dry_run: bool = False) -> None:
+        """End the sessions that a former process may have left running; a dry run only connects."""
+        for side in self.all:
+            if at_source or side is not self.source:
+                side.end_sessions(self.name, dry_run=dry_run)
+
+
+_HAS_RETURNED: Final = text("""
+    select exists (select from shardids_catalog.adoption where outcome = 'returned' and source = :source)""")
+
+
+@contextmanager
+def opened_sides(
+    catalog: Catalog,
+    plan: Plan,
+    source: URL,
+    *,
+    via: URL | None = None,
+    reader: str | None = None,
+    name: str,
+) -> Iterator[Sides]:
+    """Yield the source, the relay ``via`` and the nodes, not connected yet. Sessions are called ``name``.
+
+    ``reader``: the source's URL with a role that reads its rows, if not that of ``source``.
+    """
+    description, placement = catalog.describe(), catalog.placement()
+    with catalog.engine.connect() as connection:
+        made_at = connection.scalar(text("select created_at from shardids_catalog.cluster"))
+        has_returned = connection.scalar(_HAS_RETURNED, {"source": plan.source})
+    with ExitStack() as kept:
+        nodes = kept.enter_context(move_nodes(placement, catalog.url, name=name))
+        relay = None
+        if via is not None:
+            relay = Relay(side=kept.enter_context(_opened(via, "relay", name)), name=f"{name}_relay")
+        original = kept.enter_context(_opened(source, "source", name))
+        reading = original
+        if reader is not None:
+            reading = kept.enter_context(_opened(parse_url(reader), "source", name))
+        yield Sides(
+            source=original,
+            reading=reading,
+            relay=relay,
+            takers=tuple(
+                Taker(
+                    side=Side(name=node, engine=nodes[node]),
+                    shards=tuple(shards),
+                    # A node's name may be too long for a slot, or have letters that a slot can't.
+                    name=f"{name}_{number}",
+                )
+                for number, (node, shards) in enumerate(placement.by_node().items())
+            ),
+            cluster=description,
+            lowest_new_id=lowest_new_id(description.layout, made_at),
+            plan=plan,
+            # A relay knows old IDs only.
+            has_returned=bool(has_returned) and via is None,
+            name=name,
+        )
+
+
+@contextmanager
+def _opened(url: URL, what: str, name: str) -> Iterator[Side]:
+    engine = administrative_engine(url, what=f"the {what}", application_name=name, connections=_CONNECTIONS)
+    keep_commits(engine)
+    keep_settings(engine, SESSION)
+    try:
+        yield Side(name=what, engine=engine)
+    finally:
+        engine.dispose()
+
+
+def relay_url(catalog: Catalog, plan: Plan, given: str | None) -> URL | None:
+    """Return the URL to reach the plan's relay by, as :func:`source_url` does; None if it has none."""
+    return None if plan.via is None else source_url(catalog, plan.via, given)
+
+
+def source_url(catalog: Catalog, stored: str, given: str | None) -> URL:
+    """Return the URL to reach the source by: the given one, or the plan's with the catalog's password."""
+    return parse_url(given) if given else with_password_of(parse_url(stored), catalog.url)

@@ -1,0 +1,475 @@
+"""``shardids adopt``: an existing database into shards."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shardids.cli.command import Run, TrustOption, refuse, takes
+from shardids.cli.migrate import FOLDER, DirOption
+from shardids.cli.printing import err, out, print_json, print_warnings
+from shardids.errors import BadArgument
+
+if TYPE_CHECKING:
+    from shardids.adopt.adoption import Result
+
+app = typer.Typer(help="Take an existing PostgreSQL database into shards.", no_args_is_help=True)
+
+BLOCKED = 3
+"""The exit code of a plan that can't be run."""
+
+
+SourceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--source",
+        envvar="SHARDIDS_SOURCE",
+        metavar="URL",
+        help="The source, if it is not reached as the plan says, or needs a password. It is not stored.",
+    ),
+]
+ViaOption = Annotated[
+    str | None,
+    typer.Option(
+        "--via",
+        envvar="SHARDIDS_RELAY",
+        metavar="RELAY",
+        help="The relay's URL: an empty database of PostgreSQL 15 or later between the source and the nodes;"
+        " by default as the plan says. Its password is not stored.",
+    ),
+]
+ReaderOption = Annotated[
+    str | None,
+    typer.Option(
+        "--reader-url",
+        envvar="SHARDIDS_SOURCE_READER",
+        metavar="URL",
+        help="The source's URL with a role that can only read, a member of pg_read_all_data. Rows are read as"
+        " that role, and code of their tables' owners runs as it. Needed where the other role can write, and"
+        " roles that are not superusers own objects there. It is not stored.",
+    ),
+]
+MaxPauseOption = Annotated[
+    str, typer.Option(metavar="TIME", help="How long one attempt may stop writes: 500ms, 2s.")
+]
+
+
+@app.command()
+@takes("json")
+def plan(
+    run: Run,
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            envvar="SHARDIDS_SOURCE",
+            help="The database: postgresql://user@host:5432/database. A role that may read is enough; as one"
+            " that can write no rows are read if other roles own objects there.",
+        ),
+    ],
+    root: Annotated[
+        str,
+        typer.Option(
+            metavar="TABLE[.COLUMN]",
+            help="The table that all others are split by, and its key; default: its primary key.",
+        ),
+    ],
+    key: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TABLE.COLUMN", help="A column that holds the root's key. Repeatable."),
+    ] = None,
+    reference: Annotated[
+        list[str] | None, typer.Option(metavar="TABLE", help="A table that every node gets. Repeatable.")
+    ] = None,
+    loose: Annotated[
+        list[str] | None, typer.Option(metavar="TABLE", help="A table that stays at the source. Repeatable.")
+    ] = None,
+    shards: Annotated[
+        int | None, typer.Option(min=1, max=65536, help="How many shards; default: as many as are suggested.")
+    ] = None,
+    sample: Annotated[
+        int, typer.Option(min=1, metavar="ROWS", help="Read at most about as many rows of each table.")
+    ] = 100_000,
+    via: Annotated[
+        str | None,
+        typer.Option(
+            envvar="SHARDIDS_RELAY",
+            metavar="RELAY",
+            help="The URL of a relay: an empty database of PostgreSQL 15 or later that gives rows their"
+            " shards where the source can't. It is written into the plan, without its password.",
+        ),
+    ] = None,
+    reader_url: ReaderOption = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write the plan.")
+    ] = Path("adopt-plan.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+) -> None:
+    """Read a database, and write a plan of what becomes of each table. Exits 3 if something blocks it.
+
+    Nothing is changed at the source: it is read as of one moment, in transactions that can't write.
+    """
+    from shardids.adopt.plan.document import check_free, write_plan
+    from shardids.adopt.plan.planning import make_plan
+
+    if not force:
+        check_free(output)
+    with err.status("reading the source"):
+        planned = make_plan(
+            source,
+            root=root,
+            keys=key or (),
+            references=reference or (),
+            loose=loose or (),
+            shard_count=shards,
+            sample_rows=sample,
+            via=via,
+            reader=reader_url,
+        )
+    write_plan(planned.plan, output, comments=planned.comments, force=force)
+    if run.as_json:
+        print_json(
+            asdict(planned.plan)
+            | {"blocked": planned.is_blocked, "forecast": asdict(planned.forecast), "file": str(output)}
+        )
+    else:
+        from shardids.cli.adopt.shown import plan_picture
+
+        out.print(plan_picture(planned))
+        err.print(f"Written to {output}")
+    if planned.is_blocked:
+        raise typer.Exit(BLOCKED)
+
+
+@app.command()
+@takes("catalog", "dry-run", "json")
+def prepare(
+    run: Run,
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="What shardids adopt plan has written.")],
+    folder: DirOption = FOLDER,
+    source: SourceOption = None,
+    grants: Annotated[
+        bool, typer.Option("--grants/--no-grants", help="Give roles the privileges that they have there.")
+    ] = True,
+) -> None:
+    """Write migrations that make the tables of the shards and nodes like those of the source.
+
+    They are tried on each node first, and rolled back. Read them, and run them: shardids migrate up
+    """
+    from shardids.adopt.plan.document import read_plan
+    from shardids.adopt.run.preparing import prepare as prepare_tables
+    from shardids.adopt.run.preparing import write
+    from shardids.migrate.environment import Environment
+
+    wanted = read_plan(plan)
+    there = run.catalog
+    with err.status("reading the source, and trying on each node"):
+        prepared = prepare_tables(there, wanted, source=source, with_grants=grants)
+    if folder.exists() and (prepared.node or prepared.shard):
+        Environment.at(folder)
+    paths = [] if run.dry else write(prepared, folder)
+    if run.as_json:
+        print_json(asdict(prepared) | {"files": [str(path) for path in paths]})
+        return
+    for line in prepared.differs:
+        err.print(f"Differs: {line}")
+    if run.dry:
+        for title, statements in (("On each node", prepared.node), ("In each shard", prepared.shard)):
+            out.print(f"-- {title}")
+            for statement in statements:
+                out.print(f"{statement};")
+        return
+    for path in paths:
+        out.print(f"Written: {path}")
+    if paths:
+        err.print(f"Read them, and run them: shardids migrate up --dir {folder}")
+        err.print("Roles that are to draw IDs: shardids grant ROLE")
+    else:
+        out.print("All tables are there")
+
+
+@app.command()
+@takes("catalog", "dry-run", "json")
+def run(
+    run: Run,
+    plan: Annotated[
+        Path | None, typer.Argument(metavar="PLAN", help="The file that shardids adopt plan has written.")
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with an adoption that was paused or interrupted, from the step that it was at.",
+        ),
+    ] = False,
+    source: SourceOption = None,
+    via: ViaOption = None,
+    reader_url: ReaderOption = None,
+    direct: Annotated[
+        bool, typer.Option("--direct", help="Without the plan's relay: the nodes follow the source itself.")
+    ] = False,
+    trust: TrustOption = None,
+) -> None:
+    """Copy all rows into the shards, compare them, and let the nodes follow the source.
+
+    Applications go on using the source. Everything is checked before anything is made.
+    """
+    from shardids.adopt import adoption
+    from shardids.adopt.plan.document import read_plan
+    from shardids.cli.adopt.shown import print_check, print_done, shown
+
+    if resume:
+        refuse("to --resume, which goes on as the adoption began", direct=direct, trust=trust)
+        if plan is not None:
+            raise BadArgument("--resume goes on by the plan that the catalog has", hint=f"Leave {plan} out.")
+        with shown() as show:
+            done = adoption.resume(
+                run.catalog, source=source, via=via, reader=reader_url, on_event=show, dry_run=run.dry
+            )
+        _end(run, done, source, via)
+        return
+    if plan is None:
+        raise BadArgument(
+            "which plan?", hint="shardids adopt run PLAN; to go on: shardids adopt run --resume"
+        )
+    wanted = read_plan(plan)
+    if direct:
+        via, wanted = None, replace(wanted, via=None)
+    if run.dry:
+        found = adoption.check(
+            run.catalog, wanted, source=source, via=via, reader=reader_url, trusted=trust or ()
+        )
+        print_check(found, as_json=run.as_json)
+        return
+    with shown() as show:
+        done = adoption.run(
+            run.catalog, wanted, source=source, via=via, reader=reader_url, trusted=trust or (), on_event=show
+        )
+    print_done(done, as_json=run.as_json)
+
+
+def _end(run: Run, done: Result, source: str | None, via: str | None) -> None:
+    """Print how far a command has brought the adoption; of a dry run, how far it is."""
+    from shardids.adopt import adoption
+    from shardids.cli.adopt.shown import print_done, print_status
+
+    if not run.dry:
+        print_done(done, as_json=run.as_json)
+        return
+    print_status(adoption.status(run.catalog, source=source, via=via), as_json=run.as_json)
+    err.print("No obstacles found; nothing was changed")
+
+
+@app.command()
+@takes("catalog", "dry-run", "json")
+def pause(run: Run, source: SourceOption = None, via: ViaOption = None) -> None:
+    """Stop the nodes from following the source, until "adopt run --resume".
+
+    The source keeps its log for them meanwhile: look at the room on its disk.
+    """
+    from shardids.adopt import adoption
+
+    _end(run, adoption.pause(run.catalog, source=source, via=via, dry_run=run.dry), source, via)
+
+
+@app.command()
+@takes("catalog", "json")
+def compare(
+    run: Run, source: SourceOption = None, via: ViaOption = None, reader_url: ReaderOption = None
+) -> None:
+    """Compare every row of the source with those of the shards, while applications write."""
+    from shardids.adopt import adoption
+    from shardids.cli.adopt.shown import print_done, shown
+
+    there = run.catalog
+    with shown() as show:
+        done = adoption.compare(there, source=source, via=via, reader=reader_url, on_event=show)
+    print_done(done, as_json=run.as_json)
+
+
+@app.command()
+@takes("catalog", "dry-run", "yes", "json")
+def abort(run: Run, source: SourceOption = None, via: ViaOption = None) -> None:
+    """Undo an adoption: leave the source as it was, and empty the shards of the rows that were copied.
+
+    After "adopt back" it empties the shards; a return that was interrupted is given up.
+    """
+    from shardids.adopt import adoption
+    from shardids.cli.adopt.shown import shown
+
+    run.ask("Remove the rows that were copied into the shards?")
+    with shown() as show:
+        done = adoption.abort(run.catalog, source=source, via=via, on_event=show, dry_run=run.dry)
+    _end(run, done, source, via)
+
+
+@app.command()
+@takes("catalog", "dry-run", "yes", "json")
+def switch(
+    run: Run,
+    source: SourceOption = None,
+    via: ViaOption = None,
+    max_pause: MaxPauseOption = "2s",
+    keep_back: Annotated[
+        bool, typer.Option("--keep-back", help="Send writes to the shards back to the source.")
+    ] = False,
+) -> None:
+    """Stop writes at the source and let the shards take them.
+
+    Applications that still use the source get an error when they write, from the first moment on. With
+    --keep-back the source follows the shards, and takes over again with "adopt back"; without it there is
+    no way back.
+    """
+    from shardids.adopt import adoption
+    from shardids.cli.adopt.shown import pause_seconds, print_changes, shown
+
+    pause_s = pause_seconds(max_pause)
+    run.ask("Stop writes at the source?" if keep_back else "Stop writes at the source for good?")
+    with shown() as show:
+        done = adoption.switch(
+            run.catalog,
+            source=source,
+            via=via,
+            max_pause_s=pause_s,
+            keep_back=keep_back,
+            on_event=show,
+            dry_run=run.dry,
+        )
+    _end(run, done, source, via)
+    if not (run.as_json or run.dry):
+        print_changes(run.catalog, is_kept=done.outcome is None)
+
+
+@app.command()
+@takes("catalog", "dry-run", "yes", "json")
+def back(run: Run, source: SourceOption = None, max_pause: MaxPauseOption = "2s") -> None:
+    """Stop writes to the shards and let the source take them again, after a switch with --keep-back.
+
+    The shards are left fenced, with their rows: "adopt abort" empties them.
+    """
+    from shardids.adopt import adoption
+    from shardids.cli.adopt.shown import pause_seconds, shown
+
+    pause_s = pause_seconds(max_pause)
+    run.ask("Stop writes to the shards, and return to the source?")
+    with shown() as show:
+        done = adoption.back(run.catalog, source=source, max_pause_s=pause_s, on_event=show, dry_run=run.dry)
+    _end(run, done, source, None)
+    if not (run.as_json or run.dry):
+        out.print("The source takes writes. The shards refuse them, and keep their rows.")
+        err.print("To empty the shards and let them take writes: shardids adopt abort")
+
+
+@app.command()
+@takes("catalog", "dry-run", "yes", "json")
+def finish(run: Run, source: SourceOption = None) -> None:
+    """Give the way back up: the source no longer follows the shards, and keeps refusing writes."""
+    from shardids.adopt import adoption
+    from shardids.cli.adopt.shown import shown
+
+    run.ask("Give up the way back to the source?")
+    with shown() as show:
+        done = adoption.finish(run.catalog, source=source, on_event=show, dry_run=run.dry)
+    _end(run, done, source, None)
+
+
+@app.command()
+@takes("catalog", "json")
+def status(run: Run, source: SourceOption = None, via: ViaOption = None) -> None:
+    """Show how far the adoption is: its step, and how far each node is behind the source."""
+    from shardids.adopt import adoption
+    from shardids.cli.adopt.shown import print_status
+
+    print_status(adoption.status(run.catalog, source=source, via=via), as_json=run.as_json)
+
+
+@app.command()
+@takes("catalog", "dry-run", "yes", "json")
+def table(
+    run: Run,
+    name: Annotated[str, typer.Argument(metavar="TABLE", help="The table, with its schema: public.orders")],
+    shard: Annotated[int, typer.Option(min=0, help="The shard, which lives in the same database.")],
+    show: Annotated[bool, typer.Option("--status", help="Show how far it is; change nothing.")] = False,
+    back: Annotated[bool, typer.Option("--back", help="Restore the table.")] = False,
+    finish: Annotated[
+        bool, typer.Option("--finish", help="Draw IDs from the shard, and drop the old columns.")
+    ] = False,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="ROWS", help="About how many rows to fill in a transaction.", show_default="2000"
+        ),
+    ] = None,
+    pause: Annotated[
+        float | None,
+        typer.Option(
+            min=0, metavar="SECONDS", help="How long to wait between two of them.", show_default="0"
+        ),
+    ] = None,
+) -> None:
+    """Widen one table's integer key, and what refers to it, to bigint, while applications use it.
+
+    The new columns stand beside the old ones, are filled, indexed and referred to, and take their names in
+    one short transaction. IDs come from the old sequence until --finish. A key that is bigint already only
+    gets next_id() as its default. Run again, it goes on where it was interrupted.
+    """
+    from shardids.adopt.inplace import changing, keys
+    from shardids.cli.adopt.shown import print_table, shown
+    from shardids.tables import views
+
+    if show + back + finish > 1:
+        raise BadArgument("--status, --back and --finish exclude each other")
+    if show:
+        refuse("to --status", batch=batch, pause=pause, yes=run.yes, dry_run=run.dry)
+    there = run.catalog
+    with shown() as show_event:
+        how = changing.How(batch=batch or 2000, pause_s=pause or 0.0, on_event=show_event)
+        if show:
+            done = keys.status(there, name, shard)
+        elif back:
+            done = keys.take_back(there, name, shard, how, dry_run=run.dry)
+        elif finish:
+            run.ask("Drop the old columns, for good?")
+            done = keys.finish(there, name, shard, how, dry_run=run.dry)
+        else:
+            done = keys.change_key(there, name, shard, how, dry_run=run.dry)
+        print_warnings(() if run.dry or show else views.follow(there))
+    if run.as_json:
+        print_json(asdict(done))
+    else:
+        print_table(done, is_done=back or finish, dry_run=run.dry)
+
+
+@app.command()
+@takes("catalog", "dry-run", "json")
+def function(
+    run: Run,
+    name: Annotated[
+        str, typer.Argument(metavar="FUNCTION", help="The function, with its schema: insta5.next_id")
+    ],
+    shard: Annotated[
+        int, typer.Option(min=0, help="The shard in the function's IDs. It lives in the same database.")
+    ],
+) -> None:
+    """Let a function that issues IDs of the cluster's layout issue those of a shard from now on.
+
+    For databases that use the function published by Instagram, or one like it. Tables, defaults and what
+    calls the function stay as they are; writers wait for 0.1 s at most. No ID is issued again.
+    """
+    from shardids.adopt.inplace.functions import replace_function
+    from shardids.cli.adopt.shown import shown
+
+    there = run.catalog
+    with shown() as show:
+        done = replace_function(there, name, shard, dry_run=run.dry, on_event=show)
+    if run.as_json:
+        print_json(asdict(done))
+        return
+    verb = "would draw" if run.dry else "draws"
+    out.print(f"{done.function} {verb} from shard {done.shard}")
+    out.print(f"columns: {', '.join(done.columns)}")
+    out.print(f"highest ID in them: {done.highest_id}")
+    out.print(f"new ones are above: {done.first_id - 1}")

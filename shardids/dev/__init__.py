@@ -1,1 +1,0 @@
-"""Embedded PostgreSQL servers, development clusters made of them, and the demo."""

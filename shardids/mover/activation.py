@@ -1,0 +1,184 @@
+"""Activates a shard on its node, once the catalog and all nodes show that it is active nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from sqlalchemy import Connection, Engine, text
+
+from shardids.catalog.nodes import Nodes
+from shardids.catalog.rows import Catalog
+from shardids.catalog.shards import Shard, read_shard
+from shardids.catalog.skipped import bring, skipped_ranges
+from shardids.catalog.topology import Node
+from shardids.errors import ClusterConflict, ConnectionFailed, UnknownShard
+from shardids.ids.layout import Layout
+from shardids.mover.homes import Held, failover_nodes, held
+from shardids.mover.journal import Journal, refuse_adoption
+
+Before = Literal["active", "fenced", "moved", "copy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activation:
+    """A shard that was activated, or that would be.
+
+    Attributes:
+        node: its node.
+        before: its state there. ``copy``: it was activated on another server, which must never issue IDs
+            again.
+    """
+
+    shard: int
+    node: str
+    before: Before
+
+
+def activate(
+    catalog: Catalog,
+    shard: int,
+    *,
+    above_tick: int | None = None,
+    url: str | None = None,
+    dry_run: bool = False,
+) -> Activation:
+    """Let a shard issue IDs and take writes on the node where the catalog places it. Idempotent.
+
+    Args:
+        catalog: of the cluster.
+        shard: its number.
+        above_tick: it issues ticks above this one, and above all that it knows of.
+        url: the address of a database that is to take the place of the shard's node.
+        dry_run: examine everything, and change nothing.
+
+    Raises:
+        UnknownShard: no node owns it, or its node does not have it.
+        ClusterConflict: another node has it active, or newer, or does not answer; a move of it or an adoption
+            is not over.
+        ShardBusy: another command has the shard's lease.
+        TooFarAhead: ``above_tick`` is too far ahead of the clock.
+    """
+    with Journal.opened(catalog, shard, purpose="activation") as journal, ExitStack() as kept:
+        journal.refuse_open()
+        refuse_adoption(catalog)
+        placement = catalog.placement()
+        name = placement.owners().get(shard)
+        if name is None:
+            raise UnknownShard(
+                f"no node owns shard {shard}", hint="List the shards with: shardids shard list"
+            )
+        there = None if url is None else Node(name=name, url=url)
+        nodes = kept.enter_context(failover_nodes(placement, catalog, there))
+        if there is not None:
+            _require_successor(catalog, nodes[name], placement.nodes[name], shard)
+        if not dry_run:
+            kept.enter_context(_leased(journal, nodes[name], name, shard))
+        found = _examine(nodes, name, shard, catalog.describe().layout)
+        if found.before == "active" and above_tick is None:
+            return found
+        if not dry_run:
+            with nodes[name].begin() as connection:
+                asked = {"shard": shard, "epoch": journal.leases.epoch, "above": above_tick}
+                connection.execute(text("select shardids.require_lease(:shard, :epoch)"), asked)
+                bring(connection, skipped_ranges(catalog, [shard]))
+                connection.execute(
+                    text("select shardids.activate(:shard, coalesce(cast(:above as bigint), -1))"), asked
+                )
+    return found
+
+
+@contextmanager
+def _leased(journal: Journal, engine: Engine, name: str, shard: int) -> Iterator[None]:
+    for other in journal.leases.take(engine, name, [shard]).values():
+        raise other.error()
+    try:
+        yield
+    finally:
+        journal.leases.give_back(engine, [shard])
+
+
+def _require_successor(catalog: Catalog, engine: Engine, old: Node, shard: int) -> None:
+    """Require that a database is a copy of the node, and the shard not active at the node's address."""
+    with engine.connect() as connection:
+        row = connection.execute(text("select name, cluster from shardids.node")).one()
+    if (row.name, row.cluster) != (old.name, catalog.describe().cluster):
+        raise ClusterConflict(
+            f'the database is node "{row.name}" of cluster {row.cluster}, not node "{old.name}" of this one',
+            hint=f"Name the address of a copy of node {old.name}.",
+        )
+    try:
+        with Nodes({old.name: old}, catalog.url) as nodes, nodes[old.name].connect() as connection:
+            row_there = held(connection, [shard]).get(shard)
+    except ConnectionFailed:
+        return
+    if row_there is not None and row_there.is_active and row_there.is_own:
+        raise ClusterConflict(
+            f'shard {shard} is active on node "{old.name}", at the address in the catalog',
+            hint="Stop that server for good first. Two copies would issue the same IDs.",
+        )
+
+
+def _examine(nodes: Nodes, name: str, shard: int, layout: Layout) -> Activation:
+    """Return how the shard is on its node, when no other node has it active or newer."""
+
+    def ask(_name: str, engine: Engine) -> Held | None:
+        with engine.connect() as connection:
+            return held(connection, [shard]).get(shard)
+
+    answers = nodes.each(ask)
+    for other, error in answers.failures.items():
+        raise ClusterConflict(
+            f'shard {shard} is not activated: node "{other}" may have it active, and was not examined:'
+            f" {error.message}",
+            hint=f"When node {other} answers, repeat the command. If it is lost for good, replace it first:"
+            f" shardids node replace {other} --url …",
+        )
+    with nodes[name].connect() as connection:
+        row = read_shard(connection, shard)
+        found = _before(connection, row, name, shard)
+    own = answers.results[name]
+    known = -1 if own is None else own.high_water_tick
+    known = known if row is None else max(known, row.stored_tick(layout))
+    _refuse_others(
+        {n: there for n, there in answers.results.items() if there and n != name}, known, name, shard
+    )
+    return found
+
+
+def _before(connection: Connection, row: Shard | None, name: str, shard: int) -> Activation:
+    has_generator = connection.scalar(
+        text("select to_regclass(format('%I.id_offset', shardids.schema_of(:shard))) is not null"),
+        {"shard": shard},
+    )
+    if not has_generator:
+        raise UnknownShard(
+            f'the catalog places shard {shard} on node "{name}", which does not have it',
+            hint="Restore its schema there from a backup, or see what else can be done: shardids doctor",
+        )
+    if row is not None and row.state == "arriving":
+        raise ClusterConflict(
+            f'shard {shard} on node "{name}" is an incomplete copy, which a move has begun',
+            hint="See: shardids doctor",
+        )
+    if row is None or row.state not in ("active", "fenced", "moved"):
+        # The schema was copied or restored: the generator knows it from another server.
+        return Activation(shard=shard, node=name, before="copy")
+    return Activation(shard=shard, node=name, before=row.state)
+
+
+def _refuse_others(others: Mapping[str, Held], known: int, name: str, shard: int) -> None:
+    for other, row in others.items():
+        if row.is_active:
+            raise ClusterConflict(
+                f'shard {shard} is active on node "{other}", although the catalog places it on "{name}"',
+                hint="Two active copies would take different writes. Which node is right: shardids doctor",
+            )
+        if row.is_whole and row.high_water_tick > known:
+            raise ClusterConflict(
+                f'node "{other}" has a newer copy of shard {shard} than node "{name}", where the catalog'
+                f" places it: its high-water tick is {row.high_water_tick}, not {known}",
+                hint="Compare the rows of both. See: shardids doctor",
+            )

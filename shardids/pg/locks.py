@@ -1,0 +1,162 @@
+"""Every advisory lock that shardids takes: number, place, and meaning; and who holds a lock.
+
+The numbers are written out in ``sql/`` too, which psql must be able to run; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum, unique
+from typing import Final
+
+from sqlalchemy import Connection, text
+
+
+@unique
+class AdvisoryLock(IntEnum):
+    """The class of a two-part lock whose second part is the shard, or the key of a single lock."""
+
+    GENERATOR = 1936220516
+    """(class, shard) on a node: raises or stops the shard's clock; held for microseconds."""
+    SHARD_SCHEMA = 1936220517
+    """(class, shard) on a node: changes the shard's schema; until the end of the transaction."""
+    INSTALL = 1936220518
+    """Key, on a node and in the catalog: installs shardids' own objects, or changes grants."""
+    CATALOG_GRANTS = 1936220519
+    """Key, in the catalog: changes the catalog's grants; until the end of the transaction."""
+    LEASE_HOLDER = 1936220520
+    """(class, first 32 bits of an epoch) in the catalog: holds leases of that epoch; as long as it lives."""
+    WRITE_BARRIER = 1936220521
+    """(class, shard) on a node: shared by every writer of its tables; the mover waits for all."""
+    VIEWS = 1936220522
+    """(class, 0) in the database of views over all shards: changes views there."""
+    ADOPT = 1936220523
+    """(class, 0) in the catalog: works at the adoption; as long as the process lives."""
+    ADOPT_BARRIER = 1936220524
+    """(class, 0) in a database that is adopted: shared by every writer; the switch waits for all."""
+    REFERENCES = 1936220527
+    """(class, 0) in the catalog: changes which reference tables there are, or who follows the writer."""
+    MIGRATE_NODE = 1936220530
+    """(class, -1) on a node: runs the node's own revisions."""
+    MIGRATE_RUN = 1936220531
+    """Key, in the catalog: the one run that changes many shards; as long as its connection lives."""
+    LEASE = 1936220533
+    """(class, shard) on a node: works under the shard's lease; the sessions of a move share it."""
+    KEY_CHANGE = 1936220532
+    """(class, table's oid) on a node: changes the table's key in place; as long as the session lives."""
+    REBALANCE = 1936220534
+    """(class, 0) in the catalog: the one rebalance; as long as its process lives."""
+    COUNTER_LANE = 1936220540
+    """(class, hash) on a node: begins a lane of a counter; nobody waits; until the transaction ends."""
+    # Transactions over several nodes take 64-bit keys of their own beside these: shardids.pg.gids.lock_of.
+
+
+@contextmanager
+def session_lock(
+    connection: Connection, lock: AdvisoryLock, key: int, *, taken: Callable[[], Exception]
+) -> Iterator[None]:
+    """Hold ``(lock, key)`` until the block ends or the session dies, over any number of transactions.
+
+    It only tries: a statement that waits holds a snapshot, and CREATE INDEX CONCURRENTLY in the session that
+    holds the lock would wait for that snapshot in turn.
+
+    Raises:
+        Exception: the one that ``taken`` returns: another session holds the lock.
+    """
+    place = {"class": int(lock), "key": key - (1 << 32) if key >> 31 > 0 else key}
+    if not _committed(connection, "select pg_try_advisory_lock(:class, :key)", place):
+        raise taken()
+    try:
+        yield
+    finally:
+        if not connection.closed and not connection.invalidated:
+            _committed(connection, "select pg_advisory_unlock(:class, :key)", place)
+
+
+def _committed(connection: Connection, statement: str, place: dict[str, int]) -> bool:
+    """Run a statement about a lock in its own transaction, so that it leaves none open."""
+    if connection.in_transaction():
+        return bool(connection.scalar(text(statement), place))
+    with connection.begin():
+        return bool(connection.scalar(text(statement), place))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """A session, or a prepared transaction, that holds a lock.
+
+    Attributes:
+        pid: its process; ``None`` of a prepared transaction, which has a ``gid``.
+        role: who it works as; ``None`` if it has just ended.
+        application: the name of the session.
+        since_s: how long its transaction has been open, as far as this role may see it.
+        statement: the last that it began, as far as this role may see it.
+    """
+
+    pid: int | None
+    role: str | None
+    application: str
+    since_s: float | None
+    statement: str
+    gid: str | None
+
+    def __str__(self) -> str:
+        """Name it as errors do."""
+        who = f"prepared transaction '{self.gid or ''}'" if self.pid is None else f"process {self.pid}"
+        who += f' of role "{self.role}"' if self.role else ""
+        return who if self.since_s is None else f"{who} (in a transaction for {self.since_s:.0f} s)"
+
+
+def holders_of_key(connection: Connection, key: int) -> list[Holder]:
+    """Return the other sessions that hold an advisory lock with one key, longest first."""
+    return _holders(connection, number=key >> 32 & 0xFFFFFFFF, object=key & 0xFFFFFFFF, parts=1)
+
+
+def holders_of(connection: Connection, lock: AdvisoryLock, key: int) -> list[Holder]:
+    """Return the other sessions that hold an advisory lock with two keys, longest first."""
+    return _holders(connection, number=int(lock), object=key & 0xFFFFFFFF, parts=2)
+
+
+def holders_of_tables(
+    connection: Connection, names: Collection[str], modes: Collection[str] | None = None
+) -> list[Holder]:
+    """Return who else holds a lock, in one of the modes if given, on relations with these names in SQL."""
+    return _holders(connection, names=list(names), modes=modes and list(modes))
+
+
+def named(holders: Iterable[Holder], otherwise: str = "a session that has just ended") -> str:
+    """Name the holders of a lock, five at most."""
+    return ", ".join(list(dict.fromkeys(map(str, holders)))[:5]) or otherwise
+
+
+def _holders(connection: Connection, **by: object) -> list[Holder]:
+    nothing: dict[str, object] = {"number": None, "object": None, "parts": None, "names": [], "modes": None}
+    return [Holder(**row._mapping) for row in connection.execute(_HOLDERS, nothing | by)]
+
+
+# A prepared transaction has no process; it also locks its own ID, by which it is known.
+_HOLDERS: Final = text("""
+    select l.pid, coalesce(a.usename, p.owner)::text as role, coalesce(a.application_name, '') as application,
+           extract(epoch from pg_catalog.clock_timestamp() - coalesce(a.xact_start, p.prepared))::float8
+             as since_s,
+           coalesce(a.query, '') as statement, p.gid
+    from pg_catalog.pg_locks l
+    left join pg_catalog.pg_stat_activity a on a.pid = l.pid
+    left join pg_catalog.pg_locks x on l.pid is null and x.pid is null and x.locktype = 'transactionid'
+      and x.virtualtransaction = l.virtualtransaction
+    left join pg_catalog.pg_prepared_xacts p on p.transaction = x.transactionid
+    where l.granted and l.pid is distinct from pg_catalog.pg_backend_pid()
+      and l.database = (select d.oid from pg_catalog.pg_database d
+                        where d.datname = pg_catalog.current_database())
+      and case l.locktype
+            when 'advisory' then l.classid::bigint = cast(:number as bigint)
+                                 and l.objid::bigint = cast(:object as bigint) and l.objsubid = :parts
+            when 'relation' then
+              l.relation in (select pg_catalog.to_regclass(name)
+                             from pg_catalog.unnest(cast(:names as text[])) name)
+              and (cast(:modes as text[]) is null or l.mode = any (cast(:modes as text[])))
+            else false
+          end
+    order by coalesce(a.xact_start, p.prepared) nulls last, l.pid""")

@@ -1,0 +1,1 @@
+"""Tables over several shards: reference tables, look-ups, counters, views, loads, transactions."""

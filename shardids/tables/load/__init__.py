@@ -1,0 +1,9 @@
+"""Files into shards: ``shardids load``.
+
+``files`` reads CSV and Parquet, ``sending`` copies a block of rows into a shard in one transaction, together
+with the count of its rows that are there, and keeps what is rejected; ``run`` loads a whole file.
+"""
+
+from shardids.tables.load.run import Loaded, LoadSettings, load
+
+__all__ = ["LoadSettings", "Loaded", "load"]

@@ -1,0 +1,1 @@
+"""Watching a cluster: doctor, metrics, console and statistics of IDs."""
