@@ -19,8 +19,10 @@ from benchmarks import (
     doctor,
     draws,
     duplicates,
+    first_draws,
     in_place,
     in_python,
+    loading,
     lookups,
     memory,
     migrations,
@@ -35,11 +37,12 @@ from benchmarks import (
     routing,
     rows,
     scraping,
+    startup,
     taking_in,
     twophase,
 )
 from benchmarks.report import Section, show, write
-from shardids.dev.embedded import find_binaries
+from shardids.pg.embedded import find_binaries
 from tests.matrix import RELEASES, SUPPORTED, binaries
 
 BENCHMARKS: dict[str, tuple[Callable[[int], Section], int]] = {
@@ -50,13 +53,18 @@ BENCHMARKS: dict[str, tuple[Callable[[int], Section], int]] = {
     "numbers": (numbers.run, 5),
     "redis-numbers": (redis_numbers.run, 3),
     "copy": (copying.run, 5),
+    "load": (loading.run, 5),
     "duplicates": (duplicates.run, 3),
     "blocks": (blocks.run, 5),
     "python": (in_python.run, 7),
+    "startup": (startup.run, 5),
     "memory": (memory.run, 1),
+    "first-draws": (first_draws.run, 21),
     "orm": (orm.run, 15),
     "answers": (answers.run, 15),
     "routing": (routing.run, 151),
+    "newest": (routing.newest, 100),
+    "one-row": (routing.one_row, 41),
     "twophase": (twophase.run, 15),
     "lookups": (lookups.run, 15),
     "references": (references.run, 11),
@@ -67,18 +75,23 @@ BENCHMARKS: dict[str, tuple[Callable[[int], Section], int]] = {
     "metrics": (scraping.run, 15),
     "console": (console.run, 40),
     "migrations": (migrations.run, 5),
+    "add-column": (migrations.add_column, 5),
     "adopting": (adopting.run, 3),
+    "comparison": (adopting.comparison, 3),
     "taking-in": (taking_in.run, 3),
     "relay": (taking_in.run_via, 3),
     "coming-back": (coming_back.run, 3),
     "in-place": (in_place.run, 3),
     "moving": (moving.whole_move, 3),
-    "pause": (moving.pause, 10),
+    "pause": (moving.pause, 5),
 }
+
+OF_VERSIONS = {"oltp": oltp.run, "pause": moving.pause}
+"""Those that compare versions of PostgreSQL."""
 
 
 def main() -> None:
-    """Runs the benchmarks that are named, or all; exits 1 if a promised ratio is not reached."""
+    """Run the benchmarks that are named, or all; exits 1 if a promised ratio is not reached."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure shardids.")
     parser.add_argument("names", nargs="*", choices=[[], *BENCHMARKS], help="which (default: all)")
     parser.add_argument("--rounds", type=int, help="rounds of each, after one to warm up")
@@ -86,7 +99,7 @@ def main() -> None:
         "--postgresql",
         action="append",
         choices=SUPPORTED,
-        help="oltp: measure on this version's server, fetched if need be; may be repeated",
+        help="oltp, pause: measure on this version's server, fetched if need be; may be repeated",
     )
     parser.add_argument(
         "--write",
@@ -98,8 +111,9 @@ def main() -> None:
     sections = []
     for name in arguments.names or BENCHMARKS:
         run, rounds = BENCHMARKS[name]
-        if name == "oltp" and arguments.postgresql:
-            run = partial(oltp.run, bindirs=[server_programs(version) for version in arguments.postgresql])
+        if name in OF_VERSIONS and arguments.postgresql:
+            bindirs = [server_programs(version) for version in arguments.postgresql]
+            run = partial(OF_VERSIONS[name], bindirs=bindirs)
         sections.append(run(arguments.rounds or rounds))
         show(sections[-1])
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}."
@@ -110,7 +124,7 @@ def main() -> None:
 
 
 def server_programs(version: str) -> Path:
-    """Returns the folder of a version's server: of the test matrix, or else the one that is found."""
+    """Return the folder of a version's server: of the test matrix, or else the one that is found."""
     return binaries(version) if version in RELEASES else find_binaries()
 
 

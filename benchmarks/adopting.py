@@ -1,18 +1,22 @@
-"""Planning an adoption: 10,000 tables, from reading them to the file."""
+"""Planning an adoption of 10,000 tables, and comparing the rows of one that is written to."""
 
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 
-from benchmarks.report import Measure, Section, interleaved, ratio, seconds
-from shardids.adopt.paths import SPLIT
-from shardids.adopt.plan_file import read_plan, write_plan
-from shardids.adopt.planning import make_plan
-from shardids.dev.embedded import temporary_server
+from benchmarks import taking_in
+from benchmarks.report import Measure, Section, figure, interleaved, ratio, seconds
+from benchmarks.taking_in import measure, p99
+from shardids.adopt import adoption
+from shardids.adopt.plan.document import read_plan, write_plan
+from shardids.adopt.plan.planning import make_plan
+from shardids.pg.embedded import temporary_server
+from shardids.replication.steps import Event, StepBegun
 
 TABLES = 10_000
 ROWS = 20
@@ -22,7 +26,7 @@ _A_TRANSACTION = 250
 
 
 def run(rounds: int) -> Section:
-    """Measures the plan of a source: with empty tables, and with rows that are checked."""
+    """Measure the plan of a source: with empty tables, and with rows that are checked."""
     with temporary_server() as server, tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.toml"
 
@@ -33,7 +37,7 @@ def run(rounds: int) -> Section:
         measures = interleaved({"empty tables": plan}, rounds=rounds, unit="s")
         _execute(server.url(), _filled_tables())
         measures |= interleaved({f"{ROWS} rows a table": plan}, rounds=rounds, unit="s")
-        split = sum(table.kind in SPLIT for table in read_plan(path).tables)
+        split = sum(table.kind.is_split for table in read_plan(path).tables)
     return Section(
         title=f"Planning the adoption of {TABLES:,} tables",
         conditions=f"Server and command on one machine, fsync off, {rounds} rounds. A root of 1,000 rows, and"
@@ -42,6 +46,52 @@ def run(rounds: int) -> Section:
         " checking and writing the file.",
         measures=tuple(measures.values()),
         ratios=tuple(ratio(measure, _LIMIT, at_most=1) for measure in measures.values()),
+    )
+
+
+COMPARED_WRITES_A_SECOND = 100
+_SETTLE_S = 3
+
+
+def comparison(rounds: int) -> Section:
+    """Adopt a database once, and compare its rows under writers and without."""
+    begun: dict[str, float] = {}
+
+    def note(event: Event) -> None:
+        if isinstance(event, StepBegun):
+            begun[event.step] = time.monotonic()
+
+    busy, before, during = list[float](), list[float](), list[float]()
+    with taking_in.shop() as (source, catalog):
+        with taking_in.Writers(source, COMPARED_WRITES_A_SECOND) as writers:
+            adoption.run(catalog, taking_in.plan_of(source), on_event=note)
+            for _ in range(rounds):
+                writers.start_phase()
+                time.sleep(_SETTLE_S)
+                before += writers.start_phase()
+                busy.append(seconds(lambda: adoption.compare(catalog)))
+                during += writers.start_phase()
+        idle = [seconds(lambda: adoption.compare(catalog)) for _ in range(rounds)]
+    copying_s = begun["compare"] - begun["subscribe"]
+    return Section(
+        title="Comparing the 1,000,000 rows of an adoption",
+        conditions=f"Two tables, {taking_in.SHARDS} shards on two nodes, three servers on one machine, fsync"
+        f" off; {taking_in.WRITERS} sessions that insert {COMPARED_WRITES_A_SECOND} rows a second at the"
+        f" source; {rounds} rounds. The copy is that of the same rows, under the same writers, until the"
+        " nodes have caught up.",
+        measures=(
+            measure("the copy", "s", [copying_s]),
+            measure("the comparison, under writers", "s", busy),
+            measure("the comparison, without", "s", idle),
+            measure("p99 of writes, before", "ms", [p99(before) * 1000]),
+            measure("p99 of writes, during the comparison", "ms", [p99(during) * 1000]),
+        ),
+        ratios=(
+            figure(
+                "the comparison under writers / the copy", sorted(busy)[rounds // 2] / copying_s, at_most=1
+            ),
+            figure("p99 of writes, during / before", p99(during) / p99(before), at_most=1.5),
+        ),
     )
 
 

@@ -9,8 +9,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session
 
 from benchmarks.report import Section, Timed, interleaved, ratio, seconds
 from shardids import Cluster, primary_key
-from shardids.dev.devcluster import found
-from shardids.dev.embedded import temporary_server
+from shardids.pg.embedded import temporary_server
+from shardids.testing.devcluster import create_cluster
 
 COMMITS = 100
 CALLS = 20_000
@@ -30,9 +30,12 @@ class _Note(_Base):
 
 
 def run(rounds: int) -> Section:
-    """Measures rows that are committed one by one, with and without ``after``, and the function alone."""
-    with temporary_server(settings=DURABLE) as server, Cluster.connect(found([server], 8)) as cluster:
-        with cluster.shard_engine(SHARD).begin() as connection:
+    """Measure rows that are committed one by one, with and without ``after``, and the function alone."""
+    with (
+        temporary_server(settings=DURABLE) as server,
+        Cluster.connect(create_cluster([server], 8)) as cluster,
+    ):
+        with cluster.at(shard=SHARD).engine.begin() as connection:
             _Base.metadata.create_all(connection)
             version = str(connection.exec_driver_sql("show server_version").scalar_one())
         commits = interleaved(
@@ -57,7 +60,7 @@ def run(rounds: int) -> Section:
 
 
 def _commits(cluster: Cluster, case: str) -> float:
-    latest = cluster.run(_inserted, shard=SHARD)
+    latest = cluster.at(shard=SHARD).run(_inserted)
     two_ms = 2 << (cluster.layout.shard_bits + cluster.layout.sequence_bits)
 
     def commit() -> None:
@@ -82,7 +85,7 @@ def _inserted(session: Session) -> int:
 
 
 def _calls(cluster: Cluster) -> float:
-    (past,) = cluster.reserve(SHARD, 1)
+    (past,) = cluster.at(shard=SHARD).reserve(1)
     with cluster.engine(cluster.node_of(SHARD)).begin() as connection:
         many = text(
             "select count(shardids.advance_past(:shard, :id + 0 * n)) from generate_series(1, :calls) n"

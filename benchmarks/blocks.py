@@ -11,8 +11,8 @@ from sqlalchemy import text
 
 from benchmarks.report import Section, figure, interleaved, seconds
 from shardids import Cluster
-from shardids.dev.devcluster import found
-from shardids.dev.embedded import temporary_server
+from shardids.pg.embedded import temporary_server
+from shardids.testing.devcluster import create_cluster
 
 SHARDS = 64
 BLOCK = 100_000
@@ -20,11 +20,11 @@ BLOCKS = 640
 
 
 def run(rounds: int) -> Section:
-    """Measures one thread, and how far the shards lead their clock after that."""
-    with temporary_server() as server, Cluster.connect(found([server], SHARDS)) as cluster:
+    """Measure one thread, and how far the shards lead their clock after that."""
+    with temporary_server() as server, Cluster.connect(create_cluster([server], SHARDS)) as cluster:
         measures = interleaved({"IDs from blocks": partial(_rate, cluster)}, rounds=rounds, unit="million/s")
         lead_s = _lead_s(cluster)
-        with cluster.shard_engine(0).connect() as connection:
+        with cluster.at(shard=0).engine.connect() as connection:
             version = connection.exec_driver_sql("show server_version").scalar_one()
     (rate,) = measures.values()
     return Section(
@@ -44,13 +44,13 @@ def _rate(cluster: Cluster) -> float:
 
     def hand_out() -> None:
         for _ in range(BLOCKS):
-            deque(cluster.reserve(next(shards), BLOCK), maxlen=0)
+            deque(cluster.at(shard=next(shards)).reserve(BLOCK), maxlen=0)
 
     return BLOCK * BLOCKS / seconds(hand_out) / 1e6
 
 
 def _lead_s(cluster: Cluster) -> float:
-    told = cluster.decode(cluster.reserve(0, 1)[0])
-    with cluster.shard_engine(0).connect() as connection:
+    told = cluster.decode(cluster.at(shard=0).reserve(1)[0])
+    with cluster.at(shard=0).engine.connect() as connection:
         now: datetime = connection.execute(text("select clock_timestamp()")).scalar_one()
     return (told.time - now).total_seconds()

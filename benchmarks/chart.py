@@ -60,13 +60,13 @@ class Scheme:
 
 
 def read_schemes(comparison: str) -> list[Scheme]:
-    """Returns the schemes of the chart as a comparison in Markdown has them, the fastest first.
+    """Return the schemes of the chart as a comparison in Markdown has them, the fastest first.
 
     Raises:
         ValueError: a table or a scheme is missing.
     """
-    speed = _column(comparison, "over 64 shards, 16 clients")
-    index = _column(comparison, "index B/row")
+    speed = column(comparison, "over 64 shards, 16 clients")
+    index = column(comparison, "index B/row")
     twice = dict(re.findall(r"^- ([^:\n]+): (.+ \([\d,]+\).*)$", comparison, re.MULTILINE))
     if missing := _SHOWN.keys() - speed.keys() | _SHOWN.keys() - index.keys():
         raise ValueError(f"the comparison lacks {', '.join(sorted(missing))}")
@@ -83,8 +83,8 @@ def read_schemes(comparison: str) -> list[Scheme]:
     return sorted(found, key=lambda scheme: -scheme.rows_per_s)
 
 
-def _column(comparison: str, title: str) -> dict[str, str]:
-    """Returns a column of the table that has it, by the table's first column."""
+def column(comparison: str, title: str) -> dict[str, str]:
+    """Return a column of the table that has it, by the table's first column."""
     place = None
     found = {}
     for line in comparison.splitlines():
@@ -101,7 +101,7 @@ def _column(comparison: str, title: str) -> dict[str, str]:
 
 
 def drawn(schemes: list[Scheme]) -> str:
-    """Returns the chart as SVG, for light and dark pages."""
+    """Return the chart as SVG, for light and dark pages."""
     height = _TOP + _ROW * len(schemes) + 8
     said = "; ".join(f"{one.name} {one.rows_per_s:,}" for one in schemes)
     return "\n".join(

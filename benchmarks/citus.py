@@ -27,11 +27,11 @@ from sqlalchemy.orm import DeclarativeBase, Mapped
 from benchmarks import migrations, moving
 from benchmarks.report import Ratio, Section, Table, figure, rounds_of, seconds, show
 from shardids import Cluster, mover, primary_key
-from shardids.dev.devcluster import found
-from shardids.dev.embedded import EmbeddedServer, temporary_servers
-from shardids.dev.embedded.binaries import server_account
 from shardids.migrate.environment import Direction
 from shardids.migrate.runner import Observer, RunSettings, one_run
+from shardids.pg.embedded import EmbeddedServer, temporary_servers
+from shardids.pg.embedded.binaries import server_account
+from shardids.testing.devcluster import create_cluster
 
 SHARDS, SCHEMAS, CLIENTS = 64, 1000, 8
 ITEMS, PHOTOS = 1000, 1000
@@ -121,7 +121,7 @@ class Load:
             self._commands.append([*command, *(f"--file={file}" for file in files), url])
 
     def rate(self) -> float:
-        """Returns the transactions a second of all programs together."""
+        """Return the transactions a second of all programs together."""
         running = [subprocess.Popen(each, stdout=subprocess.PIPE, text=True) for each in self._commands]
         told = [process.communicate()[0] for process in running]
         if any(process.returncode for process in running):
@@ -130,7 +130,7 @@ class Load:
 
 
 def run(bindir: Path, rounds: int) -> Section:
-    """Measures what both do, in turn, round after round."""
+    """Measure what both do, in turn, round after round."""
     os.environ["SHARDIDS_PG_BIN"] = str(bindir)
     rows: dict[str, tuple[float, ...]] = {}
     with _citus(bindir) as coordinator, tempfile.TemporaryDirectory() as name:
@@ -172,7 +172,7 @@ def _both(ours: Callable[[], float], theirs: Callable[[], float], rounds: int) -
 
 @contextmanager
 def _citus(bindir: Path) -> Iterator[psycopg.Connection[Any]]:
-    """Starts a coordinator and two workers; yields a session of the coordinator."""
+    """Start a coordinator and two workers; yield a session of the coordinator."""
     with tempfile.TemporaryDirectory() as name:
         passwords = Path(name, "passwords")
         passwords.touch(0o600)
@@ -206,7 +206,7 @@ def _password(server: EmbeddedServer) -> str:
 @contextmanager
 def _cluster() -> Iterator[tuple[Sequence[EmbeddedServer], Cluster]]:
     with temporary_servers(2, settings=SETTINGS) as servers:
-        url = found(servers, SHARDS)
+        url = create_cluster(servers, SHARDS)
         for server in servers:
             with psycopg.connect(server.url(), autocommit=True) as connection:
                 connection.execute(_OURS)
@@ -277,9 +277,10 @@ def _ddl(coordinator: psycopg.Connection[Any], folder: Path, rounds: int) -> tup
     with migrations.two_nodes_with_shards(SCHEMAS) as bench:
 
         def migrate(revision: str, direction: Direction) -> None:
-            with one_run(bench.catalog, "benchmark"), bench.migration() as migration:
+            with one_run(bench.catalog, "benchmark") as leases, bench.migration() as migration:
                 prepared = migration.prepare(revision, direction, migration.choose())
-                if not migration.run(prepared, RunSettings(), Observer(), Event()).succeeded:
+                report = migration.run(prepared, RunSettings(), Observer(), Event(), leases)
+                if not report.succeeded:
                     raise RuntimeError("the migration failed")
 
         def ours() -> float:
@@ -326,7 +327,7 @@ def _add_column(coordinator: psycopg.Connection[Any]) -> float:
 
 
 def main() -> None:
-    """Runs it and prints what it found."""
+    """Run it and print what it found."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.citus", description="Beside Citus.")
     parser.add_argument(
         "bindir", type=Path, help="the bin folder of a PostgreSQL in which Citus is installed"

@@ -17,13 +17,13 @@ from benchmarks.taking_in import (
     plan_of,
     shop,
 )
-from shardids.adopt import adoption, returning
+from shardids.adopt import adoption
 from shardids.catalog.rows import Catalog
-from shardids.dev.embedded import EmbeddedServer
+from shardids.pg.embedded import EmbeddedServer
 
 
 def run(rounds: int) -> Section:
-    """Adopts the database and keeps a way back, writes to the shards, and returns, once a round."""
+    """Adopt the database and keep a way back, write to the shards, and return, once a round."""
     there_ms, pauses_ms, lags_ms, waits_ms, missing = [], [], [], [], 0
     for _ in range(rounds):
         with shop() as (source, catalog):
@@ -32,7 +32,7 @@ def run(rounds: int) -> Section:
             with _Writers(catalog) as writers:
                 lags_ms += _lags_ms(source, catalog, seconds=8)
                 writers.start_phase()
-                pauses_ms.append(returning.back(catalog).pause_ms or 0.0)
+                pauses_ms.append(adoption.back(catalog).pause_ms or 0.0)
                 waits_ms.append(max(writers.start_phase(), default=0.0) * 1000)
             with psycopg.connect(source.url()) as connection:
                 row = connection.execute(
@@ -61,7 +61,7 @@ def run(rounds: int) -> Section:
 
 
 def _lags_ms(source: EmbeddedServer, catalog: Catalog, *, seconds: float) -> list[float]:
-    """Returns how long rows that are written to a shard take to be seen at the source."""
+    """Return how long rows that are written to a shard take to be seen at the source."""
     found, end = [], time.monotonic() + seconds
     node = catalog.placement().nodes[catalog.placement().node_of[0]]
     with (
@@ -99,7 +99,7 @@ class _Writers:
             thread.join()
 
     def start_phase(self) -> list[float]:
-        """Returns how long the writes of the phase took that ends, in seconds."""
+        """Return how long the writes of the phase took that ends, in seconds."""
         done, self.waits_s = self.waits_s, []
         return done
 

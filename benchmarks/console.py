@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 import psycopg
 
 from benchmarks.report import Measure, Section, figure
-from shardids.dev import devcluster
-from shardids.dev.embedded import EmbeddedServer, temporary_servers
+from shardids.pg.embedded import EmbeddedServer, temporary_servers
+from shardids.testing import devcluster
 
 SHARDS = 4096
 NODES = 4
@@ -35,9 +35,9 @@ _BACKENDS = """
 
 
 def run(rounds: int) -> Section:
-    """Measures the first view with all that it asks for, and the CPU of the servers' processes that read."""
+    """Measure the first view with all that it asks for, and the CPU of the servers' processes that read."""
     with temporary_servers(NODES, settings={"max_locks_per_transaction": "1024"}) as servers:
-        url = devcluster.found(servers, SHARDS)
+        url = devcluster.create_cluster(servers, SHARDS)
         with _console(url) as (address, process):
             files = sorted(_files(address))
             for _ in range(5):

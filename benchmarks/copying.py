@@ -11,8 +11,8 @@ from sqlalchemy import BigInteger, Column, MetaData, Table, Text
 
 from benchmarks.report import Section, interleaved, ratio, seconds
 from shardids import Cluster, primary_key_column
-from shardids.dev.devcluster import found
-from shardids.dev.embedded import temporary_server
+from shardids.pg.embedded import temporary_server
+from shardids.testing.devcluster import create_cluster
 
 ROWS = 1_000_000
 USERS = 1_000
@@ -26,9 +26,9 @@ create table by_identity (
 
 
 def run(rounds: int) -> Section:
-    """Measures both ways on one shard; the rows are tuples that are there already."""
-    with temporary_server() as server, Cluster.connect(found([server], 8)) as cluster:
-        with cluster.shard_engine(SHARD).begin() as connection:
+    """Measure both ways on one shard; the rows are tuples that are there already."""
+    with temporary_server() as server, Cluster.connect(create_cluster([server], 8)) as cluster:
+        with cluster.at(shard=SHARD).engine.begin() as connection:
             NOTES.metadata.create_all(connection)
             connection.exec_driver_sql(_IDENTITY)
         users = [user for user in range(USERS * 20) if cluster.shard_for(user) == SHARD][:USERS]

@@ -21,10 +21,10 @@ import psycopg
 
 from benchmarks.report import Section, interleaved, ratio, seconds, show
 from shardids.catalog.rows import Catalog
-from shardids.catalog.urls import parse_url
-from shardids.dev.embedded import EmbeddedServer, temporary_server
 from shardids.ids.layout import DEFAULT
-from shardids.install import provision
+from shardids.migrate.install import provision
+from shardids.pg.embedded import EmbeddedServer, temporary_server
+from shardids.pg.urls import parse_url
 
 SCHEMAS = 200
 
@@ -108,7 +108,7 @@ class Project:
         }
 
     def manage(self, *words: str) -> None:
-        """Runs ``manage.py``. Raises RuntimeError with what it printed if it fails."""
+        """Run ``manage.py``. Raises RuntimeError with what it printed if it fails."""
         command = [sys.executable, "-m", "django", *words]
         done = subprocess.run(
             command, cwd=self._folder, env=self._environment, check=False, capture_output=True, text=True
@@ -117,11 +117,11 @@ class Project:
             raise RuntimeError(f"manage.py {' '.join(words)}:\n{done.stdout}{done.stderr}")
 
     def first_migration(self) -> None:
-        """Writes the first migration of the shop, and of the tenants if they are there."""
+        """Write the first migration of the shop, and of the tenants if they are there."""
         self.manage("makemigrations", "shop")
 
     def add_column(self) -> None:
-        """Writes the second migration of the shop."""
+        """Write the second migration of the shop."""
         (self._folder / "shop" / "migrations" / "0002_note.py").write_text(COLUMN, encoding="utf-8")
 
 
@@ -136,7 +136,7 @@ class Side:
     record: str
 
     def migrated(self, words: Sequence[str]) -> float:
-        """Takes the column away, migrates, and returns the time of that in seconds.
+        """Take the column away, migrate, and return the time of that in seconds.
 
         Raises:
             RuntimeError: the column is not in every schema.
@@ -152,7 +152,7 @@ class Side:
         return taken
 
     def migrated_again(self, words: Sequence[str]) -> float:
-        """Migrates, and returns the time of that in seconds."""
+        """Migrate, and return the time of that in seconds."""
         return seconds(lambda: self.project.manage(*words))
 
 
@@ -162,7 +162,7 @@ _WITH_COLUMN: LiteralString = """
 
 
 def run(path: Path, rounds: int, schemas: int) -> Section:
-    """Measures both on one server, round after round."""
+    """Measure both on one server, round after round."""
     with temporary_server() as server, tempfile.TemporaryDirectory() as name:
         shards = [f"shard_{number:04}" for number in range(schemas)]
         tenants = [f"tenant_{number:04}" for number in range(schemas)]
@@ -277,7 +277,7 @@ def _connected(server: EmbeddedServer, database: str) -> Iterator[psycopg.Connec
 
 
 def main() -> None:
-    """Runs it and prints what it found."""
+    """Run it and print what it found."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.django_tenants", description="Beside it.")
     parser.add_argument("folder", type=Path, help="where django-tenants is installed")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each, after one to warm up")

@@ -1,4 +1,4 @@
-"""Examining 1,024 shards on two nodes, each with an application's tables, rows and roles."""
+"""Examining 1,024 shards with tables, rows and roles, and up to 4,096 without, on two nodes."""
 
 from __future__ import annotations
 
@@ -7,20 +7,26 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
 from sqlalchemy import Engine, text
 
 from benchmarks.report import Measure, Section, figure
-from shardids import doctor
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.rows import Catalog
-from shardids.dev import devcluster
-from shardids.dev.embedded import temporary_servers
+from shardids.migrate import recording
+from shardids.pg.embedded import temporary_servers
+from shardids.tables.views import drop_query_node
+from shardids.testing import devcluster
+from shardids.watch import doctor
 
 SHARDS = 1024
 MOST_SECONDS = 5.0
+SIZES = (64, 4096)
+"""Numbers of shards that are measured without tables."""
+MOST_SECONDS_OF_ALL = 3.0
 TABLES = 20
 ROWS = 20
 
@@ -54,13 +60,33 @@ $$
 
 
 def run(rounds: int) -> Section:
-    """Measures whole examinations with all checks."""
-    with _cluster() as catalog:
-        return measured(catalog, rounds)
+    """Measure whole examinations with all checks."""
+    with _cluster(SHARDS, _SHARD) as catalog:
+        section = measured(catalog, rounds)
+    measures = list(section.measures)
+    for shards in SIZES:
+        with _cluster(shards) as catalog:
+            measures.append(_measure(f"{shards:,} shards without tables", _walls(catalog, rounds)))
+    most = measures[-1]
+    return replace(
+        section,
+        measures=tuple(measures),
+        ratios=(*section.ratios, figure(f"{most.name}, s", most.median, at_most=MOST_SECONDS_OF_ALL)),
+    )
+
+
+def _walls(catalog: Catalog, rounds: int) -> list[float]:
+    """Return how long examinations take, without the first, which warms up."""
+    walls = []
+    for _ in range(rounds + 1):
+        begun_s = time.perf_counter()
+        _examine(catalog)
+        walls.append(time.perf_counter() - begun_s)
+    return walls[1:]
 
 
 def measured(catalog: Catalog, rounds: int) -> Section:
-    """Measures a cluster that is there: how long an examination takes, and the CPU time it needs."""
+    """Measure a cluster that is there: how long an examination takes, and the CPU time it needs."""
     with Nodes(catalog.nodes(), catalog.url) as nodes:
         postmasters = [_postmaster(engine) for engine in nodes.values()]
     walls, cpus = list[float](), list[float]()
@@ -100,19 +126,23 @@ def _postmaster(engine: Engine) -> Path:
 
 
 def _cpu_s(postmaster: Path) -> float:
-    """Returns the CPU time of the sessions that have ended, in seconds."""
+    """Return the CPU time of the sessions that have ended, in seconds."""
     user, system = postmaster.read_text(encoding="ascii").rpartition(")")[2].split()[13:15]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
-def _cluster() -> Iterator[Catalog]:
+def _cluster(shards: int, tables: str = "") -> Iterator[Catalog]:
     with temporary_servers(2, settings={"max_locks_per_transaction": "1024"}) as servers:
-        catalog = Catalog(devcluster.found(servers, SHARDS))
+        catalog = Catalog(devcluster.create_cluster(servers, shards))
         try:
-            for server in servers:
+            # It would lack the tables.
+            drop_query_node(catalog)
+            for server in servers if tables else ():
                 with psycopg.connect(server.url(), autocommit=True) as connection:
-                    connection.execute(_SHARD)
+                    connection.execute(tables.encode())
+            if tables:
+                recording.accept(catalog, recording.plan_acceptance(catalog), "benchmark")
             yield catalog
         finally:
             catalog.close()

@@ -30,7 +30,7 @@ IDLE = "next_id(), idle shard"
 
 
 def one_session(rounds: int) -> Section:
-    """Measures the draws of one session, also from shards that have lain idle."""
+    """Measure the draws of one session, also from shards that have lain idle."""
     with server_with_all(IDLE_SHARDS) as (_, connection):
         cases = {
             scheme.name: _timed(partial(connection.execute, scheme.draw_many(DRAWS)), DRAWS)
@@ -57,7 +57,7 @@ def one_session(rounds: int) -> Section:
 
 
 def many_sessions(rounds: int) -> Section:
-    """Measures the draws of several sessions at once from one shard."""
+    """Measure the draws of several sessions at once from one shard."""
     with server_with_all() as (server, connection), ExitStack() as stack:
         all_ = schemes(connection.info.server_version)
         names = [*(scheme.name for scheme in all_), NEXT_IDS]

@@ -10,7 +10,7 @@ DRAWS = 50_000
 
 
 def run(rounds: int) -> Section:
-    """Counts the duplicates of all rounds together."""
+    """Count the duplicates of all rounds together."""
     total = SESSIONS * DRAWS * rounds
     twice = {}
     with server_with_all() as (server, connection), together(server.url(), SESSIONS) as run_together:

@@ -15,13 +15,14 @@ import psycopg
 from sqlalchemy import Connection, Engine, event
 
 from benchmarks.report import Measure, Section, figure
+from shardids.adopt.inplace.changing import How
+from shardids.adopt.inplace.keys import change_key, finish
 from shardids.catalog.rows import Catalog
-from shardids.catalog.urls import parse_url
-from shardids.dev.embedded import temporary_server
 from shardids.ids.layout import DEFAULT
-from shardids.inplace.keys import change_key, finish
-from shardids.inplace.swapping import How
-from shardids.install import provision
+from shardids.migrate.install import provision
+from shardids.pg.embedded import temporary_server
+from shardids.pg.urls import parse_url
+from shardids.replication.steps import Event, StepBegun
 
 ROWS = 100_000
 WRITERS = 16
@@ -88,7 +89,7 @@ class _Locks:
 
 
 def run(rounds: int) -> Section:
-    """Measures whole changes, each of new tables."""
+    """Measure whole changes, each of new tables."""
     found = [_once() for _ in range(rounds)]
     measures = tuple(_measure(name, unit, [one[name] for one in found]) for name, unit in _UNITS.items())
     return Section(
@@ -133,12 +134,12 @@ def _measured(catalog: Catalog, writes: _Writes) -> dict[str, float]:
     threads = [threading.Thread(target=writes.run) for _ in range(WRITERS)]
     for thread in threads:
         thread.start()
-    locks, steps = _Locks(), list[tuple[str, float]]()
+    locks, steps = _Locks(), list[tuple[Event, float]]()
     try:
         time.sleep(5)
         begun = time.perf_counter()
         with locks.watched():
-            how = How(on_step=lambda name: steps.append((name, time.perf_counter())))
+            how = How(on_event=lambda event: steps.append((event, time.perf_counter())))
             change_key(catalog, "public.orders", 0, how)
             finish(catalog, "public.orders", 0, how)
         ended = time.perf_counter()
@@ -146,7 +147,8 @@ def _measured(catalog: Catalog, writes: _Writes) -> dict[str, float]:
         writes.stop.set()
         for thread in threads:
             thread.join()
-    filling = sum(later - at for (name, at), (_, later) in pairwise(steps) if name.startswith("fill"))
+    begun_at = [(event.step, at) for event, at in steps if isinstance(event, StepBegun)]
+    filling = sum(later - at for (name, at), (_, later) in pairwise(begun_at) if name.startswith("fill"))
     during = writes.between(begun, ended)
     return {
         "rows filled a second": 2 * ROWS / filling,

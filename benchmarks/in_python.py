@@ -17,7 +17,7 @@ ARRAY = 10_000_000
 
 
 def run(rounds: int) -> Section:
-    """Measures each on one core."""
+    """Measure each on one core."""
     block, large = (
         IdBlock(layout=DEFAULT, shard=5, first_tick=90_000_000_000 << 10, size=size) for size in (IDS, ARRAY)
     )

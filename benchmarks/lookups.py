@@ -13,10 +13,11 @@ from sqlalchemy import select
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from benchmarks.report import Section, Timed, figure, interleaved, seconds
-from shardids import Cluster, lookup_key, lookups, primary_key, sharding_key
+from shardids import Cluster, lookup_key, primary_key, sharding_key
 from shardids.catalog.rows import Catalog
-from shardids.dev import devcluster
-from shardids.dev.embedded import temporary_servers
+from shardids.pg.embedded import temporary_servers
+from shardids.tables import lookups
+from shardids.testing import devcluster
 
 SHARDS: Final = 64
 CLIENTS: Final = (1, 8)
@@ -52,7 +53,7 @@ _cluster: Cluster
 
 
 def run(rounds: int) -> Section:
-    """Measures processes that each insert one row and commit, and one that finds rows."""
+    """Measure processes that each insert one row and commit, and one that finds rows."""
     with _clients() as (cluster, pools):
         cases: dict[str, Timed] = {}
         for clients, pool in pools.items():
@@ -75,7 +76,7 @@ def run(rounds: int) -> Section:
             rounds=rounds,
             unit="ms",
         )
-        with cluster.connection(0) as connection:
+        with cluster.at(shard=0).connection() as connection:
             version = str(connection.exec_driver_sql("show server_version").scalar()).split()[0]
     one, eight, many = (list(m.values())[n : n + len(_MODELS)] for n in range(0, len(m), len(_MODELS)))
     kept = {
@@ -108,10 +109,10 @@ def _clients() -> Iterator[tuple[Cluster, dict[int, ProcessPoolExecutor]]]:
     settings = {"fsync": "on", "synchronous_commit": "on", "max_locks_per_transaction": "512"}
     with ExitStack() as stack:
         servers = stack.enter_context(temporary_servers(2, settings=settings))
-        url = devcluster.found(servers, SHARDS)
+        url = devcluster.create_cluster(servers, SHARDS)
         cluster = stack.enter_context(Cluster.connect(url, listen=False))
         for shard in range(SHARDS):
-            with cluster.shard_engine(shard).begin() as connection:
+            with cluster.at(shard=shard).engine.begin() as connection:
                 _Base.metadata.create_all(connection)
         catalog = Catalog(url)
         stack.callback(catalog.close)

@@ -11,7 +11,7 @@ SHARDS = 4096
 
 
 def run(_rounds: int) -> Section:
-    """Measures two sessions: one draws from every shard, one from a published function in every shard."""
+    """Measure two sessions: one draws from every shard, one from a published function in every shard."""
     with server_with_all(SHARDS) as (server, connection):
         for shard in range(SHARDS):
             # The published function's statements, under the shard's own name.

@@ -1,4 +1,4 @@
-"""Migrating 1,000 shards on two nodes, against the bare DDL in psql and a process of Alembic a shard."""
+"""Migrating shards on two nodes, against the bare DDL in psql and a process of Alembic a shard."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
 from benchmarks.provisioning import run_psql
-from benchmarks.report import Measure, Section, interleaved, ratio, seconds
+from benchmarks.report import Measure, Ratio, Section, interleaved, ratio, seconds
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import schema_name
-from shardids.dev.embedded import EmbeddedServer, temporary_servers
 from shardids.ids.layout import DEFAULT
-from shardids.install import provision
 from shardids.migrate.environment import Environment
+from shardids.migrate.install import provision
 from shardids.migrate.migration import Migration
 from shardids.migrate.runner import Observer, RunSettings, one_run
+from shardids.pg.embedded import EmbeddedServer, temporary_servers
 
 SHARDS = 1000
 MANY_SHARDS = 4096
+COLUMN_SHARDS = (200, 1024)
+"""Shards that get one column each, with fsync on."""
 SAMPLE = 10
 """Shards on which a process of Alembic each is measured; its figure is of all, extrapolated."""
 
@@ -84,6 +86,21 @@ def downgrade():
     op.drop_column("photos", "likes")
 """,
 }
+ADDED_COLUMN = """\
+import sqlalchemy as sa
+from alembic import op
+
+revision, down_revision = "three", "two"
+
+
+def upgrade():
+    op.add_column("photos", sa.Column("rating", sa.Integer))
+
+
+def downgrade():
+    op.drop_column("photos", "rating")
+"""
+HALF_A_SECOND = Measure(name="0.5 s", unit="s", median=0.5, lowest=0.5, highest=0.5)
 SECOND = Measure(name="1 s", unit="s", median=1, lowest=1, highest=1)
 TWO_SECONDS = Measure(name="2 s", unit="s", median=2, lowest=2, highest=2)
 
@@ -97,17 +114,18 @@ class Bench:
     folder: Path
 
     def migration(self) -> Migration:
-        """Returns the cluster with the revisions."""
+        """Return the cluster with the revisions."""
         return Migration(self.catalog, Environment.at(self.folder / "ours"))
 
     def command(self, *words: str) -> float:
-        """Returns how long a command takes as a separate process."""
+        """Return how long a command takes as a separate process."""
         return seconds(lambda: self._command(*words))
 
     def _command(self, *words: str) -> None:
         subprocess.run(
             [sys.executable, "-c", "from shardids.cli import app; app()", "migrate", *words],
-            env=os.environ
+            # A command that people run finds its bytecode.
+            env={name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
             | {
                 "SHARDIDS_CATALOG": self.servers[0].url(),
                 "SHARDIDS_MIGRATIONS": str(self.folder / "ours"),
@@ -118,29 +136,29 @@ class Bench:
         )
 
     def run(self) -> None:
-        """Does what ``migrate up`` does, in this process."""
-        with one_run(self.catalog, "benchmark"), self.migration() as migration:
+        """Do what ``migrate up`` does, in this process."""
+        with one_run(self.catalog, "benchmark") as leases, self.migration() as migration:
             prepared = migration.prepare("head", "up", migration.choose())
-            report = migration.run(prepared, RunSettings(), Observer(), Event())
+            report = migration.run(prepared, RunSettings(), Observer(), Event(), leases)
         if not report.succeeded:
             raise RuntimeError("the migration failed")
 
     def up(self) -> float:
-        """Measures a run in this process on shards without tables."""
+        """Measure a run in this process on shards without tables."""
         self.reset()
         return seconds(self.run)
 
     def whole_command(self) -> float:
-        """Measures ``migrate up`` on shards without tables."""
+        """Measure ``migrate up`` on shards without tables."""
         self.reset()
         return self.command("up")
 
     def nothing_to_do(self) -> float:
-        """Measures ``migrate up`` on shards that are up to date already."""
+        """Measure ``migrate up`` on shards that are up to date already."""
         return self.command("up")
 
     def psql(self) -> float:
-        """Runs the same statements by psql: one transaction per shard, one connection per node."""
+        """Run the same statements by psql: one transaction per shard, one connection per node."""
         self.reset()
         migration = self.migration()
         prepared = migration.prepare("head", "up", migration.choose(), canaries=0)
@@ -156,7 +174,7 @@ class Bench:
         return seconds(lambda: run_psql(self.servers, files))
 
     def alembic(self) -> float:
-        """Runs a process of Alembic for each shard of a sample, and extrapolates to all shards."""
+        """Run a process of Alembic for each shard of a sample, and extrapolates to all shards."""
         self.reset()
         migration = self.migration()
         words = [sys.executable, "-m", "alembic", "-c", str(self.folder / "alembic.ini")]
@@ -171,8 +189,49 @@ class Bench:
 
         return seconds(run) * SHARDS / SAMPLE
 
+    def by_hand(self) -> float:
+        """Add the column by psql, with the version rows: a transaction per shard, a connection per node."""
+        self.without_column()
+        files = self._files(
+            "begin; set local search_path = {}; alter table photos add column rating integer;"
+            " update alembic_version set version_num = 'three' where version_num = 'two'; commit;\n"
+        )
+        return seconds(lambda: run_psql(self.servers, files))
+
+    def column(self) -> float:
+        """Measure a run in this process that adds the column."""
+        self.without_column()
+        return seconds(self.run)
+
+    def column_by_command(self) -> float:
+        """Measure ``migrate up`` when it adds the column."""
+        self.without_column()
+        return self.command("up")
+
+    def without_column(self) -> None:
+        """Take the column back."""
+        files = self._files(
+            "begin; set local search_path = {}; alter table photos drop column if exists rating;"
+            " update alembic_version set version_num = 'two'; commit;\n",
+            before="set client_min_messages = warning;\n",
+        )
+        run_psql(self.servers, files)
+
+    def _files(self, of_a_shard: str, before: str = "") -> list[Path]:
+        node_of = self.catalog.placement().node_of
+        files = []
+        for node in "ab":
+            files.append(self.folder / f"by-hand-{node}.sql")
+            lines = [
+                of_a_shard.format(schema_name("shard_", shard))
+                for shard, name in node_of.items()
+                if name == node
+            ]
+            files[-1].write_text(before + "".join(lines), encoding="utf-8")
+        return files
+
     def reset(self) -> None:
-        """Drops all tables, including the version tables."""
+        """Drop all tables, including the version tables."""
         for server, node in zip(self.servers, "ab", strict=True):
             script = self.folder / f"reset-{node}.sql"
             with script.open("w", encoding="utf-8") as file:
@@ -188,7 +247,7 @@ class Bench:
 
 
 def run(rounds: int) -> Section:
-    """Measures all ways on the same servers, round after round."""
+    """Measure all ways on the same servers, round after round."""
     with two_nodes_with_shards(SHARDS) as bench:
         cases = {
             "migrate up, the run": bench.up,
@@ -221,10 +280,43 @@ def run(rounds: int) -> Section:
     )
 
 
+def add_column(rounds: int) -> Section:
+    """Measure the least revision that there is, and none, with servers that write to the disk."""
+    measures, ratios = dict[str, Measure](), list[Ratio]()
+    for count in COLUMN_SHARDS:
+        with two_nodes_with_shards(count, {"fsync": "on", "synchronous_commit": "on"}) as bench:
+            bench.run()
+            three = bench.folder / "ours" / "versions" / "three.py"
+            three.write_text(ADDED_COLUMN, encoding="utf-8")
+            names = {
+                f"{what}, {count:,} shards": do
+                for what, do in {
+                    "psql": bench.by_hand,
+                    "the run": bench.column,
+                    "whole command": bench.column_by_command,
+                    "nothing to do": bench.nothing_to_do,
+                }.items()
+            }
+            found = interleaved(names, rounds=rounds, unit="s")
+        by_hand, run_, command, nothing = found.values()
+        measures |= found
+        ratios += [ratio(run_, by_hand), ratio(command, by_hand, at_most=2)]
+        ratios.append(ratio(nothing, HALF_A_SECOND, at_most=1))
+    return Section(
+        title="Adding a column in 200 and 1,024 shards on two nodes",
+        conditions=f"Two servers on one machine, fsync on, {rounds} rounds on the same servers. psql runs a"
+        " file per node, both at the same time: five statements per shard, from begin to commit, of which"
+        " one sets the version row. The run: in a process that has loaded everything. A whole command:"
+        " with the start of its process.",
+        measures=tuple(measures.values()),
+        ratios=tuple(ratios),
+    )
+
+
 @contextmanager
-def two_nodes_with_shards(shard_count: int) -> Iterator[Bench]:
-    """Yields a cluster of two servers whose shards have no tables."""
-    with temporary_servers(2) as servers, tempfile.TemporaryDirectory() as name:
+def two_nodes_with_shards(shard_count: int, settings: Mapping[str, str] | None = None) -> Iterator[Bench]:
+    """Yield a cluster of two servers whose shards have no tables."""
+    with temporary_servers(2, settings=settings or {}) as servers, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for kind, env in (("ours", ENV), ("plain", PLAIN_ENV)):
             (folder / kind / "versions").mkdir(parents=True)

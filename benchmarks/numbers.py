@@ -15,8 +15,8 @@ import psycopg
 from benchmarks.oltp import pgbench
 from benchmarks.report import Section, Table, Timed, figure, interleaved
 from benchmarks.schemes import version_of
-from shardids.dev.devcluster import found
-from shardids.dev.embedded import temporary_server
+from shardids.pg.embedded import temporary_server
+from shardids.testing.devcluster import create_cluster
 
 CLIENTS = 16
 SLICE_S = 2
@@ -35,7 +35,7 @@ TABLES = {NONE: "rows", GAPLESS: "gapless", QUICK: "quick"}
 
 
 def run(rounds: int) -> Section:
-    """Measures a row and its COMMIT; ``quick`` again while an old snapshot is open."""
+    """Measure a row and its COMMIT; ``quick`` again while an old snapshot is open."""
     with _server() as (url, monitor), tempfile.TemporaryDirectory() as folder:
         m = interleaved(
             {
@@ -75,7 +75,7 @@ def run(rounds: int) -> Section:
 @contextmanager
 def _server() -> Iterator[tuple[str, psycopg.Connection]]:
     with temporary_server(settings={"fsync": "on", "max_wal_size": "8GB"}) as server:
-        found([server], 1)
+        create_cluster([server], 1)
         with psycopg.connect(server.url(), autocommit=True) as monitor:
             monitor.execute(_TABLES)
             yield server.url(), monitor

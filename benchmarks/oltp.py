@@ -19,10 +19,10 @@ import psycopg
 
 from benchmarks.report import Ratio, Section, Table, figure, rounds_of
 from benchmarks.schemes import PUBLISHED, version_of
-from shardids.catalog.sqlfiles import read_sql
-from shardids.dev.devcluster import found
-from shardids.dev.embedded import find_binaries, temporary_server
-from shardids.dev.embedded.binaries import candidates
+from shardids.pg.embedded import find_binaries, temporary_server
+from shardids.pg.embedded.binaries import candidates
+from shardids.pg.sqlfiles import read_sql
+from shardids.testing.devcluster import create_cluster
 
 SHARDS = 1024
 SPREADS = (1, 64, SHARDS)
@@ -78,7 +78,7 @@ class _Case:
         return f"{self.scheme}, {self.shards:,}, {self.clients}"
 
     def scripts(self) -> list[str]:
-        """Returns pgbench's scripts, one of which a client picks at random each time.
+        """Return pgbench's scripts, one of which a client picks at random each time.
 
         A program takes 128 scripts at most. With more shards than that each client has shards of its own, or
         a single client has them all, and goes through them in turn.
@@ -124,7 +124,7 @@ class _Load:
         self._backends: list[Path] = []
 
     def warm_up(self) -> None:
-        """Waits until its clients are connected and have prepared their statements."""
+        """Wait until its clients are connected and have prepared their statements."""
         wanted = self._case.clients * max(WARM_UP_ROWS, self._case.shards * 4 // self._case.clients)
         first = self._read().rows
         while self._read().rows < first + wanted:
@@ -137,7 +137,7 @@ class _Load:
         self._process.send_signal(signal.SIGSTOP)
 
     def round(self) -> _Figures:
-        """Lets it run for a moment; returns what it did after a short lead-in."""
+        """Let it run for a moment; return what it did after a short lead-in."""
         self._process.send_signal(signal.SIGCONT)
         time.sleep(LEAD_IN_S)
         before = self._read()
@@ -153,7 +153,7 @@ class _Load:
         )
 
     def end(self) -> None:
-        """Ends it."""
+        """End it."""
         self._process.kill()
         self._process.wait()
 
@@ -173,7 +173,7 @@ class _Load:
 
 
 def run(rounds: int, bindirs: Sequence[Path] = ()) -> Section:
-    """Measures on the server that is found, or on each of those; its sessions are the same for all rounds."""
+    """Measure on the server that is found, or on each of those; its sessions are the same for all rounds."""
     rows: dict[str, tuple[float, ...]] = {}
     ratios: list[Ratio] = []
     versions = []
@@ -266,7 +266,7 @@ def _median(all_: Sequence[_Figures]) -> _Figures:
 @contextmanager
 def _server(bindir: Path) -> Iterator[tuple[str, psycopg.Connection]]:
     with temporary_server(settings=SETTINGS, bindir=bindir) as server:
-        found([server], SHARDS)
+        create_cluster([server], SHARDS)
         with psycopg.connect(server.url(), autocommit=True) as monitor:
             monitor.execute(read_sql("compare/published.v1").encode())
             monitor.execute(_TABLES)
@@ -302,7 +302,7 @@ def _set_fsync(monitor: psycopg.Connection, value: str) -> None:
 
 
 def pgbench() -> str:
-    """Returns the program: the folders that have only a server lack it."""
+    """Return the program: the folders that have only a server lack it."""
     for folder in (find_binaries(), *candidates()):
         if os.access(folder / "pgbench", os.X_OK):
             return str(folder / "pgbench")

@@ -10,8 +10,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from benchmarks.report import Ratio, Section, Timed, interleaved, ratio, seconds
 from shardids import Cluster, primary_key
-from shardids.dev.devcluster import found
-from shardids.dev.embedded import temporary_server
+from shardids.pg.embedded import temporary_server
+from shardids.testing.devcluster import create_cluster
 
 OBJECTS = 10_000
 COMMITS = 50
@@ -41,9 +41,12 @@ _MODELS: dict[str, type[_Sharded | _Identity]] = {"primary_key()": _Sharded, "Id
 
 
 def run(rounds: int) -> Section:
-    """Measures a flush of many objects, and objects committed one by one."""
-    with temporary_server(settings=DURABLE) as server, Cluster.connect(found([server], 8)) as cluster:
-        engine = cluster.shard_engine(SHARD)
+    """Measure a flush of many objects, and objects committed one by one."""
+    with (
+        temporary_server(settings=DURABLE) as server,
+        Cluster.connect(create_cluster([server], 8)) as cluster,
+    ):
+        engine = cluster.at(shard=SHARD).engine
         with engine.begin() as connection:
             _Base.metadata.create_all(connection)
             version = str(connection.exec_driver_sql("show server_version").scalar_one())

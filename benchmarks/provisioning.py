@@ -1,4 +1,4 @@
-"""Making 1,024 shards on two nodes, against the same statements in psql on one connection a node."""
+"""Making 64, 1,024 and 4,096 shards on two nodes, beside the same statements in psql."""
 
 from __future__ import annotations
 
@@ -8,26 +8,40 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.report import Section, interleaved, ratio, seconds
+from benchmarks.report import Section, figure, interleaved, ratio, seconds
 from shardids.catalog.rows import Catalog
-from shardids.dev.embedded import EmbeddedServer, find_binaries, temporary_servers
 from shardids.ids.layout import DEFAULT
-from shardids.install import provision, trees
+from shardids.migrate.install import provision, trees
+from shardids.pg.embedded import EmbeddedServer, find_binaries, temporary_servers
 
-SHARDS = 1024
+FEW, SHARDS, MANY = 64, 1024, 4096
+LONGEST_S = 12.0
 
 
 def run(rounds: int) -> Section:
-    """Measures both ways, each round on new servers."""
-    measures = interleaved(
-        {"shardids shard create": _with_shardids, "psql": _with_psql}, rounds=rounds, unit="s"
-    )
+    """Measure all sizes, each round on new servers."""
+    cases = {
+        f"{FEW} shards": lambda: _with_shardids(FEW),
+        f"{SHARDS:,} shards": lambda: _with_shardids(SHARDS),
+        f"{MANY:,} shards": lambda: _with_shardids(MANY),
+        f"psql, {SHARDS:,} shards": _with_psql,
+    }
+    measures = interleaved(cases, rounds=rounds, unit="s")
+    few, some, many, psql = measures.values()
     return Section(
-        title=f"Provisioning {SHARDS:,} shards on two nodes",
+        title="Provisioning shards on two nodes",
         conditions=f"Two servers on one machine, fsync off, {rounds} rounds, each on new servers."
-        " psql: the same statements from a file, one connection and one transaction a shard.",
+        " psql: the same statements from a file, one connection and one transaction per shard.",
         measures=tuple(measures.values()),
-        ratios=(ratio(measures["shardids shard create"], measures["psql"], at_most=1.5),),
+        ratios=(
+            ratio(some, psql, at_most=1.5),
+            figure(f"{MANY:,} shards, s", many.median, at_most=LONGEST_S),
+            figure(
+                f"a shard of {MANY:,} / a shard of {SHARDS:,}",
+                (many.median - few.median) / (MANY - FEW) / ((some.median - few.median) / (SHARDS - FEW)),
+                at_most=1.25,
+            ),
+        ),
     )
 
 
@@ -36,7 +50,7 @@ def _two_nodes() -> Iterator[tuple[list[EmbeddedServer], Catalog]]:
     with temporary_servers(2) as servers:
         catalog = Catalog(servers[0].url())
         try:
-            provision.init(catalog, DEFAULT, SHARDS)
+            provision.init(catalog, DEFAULT, MANY)
             for name, server in zip("ab", servers, strict=True):
                 provision.add_node(catalog, name, server.url())
             yield servers, catalog
@@ -44,9 +58,9 @@ def _two_nodes() -> Iterator[tuple[list[EmbeddedServer], Catalog]]:
             catalog.close()
 
 
-def _with_shardids() -> float:
+def _with_shardids(count: int) -> float:
     with _two_nodes() as (_, catalog):
-        return seconds(lambda: provision.create_shards(catalog, range(SHARDS)))
+        return seconds(lambda: provision.create_shards(catalog, range(count)))
 
 
 def _with_psql() -> float:
@@ -71,7 +85,7 @@ def _script(path: Path, shards: range) -> Path:
 
 
 def run_psql(servers: Sequence[EmbeddedServer], files: Sequence[Path]) -> None:
-    """Runs a file on each server, all at once."""
+    """Run a file on each server, all at once."""
     psql = str(find_binaries() / "psql")
     running = [
         subprocess.Popen(

@@ -14,11 +14,12 @@ from sqlalchemy import func, select, text
 from sqlalchemy.orm import DeclarativeBase, Mapped
 
 from benchmarks.report import Section, figure, interleaved, ratio, seconds
-from shardids import Cluster, primary_key, views
+from shardids import Cluster, primary_key
 from shardids.catalog.rows import Catalog
-from shardids.dev.embedded import temporary_server
 from shardids.ids.layout import DEFAULT
-from shardids.install import provision
+from shardids.migrate.install import provision
+from shardids.pg.embedded import temporary_server
+from shardids.tables import views
 
 SHARDS = 1024
 NODES = ("a", "b", "c", "d")
@@ -67,7 +68,7 @@ IN_VIEWS = "select likes, count(*), sum(size) from shardids_query.photos group b
 
 
 def run(rounds: int) -> Section:
-    """Measures one GROUP BY of all rows, in four ways."""
+    """Measure one GROUP BY of all rows, in four ways."""
     with (
         _cluster() as (url, query_node),
         Cluster.connect(url, listen=False) as cluster,
@@ -149,7 +150,7 @@ def _by_hand(cluster: Cluster) -> Iterator[Callable[[], dict[int, tuple[int, int
 
 @contextmanager
 def _cluster() -> Iterator[tuple[str, str]]:
-    """Makes the cluster and its query node; yields the catalog's URL and the query node's."""
+    """Make the cluster and its query node; yield the catalog's URL and the query node's."""
     settings = {"max_locks_per_transaction": "1024", "shared_buffers": "512MB"}
     with temporary_server(settings=settings) as server:
         with psycopg.connect(server.url(), autocommit=True) as connection:

@@ -13,11 +13,11 @@ import psycopg
 
 from benchmarks.report import Section, Table
 from benchmarks.schemes import version_of
+from shardids.compare.multimaster.mariadb import Login
 from shardids.compare.schemes.scheme import library
-from shardids.compare.testbed.redis_servers import temporary_redis
-from shardids.dev.devcluster import found
-from shardids.dev.embedded import temporary_server
-from shardids.multimaster.mariadb_session import Login
+from shardids.compare.testbed.servers import temporary_redis
+from shardids.pg.embedded import temporary_server
+from shardids.testing.devcluster import create_cluster
 
 CLIENTS: Final = 16
 EACH: Final = 50
@@ -49,7 +49,7 @@ class Numbers(Protocol):
     """What draws numbers; one for each client."""
 
     def draw(self, key: str) -> int:
-        """Returns the next number."""
+        """Return the next number."""
         ...
 
 
@@ -60,7 +60,7 @@ class ReadThenSet:
         self._redis = redis
 
     def draw(self, key: str) -> int:
-        """Returns the next number, or another's."""
+        """Return the next number, or another's."""
         number = int(self._redis.get(key) or 0) + 1
         self._redis.set(key, number, ex=TTL_S)
         return number
@@ -73,7 +73,7 @@ class Incr:
         self._redis = redis
 
     def draw(self, key: str) -> int:
-        """Returns the next number."""
+        """Return the next number."""
         with self._redis.pipeline(transaction=False) as pipeline:
             number, _ = pipeline.incr(key).expire(key, TTL_S).execute()
         return int(number)
@@ -86,7 +86,7 @@ class Scripted:
         self._draw = redis.register_script(_INCR)
 
     def draw(self, key: str) -> int:
-        """Returns the next number."""
+        """Return the next number."""
         return int(self._draw(keys=[key], args=[TTL_S]))
 
 
@@ -106,7 +106,7 @@ class Leased:
         self._run_id = ""
 
     def draw(self, key: str) -> int:
-        """Returns the next number."""
+        """Return the next number."""
         try:
             return self._draw_from_redis(key)
         except self._error:
@@ -140,7 +140,7 @@ class InPostgresql:
         self._connection, self._kind = connection, kind
 
     def draw(self, key: str) -> int:
-        """Returns the next number."""
+        """Return the next number."""
         row = self._connection.execute("select shard_0000.next_number(%s, %s)", (key, self._kind)).fetchone()
         assert row is not None
         return int(str(row[0]).rpartition("-")[2])
@@ -165,11 +165,11 @@ def draw_at_once(sources: list[Numbers], key: str, each: int = EACH) -> list[int
 
 
 def run(rounds: int) -> Section:
-    """Draws from each; nothing else is done with the numbers."""
+    """Draw from each; nothing else is done with the numbers."""
     with ExitStack() as stack:
         login = stack.enter_context(temporary_redis(PERSISTENT)).login
         server = stack.enter_context(temporary_server(settings={"fsync": "on"}))
-        found([server], 1)
+        create_cluster([server], 1)
 
         def connected() -> psycopg.Connection[Any]:
             return stack.enter_context(psycopg.connect(server.url(), autocommit=True))

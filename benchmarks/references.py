@@ -8,10 +8,11 @@ from sqlalchemy import Connection, String, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from benchmarks.report import Section, Timed, interleaved, ratio, seconds
-from shardids import Cluster, reference_table, references
+from shardids import Cluster, reference_table
 from shardids.catalog.rows import Catalog
-from shardids.dev.devcluster import found
-from shardids.dev.embedded import temporary_servers
+from shardids.pg.embedded import temporary_servers
+from shardids.tables import references
+from shardids.testing.devcluster import create_cluster
 
 WRITES = 20
 JOINS = 20
@@ -35,9 +36,9 @@ class Country(Base):
 
 
 def run(rounds: int) -> Section:
-    """Measures writes with and without waiting for two other nodes, and joins with both kinds of table."""
+    """Measure writes with and without waiting for two other nodes, and join with both kinds of table."""
     with temporary_servers(3, settings={"fsync": "on", "synchronous_commit": "on"}) as servers:
-        url = found(servers, 6)
+        url = create_cluster(servers, 6)
         catalog = Catalog(url)
         references.create_table(catalog, "countries", writer="a", models=Base.metadata)
         catalog.close()
@@ -46,7 +47,7 @@ def run(rounds: int) -> Section:
             with (
                 cluster.reference_session() as plain,
                 cluster.reference_session(wait=True) as waiting,
-                cluster.connection(SHARD) as connection,
+                cluster.at(shard=SHARD).connection() as connection,
             ):
                 writes = interleaved(
                     {
@@ -77,7 +78,7 @@ def run(rounds: int) -> Section:
 def _fill(cluster: Cluster) -> None:
     with cluster.reference_session(wait=True) as session, session.begin():
         session.add_all([Country(code=f"{n}", name=f"country {n}") for n in range(COUNTRIES)])
-    with cluster.shard_engine(SHARD).begin() as connection:
+    with cluster.at(shard=SHARD).engine.begin() as connection:
         connection.execute(text("create table shard_0000.countries (code text primary key, name text)"))
         connection.execute(text("insert into shard_0000.countries select * from shardids_ref.countries"))
         connection.execute(text("create table shard_0000.users (id int primary key, country text)"))

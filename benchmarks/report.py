@@ -76,7 +76,7 @@ Timed = Callable[[], float]
 
 
 def interleaved(cases: Mapping[str, Timed], *, rounds: int, unit: str) -> dict[str, Measure]:
-    """Runs the cases in turn, round after round, so that a slow moment of the machine hits all alike."""
+    """Run the cases in turn, round after round, so that a slow moment of the machine hits all alike."""
     return {
         name: Measure(
             name=name, unit=unit, median=statistics.median(all_), lowest=min(all_), highest=max(all_)
@@ -86,7 +86,7 @@ def interleaved(cases: Mapping[str, Timed], *, rounds: int, unit: str) -> dict[s
 
 
 def rounds_of(cases: Mapping[Case, Callable[[], Found]], *, rounds: int) -> dict[Case, list[Found]]:
-    """Runs the cases in turn, as :func:`interleaved` does; returns what each round of each found."""
+    """Run the cases in turn, as :func:`interleaved` does; return what each round of each found."""
     found: dict[Case, list[Found]] = {case: [] for case in cases}
     with Console(stderr=True).status("") as status:
         for round_ in range(rounds + 1):
@@ -99,24 +99,24 @@ def rounds_of(cases: Mapping[Case, Callable[[], Found]], *, rounds: int) -> dict
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Returns how long the work takes."""
+    """Return how long the work takes."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
 
 
 def ratio(of: Measure, to: Measure, *, at_most: float | None = None) -> Ratio:
-    """Returns the ratio of two medians."""
+    """Return the ratio of two medians."""
     return Ratio(name=f"{of.name} / {to.name}", value=of.median / to.median, at_most=at_most)
 
 
 def figure(name: str, value: float, *, at_most: float | None = None, at_least: float | None = None) -> Ratio:
-    """Returns a figure that is not a ratio of two medians of :func:`interleaved`."""
+    """Return a figure that is not a ratio of two medians of :func:`interleaved`."""
     return Ratio(name=name, value=value, at_most=at_most, at_least=at_least)
 
 
 def show(section: Section) -> None:
-    """Prints a section on the terminal."""
+    """Print a section on the terminal."""
     console = Console(soft_wrap=True)
     # A table of many columns is cut off otherwise.
     console.width = max(console.width, LEAST_WIDTH)
@@ -135,7 +135,7 @@ def show(section: Section) -> None:
 
 
 def write(measured: Sequence[Section], machine: str, folder: Path) -> None:
-    """Writes ``benchmarks.json`` and ``benchmarks.md`` into a folder.
+    """Write ``benchmarks.json`` and ``benchmarks.md`` into a folder.
 
     Sections that are there under other titles stay as they are, and keep their places.
     """
@@ -155,7 +155,7 @@ def write(measured: Sequence[Section], machine: str, folder: Path) -> None:
 
 
 def merged(there: Sequence[Section], measured: Sequence[Section]) -> list[Section]:
-    """Returns the sections that are there, with those that were measured again in place of the old ones."""
+    """Return the sections that are there, with those that were measured again in place of the old ones."""
     new = {section.title: section for section in measured}
     kept = [new.pop(section.title, section) for section in there]
     return [*kept, *new.values()]
@@ -180,7 +180,7 @@ Rows = list[tuple[str, ...]]
 
 
 def _grids(section: Section) -> Iterator[tuple[tuple[str, ...], Rows]]:
-    """Returns the section's tables as text, each with its header."""
+    """Return the section's tables as text, each with its header."""
     if section.measures:
         yield (
             ("", "median", "lowest", "highest", ""),

@@ -39,7 +39,7 @@ class _Case:
 
 
 def run(rounds: int) -> Section:
-    """Measures one session that fills an empty table, again and again."""
+    """Measure one session that fills an empty table, again and again."""
     with server_with_all() as (_, connection):
         connection.execute("create extension pgstattuple")
         found: dict[str, tuple[float, ...]] = {}
@@ -93,7 +93,7 @@ def _cases(server_version: int) -> list[_Case]:
 def _filled(
     connection: psycopg.Connection, number: int, case: _Case, found: dict[str, tuple[float, ...]]
 ) -> Timed:
-    """Empties and fills the case's table; stores what it finds there the first time in ``found``."""
+    """Empty and fill the case's table; stores what it finds there the first time in ``found``."""
     table = f"filled_{number}"
     connection.execute(f"create table {table} (id {case.key}, note integer)".encode())
     connection.execute(f"create {case.index} {table}_id on {table} (id)".encode())

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import psycopg
 
-from shardids.catalog.sqlfiles import read_sql
-from shardids.dev.devcluster import found
-from shardids.dev.embedded import EmbeddedServer, temporary_server
+from shardids.pg.embedded import EmbeddedServer, temporary_server
+from shardids.pg.sqlfiles import read_sql
+from shardids.testing.devcluster import create_cluster
 
 SHARD = 5
 NEXT_ID = "next_id()"
@@ -32,13 +32,13 @@ class Scheme:
     type: str = "bigint"
 
     def draw_many(self, count: int) -> bytes:
-        """Returns a query that draws ``count`` keys, each by its own expression, and gives their number."""
+        """Return a query that draws ``count`` keys, each by its own expression, and gives their number."""
         # Built from this module's constants only.
         return f"select count({self.expression}) from generate_series(1, {count})".encode()
 
 
 def schemes(server_version: int) -> list[Scheme]:
-    """Returns the schemes that a server of this version can run; ``psycopg``'s number, such as 180001."""
+    """Return the schemes that a server of this version can run; ``psycopg``'s number, such as 180001."""
     all_ = [
         Scheme(name=NEXTVAL, expression="nextval('plain')"),
         Scheme(name=NEXT_ID, expression="shard_0005.next_id()"),
@@ -53,9 +53,9 @@ def schemes(server_version: int) -> list[Scheme]:
 
 @contextmanager
 def server_with_all(shards: int = 8) -> Iterator[tuple[EmbeddedServer, psycopg.Connection]]:
-    """Starts a server with the shards and the other schemes' objects; yields it and a connection to it."""
+    """Start a server with the shards and the other schemes' objects; yield it and a connection to it."""
     with temporary_server() as server:
-        found([server], shards)
+        create_cluster([server], shards)
         with psycopg.connect(server.url(), autocommit=True) as connection:
             connection.execute(read_sql("compare/published.v1").encode())
             connection.execute("create sequence plain")
@@ -64,7 +64,7 @@ def server_with_all(shards: int = 8) -> Iterator[tuple[EmbeddedServer, psycopg.C
 
 @contextmanager
 def together(url: str, count: int) -> Iterator[Callable[[bytes], None]]:
-    """Opens so many sessions; yields what runs a query in all of them at once and waits for all."""
+    """Open so many sessions; yield what runs a query in all of them at once and waits for all."""
     with ExitStack() as stack:
         sessions = [stack.enter_context(psycopg.connect(url, autocommit=True)) for _ in range(count)]
         pool = stack.enter_context(ThreadPoolExecutor(count))
@@ -77,5 +77,5 @@ def together(url: str, count: int) -> Iterator[Callable[[bytes], None]]:
 
 
 def version_of(connection: psycopg.Connection) -> str:
-    """Returns the server's version, in words."""
+    """Return the server's version, in words."""
     return connection.info.parameter_status("server_version") or "?"

@@ -9,9 +9,9 @@ from contextlib import closing
 from prometheus_client import CollectorRegistry, generate_latest
 
 from benchmarks.report import Measure, Section, figure
-from shardids.dev import devcluster
-from shardids.dev.embedded import temporary_servers
-from shardids.metrics import ClusterCollector
+from shardids.pg.embedded import temporary_servers
+from shardids.testing import devcluster
+from shardids.watch.metrics import ClusterCollector
 
 SHARDS = 4096
 NODES = 4
@@ -19,10 +19,10 @@ MOST_MS = 100.0
 
 
 def run(rounds: int) -> Section:
-    """Measures whole scrapes, as text, and the CPU time of the process that asks."""
+    """Measure whole scrapes, as text, and the CPU time of the process that asks."""
     walls, cpus = list[float](), list[float]()
     with temporary_servers(NODES, settings={"max_locks_per_transaction": "1024"}) as servers:
-        url = devcluster.found(servers, SHARDS)
+        url = devcluster.create_cluster(servers, SHARDS)
         with closing(ClusterCollector(url)) as collector:
             registry = CollectorRegistry()
             registry.register(collector)

@@ -13,11 +13,11 @@ from sqlalchemy import make_url
 
 from benchmarks.report import Measure, Section, figure
 from shardids.adopt import adoption
-from shardids.adopt.events import Event, StepBegun
-from shardids.adopt.plan import Hop, Kind, OldIds, Plan, TablePlan
+from shardids.adopt.plan.document import Hop, Kind, OldIds, Plan, TablePlan
 from shardids.catalog.rows import Catalog
-from shardids.dev.devcluster import found
-from shardids.dev.embedded import EmbeddedServer, temporary_servers
+from shardids.pg.embedded import EmbeddedServer, temporary_servers
+from shardids.replication.steps import Event, StepBegun
+from shardids.testing.devcluster import create_cluster
 
 USERS, ORDERS = 50_000, 950_000
 SHARDS, WRITERS, WRITES_A_SECOND = 64, 16, 400
@@ -46,10 +46,10 @@ _DERIVED_SHARD = """;
 
 
 def run(rounds: int) -> Section:
-    """Adopts the database once a round, under writers, and switches."""
+    """Adopt the database once a round, under writers, and switches."""
     rates, pauses_ms, waits_ms, ratios, missing = [], [], [], [], 0
     for _ in range(rounds):
-        with shop() as (source, catalog), _Writers(source) as writers:
+        with shop() as (source, catalog), Writers(source) as writers:
             time.sleep(3)
             before = writers.start_phase()
             begun: dict[str, float] = {}
@@ -83,10 +83,10 @@ def run(rounds: int) -> Section:
 
 
 def run_via(rounds: int) -> Section:
-    """Adopts the database with a table that finds its key in another one, through a relay, once a round."""
+    """Adopt the database with a table that finds its key in another one, through a relay, once a round."""
     rates, pauses_ms, changes, missing = [], [], [], 0
     for _ in range(rounds):
-        with shop(is_derived=True) as (source, catalog), _Writers(source) as writers:
+        with shop(is_derived=True) as (source, catalog), Writers(source) as writers:
             node = catalog.placement().nodes["a"].url
             relay = make_url(node).set(database="relay").render_as_string(hide_password=False)
             with psycopg.connect(node, autocommit=True) as connection:
@@ -152,7 +152,7 @@ def _plan_via(source: EmbeddedServer, relay: str) -> Plan:
 
 
 def plan_of(source: EmbeddedServer) -> Plan:
-    """Returns the plan of its tables."""
+    """Return the plan of its tables."""
     return Plan(
         source=source.url(),
         server_version=180000,
@@ -174,10 +174,10 @@ def plan_of(source: EmbeddedServer) -> Plan:
 
 @contextmanager
 def shop(*, is_derived: bool = False) -> Iterator[tuple[EmbeddedServer, Catalog]]:
-    """Yields a database with its rows, and an empty cluster with its tables."""
+    """Yield a database with its rows, and an empty cluster with its tables."""
     with temporary_servers(3, settings={"shared_buffers": "256MB", "max_wal_size": "4GB"}) as servers:
         source, *nodes = servers
-        catalog = Catalog(found(nodes, SHARDS))
+        catalog = Catalog(create_cluster(nodes, SHARDS))
         try:
             with psycopg.connect(source.url(), autocommit=True) as connection:
                 connection.execute(_SOURCE)
@@ -195,14 +195,15 @@ def shop(*, is_derived: bool = False) -> Iterator[tuple[EmbeddedServer, Catalog]
 
 
 @dataclass
-class _Writers:
+class Writers:
     """Sessions that insert orders at a steady rate, until the source refuses them."""
 
     source: EmbeddedServer
+    writes_a_second: int = WRITES_A_SECOND
     written: list[int] = field(default_factory=list)
     waits_s: list[float] = field(default_factory=list)
 
-    def __enter__(self) -> _Writers:
+    def __enter__(self) -> Writers:
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._write, args=(n,)) for n in range(WRITERS)]
         for thread in self._threads:
@@ -215,12 +216,12 @@ class _Writers:
             thread.join()
 
     def start_phase(self) -> list[float]:
-        """Returns how long the writes of the phase took that ends, in seconds."""
+        """Return how long the writes of the phase took that ends, in seconds."""
         done, self.waits_s = self.waits_s, []
         return done
 
     def missing(self, catalog: Catalog) -> int:
-        """Returns how many acknowledged rows are in no shard."""
+        """Return how many acknowledged rows are in no shard."""
         self.__exit__()
         wanted, there = list(self.written), 0
         placement = catalog.placement()
@@ -237,7 +238,7 @@ class _Writers:
         with psycopg.connect(self.source.url(), autocommit=True) as connection:
             due = time.monotonic()
             while not self._stop.is_set():
-                due = max(due + WRITERS / WRITES_A_SECOND, time.monotonic() - 1)
+                due = max(due + WRITERS / self.writes_a_second, time.monotonic() - 1)
                 time.sleep(max(0.0, due - time.monotonic()))
                 begun = time.monotonic()
                 try:
@@ -253,7 +254,7 @@ class _Writers:
 
 
 def p99(values: list[float]) -> float:
-    """Returns the 99th percentile."""
+    """Return the 99th percentile."""
     return sorted(values)[int(len(values) * 0.99)] if values else 0.0
 
 
@@ -262,5 +263,5 @@ def _median(values: list[float]) -> float:
 
 
 def measure(name: str, unit: str, values: list[float]) -> Measure:
-    """Returns a measure of several rounds."""
+    """Return a measure of several rounds."""
     return Measure(name=name, unit=unit, median=_median(values), lowest=min(values), highest=max(values))

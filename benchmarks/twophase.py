@@ -10,8 +10,8 @@ from sqlalchemy import Column, Integer, MetaData, String, Table, update
 
 from benchmarks.report import Section, Timed, interleaved, ratio, seconds
 from shardids import Cluster
-from shardids.dev import devcluster
-from shardids.dev.embedded import temporary_servers
+from shardids.pg.embedded import temporary_servers
+from shardids.testing import devcluster
 
 TRANSACTIONS = 50
 ONE, APART, TOGETHER, ALONE = (
@@ -26,7 +26,7 @@ _COUNTERS = Table(
 
 
 def run(rounds: int) -> Section:
-    """Measures one client that raises a counter on one node, or one on each of two."""
+    """Measure one client that raises a counter on one node, or one on each of two."""
     with _cluster() as cluster:
         here, there = (shards[0] for shards in cluster.placement.by_node().values())
         m = interleaved(
@@ -52,10 +52,10 @@ def run(rounds: int) -> Section:
 @contextmanager
 def _cluster() -> Iterator[Cluster]:
     with temporary_servers(2, settings={"fsync": "on", "synchronous_commit": "on"}) as servers:
-        url = devcluster.found(servers, 2)
+        url = devcluster.create_cluster(servers, 2)
         with Cluster.connect(url, listen=False) as cluster:
             for shard in range(2):
-                with cluster.shard_engine(shard).begin() as connection:
+                with cluster.at(shard=shard).engine.begin() as connection:
                     _COUNTERS.create(connection)
                     connection.execute(_COUNTERS.insert(), {"name": "one", "value": 0})
             yield cluster
@@ -75,5 +75,5 @@ def _raising(cluster: Cluster, shards: list[int], **options: Any) -> Timed:
 
 
 def _version(cluster: Cluster) -> str:
-    with cluster.connection(0) as connection:
+    with cluster.at(shard=0).connection() as connection:
         return str(connection.exec_driver_sql("show server_version").scalar()).split()[0]
